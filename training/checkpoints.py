@@ -1,0 +1,297 @@
+"""Checkpoints: a folder per step that is whole or is not used.
+
+    <run>/checkpoints/step-00000470/
+        model.safetensors, config.json   the model in its standard shapes (Hugging Face layout)
+        state.pt                         optimizer, position, random state, settings
+        manifest.json                    size and SHA-256 of the others; written last
+
+Ray Train carries them in the background (``training.worker``), but this module names, verifies
+and prunes them: Ray's own registry refuses to start when a checkpoint it listed is gone, and it
+cannot step over a damaged one. The schedule is a function of the step, so the position restores
+it. Only rank 0 reads; the others get the state from it, so all agree on what was chosen.
+"""
+
+import hashlib
+import json
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from training import contract, models, storage
+from training.models import Window
+from training.worker import Worker
+
+MODEL_FILE: Final = "model.safetensors"
+MODEL_CONFIG_FILE: Final = "config.json"
+STATE_FILE: Final = "state.pt"
+MANIFEST_FILE: Final = "manifest.json"
+
+
+class DamagedError(Exception):
+    """A checkpoint that must not be used; the message says what is wrong with it."""
+
+
+@dataclass(kw_only=True)
+class Position:
+    """How far a run has come. ``epoch_*`` let an epoch that was cut in two report as one."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch_loss_sum: float = 0.0
+    """Summed over the images of the current epoch."""
+    epoch_images: int = 0
+    seconds: float = 0.0
+    """Spent training, over all attempts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A copy of all that a checkpoint holds, in host memory; training goes on beside it."""
+
+    model: dict[str, torch.Tensor]
+    """State dict in standard shapes."""
+    model_config: str
+    """Hugging Face ``config.json``."""
+    optimizer: dict[str, dict[str, torch.Tensor]]
+    """Moments and step count by parameter name, in the shapes that were trained."""
+    cut: dict[str, tuple[Window, int]]
+    rng: torch.Tensor
+    """State of torch's CPU generator, uint8; all ranks hold the same."""
+    position: Position
+    config: dict[str, Any]
+    data: str
+    """Fingerprint of the data set."""
+
+
+def take_snapshot(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    cut: dict[str, tuple[Window, int]],
+    position: Position,
+    config: Mapping[str, Any],
+    data: str,
+) -> Snapshot:
+    """Copy the state to host memory: the only part of a save that training waits for."""
+    state = {name: _to_host(tensor) for name, tensor in model.state_dict().items()}
+    moments = {
+        name: {key: _to_host(value) for key, value in optimizer.state[parameter].items()}
+        for name, parameter in model.named_parameters()
+        if parameter in optimizer.state
+    }
+    model_config: Any = model.config
+    return Snapshot(
+        model=models.full_state(state, cut),
+        model_config=model_config.to_json_string(),
+        optimizer=moments,
+        cut=cut,
+        rng=torch.get_rng_state(),
+        position=replace(position),
+        config=dict(config),
+        data=data,
+    )
+
+
+def _to_host(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+def write_model(snapshot: Snapshot, folder: Path) -> None:
+    """Write the model alone, as ``from_pretrained`` reads it."""
+    from safetensors.torch import save_file
+
+    save_file(snapshot.model, folder / MODEL_FILE, metadata={"format": "pt"})
+    (folder / MODEL_CONFIG_FILE).write_text(snapshot.model_config, encoding="utf-8")
+
+
+def write(snapshot: Snapshot, folder: Path) -> None:
+    """Write all files of a checkpoint into an empty folder, the manifest last."""
+    write_model(snapshot, folder)
+    state = {
+        "optimizer": snapshot.optimizer,
+        "cut": snapshot.cut,
+        "rng": snapshot.rng,
+        "position": asdict(snapshot.position),
+        "config": snapshot.config,
+        "data": snapshot.data,
+    }
+    torch.save(state, folder / STATE_FILE)
+    files = {
+        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+        for path in sorted(folder.iterdir())
+    }
+    (folder / MANIFEST_FILE).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+
+
+def publish(run_uri: str, name: str, fill: Callable[[Path], None]) -> str:
+    """Let ``fill`` write a folder, then make it appear as ``<run>/<name>`` in one step."""
+    uri = storage.join(run_uri, name)
+    folder = storage.staging_folder(uri)
+    try:
+        fill(folder)
+        storage.publish_folder(folder, uri, last=MANIFEST_FILE)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return uri
+
+
+def save(run_uri: str, snapshot: Snapshot, *, keep: int) -> str:
+    """Write a checkpoint and remove all but the newest ``keep``; return its address."""
+    name = contract.checkpoint_name(snapshot.position.step)
+    uri = publish(
+        run_uri, f"{contract.CHECKPOINTS_DIR}/{name}", lambda folder: write(snapshot, folder)
+    )
+    for old in names(run_uri)[:-keep]:
+        storage.remove_folder(storage.join(run_uri, contract.CHECKPOINTS_DIR, old))
+    return uri
+
+
+def save_in_background(worker: Worker, snapshot: Snapshot | None, *, keep: int) -> None:
+    """Hand rank 0's snapshot to the worker for saving; every rank calls this at the same step."""
+    if worker.rank:
+        worker.save(None, None)
+        return
+    assert snapshot is not None
+    worker.save(snapshot.position.step, lambda: save(worker.run_uri, snapshot, keep=keep))
+
+
+def publish_model(run_uri: str, snapshot: Snapshot) -> str:
+    """Write the snapshot's model as ``<run>/model``; return its address."""
+    return publish(run_uri, contract.MODEL_DIR, lambda folder: write_model(snapshot, folder))
+
+
+def names(run_uri: str) -> list[str]:
+    """Names of the checkpoints of a run, oldest first, the unusable among them included."""
+    folder = storage.join(run_uri, contract.CHECKPOINTS_DIR)
+    found = [
+        (step, name)
+        for name in storage.list_folders(folder)
+        if (step := contract.checkpoint_step(name)) is not None
+    ]
+    return [name for _, name in sorted(found)]
+
+
+def verify(folder: Path) -> None:
+    """Check a checkpoint's files against its manifest.
+
+    Raises:
+        DamagedError: One is missing, has another size or another content.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        files = manifest["files"].items()
+    except FileNotFoundError:
+        raise DamagedError(f"{MANIFEST_FILE} is missing: its upload was cut off") from None
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise DamagedError(f"{MANIFEST_FILE} cannot be read") from None
+    for name, expected in files:
+        path = folder / name
+        if not path.is_file():
+            raise DamagedError(f"{name} is missing")
+        if path.stat().st_size != expected["bytes"]:
+            raise DamagedError(
+                f"{name} has {path.stat().st_size:,} bytes instead of {expected['bytes']:,}"
+            )
+        if _sha256(path) != expected["sha256"]:
+            raise DamagedError(f"{name} does not match its checksum")
+
+
+def read(folder: Path) -> Snapshot:
+    """Read a checkpoint after checking it.
+
+    Raises:
+        DamagedError: It must not be used.
+    """
+    from safetensors.torch import load_file
+
+    verify(folder)
+    try:
+        state = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
+        return Snapshot(
+            model=load_file(folder / MODEL_FILE),
+            model_config=(folder / MODEL_CONFIG_FILE).read_text(encoding="utf-8"),
+            optimizer=state["optimizer"],
+            cut=state["cut"],
+            rng=state["rng"],
+            position=Position(**state["position"]),
+            config=state["config"],
+            data=state["data"],
+        )
+    except (OSError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+        raise DamagedError(f"it cannot be read: {error}") from None
+
+
+def newest(run_uri: str, warn: Callable[[str], None]) -> Snapshot | None:
+    """Return the newest usable checkpoint of a run, or None; ``warn`` of each one passed over.
+
+    One whose upload was cut off is removed. One that was whole once is set aside as
+    ``damaged-step-...``: training is about to write the same steps again.
+    """
+    for name in reversed(names(run_uri)):
+        uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, name)
+        with tempfile.TemporaryDirectory(prefix="training-") as scratch:
+            try:
+                snapshot = read(storage.fetch_folder(uri, Path(scratch)))
+            except DamagedError as damage:
+                warn(f"checkpoint {name} is damaged ({damage}): the one before it is used")
+                if storage.exists(storage.join(uri, MANIFEST_FILE)):
+                    aside = storage.join(run_uri, contract.CHECKPOINTS_DIR, f"damaged-{name}")
+                    storage.rename_folder(uri, aside)
+                else:
+                    storage.remove_folder(uri)
+            else:
+                return snapshot
+    return None
+
+
+def share(snapshot: Snapshot | None) -> Snapshot | None:
+    """Give rank 0's snapshot to every rank."""
+    box = [snapshot]
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def apply(
+    snapshot: Snapshot,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    cut: Mapping[str, tuple[Window, int]],
+) -> None:
+    """Put a snapshot into a model and its optimizer, whichever taps either of them keeps."""
+    model.load_state_dict(models.live_state(snapshot.model, cut))
+
+    fitted: dict[str, dict[str, torch.Tensor]] = {}
+    for name, moments in snapshot.optimizer.items():
+        # Moments have their weight's shape; the step count is a scalar and has no taps.
+        fitted[name] = {
+            key: value
+            if value.ndim == 0
+            else models.live_state(models.full_state({name: value}, snapshot.cut), cut)[name]
+            for key, value in moments.items()
+        }
+    # torch numbers the parameters in the order of the groups.
+    by_parameter = {parameter: name for name, parameter in model.named_parameters()}
+    ordered = [p for group in optimizer.param_groups for p in group["params"]]
+    state = {
+        number: fitted[by_parameter[parameter]]
+        for number, parameter in enumerate(ordered)
+        if by_parameter[parameter] in fitted
+    }
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+    torch.set_rng_state(snapshot.rng)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

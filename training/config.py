@@ -1,0 +1,223 @@
+"""What a run is made of: frozen settings, their presets and their command-line options.
+
+Standard library only. Each field carries its help text and its limits, so that the command
+line, the checks and the documentation are written once, here. A recipe adds a class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from training.contract import InputError, check_run_name
+
+PRECISIONS: Final = ("auto", "fp32", "bf16")
+SCHEDULES: Final = ("one-cycle", "constant")
+COMPRESSIONS: Final = ("none", "bf16", "fp16")
+LAYOUTS: Final = ("live", "full")
+
+
+def _option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    same_on_resume: bool = True,
+    cli: bool = True,
+) -> Any:
+    """A field with its help, its limits, and whether a resumed run may change it."""
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "above": above,
+        "choices": choices,
+        "same_on_resume": same_on_resume,
+        "cli": cli,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Settings that every recipe has. A resumed run may change those marked free."""
+
+    recipe: str = _option(help="the recipe", cli=False)
+    run: str = _option(help="name of the run; giving it again resumes it", cli=False)
+    storage: str = _option(
+        help="folder or s3://bucket/prefix that holds the runs", same_on_resume=False, cli=False
+    )
+    data: str = _option(
+        help="where the data comes from", same_on_resume=False, cli=False
+    )  # the content's checksum is what must match, and the checkpoint carries it
+    num_workers: int = _option(
+        1, low=1, help="training processes, one GPU each", same_on_resume=False, cli=False
+    )
+    preset: str = _option(
+        "", help="the preset these settings began from", same_on_resume=False, cli=False
+    )
+    epochs: int = _option(10, low=1, high=100_000, help="passes over the training data")
+    seed: int = _option(0, low=0, high=2**31 - 1, help="seed of weights, order and augmentation")
+    report_every: int = _option(
+        10, low=1, help="steps between two reports of the loss", same_on_resume=False
+    )
+    checkpoint_every_epochs: int = _option(
+        1, low=1, help="epochs between two checkpoints", same_on_resume=False
+    )
+    checkpoints_to_keep: int = _option(
+        2, low=1, help="newest checkpoints kept", same_on_resume=False
+    )
+
+    def __post_init__(self) -> None:
+        check_run_name(self.run)
+        for field in dataclasses.fields(self):
+            check_value(field, getattr(self, field.name))
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Build from ``to_json``'s result; fields of a newer version are ignored."""
+        names = {field.name for field in dataclasses.fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in names})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DdpConfig(RunConfig):
+    """Data-parallel image classification (``training.ddp``)."""
+
+    batch_per_worker: int = _option(
+        128,
+        low=8,
+        high=65_536,
+        help="images per worker and step when a run first starts; the run then keeps its "
+        "global batch, whatever the number of workers",
+        same_on_resume=False,
+    )
+    global_batch: int = _option(
+        0,
+        low=0,
+        help="images per step over all workers (0: batch-per-worker times workers)",
+    )
+    lr: float = _option(1e-3, above=0, help="peak learning rate of Adam")
+    weight_decay: float = _option(0.0, low=0, high=1, help="decoupled decay of the weight matrices")
+    schedule: str = _option(
+        "one-cycle", choices=SCHEDULES, help="course of the learning rate over the run"
+    )
+    warmup_fraction: float = _option(
+        0.2, low=0, high=0.9, help="part of the run in which the learning rate rises"
+    )
+    label_smoothing: float = _option(0.0, low=0, high=0.5, help="label smoothing of the loss")
+    max_grad_norm: float = _option(
+        5.0, low=0, help="gradients are clipped to this norm (0: never)"
+    )
+    flip: bool = _option(False, help="mirror half of the training images at random")
+    shift: int = _option(
+        0, low=0, high=8, help="move each training image by up to this many pixels at random"
+    )
+    precision: str = _option(
+        "auto",
+        choices=PRECISIONS,
+        help="arithmetic of the model (auto: bf16 autocast on a GPU, fp32 on a CPU)",
+    )
+    layout: str = _option(
+        "live",
+        choices=LAYOUTS,
+        help="live: leave out convolution taps that only ever see padding; full: keep them. "
+        "The loss is the same, checkpoints are full either way",
+        same_on_resume=False,
+    )
+    gradient_compression: str = _option(
+        "none",
+        choices=COMPRESSIONS,
+        help="number format in which gradients cross the network",
+    )
+    compile: bool = _option(
+        False, help="compile the model with torch.compile (GPU)", same_on_resume=False
+    )
+    bucket_mb: float = _option(
+        4.0,
+        above=0,
+        help="size of DDP's gradient buckets in MB; small enough to overlap with backward",
+        same_on_resume=False,
+    )
+
+    def __post_init__(self) -> None:
+        # Not super().__post_init__(): slots=True makes a new class, which zero-argument super
+        # does not see (CPython issue 90562).
+        RunConfig.__post_init__(self)
+        if self.global_batch and self.global_batch < 8 * self.num_workers:
+            raise InputError(
+                f"global batch {self.global_batch} is too small for {self.num_workers} workers: "
+                "batch normalisation needs at least 8 images per worker; use fewer workers or "
+                f"--global-batch {8 * self.num_workers} or more"
+            )
+
+    @property
+    def images_per_step(self) -> int:
+        """Images per optimizer update over all workers."""
+        return self.global_batch or self.batch_per_worker * self.num_workers
+
+
+# What each recipe accepts, and its named starting points. The first preset is the default.
+CONFIGS: Final[Mapping[str, type[RunConfig]]] = {"ddp": DdpConfig}
+
+PRESETS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
+    "ddp": {
+        # Reference solution 1: global batch 128 per worker, Adam at 1e-3, 10 epochs. The
+        # schedule and the augmentation are this project's.
+        "ddp": {"epochs": 10, "lr": 1e-3},
+        # The same accuracy as the reference's ten epochs in one.
+        "fast": {"epochs": 1, "lr": 4e-3},
+        # scikit-learn's 1,797 digits: what ``make demo`` trains.
+        "digits": {"epochs": 12, "batch_per_worker": 32, "lr": 2e-3, "report_every": 5},
+    },
+}
+
+
+def check_value(field: dataclasses.Field[Any], value: Any) -> None:
+    """Raise InputError when ``value`` has the wrong type or is out of the field's limits."""
+    option = "--" + field.name.replace("_", "-")
+    kind = _kind(field)
+    right_type = isinstance(value, kind) or (kind is float and isinstance(value, int))
+    if not right_type or (isinstance(value, bool) and kind is not bool):
+        raise InputError(f"{option} is {value!r}: it must be of type {kind.__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{option} is {value}: it must be a finite number")
+    limits = field.metadata
+    choices = limits.get("choices")
+    if choices and value not in choices:
+        raise InputError(f"{option} is {value!r}: choose one of {', '.join(choices)}")
+    for name, wrong, words in (
+        ("low", lambda limit: value < limit, "at least"),
+        ("high", lambda limit: value > limit, "at most"),
+        ("above", lambda limit: value <= limit, "greater than"),
+    ):
+        limit = limits.get(name)
+        if limit is not None and wrong(limit):
+            raise InputError(f"{option} is {value}: it must be {words} {limit}")
+
+
+def differences(recorded: Mapping[str, Any], wanted: RunConfig) -> list[str]:
+    """What keeps ``wanted`` from resuming a run with the ``recorded`` settings, a line each."""
+    found = []
+    for field in dataclasses.fields(wanted):
+        value = getattr(wanted, field.name)
+        if not field.metadata["same_on_resume"] or field.name not in recorded:
+            continue
+        if recorded[field.name] != value:
+            found.append(f"{field.name}: the run has {recorded[field.name]!r}, now {value!r}")
+    return found
+
+
+def _kind(field: dataclasses.Field[Any]) -> type:
+    """The field's type; the annotations here are plain names."""
+    kinds: dict[str, type] = {"int": int, "float": float, "str": str, "bool": bool}
+    return kinds[str(field.type)]

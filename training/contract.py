@@ -1,0 +1,74 @@
+"""Names that the recipes, the command line and the stacks must agree on.
+
+Standard library only: a laptop that submits jobs has neither torch nor Ray.
+Renaming anything here breaks runs that are already in a bucket.
+"""
+
+import re
+import time
+from typing import Any, Final
+
+# What ``python -m training.launch`` returns to the shell.
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1  # something broke that the user could not have typed differently
+EXIT_BAD_INPUT: Final = 2  # a wrong option, bad data, a loss that is not a number
+EXIT_INTERRUPTED: Final = 130  # Ctrl-C; the run resumes when its command is given again
+EXIT_TERMINATED: Final = 143  # SIGTERM; the same
+
+# The record of a run: <storage>/<run>/...
+CONFIG_FILE: Final = "config.json"
+ENVIRONMENT_FILE: Final = "environment.json"
+METRICS_FILE: Final = "metrics.jsonl"
+EVALUATION_FILE: Final = "evaluation.json"
+RESULT_FILE: Final = "result.json"
+REPORT_FILE: Final = "report.html"
+PLOTS_DIR: Final = "plots"
+MODEL_DIR: Final = "model"
+CHECKPOINTS_DIR: Final = "checkpoints"
+
+# Bare buckets keep their runs under this prefix, as local runs do under ./runs.
+RUNS_PREFIX: Final = "runs"
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+# What a worker tells whoever keeps the record: {"type": "step" | "evaluation" | ..., ...}.
+Event = dict[str, Any]
+
+
+def phase(name: str) -> Event:
+    """An event that says how far the start of a run has come; ``benchmarks.startup`` reads it."""
+    return {"type": "phase", "name": name, "time": time.time()}
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong; the message says what, and what to do about it.
+
+    The command line prints the message alone and exits with ``EXIT_BAD_INPUT``. Every other
+    exception is a fault of the program or the machine and keeps its traceback.
+    """
+
+
+def check_run_name(name: str) -> str:
+    """Return ``name`` if it can be a folder, an object prefix and a tag value at once.
+
+    Raises:
+        InputError: It cannot.
+    """
+    if not _RUN_NAME.fullmatch(name):
+        raise InputError(
+            f"run name {name!r} is not usable: use 1 to 63 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit (no slash: --storage says where runs are kept)"
+        )
+    return name
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of the checkpoint after ``step`` optimizer updates; sorts by step."""
+    return f"step-{step:08d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """Step of a checkpoint's name, or None when ``name`` is not one."""
+    match = re.fullmatch(r"step-(\d{8,})", name)
+    return int(match[1]) if match else None

@@ -1,0 +1,309 @@
+"""Small grey images that live on the device, and the batch that belongs to each step.
+
+The whole set is kept as unsigned bytes where the model is (47 MB for FashionMNIST) and is
+cropped, mirrored and normalised there in a handful of tensor operations per batch: no image is
+ever touched by Python. Use a streaming loader instead for sets that do not fit on the device.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from training.contract import InputError
+from training.data import idx, sources
+
+IMAGE_SIZE: Final = 28
+NUM_CLASSES: Final = 10
+DIGITS: Final = "digits"
+
+FILES: Final = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+# MD5 of the decompressed files of the full FashionMNIST (zalandoresearch/fashion-mnist). The
+# gzip wrapper differs from mirror to mirror, its content does not.
+_FASHION_MD5: Final = {
+    "train-images-idx3-ubyte.gz": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+    "train-labels-idx1-ubyte.gz": "9018921c3c673c538a1fc5bad174d6f9",
+    "t10k-images-idx3-ubyte.gz": "8181f5470baa50b63fa0f6fddb340f0a",
+    "t10k-labels-idx1-ubyte.gz": "15d484375f8d13e6eb1aabb0c3f46965",
+}
+_FULL_SIZES: Final = (60_000, 10_000)
+
+FASHION_CLASSES: Final = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+DIGIT_CLASSES: Final = tuple("0123456789")
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSet:
+    """A training and a test split of grey images on the host.
+
+    Images are uint8 ``[num, 28, 28]``, labels uint8 ``[num]`` below ``NUM_CLASSES``.
+    """
+
+    train_images: Bytes
+    train_labels: Bytes
+    test_images: Bytes
+    test_labels: Bytes
+    class_names: tuple[str, ...]
+    fingerprint: str
+    """Hash of all four arrays: a resumed run must see the same images."""
+    mean: float
+    """Of the training pixels scaled to 0..1."""
+    std: float
+
+
+def load(source: str) -> ImageSet:
+    """Read a data set: ``digits``, or IDX-gz files from a folder, HTTP(S) or S3.
+
+    Raises:
+        InputError: Files are missing or damaged, images have another size, labels another range,
+            or a set of FashionMNIST's size does not have FashionMNIST's content.
+    """
+    if source == DIGITS:
+        return _digits()
+    paths = sources.local_files(source, FILES)
+    contents = []
+    for path in paths:
+        try:
+            contents.append(idx.decompress(path))
+        except InputError:
+            sources.discard(source, [path.name])
+            raise
+    arrays = [idx.parse(content, str(path)) for content, path in zip(contents, paths, strict=True)]
+    train_images, train_labels, test_images, test_labels = arrays
+    _check_split(train_images, train_labels, str(paths[0]), str(paths[1]))
+    _check_split(test_images, test_labels, str(paths[2]), str(paths[3]))
+    if (len(train_images), len(test_images)) == _FULL_SIZES:
+        for name, content in zip(FILES, contents, strict=True):
+            found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+            if found != _FASHION_MD5[name]:
+                sources.discard(source, [name])
+                raise InputError(
+                    f"{name} from {source} is not FashionMNIST's: the MD5 of its decompressed "
+                    f"content is {found}, expected {_FASHION_MD5[name]}; fetch it again"
+                )
+    return _image_set(train_images, train_labels, test_images, test_labels, FASHION_CLASSES)
+
+
+def _digits() -> ImageSet:
+    """scikit-learn's 1,797 digits (8x8, from the UCI repository), enlarged to 28x28; every fifth
+    image is for testing. They come with the package, so a machine without network has them."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    small = torch.from_numpy(bunch.images).float().unsqueeze(1) * (255 / 16)
+    large = torch.nn.functional.interpolate(
+        small, size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear", align_corners=False
+    )
+    images = large.round().clamp(0, 255).to(torch.uint8).squeeze(1).numpy()
+    labels = bunch.target.astype(np.uint8)
+    test = np.arange(len(images)) % 5 == 4
+    return _image_set(images[~test], labels[~test], images[test], labels[test], DIGIT_CLASSES)
+
+
+def _check_split(images: Bytes, labels: Bytes, images_name: str, labels_name: str) -> None:
+    if images.ndim != 3 or images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE):
+        shape = " x ".join(map(str, images.shape[1:])) or "no"
+        raise InputError(
+            f"{images_name} holds images of {shape} pixels: this recipe trains on "
+            f"{IMAGE_SIZE} x {IMAGE_SIZE}; resize them first"
+        )
+    if labels.ndim != 1 or len(labels) != len(images):
+        raise InputError(
+            f"{labels_name} holds {len(labels):,} labels for the {len(images):,} images of "
+            f"{images_name}: the files do not belong together"
+        )
+    if not len(images):
+        raise InputError(f"{images_name} holds no images")
+    if labels.max() >= NUM_CLASSES:
+        raise InputError(
+            f"{labels_name} holds the label {labels.max()}: labels must be 0 to {NUM_CLASSES - 1}"
+        )
+
+
+def _image_set(
+    train_images: Bytes,
+    train_labels: Bytes,
+    test_images: Bytes,
+    test_labels: Bytes,
+    class_names: tuple[str, ...],
+) -> ImageSet:
+    digest = hashlib.sha256()
+    for array in (train_images, train_labels, test_images, test_labels):
+        digest.update(np.ascontiguousarray(array))
+    # From the histogram: exact, and no float copy of the whole set.
+    counts = np.bincount(train_images.reshape(-1), minlength=256)
+    values = np.arange(256) / 255
+    mean = float((counts * values).sum() / counts.sum())
+    variance = float((counts * (values - mean) ** 2).sum() / counts.sum())
+    return ImageSet(
+        train_images=train_images,
+        train_labels=train_labels,
+        test_images=test_images,
+        test_labels=test_labels,
+        class_names=class_names,
+        fingerprint=digest.hexdigest()[:16],
+        mean=mean,
+        std=max(variance**0.5, 1e-6),
+    )
+
+
+class BatchOrder:
+    """Which training images make up the batch of each step.
+
+    The batch of step N is a function of N, the seed and the global batch alone, so a run resumes
+    in the middle of an epoch and on any number of workers. Every image appears once per epoch.
+    """
+
+    def __init__(self, *, num_images: int, global_batch: int, seed: int) -> None:
+        self.num_images = num_images
+        self.global_batch = min(global_batch, num_images)
+        self.seed = seed
+        # The last batch of an epoch is smaller, not dropped. One of less than a quarter joins the
+        # batch before it: batch normalisation is meaningless over a handful of images.
+        full, rest = divmod(num_images, self.global_batch)
+        self.steps_per_epoch = full + (rest >= max(1, self.global_batch / 4))
+        self.smallest_batch = rest if rest >= max(1, self.global_batch / 4) else self.global_batch
+        self._epoch = -1
+        self._order = torch.empty(0, dtype=torch.int64)
+
+    def indices(self, step: int) -> torch.Tensor:
+        """Indices of the training images of ``step`` (counted from 0), int64 ``[batch]``."""
+        epoch, i = divmod(step, self.steps_per_epoch)
+        if epoch != self._epoch:
+            generator = _generator(self.seed, epoch, stream=0)
+            self._order = torch.randperm(self.num_images, generator=generator)
+            self._epoch = epoch
+        start = i * self.global_batch
+        last = i == self.steps_per_epoch - 1
+        return self._order[start : self.num_images if last else start + self.global_batch]
+
+
+def shard_bounds(num: int, *, rank: int, world_size: int) -> tuple[int, int]:
+    """First and one-past-last position of ``rank``'s part of ``num`` items; parts differ by one."""
+    return num * rank // world_size, num * (rank + 1) // world_size
+
+
+class DeviceImages:
+    """One split on the device, and the normalised batches cut from it."""
+
+    @classmethod
+    def train_split(cls, image_set: ImageSet, device: torch.device, *, border: int = 0) -> Self:
+        return cls(
+            image_set.train_images, image_set.train_labels, image_set, device, border=border
+        )
+
+    @classmethod
+    def test_split(cls, image_set: ImageSet, device: torch.device) -> Self:
+        return cls(image_set.test_images, image_set.test_labels, image_set, device)
+
+    def __init__(
+        self,
+        images: Bytes,
+        labels: Bytes,
+        image_set: ImageSet,
+        device: torch.device,
+        *,
+        border: int = 0,
+    ) -> None:
+        """Copy a split to ``device``; ``border`` zero pixels around each image let it shift."""
+        pixels = torch.tensor(images)  # a copy: the arrays may be read-only views of a file
+        if border:
+            pixels = torch.nn.functional.pad(pixels, (border,) * 4)
+        self._border = border
+        self._width = IMAGE_SIZE + 2 * border
+        self._pixels = pixels.reshape(len(pixels), -1).to(device)
+        self._labels = torch.tensor(labels).to(device=device, dtype=torch.int64)
+        self._scale = 1 / (255 * image_set.std)
+        self._offset = -image_set.mean / image_set.std
+        self._device = device
+        grid = torch.arange(IMAGE_SIZE)
+        self._rows = grid.to(device)
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return images, float32 ``[n, 1, 28, 28]``, normalised, and labels, int64 ``[n]``."""
+        indices = indices.to(self._device, non_blocking=True)
+        if self._border:
+            centre = torch.full((len(indices),), self._border, device=self._device)
+            return self._crop(indices, centre, centre, None), self._labels[indices]
+        return self._normalise(self._pixels.index_select(0, indices)), self._labels[indices]
+
+    def augmented(
+        self, indices: torch.Tensor, *, shifts: torch.Tensor, mirrored: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a batch with each image moved and, where asked, mirrored.
+
+        Args:
+            indices: int64 ``[n]``.
+            shifts: int64 ``[2, n]``, top and left corner of the crop, 0 to twice the border.
+            mirrored: bool ``[n]``.
+        """
+        indices = indices.to(self._device, non_blocking=True)
+        top, left = shifts.to(self._device, non_blocking=True)
+        mirror = mirrored.to(self._device, non_blocking=True)
+        return self._crop(indices, top, left, mirror), self._labels[indices]
+
+    def _crop(
+        self,
+        indices: torch.Tensor,
+        top: torch.Tensor,
+        left: torch.Tensor,
+        mirror: torch.Tensor | None,
+    ) -> torch.Tensor:
+        columns = self._rows.expand(len(indices), -1)
+        if mirror is not None:
+            columns = torch.where(mirror[:, None], IMAGE_SIZE - 1 - columns, columns)
+        rows = (top[:, None] + self._rows) * self._width
+        # One gather does the choice of images, the crop and the mirroring, on bytes.
+        within = rows[:, :, None] + (left[:, None] + columns)[:, None, :]
+        flat = indices[:, None] * self._pixels.shape[1] + within.reshape(len(indices), -1)
+        return self._normalise(self._pixels.view(-1)[flat])
+
+    def _normalise(self, pixels: torch.Tensor) -> torch.Tensor:
+        scaled = pixels.float().mul_(self._scale).add_(self._offset)
+        return scaled.view(-1, 1, IMAGE_SIZE, IMAGE_SIZE)
+
+
+def augmentation(
+    *, seed: int, step: int, num: int, shift: int, flip: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw the moves of the ``num`` images of ``step``: int64 ``[2, num]`` and bool ``[num]``.
+
+    Drawn for the global batch and then cut by rank, so they too are independent of the number of
+    workers.
+    """
+    generator = _generator(seed, step, stream=1)
+    shifts = torch.randint(0, 2 * shift + 1, (2, num), generator=generator)
+    mirrored = torch.rand(num, generator=generator) < (0.5 if flip else 0.0)
+    return shifts, mirrored
+
+
+def _generator(seed: int, index: int, *, stream: int) -> torch.Generator:
+    """A generator of its own for each (seed, index, stream), by hashing, not by adding: nearby
+    seeds must not share streams."""
+    key = hashlib.sha256(f"{stream}:{seed}:{index}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(key[:8], "big") >> 1)

@@ -1,0 +1,136 @@
+"""Brings the files of a data set onto this node: from a folder, an HTTP(S) mirror or S3.
+
+A folder is used where it is. Anything remote is fetched into the node's cache once, under a file
+lock, so that eight workers on a node cost one download; a file appears there whole or not at all.
+"""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from training.contract import InputError
+
+CACHE_VARIABLE = "TRAINING_CACHE_DIR"
+_CHUNK_BYTES = 1 << 20
+_TIMEOUT_S = 60.0
+_ATTEMPTS = 4
+
+
+def is_remote(source: str) -> bool:
+    """True for an address that has to be fetched, False for a folder."""
+    return source.startswith(("http://", "https://", "s3://"))
+
+
+def cache_dir() -> Path:
+    """The node's cache: ``$TRAINING_CACHE_DIR``, or a folder under the user's cache folder."""
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder)
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "ecs-training"
+
+
+def local_files(source: str, names: Sequence[str]) -> list[Path]:
+    """Return the paths of ``names`` on this node, fetching them first if ``source`` is remote.
+
+    Args:
+        source: A folder, ``http(s)://host/path`` or ``s3://bucket/prefix`` that holds the files.
+        names: File names directly below it.
+
+    Raises:
+        InputError: The folder or a file is missing or empty, or the mirror does not serve it.
+    """
+    if is_remote(source):
+        return _fetched(source.rstrip("/"), names)
+    folder = Path(source)
+    if not folder.is_dir():
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise InputError(
+            f"data folder {source} {what}: give the folder that holds {names[0]}, or leave "
+            "--data out to train on the built-in digits"
+        )
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        there = "is empty" if not any(folder.iterdir()) else f"has no {', '.join(missing)}"
+        raise InputError(f"data folder {source} {there}: it must hold {', '.join(names)}")
+    return [folder / name for name in names]
+
+
+def _fetched(source: str, names: Sequence[str]) -> list[Path]:
+    folder = cache_dir() / hashlib.sha256(source.encode()).hexdigest()[:16]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cache folder {folder} cannot be made ({error.strerror}): set {CACHE_VARIABLE} to a "
+            "folder that can be written"
+        ) from None
+    with FileLock(folder / ".lock"):
+        for name in names:
+            if not (folder / name).exists():
+                _fetch(f"{source}/{name}", folder / name)
+    return [folder / name for name in names]
+
+
+def discard(source: str, names: Sequence[str]) -> None:
+    """Forget fetched files that turned out to be damaged, so that the next try fetches again."""
+    if is_remote(source):
+        folder = cache_dir() / hashlib.sha256(source.rstrip("/").encode()).hexdigest()[:16]
+        with FileLock(folder / ".lock"):
+            for name in names:
+                (folder / name).unlink(missing_ok=True)
+
+
+def _fetch(url: str, target: Path) -> None:
+    """Download ``url`` beside ``target`` and move it into place once it is complete."""
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    os.close(handle)
+    part = Path(name)
+    try:
+        if url.startswith("s3://"):
+            _download_s3(url, part)
+        else:
+            _download_http(url, part)
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _download_http(url: str, part: Path) -> None:
+    import requests
+    from requests.adapters import HTTPAdapter
+    from urllib3.util import Retry
+
+    retry = Retry(total=_ATTEMPTS, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
+    with requests.Session() as session:
+        session.mount("http://", HTTPAdapter(max_retries=retry))
+        session.mount("https://", HTTPAdapter(max_retries=retry))
+        try:
+            # Raw bytes: the file is a .gz, which must not be decompressed on the way.
+            headers = {"Accept-Encoding": "identity"}
+            with session.get(url, stream=True, timeout=_TIMEOUT_S, headers=headers) as response:
+                response.raise_for_status()
+                size = 0
+                with part.open("wb") as file:
+                    for chunk in response.iter_content(_CHUNK_BYTES):
+                        file.write(chunk)
+                        size += len(chunk)
+                promised = response.headers.get("Content-Length")
+        except requests.RequestException as error:
+            raise InputError(f"{url} could not be fetched: {error}") from None
+    if promised is not None and size != int(promised):
+        raise InputError(f"{url} broke off after {size:,} of {int(promised):,} bytes: try again")
+
+
+def _download_s3(url: str, part: Path) -> None:
+    from training import storage
+
+    try:
+        storage.filesystem(url).get_file(url, str(part))
+    except FileNotFoundError:
+        raise InputError(f"{url} does not exist, or these credentials may not read it") from None
+    except Exception as error:  # s3fs lets botocore's many exceptions through
+        raise InputError(f"{url} could not be fetched: {error}") from None

@@ -1,0 +1,412 @@
+"""DDP recipe: ResNet18 on small images, the whole model on every worker.
+
+Use it when model, gradients and optimizer fit on one GPU; it communicates least then. To step
+through it on a laptop, without AWS and without a GPU:
+
+    python -m training.launch ddp --local                    (under Ray Train)
+    torchrun --nproc-per-node 2 -m training.launch ddp       (PyTorch alone)
+
+``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
+the batch of step N depends on N and the seed alone (see ``training.data.images``).
+"""
+
+import base64
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from training import checkpoints, metrics, models
+from training.config import DdpConfig
+from training.contract import Event, InputError, phase
+from training.data import images
+from training.worker import Worker
+
+_EVALUATION_BATCH = 500
+_NUM_SAMPLES = 36
+
+
+def train(worker: Worker, config: DdpConfig) -> None:
+    """Train until the last epoch, or until someone asks to stop; continues what is there."""
+    rank, world_size, device = worker.rank, worker.world_size, worker.device
+    on_gpu = device.type == "cuda"
+    use_bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
+    torch.manual_seed(config.seed)
+    if on_gpu:
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+
+    image_set = images.load(config.data)
+    train_set = images.DeviceImages.train_split(image_set, device, border=config.shift)
+    test_set = images.DeviceImages.test_split(image_set, device)
+    order = images.BatchOrder(
+        num_images=len(train_set), global_batch=config.images_per_step, seed=config.seed
+    )
+    if order.smallest_batch < 2 * world_size:
+        raise InputError(
+            f"{config.data} is too small for {world_size} workers: a step of "
+            f"{order.smallest_batch} images leaves a worker with fewer than two; use fewer workers"
+        )
+    total_steps = config.epochs * order.steps_per_epoch
+
+    model = models.resnet18()
+    num_parameters = models.num_parameters(model)
+    # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them.
+    keep_all = config.layout == "full"
+    cut = {} if keep_all else models.keep_live_taps(model, image_size=images.IMAGE_SIZE)
+    # Backward costs twice the forward pass.
+    flops_per_image = 3 * models.forward_flops(model, image_size=images.IMAGE_SIZE)
+    model.to(device=device, memory_format=torch.channels_last if on_gpu else torch.preserve_format)
+    optimizer = build_optimizer(model, config, device)
+
+    position = checkpoints.Position()
+    snapshot = _newest_checkpoint(worker)
+    if snapshot is not None:
+        if snapshot.data != image_set.fingerprint:
+            raise InputError(
+                f"run {config.run!r} was trained on other images than those in {config.data}: "
+                "give the same --data, or another --run"
+            )
+        checkpoints.apply(snapshot, model, optimizer, cut=cut)
+        position = snapshot.position
+    start_step, earlier_s = position.step, position.seconds
+
+    worker.emit(phase("model_ready"))
+    replica = distribute(model, config)
+    forward = torch.compile(replica) if config.compile else replica
+    worker.emit(
+        {
+            "type": "start",
+            "step": start_step,
+            "resumed": snapshot is not None,
+            "world_size": world_size,
+            "global_batch": order.global_batch,
+            "steps_per_epoch": order.steps_per_epoch,
+            "total_steps": total_steps,
+            "parameters": num_parameters,
+            "trained_parameters": models.num_parameters(model),
+            "device": torch.cuda.get_device_name(device) if on_gpu else "CPU",
+            "precision": "bf16" if use_bf16 else "fp32",
+        }
+    )
+
+    timer = metrics.StepTimer(("data", "forward", "backward", "optimizer"), device)
+    log = metrics.StepLog(device)
+    evaluation: Evaluation | None = None
+    began = time.monotonic()
+    model.train()
+    for step in range(start_step, total_steps):
+        timer.start()
+        lr = learning_rate(config, step, total_steps)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        pixels, labels, size = _batch(train_set, order, config, step, worker)
+        timer.mark()
+
+        with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
+            logits = forward(pixels).logits
+        loss_sum = F.cross_entropy(
+            logits.float(), labels, reduction="sum", label_smoothing=config.label_smoothing
+        )
+        timer.mark()
+
+        # DDP averages gradients over the workers, whose shares may differ by an image: this
+        # gives every image of the global batch the same weight.
+        (loss_sum * (world_size / size)).backward()
+        timer.mark()
+
+        limit = config.max_grad_norm or math.inf
+        norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        log.add(loss_sum=loss_sum, norm=norm, size=size)
+        timer.mark(items=len(labels))
+
+        num_done = step + 1
+        epoch = step // order.steps_per_epoch + 1
+        end_of_epoch = num_done % order.steps_per_epoch == 0
+        if not end_of_epoch and num_done % config.report_every:
+            continue
+
+        # One small reduction per report: the losses since the last one, and whether any worker
+        # was asked to stop, so that all of them leave at the same step.
+        steps, stopping = log.collect(stop=worker.stop_requested())
+        first_step = num_done - len(steps) + 1
+        # Checked before every save, so a diverged model never becomes a checkpoint.
+        _check_finite(steps, first_step, config, worker)
+        position.step = num_done
+        position.epoch_loss_sum += sum(found.loss * found.size for found in steps)
+        position.epoch_images += sum(found.size for found in steps)
+        worker.emit(
+            *(
+                {
+                    "type": "step",
+                    "step": number,
+                    "epoch": epoch,
+                    "loss": found.loss,
+                    "lr": learning_rate(config, number - 1, total_steps),
+                    "grad_norm": found.grad_norm,
+                    "time": time.time(),
+                }
+                for number, found in enumerate(steps, start=first_step)
+            )
+        )
+
+        last = num_done == total_steps
+        due = last or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
+        if end_of_epoch or stopping:
+            _average_running_statistics(model, world_size)
+        if end_of_epoch:
+            ranks = metrics.gather(timer.means(), device)
+            evaluation = evaluate(model, test_set, worker=worker, use_bf16=use_bf16)
+            images_per_s = sum(found["items_per_s"] for found in ranks)
+            flops_per_s = flops_per_image * images_per_s
+            worker.emit(
+                *(
+                    {"type": "rank", "epoch": epoch, "step": num_done, "rank": number}
+                    | {"images_per_s": found.pop("items_per_s")}
+                    | found
+                    for number, found in enumerate(ranks)
+                ),
+                {
+                    "type": "evaluation",
+                    "epoch": epoch,
+                    "step": num_done,
+                    "loss": evaluation.loss,
+                    "accuracy": evaluation.accuracy,
+                    "train_loss": position.epoch_loss_sum / position.epoch_images,
+                    "images_per_s": images_per_s,
+                    "seconds": earlier_s + time.monotonic() - began,
+                    "flops_per_s": flops_per_s,
+                    "mfu": metrics.model_flops_utilization(
+                        flops_per_s=flops_per_s,
+                        num_workers=world_size,
+                        peak=metrics.peak_flops(device),
+                    ),
+                    "memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
+                },
+            )
+            position.epoch_loss_sum, position.epoch_images = 0.0, 0
+        if due or stopping:
+            position.seconds = earlier_s + time.monotonic() - began
+            if rank == 0:
+                snapshot = checkpoints.take_snapshot(
+                    model,
+                    optimizer,
+                    cut=cut,
+                    position=position,
+                    config=config.to_json(),
+                    data=image_set.fingerprint,
+                )
+            checkpoints.save_in_background(worker, snapshot, keep=config.checkpoints_to_keep)
+        if stopping and not last:
+            worker.finish_saves()
+            worker.emit({"type": "stopped", "step": num_done})
+            return
+
+    if evaluation is None:  # resumed after the last step was saved and before the end was noted
+        evaluation = evaluate(model, test_set, worker=worker, use_bf16=use_bf16)
+    worker.finish_saves()
+    if rank == 0:
+        assert snapshot is not None
+        checkpoints.publish_model(worker.run_uri, snapshot)
+        worker.emit(
+            {
+                "type": "finished",
+                "step": total_steps,
+                "loss": evaluation.loss,
+                "accuracy": evaluation.accuracy,
+                "seconds": earlier_s + time.monotonic() - began,
+                "evaluation": describe(evaluation, image_set),
+            }
+        )
+
+
+def learning_rate(config: DdpConfig, step: int, total_steps: int) -> float:
+    """Learning rate of ``step`` (counted from 0): a linear rise, then half a cosine to zero.
+
+    The one-cycle policy of Smith and Topin (arXiv 1708.07120) without its momentum cycle. A
+    function of the step alone, so nothing of it needs saving.
+    """
+    if config.schedule == "constant":
+        return config.lr
+    done = (step + 0.5) / total_steps
+    warmup = config.warmup_fraction
+    if done < warmup:
+        return config.lr * done / warmup
+    return config.lr * 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
+
+
+def build_optimizer(
+    model: nn.Module, config: DdpConfig, device: torch.device
+) -> torch.optim.Optimizer:
+    """Adam; weight decay, where there is any, spares biases and normalisation."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    fused = device.type in ("cuda", "cpu")  # one kernel over all parameters: 2-3x on both
+    return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
+
+
+def distribute(model: nn.Module, config: DdpConfig) -> DistributedDataParallel:
+    """Wrap the model so that backward averages its gradients over the workers."""
+    replica = DistributedDataParallel(
+        model,
+        # Running statistics, which only evaluation uses, are averaged then; the default sends
+        # them at every step.
+        forward_sync_buffers=False,
+        gradient_as_bucket_view=True,
+        # Small enough that sending begins while backward is still at work.
+        bucket_cap_mb=config.bucket_mb,
+    )
+    if config.gradient_compression != "none":
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+        replica.register_comm_hook(None, hooks[config.gradient_compression])
+    return replica
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Result over the whole test split."""
+
+    loss: float
+    accuracy: float
+    predictions: torch.Tensor
+    """int64 ``[num]`` on the host."""
+    confidences: torch.Tensor
+    """Probability of each prediction, float32 ``[num]`` on the host."""
+
+
+def evaluate(
+    model: nn.Module, test_set: images.DeviceImages, *, worker: Worker, use_bf16: bool
+) -> Evaluation:
+    """Evaluate every test image once, each worker its part; all get the exact same result."""
+    num, device = len(test_set), worker.device
+    first, end = images.shard_bounds(num, rank=worker.rank, world_size=worker.world_size)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    predictions = torch.zeros(num, dtype=torch.int64, device=device)
+    confidences = torch.zeros(num, device=device)
+    num_correct = torch.zeros((), dtype=torch.int64, device=device)
+    model.eval()
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
+        for start in range(first, end, _EVALUATION_BATCH):
+            part = slice(start, min(start + _EVALUATION_BATCH, end))
+            pixels, labels = test_set.batch(torch.arange(part.start, part.stop))
+            logits = model(pixels).logits.float()
+            loss_sum += F.cross_entropy(logits, labels, reduction="sum")
+            confidences[part], predictions[part] = logits.softmax(dim=1).max(dim=1)
+            num_correct += (predictions[part] == labels).sum()
+    model.train()
+    for part_of_all in (loss_sum, num_correct, predictions, confidences):
+        dist.all_reduce(part_of_all)  # the others' parts are zeros here
+    return Evaluation(
+        loss=loss_sum.item() / num,
+        accuracy=num_correct.item() / num,
+        predictions=predictions.cpu(),
+        confidences=confidences.cpu(),
+    )
+
+
+def describe(evaluation: Evaluation, image_set: images.ImageSet) -> dict[str, Any]:
+    """What the report shows of the test split: the confusion matrix and some predictions, the
+    most confident mistakes first, then others at even distances."""
+    labels = torch.tensor(image_set.test_labels, dtype=torch.int64)
+    predictions = evaluation.predictions
+    num_classes = images.NUM_CLASSES
+    counts = torch.bincount(labels * num_classes + predictions, minlength=num_classes**2)
+
+    wrong = (predictions != labels).nonzero().flatten()
+    worst = wrong[evaluation.confidences[wrong].argsort(descending=True)]
+    chosen = worst[: _NUM_SAMPLES // 2].tolist()
+    right = (predictions == labels).nonzero().flatten()
+    stride = max(1, len(right) // (_NUM_SAMPLES - len(chosen)))
+    chosen += right[::stride][: _NUM_SAMPLES - len(chosen)].tolist()
+    return {
+        "class_names": list(image_set.class_names),
+        "confusion_matrix": counts.view(num_classes, num_classes).tolist(),
+        "samples": [
+            {
+                "index": i,
+                "label": int(labels[i]),
+                "prediction": int(predictions[i]),
+                "confidence": float(evaluation.confidences[i]),
+                "pixels": base64.b64encode(image_set.test_images[i].tobytes()).decode(),
+                "height": images.IMAGE_SIZE,
+                "width": images.IMAGE_SIZE,
+            }
+            for i in chosen
+        ],
+    }
+
+
+def _newest_checkpoint(worker: Worker) -> checkpoints.Snapshot | None:
+    """Let rank 0 choose and read, so that all ranks continue from the same one."""
+    warnings: list[Event] = []
+    snapshot = None
+    if worker.rank == 0:
+        snapshot = checkpoints.newest(
+            worker.run_uri, lambda text: warnings.append({"type": "warning", "message": text})
+        )
+        worker.emit(*warnings)
+    return checkpoints.share(snapshot)
+
+
+def _batch(
+    train_set: images.DeviceImages,
+    order: images.BatchOrder,
+    config: DdpConfig,
+    step: int,
+    worker: Worker,
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """This worker's part of the batch of ``step``, and the size of the whole batch."""
+    indices = order.indices(step)
+    first, end = images.shard_bounds(
+        len(indices), rank=worker.rank, world_size=worker.world_size
+    )
+    if not (config.flip or config.shift):
+        return *train_set.batch(indices[first:end]), len(indices)
+    shifts, mirrored = images.augmentation(
+        seed=config.seed, step=step, num=len(indices), shift=config.shift, flip=config.flip
+    )
+    batch = train_set.augmented(
+        indices[first:end], shifts=shifts[:, first:end], mirrored=mirrored[first:end]
+    )
+    return *batch, len(indices)
+
+
+def _check_finite(
+    steps: list[metrics.StepMetrics], first_step: int, config: DdpConfig, worker: Worker
+) -> None:
+    """Raise InputError at the first step whose loss or gradient is not a number."""
+    for number, found in enumerate(steps, start=first_step):
+        if not found.is_finite:
+            worker.finish_saves()
+            saved = checkpoints.names(worker.run_uri)
+            kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
+            raise InputError(
+                f"training diverged at step {number}: loss {found.loss}, gradient norm "
+                f"{found.grad_norm}; {kept}. Start again under another --run with a lower --lr "
+                f"(now {config.lr:g})"
+            )
+
+
+def _average_running_statistics(model: nn.Module, world_size: int) -> None:
+    """Make batch normalisation's running mean and variance the same on every worker."""
+    if world_size == 1:
+        return
+    statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    flat = torch.cat([buffer.flatten() for buffer in statistics])
+    dist.all_reduce(flat)
+    flat /= world_size
+    for buffer, part in zip(statistics, flat.split([b.numel() for b in statistics]), strict=True):
+        buffer.copy_(part.view_as(buffer))

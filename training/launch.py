@@ -1,0 +1,271 @@
+"""Start a recipe: ``python -m training.launch RECIPE``.
+
+The same command trains in plain processes on one machine (``--local``), on the Ray cluster whose
+head it runs on, and, started by torchrun, without Ray. Giving a run's name again resumes it.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn
+
+from training import contract, storage
+from training.config import CONFIGS, PRESETS, RunConfig, differences
+from training.contract import InputError
+
+_EPILOG: Final = """\
+exit codes:
+  0    the run is complete
+  1    something failed; the message says where the logs are
+  2    wrong input, or a loss that is not a number
+  130  ended by Ctrl-C, 143 by SIGTERM; the same command resumes the run
+
+examples:
+  python -m training.launch ddp --local
+  python -m training.launch ddp --local --workers 2 --data DIR --run mine
+  python -m training.launch ddp --storage s3://BUCKET --workers 8 --data s3://BUCKET/data
+  torchrun --nproc-per-node 2 -m training.launch ddp --data DIR
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse, with one line per error, a guess at what was meant, and where the help is."""
+
+    def error(self, message: str) -> NoReturn:
+        words = message.removeprefix("unrecognized arguments: ").split()
+        if message.startswith("unrecognized arguments: ") and words:
+            known = [option for action in self._actions for option in action.option_strings]
+            message = f"unknown option {words[0]}{_guess(words[0].split('=')[0], known)}"
+        print(f"error: {message}\nsee: python -m {self.prog} --help", file=sys.stderr)
+        sys.exit(contract.EXIT_BAD_INPUT)
+
+
+def _guess(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def parser(recipe: str | None = None) -> argparse.ArgumentParser:
+    """The command line, with the options of ``recipe``, or of no recipe in particular."""
+    top = _Parser(
+        prog=f"training.launch {recipe}" if recipe else "training.launch",
+        description=__doc__,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    if recipe is None:
+        top.add_argument("recipe", metavar="RECIPE", help=f"one of: {', '.join(CONFIGS)}")
+    where = top.add_argument_group("where it runs")
+    where.add_argument(
+        "--local",
+        action="store_true",
+        help="plain processes on this machine, with a Ray of their own",
+    )
+    where.add_argument(
+        "--workers", type=int, help="training processes (default: a GPU each, or 1 without GPUs)"
+    )
+    where.add_argument(
+        "--max-failures",
+        type=int,
+        default=2,
+        metavar="N",
+        help="times that a lost worker is replaced and the run resumed (default: 2)",
+    )
+    what = top.add_argument_group("what it reads and writes")
+    what.add_argument(
+        "--data",
+        metavar="SOURCE",
+        help="folder, http(s):// or s3:// address of the data (default: built-in digits)",
+    )
+    what.add_argument(
+        "--storage",
+        default="runs",
+        metavar="PLACE",
+        help="folder or s3://BUCKET[/PREFIX] that keeps the runs (default: runs)",
+    )
+    what.add_argument("--run", metavar="NAME", help="name of the run (default: recipe and time)")
+    what.add_argument(
+        "--overwrite", action="store_true", help="delete an earlier run of that name first"
+    )
+    what.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    what.add_argument("--verbose", action="store_true", help="show Ray's own log lines too")
+    if recipe is not None:
+        _add_settings(top, recipe)
+    return top
+
+
+def _add_settings(top: argparse.ArgumentParser, recipe: str) -> None:
+    group = top.add_argument_group("settings (defaults are those of the preset)")
+    presets = PRESETS[recipe]
+    group.add_argument("--preset", help=f"starting point: {', '.join(presets)}")
+    kinds = {"int": int, "float": float, "str": str}
+    for field in dataclasses.fields(CONFIGS[recipe]):
+        limits = field.metadata
+        if not limits["cli"]:
+            continue
+        option = "--" + field.name.replace("_", "-")
+        text = f"{limits['help']} (default: {field.default})".replace("%", "%%")
+        if field.type == "bool":
+            group.add_argument(
+                option,
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=text,
+            )
+        else:
+            choices = limits["choices"]
+            group.add_argument(
+                option,
+                type=kinds[str(field.type)],
+                default=argparse.SUPPRESS,
+                metavar="|".join(choices) if choices else str(field.type).upper(),
+                help=text,
+            )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        parser().print_help()
+        return contract.EXIT_OK if given else contract.EXIT_BAD_INPUT
+    recipe = given[0]
+    if recipe not in CONFIGS:
+        kind = "option before the recipe" if recipe.startswith("-") else "recipe"
+        hint = _guess(recipe, list(CONFIGS)) or f": choose {', '.join(CONFIGS)}"
+        print(f"error: unknown {kind} {recipe!r}{hint}", file=sys.stderr)
+        return contract.EXIT_BAD_INPUT
+    options = parser(recipe).parse_args(given[1:])
+    try:
+        config = build_config(recipe, vars(options))
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            from training.torchrun import run_torchrun
+
+            return run_torchrun(config, as_json=options.json)
+        from training.driver import Driver
+
+        return Driver(config, options).run()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_BAD_INPUT
+
+
+def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
+    """Combine preset, recorded settings of a run to resume, and the options given.
+
+    Raises:
+        InputError: A value is wrong, storage cannot be used, or the run to resume was started
+            with other settings.
+    """
+    presets = PRESETS[recipe]
+    data = options["data"]
+    # Without data the digits train, and what suits 60,000 photographs does not suit them.
+    preset = options["preset"] or ("digits" if data is None else next(iter(presets)))
+    if preset not in presets:
+        raise InputError(
+            f"unknown preset {preset!r}{_guess(preset, list(presets))}; {recipe} has "
+            f"{', '.join(presets)}"
+        )
+    names = {field.name for field in dataclasses.fields(CONFIGS[recipe])}
+    own = {name: value for name, value in options.items() if name in names and value is not None}
+    # torchrun's processes must agree on the name, and each reads its own clock.
+    stamp = os.environ.get("TORCHELASTIC_RUN_ID") or time.strftime("%Y%m%d-%H%M%S")
+    root = storage.runs_root(options["storage"])
+    run = contract.check_run_name(
+        f"{recipe}-{stamp}" if options["run"] is None else options["run"]
+    )
+    num_workers = _num_workers(options)
+    values = {
+        **presets[preset],
+        **own,
+        "recipe": recipe,
+        "run": run,
+        "storage": root,
+        "data": _absolute(data) if data is not None else "digits",
+        "num_workers": num_workers,
+        "preset": preset,
+    }
+    config = CONFIGS[recipe](**values)
+    if options["max_failures"] < 0:
+        raise InputError(f"--max-failures is {options['max_failures']}: it must be at least 0")
+    storage.check_writable(root)
+    return _continued(config, own, overwrite=options["overwrite"])
+
+
+def _continued(config: RunConfig, own: dict[str, Any], *, overwrite: bool) -> RunConfig:
+    """Take over from an earlier attempt what must not change, and refuse what did."""
+    from training import record
+
+    run_uri = storage.join(config.storage, config.run)
+    batch = getattr(config, "images_per_step", 0)
+    if overwrite:
+        if os.environ.get("RANK", "0") == "0":
+            storage.remove_folder(run_uri)
+        return dataclasses.replace(config, **({"global_batch": batch} if batch else {}))
+    recorded = record.read_json(run_uri, contract.CONFIG_FILE)
+    if recorded is None:
+        return dataclasses.replace(config, **({"global_batch": batch} if batch else {}))
+    if recorded.get("recipe") != config.recipe:
+        raise InputError(
+            f"run {config.run!r} was trained with recipe {recorded.get('recipe')!r}: choose "
+            "another --run, or --overwrite to start it afresh"
+        )
+    # A run keeps its global batch when it continues on another number of workers.
+    if batch and not own.get("global_batch"):
+        config = dataclasses.replace(config, global_batch=recorded["global_batch"])
+    if found := differences(recorded, config):
+        raise InputError(
+            f"run {config.run!r} cannot be resumed with other settings:\n  "
+            + "\n  ".join(found)
+            + "\ngive the settings it has, or choose another --run, or --overwrite to start it "
+            "afresh"
+        )
+    return config
+
+
+def _num_workers(options: dict[str, Any]) -> int:
+    if "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    workers: int | None = options["workers"]
+    if workers is not None and workers < 1:
+        raise InputError(f"--workers is {workers}: it must be at least 1")
+    if not options["local"]:
+        return workers or 1
+    from training import machine
+
+    available, kind = machine.num_devices()
+    if workers is not None and workers > available:
+        raise InputError(
+            f"--workers is {workers}, but this machine has {available} {kind}: use at most "
+            f"{available}"
+        )
+    return workers or (available if kind == "GPUs" else 1)
+
+
+def _absolute(data: str) -> str:
+    """Workers run in another folder: make a local folder's path absolute."""
+    if "://" in data or data == "digits":
+        return data
+    return os.path.abspath(os.path.expanduser(data))
+
+
+def print_result(result: dict[str, Any], places: dict[str, str], *, as_json: bool) -> None:
+    """Print a run's figures on stdout, as JSON or as a table."""
+    if as_json:
+        print(json.dumps(result, indent=1))
+        return
+    from rich.console import Console
+
+    from training.progress import result_table
+
+    Console(soft_wrap=True).print(result_table(result, places))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""What this machine has: its devices and its name, without importing torch."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+
+def num_devices() -> tuple[int, str]:
+    """How many workers fit, and of what: a GPU each, or else a CPU each."""
+    if gpus := gpu_names():
+        return len(gpus), "GPUs"
+    return num_cpus(), "CPUs"
+
+
+def num_cpus() -> int:
+    """CPUs that this process may use; fewer than the host's inside a container."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def gpu_names() -> list[str]:
+    """Names of the NVIDIA GPUs that the driver shows; empty without one."""
+    return output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def output(*command: str) -> str:
+    """What a command prints; nothing when there is no such command or it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

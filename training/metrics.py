@@ -1,0 +1,156 @@
+"""What is measured while training: where a step's time goes, and how much of the peak is used."""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+# Dense bf16 tensor-core peak (fp16 where the chip has no bf16), operations per second, from
+# NVIDIA's data sheets. Keyed by a part of torch.cuda.get_device_name(); the longer name first.
+_PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
+    ("H200", 989e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+    ("A10G", 125e12),
+    ("L40S", 362e12),
+    ("L4", 121e12),
+    ("T4", 65e12),
+)
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Dense half-precision peak of a GPU in operations per second; None when it is not known,
+    which is always so for a CPU."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _PEAK_FLOPS if part in name), None)
+
+
+def model_flops_utilization(
+    *, flops_per_s: float, num_workers: int, peak: float | None
+) -> float | None:
+    """MFU: operations that the model needs per second, over what the GPUs could do at peak."""
+    return flops_per_s / (num_workers * peak) if peak else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """One optimizer step over all workers."""
+
+    loss: float
+    """Mean over the images of the global batch."""
+    grad_norm: float
+    """Before clipping."""
+    size: int
+    """Images in the global batch."""
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+class StepTimer:
+    """Splits each step into named phases without making a GPU wait for the host.
+
+    On a GPU the marks are CUDA events, read only in ``means``; on a CPU they are clock readings.
+    """
+
+    def __init__(self, phases: Sequence[str], device: torch.device) -> None:
+        self.phases = tuple(phases)
+        self._on_gpu = device.type == "cuda"
+        self._marks: list[list[float | torch.cuda.Event]] = []
+        self._items = 0
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._marks.append([self._now()])
+
+    def mark(self, *, items: int = 0) -> None:
+        """End the step's next phase; at the last one, say how many items the step trained on."""
+        self._marks[-1].append(self._now())
+        self._items += items
+
+    def means(self) -> dict[str, float]:
+        """Mean seconds per step of each phase (``<phase>_s``) and of the whole (``step_time_s``)
+        since the last call, and ``items_per_s`` of this worker."""
+        steps = [marks for marks in self._marks if len(marks) == len(self.phases) + 1]
+        items, self._marks, self._items = self._items, [], 0
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        totals = [
+            sum(self._seconds(marks[i], marks[i + 1]) for marks in steps)
+            for i in range(len(self.phases))
+        ]
+        num = max(1, len(steps))
+        split = {f"{name}_s": total / num for name, total in zip(self.phases, totals, strict=True)}
+        total = sum(totals)
+        rate = items / total if total else 0.0
+        return {**split, "step_time_s": total / num, "items_per_s": rate}
+
+    def _now(self) -> float | torch.cuda.Event:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @staticmethod
+    def _seconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+        if isinstance(start, float) and isinstance(end, float):
+            return end - start
+        assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+        return float(start.elapsed_time(end)) / 1e3
+
+
+class StepLog:
+    """Losses and gradient norms of the steps since the last report, left on the device.
+
+    Reading one number from a GPU makes the host wait for it, so all wait until ``collect``.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._loss_sums: list[torch.Tensor] = []
+        self._norms: list[torch.Tensor] = []
+        self._sizes: list[int] = []
+
+    def add(self, *, loss_sum: torch.Tensor, norm: torch.Tensor, size: int) -> None:
+        """Note a step: this rank's summed loss (scalar), the gradient norm, the global batch."""
+        self._loss_sums.append(loss_sum.detach())
+        self._norms.append(norm)
+        self._sizes.append(size)
+
+    def collect(self, *, stop: bool) -> tuple[list[StepMetrics], bool]:
+        """Sum the losses over all ranks in one reduction; every rank gets the same answer.
+
+        Args:
+            stop: Whether this rank was asked to end.
+
+        Returns:
+            The steps since the last call, and whether any rank was asked to end.
+        """
+        vote = torch.tensor([float(stop)], device=self._device)
+        reduced = torch.cat([torch.stack(self._loss_sums), vote])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(reduced)
+        *sums, votes = reduced.tolist()
+        norms = torch.stack(self._norms).tolist()
+        steps = [
+            StepMetrics(loss=total / size, grad_norm=norm, size=size)
+            for total, norm, size in zip(sums, norms, self._sizes, strict=True)
+        ]
+        self._loss_sums, self._norms, self._sizes = [], [], []
+        return steps, votes > 0
+
+
+def gather(values: Mapping[str, float], device: torch.device) -> list[dict[str, float]]:
+    """Return every rank's ``values``, in the order of the ranks; the keys must be the same."""
+    mine = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, mine)
+    return [dict(zip(values, part.tolist(), strict=True)) for part in parts]

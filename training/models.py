@@ -1,0 +1,149 @@
+"""Models, and what can be left out of them without changing what they compute.
+
+ResNet18 is transformers' implementation, in its Hugging Face layout, so that a saved model loads
+with ``ResNetForImageClassification.from_pretrained``.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+Window = tuple[int, int]
+"""First and one-past-last live row (and column) of a square kernel."""
+
+
+def resnet18(*, num_channels: int = 1, num_labels: int = 10) -> nn.Module:
+    """Return an untrained ResNet18; 11,175,370 parameters with the defaults.
+
+    Weights are drawn from torch's global generator: seed it first.
+    """
+    # Imported by its own module: the package's lazy index alone costs a second.
+    from transformers.models.resnet.configuration_resnet import ResNetConfig
+    from transformers.models.resnet.modeling_resnet import ResNetForImageClassification
+
+    config = ResNetConfig(
+        num_channels=num_channels,
+        embedding_size=64,
+        hidden_sizes=[64, 128, 256, 512],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",  # the default, "bottleneck", would make it a ResNet50
+        num_labels=num_labels,
+    )
+    model: nn.Module = ResNetForImageClassification(config)
+    return model
+
+
+def num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def keep_live_taps(model: nn.Module, *, image_size: int) -> dict[str, tuple[Window, int]]:
+    """Cut from every square convolution the taps that only ever meet padding, in place.
+
+    Where feature maps are smaller than the kernel's reach, some taps multiply zeros for every
+    output: their gradient is zero, always. At 28 x 28, ResNet18's last stage works on 1 x 1 maps
+    and 62.2 % of all gradient elements are such zeros, which a data-parallel step would still
+    sum over the network. Leaving the taps out changes neither loss nor gradient of the others.
+
+    Returns:
+        For each cut weight, by parameter name: its live window and the full kernel size, which is
+        what ``full_state`` needs to put the taps back.
+    """
+    cut: dict[str, tuple[Window, int]] = {}
+    for name, module, height, out_height in _convolutions(model, image_size):
+        kernel, stride, padding = module.kernel_size[0], module.stride[0], module.padding
+        if isinstance(padding, str) or len({*module.kernel_size, kernel}) > 1 or kernel == 1:
+            continue
+        top = int(padding[0])
+        live = [
+            tap
+            for tap in range(kernel)
+            if any(0 <= out * stride - top + tap < height for out in range(out_height))
+        ]
+        first, end = live[0], live[-1] + 1
+        # What remains must be expressible as an ordinary convolution with symmetric padding.
+        keeps_size = (height + 2 * (top - first) - (end - first)) // stride + 1 == out_height
+        if end - first == kernel or first > top or not keeps_size or module.groups != 1:
+            continue
+        weight = module.weight.detach()[:, :, first:end, first:end]
+        module.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
+        module.kernel_size = (end - first, end - first)
+        module.padding = (top - first, top - first)
+        cut[f"{name}.weight"] = ((first, end), kernel)
+    return cut
+
+
+def _convolutions(
+    model: nn.Module, image_size: int
+) -> Iterator[tuple[str, nn.Conv2d, int, int]]:
+    """Yield name, module, input height and output height of each convolution on square images."""
+    sizes: dict[str, tuple[int, int]] = {}
+    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+
+    def record(name: str) -> Any:
+        def hook(_module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+            sizes[name] = (inputs[0].shape[-1], output.shape[-1])
+
+        return hook
+
+    hooks = [module.register_forward_hook(record(name)) for name, module in found]
+    training = model.training
+    model.eval()  # running statistics must not see this image
+    with torch.no_grad():
+        model(torch.zeros(1, first.in_channels, image_size, image_size))
+    model.train(training)
+    for hook in hooks:
+        hook.remove()
+    for name, module in found:
+        yield name, module, *sizes[name]
+
+
+def full_state(
+    state: Mapping[str, torch.Tensor], cut: Mapping[str, tuple[Window, int]]
+) -> dict[str, torch.Tensor]:
+    """Return a state dict in the standard shapes: the taps left out come back as zeros.
+
+    Zeros are what they contributed; random leftovers of the initialisation would only be noise
+    to whoever uses the model on larger images.
+    """
+    whole = dict(state)
+    for name, ((first, end), kernel) in cut.items():
+        if name in whole:
+            live = whole[name]
+            full = live.new_zeros(*live.shape[:2], kernel, kernel)
+            full[:, :, first:end, first:end] = live
+            whole[name] = full
+    return whole
+
+
+def live_state(
+    state: Mapping[str, torch.Tensor], cut: Mapping[str, tuple[Window, int]]
+) -> dict[str, torch.Tensor]:
+    """The inverse of ``full_state``: cut standard weights to the windows a model has kept."""
+    live = dict(state)
+    for name, ((first, end), _) in cut.items():
+        if name in live:
+            live[name] = live[name][:, :, first:end, first:end].clone(
+                memory_format=torch.contiguous_format
+            )
+    return live
+
+
+def forward_flops(model: nn.Module, *, image_size: int, num_channels: int = 1) -> int:
+    """Floating-point operations of one image's forward pass, counted by torch on this model.
+
+    A training step costs three times as many: one forward and twice that in backward.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    device = next(model.parameters()).device
+    image = torch.zeros(1, num_channels, image_size, image_size, device=device)
+    training = model.training
+    model.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(image)
+    model.train(training)
+    return int(counter.get_total_flops())

@@ -1,0 +1,211 @@
+"""Where runs are kept: a folder or ``s3://bucket/prefix``, behind the same few operations.
+
+fsspec does the work (torch brings it, s3fs adds S3), so that a recipe saves the same way under
+Ray, under torchrun and on a box without pyarrow. Addresses are plain strings.
+"""
+
+import os
+import shutil
+import tempfile
+import uuid
+from pathlib import Path
+from typing import Any
+
+from training import contract
+from training.contract import InputError
+
+
+def is_s3(uri: str) -> bool:
+    return uri.startswith("s3://")
+
+
+def runs_root(storage: str) -> str:
+    """Return the absolute address under which runs are kept.
+
+    A bare bucket keeps them under ``runs/``, beside its data. Tilde and relative folders become
+    absolute, because workers run in another folder than the command.
+
+    Raises:
+        InputError: The address is empty, of an unknown kind, or names no bucket.
+    """
+    if is_s3(storage):
+        bucket, _, prefix = storage.removeprefix("s3://").partition("/")
+        if not bucket:
+            raise InputError(f"storage {storage!r} names no bucket: use s3://BUCKET/PREFIX")
+        return f"s3://{bucket}/{prefix.strip('/') or contract.RUNS_PREFIX}"
+    if not storage or "://" in storage:
+        raise InputError(f"storage {storage!r} is not usable: give a folder or s3://BUCKET/PREFIX")
+    return str(Path(storage).expanduser().absolute())
+
+
+def join(uri: str, *names: str) -> str:
+    return "/".join([uri.rstrip("/"), *names])
+
+
+def filesystem(uri: str) -> Any:
+    """The fsspec filesystem of ``uri``; S3 follows the AWS variables, ``AWS_ENDPOINT_URL`` too."""
+    import fsspec
+
+    if is_s3(uri):
+        return fsspec.filesystem("s3", use_listings_cache=False)
+    return fsspec.filesystem("file", auto_mkdir=True)
+
+
+def check_writable(root: str) -> None:
+    """Make sure that runs can be written to ``root``, before anything expensive starts.
+
+    Raises:
+        InputError: It does not exist (a bucket), cannot be made or cannot be written.
+    """
+    if is_s3(root):
+        # Objects are written and removed, not listed: a role may lack s3:ListAllMyBuckets.
+        probe = join(root, f".probe-{uuid.uuid4().hex}")
+        try:
+            fs = filesystem(root)
+            fs.pipe_file(probe, b"")
+            fs.rm_file(probe)
+        except Exception as error:  # s3fs lets botocore's many exceptions through
+            raise InputError(
+                f"storage {root} cannot be written: {str(error) or type(error).__name__}; check "
+                "the bucket's name, the region and the credentials (aws sts get-caller-identity)"
+            ) from None
+        return
+    try:
+        Path(root).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"storage {root} cannot be written ({error.strerror or error}): give --storage a "
+            "folder that you may write, or s3://BUCKET/PREFIX"
+        ) from None
+
+
+def exists(uri: str) -> bool:
+    return bool(filesystem(uri).exists(uri))
+
+
+def read_bytes(uri: str) -> bytes | None:
+    """The content of a file, or None when there is none."""
+    try:
+        content = filesystem(uri).cat_file(uri)
+    except FileNotFoundError:
+        return None
+    return bytes(content)
+
+
+def write_bytes(uri: str, content: bytes) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part."""
+    if is_s3(uri):
+        filesystem(uri).pipe_file(uri, content)  # S3 shows an object only once it is whole
+        return
+    target = Path(uri)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(part, 0o644)  # mkstemp's 0600 would hide the record from a colleague
+        os.replace(part, target)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def list_folders(uri: str) -> list[str]:
+    """Sorted names of the folders directly below ``uri``; empty when there is none."""
+    try:
+        entries = filesystem(uri).ls(uri, detail=True)
+    except FileNotFoundError:
+        return []
+    names = [
+        entry["name"].rstrip("/").rsplit("/", 1)[-1]
+        for entry in entries
+        if entry["type"] == "directory"
+    ]
+    return sorted(name for name in names if not name.startswith("."))
+
+
+def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
+    """Move a finished local folder to ``uri`` as one step, replacing what is there.
+
+    A folder on disk appears by a rename. S3 has none: there the file called ``last`` is uploaded
+    after all others, and a reader that misses it knows that the rest is incomplete.
+    """
+    if is_s3(uri):
+        fs = filesystem(uri)
+        remove_folder(uri)
+        files = sorted(path for path in local.rglob("*") if path.is_file())
+        for path in sorted(files, key=lambda path: path.name == last):
+            fs.put_file(str(path), join(uri, path.relative_to(local).as_posix()))
+        shutil.rmtree(local, ignore_errors=True)
+        return
+    target = Path(uri)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # A sibling of the target: os.replace is a rename only within one file system.
+    part = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
+    shutil.move(local, part)
+    if target.exists():
+        old = target.parent / f".{target.name}.old-{uuid.uuid4().hex[:8]}"
+        os.replace(target, old)
+        os.replace(part, target)
+        shutil.rmtree(old, ignore_errors=True)
+    else:
+        os.replace(part, target)
+
+
+def staging_folder(uri: str) -> Path:
+    """A new local folder to fill before ``publish_folder``; beside ``uri`` when that is on disk,
+    so that publishing is a rename and not a copy."""
+    if is_s3(uri):
+        return Path(tempfile.mkdtemp(prefix="training-"))
+    parent = Path(uri).parent
+    parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=".staging-", dir=parent))
+    folder.chmod(0o755)
+    return folder
+
+
+def fetch_folder(uri: str, into: Path) -> Path:
+    """Return a local folder with the content of ``uri``: itself if on disk, else a copy."""
+    if not is_s3(uri):
+        return Path(uri)
+    fs = filesystem(uri)
+    for entry in fs.find(uri):
+        relative = entry.removeprefix(uri.removeprefix("s3://")).lstrip("/")
+        target = into / relative
+        target.parent.mkdir(parents=True, exist_ok=True)
+        fs.get_file(entry, str(target))
+    return into
+
+
+def rename_folder(uri: str, target: str) -> None:
+    """Move a folder within a storage; what was at ``target`` is replaced."""
+    remove_folder(target)
+    filesystem(uri).mv(uri, target, recursive=True)
+
+
+def remove_file(uri: str) -> None:
+    """Remove a file; nothing happens when there is none."""
+    fs = filesystem(uri)
+    if fs.exists(uri):
+        fs.rm_file(uri)
+
+
+def remove_folder(uri: str) -> None:
+    """Remove a folder and all below it; nothing happens when there is none."""
+    if is_s3(uri):
+        fs = filesystem(uri)
+        if fs.exists(uri):
+            fs.rm(uri, recursive=True)
+        return
+    shutil.rmtree(uri, ignore_errors=True)
+
+
+def remove_leftovers(uri: str) -> None:
+    """Remove staging folders that a killed process left below a folder on disk."""
+    if is_s3(uri):
+        return
+    for path in Path(uri).glob(".*"):
+        if path.is_dir() and path.name.startswith((".staging-", ".step-")):
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,39 @@
+"""Runs a recipe in a process that torchrun started, without Ray: for debugging and profiling."""
+
+import sys
+
+from training import contract, launch, recipes, record, storage
+from training.config import RunConfig
+from training.contract import InputError
+from training.progress import make_display
+from training.worker import TorchrunWorker
+
+
+def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
+    """Train as one of torchrun's processes; return the exit code. Rank 0 keeps the record."""
+    run_uri = storage.join(config.storage, config.run)
+    worker = TorchrunWorker(run_uri=run_uri)
+    kept: record.RunRecord | None = None
+    if worker.rank == 0:
+        display = make_display()
+        kept = record.RunRecord(run_uri, config, record.environment(), display)
+        worker.on_event = kept.handle
+    code = contract.EXIT_OK
+    try:
+        recipes.loop(config.recipe)(worker, config)
+        if worker.stop_requested():
+            code = contract.EXIT_INTERRUPTED
+    except InputError as error:
+        code = contract.EXIT_BAD_INPUT
+        if kept is not None:
+            kept.handle({"type": "error", "message": str(error)})
+            print(f"error: {error}", file=sys.stderr)
+    finally:
+        worker.close()
+        if kept is not None:
+            report = kept.close()
+            display.close()
+    if kept is not None and kept.is_complete:
+        places = {"report": str(report) if report else storage.join(run_uri, contract.REPORT_FILE)}
+        launch.print_result(kept.result, places, as_json=as_json)
+    return code

@@ -1,0 +1,196 @@
+"""What a recipe's loop knows about where it runs: its rank, its device, and how to be heard.
+
+The same loop runs under Ray Train (``RayWorker``), which is how a cluster trains, and under plain
+torchrun (``TorchrunWorker``) on a machine that has PyTorch and not Ray, which is how one debugs
+and profiles. Events are plain dictionaries for ``training.record``; only rank 0 sends them.
+"""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+
+from training import contract
+from training.contract import Event, InputError, phase
+
+# Long enough for a slow first batch, short enough that a lost peer is noticed.
+COLLECTIVE_TIMEOUT_S: Final = 300
+
+
+class Worker(Protocol):
+    """One training process."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    run_uri: str
+    """Address of the run's folder, ``<storage>/<run>``."""
+
+    def emit(self, *events: Event) -> None:
+        """Send events to whoever keeps the record; does nothing on other ranks than 0."""
+
+    def stop_requested(self) -> bool:
+        """True once the user or the machine asked to end; may be known to one rank only."""
+
+    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
+        """Run ``write``, which saves the checkpoint of ``step``, in the background.
+
+        Every rank calls this after the same step; rank 0 alone gives arguments. Waits only for
+        the save before this one.
+        """
+
+    def finish_saves(self) -> None:
+        """Wait until all that was handed to ``save`` is in storage."""
+
+
+class RayWorker:
+    """A process of Ray Train's worker group."""
+
+    def __init__(self, *, run_uri: str, events: Any) -> None:
+        import ray.train
+        import ray.train.torch
+
+        context = ray.train.get_context()
+        self.rank = context.get_world_rank()
+        self.world_size = context.get_world_size()
+        self.device = ray.train.torch.get_device()
+        self.run_uri = run_uri
+        self._events = events
+        self._answer: Any = None
+        self._stop = False
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def emit(self, *events: Event) -> None:
+        if self.rank == 0:
+            self._answer = self._events.put.remote(list(events))
+
+    def stop_requested(self) -> bool:
+        # The answer to the events sent last time: it has long arrived, nothing waits here.
+        if self._answer is not None and not self._stop:
+            import ray
+
+            self._stop = bool(ray.get(self._answer))
+            self._answer = None
+        return self._stop
+
+    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
+        import ray.train
+        from ray.train import Checkpoint, CheckpointUploadMode
+
+        if step is None or write is None:
+            # Ray takes a report for complete once it has every rank's.
+            ray.train.report({}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
+            return
+        storage = ray.train.get_context().get_storage()
+        name = f"{contract.CHECKPOINTS_DIR}/{contract.checkpoint_name(step)}"
+        checkpoint = Checkpoint(
+            storage.build_checkpoint_path_from_name(name), filesystem=storage.storage_filesystem
+        )
+
+        def upload(_checkpoint: Any, _name: str) -> Any:
+            try:
+                write()
+            finally:
+                self._idle.set()
+            return checkpoint
+
+        self.finish_saves()  # two snapshots in memory at once would be one too many
+        self._idle.clear()
+        ray.train.report(
+            {"step": step},
+            checkpoint=checkpoint,
+            checkpoint_dir_name=name,
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
+            checkpoint_upload_fn=upload,
+            delete_local_checkpoint_after_upload=False,
+        )
+
+    def finish_saves(self) -> None:
+        self._idle.wait()
+
+
+class TorchrunWorker:
+    """A process that torchrun started; rank 0 keeps the record itself."""
+
+    def __init__(self, *, run_uri: str) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+        self.run_uri = run_uri
+        self.on_event: Callable[[Event], None] | None = None
+        self._stop = False
+        self._saving: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask_to_stop)
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
+        )
+
+    def _ask_to_stop(self, _number: int, _frame: Any) -> None:
+        self._stop = True
+
+    def emit(self, *events: Event) -> None:
+        if self.rank == 0 and self.on_event is not None:
+            for event in events:
+                self.on_event(event)
+
+    def stop_requested(self) -> bool:
+        return self._stop
+
+    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
+        if step is None or write is None:
+            return
+        self.finish_saves()
+
+        def upload() -> None:
+            try:
+                write()
+            except BaseException as error:
+                self._failure = error
+
+        self._saving = threading.Thread(target=upload, name="checkpoint")
+        self._saving.start()
+
+    def finish_saves(self) -> None:
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        self.finish_saves()
+        dist.destroy_process_group()
+
+
+def ray_entry(arguments: Mapping[str, Any]) -> None:
+    """What Ray Train runs in each process: the recipe's loop with a ``RayWorker``.
+
+    A user's mistake is reported as an event and not raised: Ray would take it for a failure of
+    the machine, retry, and print its traceback once per attempt.
+    """
+    from training import recipes
+
+    config = recipes.config_from_json(arguments["config"])
+    worker = RayWorker(run_uri=arguments["run_uri"], events=arguments["events"])
+    worker.emit(phase("workers_ready"))
+    try:
+        recipes.loop(config.recipe)(worker, config)
+        worker.finish_saves()
+    except InputError as error:
+        worker.finish_saves()
+        import ray
+
+        ray.get(worker._events.put.remote([{"type": "error", "message": str(error)}]))
