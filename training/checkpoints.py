@@ -179,6 +179,12 @@ def names(run_uri: str) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
+def remove_leftovers(run_uri: str) -> None:
+    """Remove the unfinished folders of a process that was killed while it saved."""
+    storage.remove_leftovers(storage.join(run_uri, contract.CHECKPOINTS_DIR))
+    storage.remove_leftovers(run_uri)
+
+
 def verify(folder: Path) -> None:
     """Check a checkpoint's files against its manifest.
 
@@ -235,6 +241,7 @@ def newest(run_uri: str, warn: Callable[[str], None]) -> Snapshot | None:
     One whose upload was cut off is removed. One that was whole once is set aside as
     ``damaged-step-...``: training is about to write the same steps again.
     """
+    remove_leftovers(run_uri)
     for name in reversed(names(run_uri)):
         uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, name)
         with tempfile.TemporaryDirectory(prefix="training-") as scratch:

@@ -79,6 +79,12 @@ class RunConfig:
         for field in dataclasses.fields(self):
             check_value(field, getattr(self, field.name))
 
+    def begun(self, recorded: Mapping[str, Any]) -> Self:
+        """Fix what is decided when a run first starts, or take it from the ``recorded`` settings
+        of the run that this one continues."""
+        del recorded
+        return self
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -115,9 +121,7 @@ class DdpConfig(RunConfig):
         0.2, low=0, high=0.9, help="part of the run in which the learning rate rises"
     )
     label_smoothing: float = _option(0.0, low=0, high=0.5, help="label smoothing of the loss")
-    max_grad_norm: float = _option(
-        5.0, low=0, help="gradients are clipped to this norm (0: never)"
-    )
+    max_grad_norm: float = _option(5.0, low=0, help="gradients are clipped to this norm (0: never)")
     flip: bool = _option(False, help="mirror half of the training images at random")
     shift: int = _option(
         0, low=0, high=8, help="move each training image by up to this many pixels at random"
@@ -160,6 +164,11 @@ class DdpConfig(RunConfig):
                 f"--global-batch {8 * self.num_workers} or more"
             )
 
+    def begun(self, recorded: Mapping[str, Any]) -> Self:
+        # A run keeps its global batch when it continues on another number of workers.
+        batch = recorded.get("global_batch") or self.images_per_step
+        return dataclasses.replace(self, global_batch=batch)
+
     @property
     def images_per_step(self) -> int:
         """Images per optimizer update over all workers."""
@@ -195,14 +204,13 @@ def check_value(field: dataclasses.Field[Any], value: Any) -> None:
     choices = limits.get("choices")
     if choices and value not in choices:
         raise InputError(f"{option} is {value!r}: choose one of {', '.join(choices)}")
-    for name, wrong, words in (
-        ("low", lambda limit: value < limit, "at least"),
-        ("high", lambda limit: value > limit, "at most"),
-        ("above", lambda limit: value <= limit, "greater than"),
-    ):
-        limit = limits.get(name)
-        if limit is not None and wrong(limit):
-            raise InputError(f"{option} is {value}: it must be {words} {limit}")
+    low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
+    if low is not None and value < low:
+        raise InputError(f"{option} is {value}: it must be at least {low}")
+    if high is not None and value > high:
+        raise InputError(f"{option} is {value}: it must be at most {high}")
+    if above is not None and value <= above:
+        raise InputError(f"{option} is {value}: it must be greater than {above}")
 
 
 def differences(recorded: Mapping[str, Any], wanted: RunConfig) -> list[str]:

@@ -62,7 +62,9 @@ def train(worker: Worker, config: DdpConfig) -> None:
     cut = {} if keep_all else models.keep_live_taps(model, image_size=images.IMAGE_SIZE)
     # Backward costs twice the forward pass.
     flops_per_image = 3 * models.forward_flops(model, image_size=images.IMAGE_SIZE)
-    model.to(device=device, memory_format=torch.channels_last if on_gpu else torch.preserve_format)
+    model.to(device)
+    if on_gpu:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(model, config, device)
 
     position = checkpoints.Position()
@@ -268,6 +270,10 @@ def distribute(model: nn.Module, config: DdpConfig) -> DistributedDataParallel:
         bucket_cap_mb=config.bucket_mb,
     )
     if config.gradient_compression != "none":
+        if config.gradient_compression == "bf16" and dist.get_backend() != "nccl":
+            raise InputError(
+                "--gradient-compression is bf16, which needs GPUs (NCCL): use fp16 or none here"
+            )
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
@@ -370,9 +376,7 @@ def _batch(
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """This worker's part of the batch of ``step``, and the size of the whole batch."""
     indices = order.indices(step)
-    first, end = images.shard_bounds(
-        len(indices), rank=worker.rank, world_size=worker.world_size
-    )
+    first, end = images.shard_bounds(len(indices), rank=worker.rank, world_size=worker.world_size)
     if not (config.flip or config.shift):
         return *train_set.batch(indices[first:end]), len(indices)
     shifts, mirrored = images.augmentation(
@@ -408,5 +412,7 @@ def _average_running_statistics(model: nn.Module, world_size: int) -> None:
     flat = torch.cat([buffer.flatten() for buffer in statistics])
     dist.all_reduce(flat)
     flat /= world_size
-    for buffer, part in zip(statistics, flat.split([b.numel() for b in statistics]), strict=True):
+    for buffer, part in zip(
+        statistics, torch.split(flat, [b.numel() for b in statistics]), strict=True
+    ):
         buffer.copy_(part.view_as(buffer))

@@ -12,11 +12,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from training import contract, storage
 from training.config import CONFIGS, PRESETS, RunConfig, differences
 from training.contract import InputError
+from training.data import sources
 
 _EPILOG: Final = """\
 exit codes:
@@ -177,9 +179,7 @@ def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
     # torchrun's processes must agree on the name, and each reads its own clock.
     stamp = os.environ.get("TORCHELASTIC_RUN_ID") or time.strftime("%Y%m%d-%H%M%S")
     root = storage.runs_root(options["storage"])
-    run = contract.check_run_name(
-        f"{recipe}-{stamp}" if options["run"] is None else options["run"]
-    )
+    run = contract.check_run_name(f"{recipe}-{stamp}" if options["run"] is None else options["run"])
     num_workers = _num_workers(options)
     values = {
         **presets[preset],
@@ -187,13 +187,16 @@ def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
         "recipe": recipe,
         "run": run,
         "storage": root,
-        "data": _absolute(data) if data is not None else "digits",
+        "data": _absolute(data) if data is not None else sources.DIGITS,
         "num_workers": num_workers,
         "preset": preset,
     }
     config = CONFIGS[recipe](**values)
     if options["max_failures"] < 0:
         raise InputError(f"--max-failures is {options['max_failures']}: it must be at least 0")
+    # What can be seen at once is said at once; the content is looked at while Ray starts.
+    if config.data != sources.DIGITS and not sources.is_remote(config.data):
+        sources.local_files(config.data, sources.FILES)
     storage.check_writable(root)
     return _continued(config, own, overwrite=options["overwrite"])
 
@@ -203,22 +206,17 @@ def _continued(config: RunConfig, own: dict[str, Any], *, overwrite: bool) -> Ru
     from training import record
 
     run_uri = storage.join(config.storage, config.run)
-    batch = getattr(config, "images_per_step", 0)
-    if overwrite:
-        if os.environ.get("RANK", "0") == "0":
-            storage.remove_folder(run_uri)
-        return dataclasses.replace(config, **({"global_batch": batch} if batch else {}))
-    recorded = record.read_json(run_uri, contract.CONFIG_FILE)
+    if overwrite and os.environ.get("RANK", "0") == "0":
+        storage.remove_folder(run_uri)
+    recorded = None if overwrite else record.read_json(run_uri, contract.CONFIG_FILE)
     if recorded is None:
-        return dataclasses.replace(config, **({"global_batch": batch} if batch else {}))
+        return config.begun({})
     if recorded.get("recipe") != config.recipe:
         raise InputError(
             f"run {config.run!r} was trained with recipe {recorded.get('recipe')!r}: choose "
             "another --run, or --overwrite to start it afresh"
         )
-    # A run keeps its global batch when it continues on another number of workers.
-    if batch and not own.get("global_batch"):
-        config = dataclasses.replace(config, global_batch=recorded["global_batch"])
+    config = config.begun({name: value for name, value in recorded.items() if name not in own})
     if found := differences(recorded, config):
         raise InputError(
             f"run {config.run!r} cannot be resumed with other settings:\n  "
@@ -250,9 +248,9 @@ def _num_workers(options: dict[str, Any]) -> int:
 
 def _absolute(data: str) -> str:
     """Workers run in another folder: make a local folder's path absolute."""
-    if "://" in data or data == "digits":
+    if "://" in data or data == sources.DIGITS:
         return data
-    return os.path.abspath(os.path.expanduser(data))
+    return str(Path(data).expanduser().absolute())
 
 
 def print_result(result: dict[str, Any], places: dict[str, str], *, as_json: bool) -> None:

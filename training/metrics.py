@@ -103,7 +103,8 @@ class StepTimer:
     def _seconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
         if isinstance(start, float) and isinstance(end, float):
             return end - start
-        assert isinstance(start, torch.cuda.Event) and isinstance(end, torch.cuda.Event)
+        assert isinstance(start, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
         return float(start.elapsed_time(end)) / 1e3
 
 

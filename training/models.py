@@ -23,13 +23,15 @@ def resnet18(*, num_channels: int = 1, num_labels: int = 10) -> nn.Module:
     from transformers.models.resnet.configuration_resnet import ResNetConfig
     from transformers.models.resnet.modeling_resnet import ResNetForImageClassification
 
+    # The number of labels is an option of every configuration, which its own signature leaves out.
+    options: dict[str, Any] = {"num_labels": num_labels}
     config = ResNetConfig(
         num_channels=num_channels,
         embedding_size=64,
         hidden_sizes=[64, 128, 256, 512],
         depths=[2, 2, 2, 2],
         layer_type="basic",  # the default, "bottleneck", would make it a ResNet50
-        num_labels=num_labels,
+        **options,
     )
     model: nn.Module = ResNetForImageClassification(config)
     return model
@@ -54,7 +56,7 @@ def keep_live_taps(model: nn.Module, *, image_size: int) -> dict[str, tuple[Wind
     cut: dict[str, tuple[Window, int]] = {}
     for name, module, height, out_height in _convolutions(model, image_size):
         kernel, stride, padding = module.kernel_size[0], module.stride[0], module.padding
-        if isinstance(padding, str) or len({*module.kernel_size, kernel}) > 1 or kernel == 1:
+        if isinstance(padding, str) or module.kernel_size != (kernel, kernel):
             continue
         top = int(padding[0])
         live = [
@@ -65,19 +67,29 @@ def keep_live_taps(model: nn.Module, *, image_size: int) -> dict[str, tuple[Wind
         first, end = live[0], live[-1] + 1
         # What remains must be expressible as an ordinary convolution with symmetric padding.
         keeps_size = (height + 2 * (top - first) - (end - first)) // stride + 1 == out_height
-        if end - first == kernel or first > top or not keeps_size or module.groups != 1:
+        if end - first == kernel or first > top or not keeps_size or module.groups > 1:
             continue
         weight = module.weight.detach()[:, :, first:end, first:end]
         module.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
         module.kernel_size = (end - first, end - first)
         module.padding = (top - first, top - first)
         cut[f"{name}.weight"] = ((first, end), kernel)
+        if out_height == 1 and end - first == height:
+            # Only its forward changes: parameters, names and shapes are the convolution's.
+            module.__class__ = _WholeMapConv2d
     return cut
 
 
-def _convolutions(
-    model: nn.Module, image_size: int
-) -> Iterator[tuple[str, nn.Conv2d, int, int]]:
+class _WholeMapConv2d(nn.Conv2d):
+    """A convolution whose kernel covers its whole input: one matrix product, which a CPU does
+    four times as fast as the convolution that it is equal to (oneDNN, 512 channels, 1 x 1)."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        product = nn.functional.linear(input.flatten(1), self.weight.flatten(1), self.bias)
+        return product[:, :, None, None]
+
+
+def _convolutions(model: nn.Module, image_size: int) -> Iterator[tuple[str, nn.Conv2d, int, int]]:
     """Yield name, module, input height and output height of each convolution on square images."""
     sizes: dict[str, tuple[int, int]] = {}
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))

@@ -127,10 +127,11 @@ class RunRecord:
 
     def _on_start(self, event: Event) -> None:
         """Forget what an earlier attempt did after its last checkpoint: it is done again now."""
-        kept = []
-        for line in read_lines(self._metrics):
-            if line["type"] != "phase" and line.get("step", 0) <= event["step"]:
-                kept.append(line)
+        kept = [
+            line
+            for line in read_lines(self._metrics)
+            if line["type"] != "phase" and line.get("step", 0) <= event["step"]
+        ]
         if event["resumed"]:
             kept.append(
                 {
@@ -212,7 +213,7 @@ def read_json(run_uri: str, name: str) -> dict[str, Any] | None:
 
 def environment() -> dict[str, Any]:
     """Describe the machine and the versions that produced a run."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for package in ("torch", "ray", "transformers", "numpy"):
         try:
             versions[package] = metadata.version(package)

@@ -101,14 +101,15 @@ def write_bytes(uri: str, content: bytes) -> None:
         return
     target = Path(uri)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    part = Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
-        os.chmod(part, 0o644)  # mkstemp's 0600 would hide the record from a colleague
-        os.replace(part, target)
+        part.chmod(0o644)  # mkstemp's 0600 would hide the record from a colleague
+        part.replace(target)
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 
@@ -142,16 +143,16 @@ def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
         return
     target = Path(uri)
     target.parent.mkdir(parents=True, exist_ok=True)
-    # A sibling of the target: os.replace is a rename only within one file system.
+    # A sibling of the target: a rename works only within one file system.
     part = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
     shutil.move(local, part)
     if target.exists():
         old = target.parent / f".{target.name}.old-{uuid.uuid4().hex[:8]}"
-        os.replace(target, old)
-        os.replace(part, target)
+        target.replace(old)
+        part.replace(target)
         shutil.rmtree(old, ignore_errors=True)
     else:
-        os.replace(part, target)
+        part.replace(target)
 
 
 def staging_folder(uri: str) -> Path:
@@ -203,9 +204,10 @@ def remove_folder(uri: str) -> None:
 
 
 def remove_leftovers(uri: str) -> None:
-    """Remove staging folders that a killed process left below a folder on disk."""
+    """Remove hidden folders below a folder on disk: ``staging_folder`` and ``publish_folder`` use
+    such names until a folder is whole. S3 has none."""
     if is_s3(uri):
         return
     for path in Path(uri).glob(".*"):
-        if path.is_dir() and path.name.startswith((".staging-", ".step-")):
+        if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Runs a recipe in a process that torchrun started, without Ray: for debugging and profiling."""
 
 import sys
+from pathlib import Path
 
 from training import contract, launch, recipes, record, storage
 from training.config import RunConfig
@@ -14,8 +15,9 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     run_uri = storage.join(config.storage, config.run)
     worker = TorchrunWorker(run_uri=run_uri)
     kept: record.RunRecord | None = None
-    if worker.rank == 0:
-        display = make_display()
+    report: Path | None = None
+    display = make_display() if worker.rank == 0 else None
+    if display is not None:
         kept = record.RunRecord(run_uri, config, record.environment(), display)
         worker.on_event = kept.handle
     code = contract.EXIT_OK
@@ -30,7 +32,7 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
             print(f"error: {error}", file=sys.stderr)
     finally:
         worker.close()
-        if kept is not None:
+        if kept is not None and display is not None:
             report = kept.close()
             display.close()
     if kept is not None and kept.is_complete:

@@ -5,8 +5,11 @@ cropped, mirrored and normalised there in a handful of tensor operations per bat
 ever touched by Python. Use a streaming loader instead for sets that do not fit on the device.
 """
 
+import gzip
 import hashlib
+import importlib.util
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
@@ -15,17 +18,10 @@ import torch
 
 from training.contract import InputError
 from training.data import idx, sources
+from training.data.sources import DIGITS, FILES
 
 IMAGE_SIZE: Final = 28
 NUM_CLASSES: Final = 10
-DIGITS: Final = "digits"
-
-FILES: Final = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
 
 # MD5 of the decompressed files of the full FashionMNIST (zalandoresearch/fashion-mnist). The
 # gzip wrapper differs from mirror to mirror, its content does not.
@@ -108,16 +104,23 @@ def load(source: str) -> ImageSet:
 
 def _digits() -> ImageSet:
     """scikit-learn's 1,797 digits (8x8, from the UCI repository), enlarged to 28x28; every fifth
-    image is for testing. They come with the package, so a machine without network has them."""
-    from sklearn.datasets import load_digits
+    image is for testing. They come with the package, so a machine without network has them.
 
-    bunch = load_digits()
-    small = torch.from_numpy(bunch.images).float().unsqueeze(1) * (255 / 16)
+    Its file is read directly: importing scikit-learn takes longer than all the rest of loading.
+    """
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    path = Path(package.submodule_search_locations[0]) / "datasets" / "data" / "digits.csv.gz"
+    # One image a line: 64 values from 0 to 16, then the digit.
+    with gzip.open(path, "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    small = torch.from_numpy(table[:, :64].copy()).view(-1, 1, 8, 8) * (255 / 16)
     large = torch.nn.functional.interpolate(
         small, size=(IMAGE_SIZE, IMAGE_SIZE), mode="bilinear", align_corners=False
     )
     images = large.round().clamp(0, 255).to(torch.uint8).squeeze(1).numpy()
-    labels = bunch.target.astype(np.uint8)
+    labels = table[:, 64].astype(np.uint8)
     test = np.arange(len(images)) % 5 == 4
     return _image_set(images[~test], labels[~test], images[test], labels[test], DIGIT_CLASSES)
 
@@ -151,7 +154,7 @@ def _image_set(
 ) -> ImageSet:
     digest = hashlib.sha256()
     for array in (train_images, train_labels, test_images, test_labels):
-        digest.update(np.ascontiguousarray(array))
+        digest.update(array.tobytes())
     # From the histogram: exact, and no float copy of the whole set.
     counts = np.bincount(train_images.reshape(-1), minlength=256)
     values = np.arange(256) / 255
@@ -210,9 +213,7 @@ class DeviceImages:
 
     @classmethod
     def train_split(cls, image_set: ImageSet, device: torch.device, *, border: int = 0) -> Self:
-        return cls(
-            image_set.train_images, image_set.train_labels, image_set, device, border=border
-        )
+        return cls(image_set.train_images, image_set.train_labels, image_set, device, border=border)
 
     @classmethod
     def test_split(cls, image_set: ImageSet, device: torch.device) -> Self:

@@ -9,15 +9,26 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from filelock import FileLock
 
 from training.contract import InputError
 
-CACHE_VARIABLE = "TRAINING_CACHE_DIR"
-_CHUNK_BYTES = 1 << 20
-_TIMEOUT_S = 60.0
-_ATTEMPTS = 4
+# The data set that needs no source: scikit-learn's, which comes with the package.
+DIGITS: Final = "digits"
+
+FILES: Final = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+
+CACHE_VARIABLE: Final = "TRAINING_CACHE_DIR"
+_CHUNK_BYTES: Final = 1 << 20
+_TIMEOUT_S: Final = 60.0
+_ATTEMPTS: Final = 4
 
 
 def is_remote(source: str) -> bool:
@@ -94,7 +105,7 @@ def _fetch(url: str, target: Path) -> None:
             _download_s3(url, part)
         else:
             _download_http(url, part)
-        os.replace(part, target)
+        part.replace(target)
     finally:
         part.unlink(missing_ok=True)
 

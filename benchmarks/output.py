@@ -1,0 +1,41 @@
+"""What every benchmark prints, and how."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from training import record
+
+
+def report(result: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print a benchmark's figures with the machine and the versions they were measured on.
+
+    Args:
+        result: Figures by name; ``ratio`` is the headline, larger is better.
+        as_json: One JSON object on stdout instead of lines for people.
+    """
+    assert "ratio" in result
+    environment = record.environment()
+    environment.pop("command")
+    whole = {**result, "environment": environment}
+    if as_json:
+        print(json.dumps(whole, indent=1))
+        return
+    _print(whole, indent="")
+
+
+def say(text: str) -> None:
+    """Show progress on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print(values: Mapping[str, Any], *, indent: str) -> None:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            print(f"{indent}{name}:")
+            _print(value, indent=indent + "  ")
+        elif isinstance(value, float):
+            print(f"{indent}{name}: {value:.4g}")
+        else:
+            print(f"{indent}{name}: {value}")

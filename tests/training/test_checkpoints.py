@@ -1,0 +1,264 @@
+"""Proves that a checkpoint is restored exactly, and that one that is not whole is never used."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from training import checkpoints, models, storage
+from training.checkpoints import Position, Snapshot
+from training.models import Window
+
+Cut = dict[str, tuple[Window, int]]
+
+
+def trained(layout: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer, Cut]:
+    torch.manual_seed(0)
+    model = models.resnet18()
+    cut = models.keep_live_taps(model, image_size=28) if layout == "live" else {}
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    for number in range(steps):
+        step(model, optimizer, number)
+    return model, optimizer, cut
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
+    generator = torch.Generator().manual_seed(number)
+    pixels = torch.randn(8, 1, 28, 28, generator=generator)
+    labels = torch.randint(0, 10, (8,), generator=generator)
+    loss = F.cross_entropy(model(pixels).logits, labels)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def snapshot_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, cut: Cut, number: int = 3
+) -> Snapshot:
+    return checkpoints.take_snapshot(
+        model,
+        optimizer,
+        cut=cut,
+        position=Position(step=number, epoch_loss_sum=1.5, epoch_images=24, seconds=2.0),
+        config={"lr": 1e-3},
+        data="fingerprint",
+    )
+
+
+@pytest.fixture(scope="module")
+def snapshot() -> Snapshot:
+    return snapshot_of(*trained("live", steps=1))
+
+
+def with_step(snapshot: Snapshot, number: int) -> Snapshot:
+    from dataclasses import replace
+
+    return replace(snapshot, position=Position(step=number))
+
+
+@pytest.mark.parametrize("saved", ["live", "full"])
+@pytest.mark.parametrize("loaded", ["live", "full"])
+def test_training_goes_on_as_if_it_had_not_stopped_in_either_layout(
+    tmp_path: Path, saved: str, loaded: str
+) -> None:
+    model, optimizer, cut = trained(saved)
+    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer, cut), keep=1)
+    expected = [step(model, optimizer, number) for number in range(3, 6)]
+
+    fresh, fresh_optimizer, fresh_cut = trained(loaded, steps=0)
+    found = checkpoints.newest(str(tmp_path), pytest.fail)
+    assert found is not None
+    checkpoints.apply(found, fresh, fresh_optimizer, cut=fresh_cut)
+    assert found.position == Position(step=3, epoch_loss_sum=1.5, epoch_images=24, seconds=2.0)
+    assert (found.config, found.data) == ({"lr": 1e-3}, "fingerprint")
+    continued = [step(fresh, fresh_optimizer, number) for number in range(3, 6)]
+    tolerance = 0 if saved == loaded else 2e-4
+    assert continued == pytest.approx(expected, abs=tolerance, rel=0)
+
+
+def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
+    model, optimizer, cut = trained("live", steps=1)
+    taken = snapshot_of(model, optimizer, cut)
+    before = {name: tensor.clone() for name, tensor in taken.model.items()}
+    step(model, optimizer, 1)
+    assert all(torch.equal(taken.model[name], tensor) for name, tensor in before.items())
+
+
+def test_the_random_state_is_restored(tmp_path: Path) -> None:
+    model, optimizer, cut = trained("live", steps=1)
+    torch.manual_seed(42)
+    taken = snapshot_of(model, optimizer, cut)
+    expected = torch.rand(3)
+    checkpoints.save(str(tmp_path), taken, keep=1)
+    torch.manual_seed(7)
+    found = checkpoints.newest(str(tmp_path), pytest.fail)
+    assert found is not None
+    checkpoints.apply(found, model, optimizer, cut=cut)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_the_newest_are_kept_and_nothing_else_is_left(tmp_path: Path, snapshot: Snapshot) -> None:
+    for number in (1, 2, 3, 12):
+        checkpoints.save(str(tmp_path), with_step(snapshot, number), keep=2)
+    assert checkpoints.names(str(tmp_path)) == ["step-00000003", "step-00000012"]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000003",
+        "step-00000012",
+    ]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path, snapshot: Snapshot) -> None:
+    for _ in range(2):
+        checkpoints.save(str(tmp_path), with_step(snapshot, 5), keep=2)
+    assert checkpoints.names(str(tmp_path)) == ["step-00000005"]
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000005"]
+
+
+def damage_truncated_model(folder: Path) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+
+
+def damage_flipped_bit(folder: Path) -> None:
+    content = bytearray((folder / "state.pt").read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / "state.pt").write_bytes(bytes(content))
+
+
+def damage_missing_file(folder: Path) -> None:
+    (folder / "state.pt").unlink()
+
+
+def damage_no_manifest(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+
+
+def damage_manifest(folder: Path) -> None:
+    (folder / "manifest.json").write_text("{")
+
+
+def damage_manifest_shape(folder: Path) -> None:
+    (folder / "manifest.json").write_text("[]")
+
+
+def damage_format(folder: Path) -> None:
+    """Whole by its manifest, but not a state that this version can read."""
+    torch.save({"optimizer": {}}, folder / "state.pt")
+    manifest = json.loads((folder / "manifest.json").read_text())
+    path = folder / "state.pt"
+    manifest["files"]["state.pt"] = {
+        "bytes": path.stat().st_size,
+        "sha256": checkpoints._sha256(path),
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (damage_truncated_model, "bytes instead of"),
+        (damage_flipped_bit, "checksum"),
+        (damage_missing_file, "state.pt is missing"),
+        (damage_no_manifest, "upload was cut off"),
+        (damage_manifest, "cannot be read"),
+        (damage_manifest_shape, "cannot be read"),
+        (damage_format, "cannot be read"),
+    ],
+)
+def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
+    tmp_path: Path, snapshot: Snapshot, damage: Callable[[Path], None], reason: str
+) -> None:
+    run = str(tmp_path)
+    for number in (4, 8):
+        checkpoints.save(run, with_step(snapshot, number), keep=2)
+    damage(tmp_path / "checkpoints" / "step-00000008")
+    warnings: list[str] = []
+    found = checkpoints.newest(run, warnings.append)
+    assert found is not None
+    assert found.position.step == 4
+    assert len(warnings) == 1
+    assert "step-00000008" in warnings[0]
+    assert reason in warnings[0]
+    # Out of the way of the step that training is about to write again, and counted no more.
+    assert checkpoints.names(run) == ["step-00000004"]
+    checkpoints.save(run, with_step(snapshot, 8), keep=2)
+    again = checkpoints.newest(run, pytest.fail)
+    assert again is not None
+    assert again.position.step == 8
+
+
+def test_without_a_usable_checkpoint_training_starts_afresh(
+    tmp_path: Path, snapshot: Snapshot
+) -> None:
+    assert checkpoints.newest(str(tmp_path), pytest.fail) is None
+    checkpoints.save(str(tmp_path), with_step(snapshot, 4), keep=2)
+    damage_flipped_bit(tmp_path / "checkpoints" / "step-00000004")
+    warnings: list[str] = []
+    assert checkpoints.newest(str(tmp_path), warnings.append) is None
+    assert len(warnings) == 1
+    assert (tmp_path / "checkpoints" / "damaged-step-00000004").is_dir()
+
+
+def test_a_save_that_fails_half_way_leaves_the_one_before_and_no_part(
+    tmp_path: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints.save(str(tmp_path), with_step(snapshot, 4), keep=2)
+
+    def no_space(*_arguments: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", no_space)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoints.save(str(tmp_path), with_step(snapshot, 8), keep=2)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000004"]
+
+
+def test_leftovers_of_a_killed_save_are_removed_and_nothing_else(
+    tmp_path: Path, snapshot: Snapshot
+) -> None:
+    run = str(tmp_path)
+    checkpoints.save(run, with_step(snapshot, 4), keep=2)
+    folder = tmp_path / "checkpoints"
+    (folder / ".staging-abc").mkdir()
+    shutil.copytree(folder / "step-00000004", folder / ".step-00000008.0123abcd")
+    checkpoints.remove_leftovers(run)
+    assert [path.name for path in folder.iterdir()] == ["step-00000004"]
+
+
+def test_a_published_folder_can_be_read_by_others(tmp_path: Path, snapshot: Snapshot) -> None:
+    checkpoints.publish_model(str(tmp_path), snapshot)
+    assert (tmp_path / "model").stat().st_mode & 0o055 == 0o055
+
+
+@pytest.mark.slow
+def test_checkpoints_in_s3_are_saved_verified_pruned_and_torn_ones_passed_over(
+    s3_endpoint: str, snapshot: Snapshot
+) -> None:
+    del s3_endpoint  # the environment points at it
+    fs = storage.filesystem("s3://")
+    fs.mkdir("s3://checkpoint-test")
+    run = "s3://checkpoint-test/runs/r"
+    for number in (2, 4, 8):
+        checkpoints.save(run, with_step(snapshot, number), keep=2)
+    assert checkpoints.names(run) == ["step-00000004", "step-00000008"]
+    found = checkpoints.newest(run, pytest.fail)
+    assert found is not None
+    assert all(torch.equal(found.model[name], t) for name, t in snapshot.model.items())
+    # The upload of 8 was cut off: its manifest, written last, never came.
+    fs.rm(f"{run}/checkpoints/step-00000008/manifest.json")
+    warnings: list[str] = []
+    found = checkpoints.newest(run, warnings.append)
+    assert found is not None
+    assert found.position.step == 4
+    assert "cut off" in warnings[0]
+    assert checkpoints.names(run) == ["step-00000004"]
+    # 4 is whole in number but not in content: set aside.
+    fs.pipe_file(f"{run}/checkpoints/step-00000004/config.json", b"{}")
+    assert checkpoints.newest(run, warnings.append) is None
+    assert fs.exists(f"{run}/checkpoints/damaged-step-00000004/manifest.json")

@@ -1,0 +1,98 @@
+"""Proves that settings are checked where they live, and that a run keeps those it must keep."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from training import contract
+from training.config import CONFIGS, PRESETS, DdpConfig, differences
+from training.contract import InputError
+
+
+def config(**changes: Any) -> DdpConfig:
+    needed = {"recipe": "ddp", "run": "r", "storage": "/s", "data": "digits"}
+    return DdpConfig(**{**needed, **changes})
+
+
+@pytest.mark.parametrize("recipe", CONFIGS)
+def test_every_preset_of_every_recipe_is_valid(recipe: str) -> None:
+    for name, values in PRESETS[recipe].items():
+        built = config(preset=name, **values)
+        assert {key: getattr(built, key) for key in values} == dict(values)
+
+
+def test_the_ddp_preset_has_the_references_settings() -> None:
+    built = config(num_workers=2, **PRESETS["ddp"]["ddp"])
+    assert (built.images_per_step, built.lr, built.epochs) == (256, 1e-3, 10)
+
+
+def test_every_setting_has_a_help_text_and_a_default() -> None:
+    for field in dataclasses.fields(DdpConfig):
+        assert field.metadata["help"]
+        if field.metadata["cli"]:
+            assert field.default is not dataclasses.MISSING
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("epochs", 0, "at least 1"),
+        ("epochs", 2.5, "of type int"),
+        ("epochs", True, "of type int"),
+        ("seed", -1, "at least 0"),
+        ("lr", 0.0, "greater than 0"),
+        ("lr", float("nan"), "finite"),
+        ("lr", float("inf"), "finite"),
+        ("weight_decay", 2.0, "at most 1"),
+        ("label_smoothing", 0.9, "at most 0.5"),
+        ("batch_per_worker", 4, "at least 8"),
+        ("shift", 20, "at most 8"),
+        ("precision", "fp8", "choose one of auto, fp32, bf16"),
+        ("schedule", "step", "choose one of"),
+        ("layout", "", "choose one of"),
+        ("gradient_compression", "int8", "choose one of"),
+        ("flip", "yes", "of type bool"),
+        ("run", "a/b", "no slash"),
+        ("run", "", "not usable"),
+        ("run", "..", "not usable"),
+        ("run", "-x", "not usable"),
+        ("num_workers", 0, "at least 1"),
+        ("checkpoints_to_keep", 0, "at least 1"),
+        ("report_every", 0, "at least 1"),
+    ],
+)
+def test_a_wrong_value_says_what_is_allowed(setting: str, value: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words) as found:
+        config(**{setting: value})
+    assert str(value) in str(found.value)
+
+
+def test_a_global_batch_too_small_for_the_workers_names_the_remedy() -> None:
+    with pytest.raises(InputError, match="--global-batch 32"):
+        config(global_batch=16, num_workers=4)
+
+
+def test_settings_survive_json_and_unknown_ones_of_a_newer_version_are_ignored() -> None:
+    built = config(lr=0.5, flip=True)
+    assert DdpConfig.from_json({**built.to_json(), "of_the_future": 1}) == built
+
+
+def test_what_a_resumed_run_may_change_is_not_reported() -> None:
+    recorded = config(global_batch=64).to_json()
+    free = {"num_workers": 4, "report_every": 3, "layout": "full", "storage": "/t", "preset": "x"}
+    assert differences(recorded, config(global_batch=64, **free)) == []
+
+
+def test_what_a_resumed_run_must_keep_is_named_with_both_values() -> None:
+    recorded = config(global_batch=64).to_json()
+    found = differences(recorded, config(global_batch=64, lr=0.01, epochs=3))
+    assert found == ["epochs: the run has 10, now 3", "lr: the run has 0.001, now 0.01"]
+
+
+def test_checkpoint_names_sort_by_step_and_say_it() -> None:
+    names = [contract.checkpoint_name(step) for step in (2, 10, 900, 12_345_678, 123_456_789)]
+    assert names[:4] == sorted(names[:4])
+    assert [contract.checkpoint_step(name) for name in names] == [2, 10, 900, 12345678, 123456789]
+    for other in ("step-12", "damaged-step-00000012", "step-0000001x", ".step-00000001"):
+        assert contract.checkpoint_step(other) is None

@@ -1,0 +1,387 @@
+"""Proves that data is read whole or refused with a reason, and that the batch of a step depends
+on the step and the seed alone."""
+
+import gzip
+import hashlib
+import http.server
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from training.contract import InputError
+from training.data import idx, images, sources
+from training.data.images import BatchOrder, DeviceImages
+from training.data.sources import FILES
+
+CPU = torch.device("cpu")
+
+
+def idx_gz(array: np.ndarray) -> bytes:
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    return gzip.compress(header + array.astype(np.uint8).tobytes())
+
+
+def write_images(folder: Path, num_train: int = 40, num_test: int = 10, size: int = 28) -> Path:
+    """A small data set in FashionMNIST's format."""
+    random = np.random.default_rng(0)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, num in (("train", num_train), ("t10k", num_test)):
+        pixels = random.integers(0, 256, (num, size, size))
+        (folder / f"{name}-images-idx3-ubyte.gz").write_bytes(idx_gz(pixels))
+        (folder / f"{name}-labels-idx1-ubyte.gz").write_bytes(idx_gz(np.arange(num) % 10))
+    return folder
+
+
+# ---- reading -------------------------------------------------------------------------------
+
+
+def test_a_folder_of_idx_files_is_read_as_it_was_written(tmp_path: Path) -> None:
+    found = images.load(str(write_images(tmp_path)))
+    expected = np.random.default_rng(0).integers(0, 256, (40, 28, 28))
+    np.testing.assert_array_equal(found.train_images, expected)
+    np.testing.assert_array_equal(found.test_labels, np.arange(10))
+    assert found.mean == pytest.approx(expected.mean() / 255)
+    assert found.std == pytest.approx(expected.std() / 255)
+
+
+def test_digits_are_there_without_network_and_every_fifth_is_held_out() -> None:
+    from sklearn.datasets import load_digits
+
+    found = images.load("digits")
+    assert (len(found.train_images), len(found.test_images)) == (1438, 359)
+    held_out = np.arange(1797) % 5 == 4
+    np.testing.assert_array_equal(found.test_labels, load_digits().target[held_out])
+    assert found.train_images.shape[1:] == (28, 28)
+    # Enlarged, not mixed up: shrunk again, each image is most like its own original.
+    original = load_digits().images[~held_out][:200].reshape(200, -1)
+    enlarged = torch.from_numpy(found.train_images[:200]).float().unsqueeze(1)
+    small = torch.nn.functional.adaptive_avg_pool2d(enlarged, 8).numpy().reshape(200, -1)
+    likeness = np.corrcoef(small, original)[:200, 200:]
+    assert likeness.argmax(axis=1).tolist() == list(range(200))
+
+
+def test_fashion_mnist_mini_is_read_with_its_classes(fashion_mini: Path) -> None:
+    found = images.load(str(fashion_mini))
+    assert (len(found.train_images), len(found.test_images)) == (4000, 1000)
+    assert found.class_names[int(found.test_labels[0])] == "Ankle boot"
+    assert found.train_labels[:5].tolist() == [9, 0, 0, 3, 0]
+
+
+def damage_truncate(folder: Path) -> None:
+    path = folder / FILES[0]
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def damage_not_gzip(folder: Path) -> None:
+    (folder / FILES[2]).write_bytes(b"<html>404</html>")
+
+
+def damage_bits(folder: Path) -> None:
+    content = bytearray((folder / FILES[0]).read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    (folder / FILES[0]).write_bytes(bytes(content))
+
+
+def damage_magic(folder: Path) -> None:
+    (folder / FILES[1]).write_bytes(gzip.compress(b"\x00\x00\x0d\x01" + bytes(8)))
+
+
+def damage_length(folder: Path) -> None:
+    content = gzip.decompress((folder / FILES[0]).read_bytes())
+    (folder / FILES[0]).write_bytes(gzip.compress(content[:-5]))
+
+
+def damage_empty(folder: Path) -> None:
+    (folder / FILES[3]).write_bytes(b"")
+
+
+def damage_size(folder: Path) -> None:
+    write_images(folder, size=32)
+
+
+def damage_labels_range(folder: Path) -> None:
+    (folder / FILES[1]).write_bytes(idx_gz(np.arange(40) % 12))
+
+
+def damage_labels_count(folder: Path) -> None:
+    (folder / FILES[1]).write_bytes(idx_gz(np.arange(39) % 10))
+
+
+def damage_no_images(folder: Path) -> None:
+    (folder / FILES[2]).write_bytes(idx_gz(np.zeros((0, 28, 28))))
+    (folder / FILES[3]).write_bytes(idx_gz(np.zeros(0)))
+
+
+def damage_missing(folder: Path) -> None:
+    (folder / FILES[3]).unlink()
+
+
+def damage_all_missing(folder: Path) -> None:
+    for name in FILES:
+        (folder / name).unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (damage_truncate, "truncated or not a gzip file"),
+        (damage_not_gzip, "truncated or not a gzip file"),
+        (damage_bits, r"(truncated or not a gzip|damaged)"),
+        (damage_magic, "not an IDX file of unsigned bytes"),
+        (damage_length, "its header promises 40 x 28 x 28"),
+        (damage_empty, "not an IDX file"),
+        (damage_size, "32 x 32 pixels.*28 x 28"),
+        (damage_labels_range, "the label 11"),
+        (damage_labels_count, "39 labels for the 40 images"),
+        (damage_no_images, "holds no images"),
+        (damage_missing, f"has no {FILES[3]}"),
+        (damage_all_missing, "is empty"),
+    ],
+)
+def test_damaged_data_is_refused_with_the_file_and_the_reason(
+    tmp_path: Path, damage: Callable[[Path], None], words: str
+) -> None:
+    folder = write_images(tmp_path / "data")
+    damage(folder)
+    with pytest.raises(InputError, match=words) as found:
+        images.load(str(folder))
+    assert str(folder) in str(found.value)
+
+
+def test_a_set_of_fashion_mnists_size_must_have_its_content(tmp_path: Path) -> None:
+    write_images(tmp_path, num_train=60_000, num_test=10_000)
+    with pytest.raises(InputError, match="MD5 of its decompressed content"):
+        images.load(str(tmp_path))
+
+
+def test_the_full_set_passes_its_checksums(data_dir: Path) -> None:
+    found = images.load(str(data_dir / "fashion-mnist"))
+    assert (len(found.train_images), len(found.test_images)) == (60_000, 10_000)
+
+
+def test_an_idx_header_with_too_many_dimensions_is_refused() -> None:
+    with pytest.raises(InputError, match="damaged IDX header"):
+        idx.parse(b"\x00\x00\x08\x09" + bytes(40), "file")
+
+
+# ---- fetching ------------------------------------------------------------------------------
+
+
+class Mirror(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder, counts requests, and can break off or fail at first."""
+
+    requests: list[str]
+    break_off = False
+    failures = 0
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        if type(self).failures:
+            type(self).failures -= 1
+            self.send_error(503)
+            return
+        if not self.break_off:
+            super().do_GET()
+            return
+        content = Path(self.translate_path(self.path)).read_bytes()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[tuple[str, type[Mirror]]]:
+    folder = write_images(tmp_path / "mirror")
+
+    class Handler(Mirror):
+        requests: list[str] = []  # noqa: RUF012 - one list per mirror is the point
+        break_off = False
+        failures = 0
+
+        def __init__(self, *args: object) -> None:
+            super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", Handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(sources.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def _load_in_process(source: str) -> str:
+    return images.load(source).fingerprint
+
+
+def test_a_mirror_is_asked_once_per_file_however_many_workers_load(
+    mirror: tuple[str, type[Mirror]], cache: Path
+) -> None:
+    url, handler = mirror
+    with get_context("spawn").Pool(3) as pool:
+        fingerprints = pool.map(_load_in_process, [url] * 3)
+    assert len(set(fingerprints)) == 1
+    assert sorted(handler.requests) == sorted(f"/{name}" for name in FILES)
+    assert images.load(url + "/").fingerprint == fingerprints[0]
+    assert len(handler.requests) == len(FILES)
+    left_over = [path.name for path in cache.rglob("*") if path.is_file()]
+    assert sorted(left_over) == sorted([".lock", *FILES])
+
+
+def test_a_download_that_breaks_off_leaves_nothing_and_the_next_try_works(
+    mirror: tuple[str, type[Mirror]], cache: Path
+) -> None:
+    url, handler = mirror
+    handler.break_off = True
+    with pytest.raises(InputError, match=r"broke off|could not be fetched"):
+        images.load(url)
+    assert [path.name for path in cache.rglob("*") if path.is_file()] == [".lock"]
+    handler.break_off = False
+    assert len(images.load(url).train_images) == 40
+
+
+def test_a_mirror_that_is_busy_for_a_moment_is_asked_again(
+    mirror: tuple[str, type[Mirror]], cache: Path
+) -> None:
+    del cache
+    url, handler = mirror
+    handler.failures = 2
+    assert len(images.load(url).test_images) == 10
+
+
+def test_a_file_that_the_mirror_does_not_have_is_named(
+    mirror: tuple[str, type[Mirror]], cache: Path
+) -> None:
+    del cache
+    with pytest.raises(InputError, match=f"nothing-here/{FILES[0]} could not be fetched.*404"):
+        images.load(f"{mirror[0]}/nothing-here")
+
+
+def test_a_damaged_download_is_forgotten(
+    mirror: tuple[str, type[Mirror]], cache: Path, tmp_path: Path
+) -> None:
+    url, handler = mirror
+    good = (tmp_path / "mirror" / FILES[0]).read_bytes()
+    (tmp_path / "mirror" / FILES[0]).write_bytes(good[:-100])
+    with pytest.raises(InputError, match="truncated"):
+        images.load(url)
+    assert not list(cache.rglob(FILES[0]))
+    (tmp_path / "mirror" / FILES[0]).write_bytes(good)
+    assert len(images.load(url).train_images) == 40
+    assert handler.requests.count(f"/{FILES[0]}") == 2
+
+
+def test_a_cache_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv(sources.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
+    with pytest.raises(InputError, match=sources.CACHE_VARIABLE):
+        images.load("http://127.0.0.1:9/none")
+
+
+# ---- batches -------------------------------------------------------------------------------
+
+# The last but one ends in 6 images, which join the batch before them.
+ORDERS = [(60_000, 256, 235, 96), (1438, 64, 23, 30), (1030, 64, 16, 64), (1000, 999, 1, 999)]
+
+
+@pytest.mark.parametrize(("num", "batch", "steps", "smallest"), ORDERS)
+def test_every_image_appears_once_per_epoch_and_none_is_dropped(
+    num: int, batch: int, steps: int, smallest: int
+) -> None:
+    order = BatchOrder(num_images=num, global_batch=batch, seed=3)
+    assert (order.steps_per_epoch, order.smallest_batch) == (steps, smallest)
+    for epoch in range(2):
+        seen = [order.indices(epoch * steps + i) for i in range(steps)]
+        assert torch.equal(torch.cat(seen).sort().values, torch.arange(num))
+        assert min(map(len, seen)) >= smallest
+
+
+def test_the_batch_of_a_step_does_not_depend_on_the_steps_before() -> None:
+    whole = BatchOrder(num_images=500, global_batch=32, seed=1)
+    in_order = [whole.indices(step) for step in range(40)]
+    resumed = BatchOrder(num_images=500, global_batch=32, seed=1)
+    for step in (39, 17, 0, 16):
+        assert torch.equal(resumed.indices(step), in_order[step])
+
+
+def test_epochs_and_seeds_have_different_orders() -> None:
+    def first(seed: int, epoch: int) -> list[int]:
+        order = BatchOrder(num_images=500, global_batch=500, seed=seed)
+        return order.indices(epoch).tolist()
+
+    orders = [first(seed, epoch) for seed in range(3) for epoch in range(3)]
+    assert len({tuple(order) for order in orders}) == 9
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+def test_the_shards_of_all_ranks_are_the_batch_in_order(world_size: int) -> None:
+    bounds = [images.shard_bounds(101, rank=r, world_size=world_size) for r in range(world_size)]
+    joined = [i for first, end in bounds for i in range(first, end)]
+    assert joined == list(range(101))
+    sizes = [end - first for first, end in bounds]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_batches_are_normalised_like_one_image_at_a_time(tmp_path: Path) -> None:
+    image_set = images.load(str(write_images(tmp_path)))
+    chosen = torch.tensor([3, 1, 17])
+    pixels, labels = DeviceImages.train_split(image_set, CPU).batch(chosen)
+    expected = [
+        (torch.tensor(image_set.train_images[i]).float() / 255 - image_set.mean) / image_set.std
+        for i in chosen
+    ]
+    torch.testing.assert_close(pixels, torch.stack(expected).unsqueeze(1), atol=1e-5, rtol=1e-5)
+    assert labels.tolist() == [3, 1, 7]
+
+
+def test_a_border_changes_nothing_until_images_are_moved(tmp_path: Path) -> None:
+    image_set = images.load(str(write_images(tmp_path)))
+    plain = DeviceImages.train_split(image_set, CPU)
+    bordered = DeviceImages.train_split(image_set, CPU, border=2)
+    assert torch.equal(plain.batch(torch.arange(9))[0], bordered.batch(torch.arange(9))[0])
+
+
+def test_images_are_moved_and_mirrored_as_drawn(tmp_path: Path) -> None:
+    image_set = images.load(str(write_images(tmp_path)))
+    bordered = DeviceImages.train_split(image_set, CPU, border=2)
+    shifts = torch.tensor([[2, 0, 4], [2, 2, 1]])
+    mirrored = torch.tensor([True, False, True])
+    moved, _ = bordered.augmented(torch.tensor([5, 6, 7]), shifts=shifts, mirrored=mirrored)
+    for i, index in enumerate((5, 6, 7)):
+        padded = np.pad(image_set.train_images[index], 2)
+        top, left = shifts[:, i].tolist()
+        crop = padded[top : top + 28, left : left + 28]
+        crop = crop[:, ::-1] if mirrored[i] else crop
+        expected = (torch.tensor(crop.copy()).float() / 255 - image_set.mean) / image_set.std
+        torch.testing.assert_close(moved[i, 0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_augmentation_is_a_function_of_seed_and_step_and_off_when_asked() -> None:
+    def draw(**changes: int | bool) -> str:
+        settings: dict[str, int | bool] = {"seed": 0, "step": 5, "shift": 2, "flip": True}
+        shifts, mirrored = images.augmentation(num=64, **{**settings, **changes})  # type: ignore[arg-type]
+        return hashlib.sha256(shifts.numpy().tobytes() + mirrored.numpy().tobytes()).hexdigest()
+
+    assert draw() == draw()
+    assert len({draw(), draw(seed=1), draw(step=6), draw(flip=False)}) == 4
+    shifts, mirrored = images.augmentation(seed=0, step=0, num=9, shift=0, flip=False)
+    assert not shifts.any()
+    assert not mirrored.any()

@@ -1,0 +1,157 @@
+"""Proves that every mistake on the command line gets one clear line and exit code 2, before
+anything is started or written."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.training.test_data import write_images
+from training import launch, machine
+from training.data.sources import FILES
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run in an empty folder with two CPUs and no GPU, whatever this machine has."""
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(machine, "gpu_names", list)
+    monkeypatch.setattr(machine, "num_cpus", lambda: 2)
+    return folder
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The error of a command line that must be refused."""
+    try:
+        code: object = launch.main(arguments)
+    except SystemExit as end:  # argparse's own way out
+        code = end.code
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    return err
+
+
+LOCAL = ["ddp", "--local"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["dpp"], ["unknown recipe 'dpp'", "did you mean ddp?"]),
+        (["zebra", "--local"], ["unknown recipe 'zebra'", "choose ddp"]),
+        (["--local", "ddp"], ["unknown option before the recipe '--local'"]),
+        ([*LOCAL, "--preset", "ddq"], ["unknown preset 'ddq'", "did you mean ddp?"]),
+        ([*LOCAL, "--epoch", "3"], ["unknown option --epoch", "did you mean --epochs?"]),
+        ([*LOCAL, "--zebra"], ["unknown option --zebra", "--help"]),
+        ([*LOCAL, "--epochs", "three"], ["--epochs", "three"]),
+        ([*LOCAL, "--epochs", "0"], ["--epochs is 0", "at least 1"]),
+        ([*LOCAL, "--lr", "nan"], ["--lr is nan", "finite"]),
+        ([*LOCAL, "--lr", "-1"], ["--lr is -1.0", "greater than 0"]),
+        ([*LOCAL, "--seed", "-3"], ["--seed is -3"]),
+        ([*LOCAL, "--workers", "0"], ["--workers is 0", "at least 1"]),
+        ([*LOCAL, "--workers", "-2"], ["--workers is -2", "at least 1"]),
+        ([*LOCAL, "--workers", "3"], ["--workers is 3", "2 CPUs", "at most 2"]),
+        ([*LOCAL, "--max-failures", "-1"], ["--max-failures is -1"]),
+        ([*LOCAL, "--run", "a/b"], ["run name 'a/b'", "no slash"]),
+        ([*LOCAL, "--run", ""], ["run name ''"]),
+        ([*LOCAL, "--run", "../up"], ["run name '../up'"]),
+        ([*LOCAL, "--storage", "gs://bucket"], ["storage 'gs://bucket'", "s3://BUCKET"]),
+        ([*LOCAL, "--storage", "s3://"], ["names no bucket"]),
+        ([*LOCAL, "--storage", ""], ["storage ''"]),
+        ([*LOCAL, "--precision", "fp8"], ["--precision is 'fp8'", "auto, fp32, bf16"]),
+        ([*LOCAL, "--global-batch", "4"], ["global batch 4", "--global-batch 8"]),
+        ([*LOCAL, "--data", "nowhere"], ["nowhere does not exist", FILES[0]]),
+        ([*LOCAL, "--data", "."], ["is empty"]),
+    ],
+)
+def test_a_mistake_is_one_clear_line_and_leaves_nothing(
+    arguments: list[str], words: list[str], elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    err = refused(arguments, capsys)
+    assert all(word in err for word in words), err
+    assert not any(path.is_file() for path in elsewhere.rglob("*"))
+
+
+def test_storage_that_is_a_file_is_refused(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "taken").write_text("")
+    err = refused([*LOCAL, "--storage", "taken"], capsys)
+    assert "taken cannot be written (File exists)" in err
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write to any folder")
+def test_storage_without_permission_is_refused(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (elsewhere / "locked").mkdir(mode=0o500)
+    assert "Permission denied" in refused([*LOCAL, "--storage", "locked"], capsys)
+
+
+def test_data_with_a_file_missing_is_refused(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (write_images(elsewhere / "data") / FILES[3]).unlink()
+    assert f"has no {FILES[3]}" in refused([*LOCAL, "--data", "data"], capsys)
+
+
+def run_with(folder: Path, **settings: object) -> None:
+    folder.mkdir(parents=True)
+    recorded = {"recipe": "ddp", "run": folder.name, "global_batch": 64, "lr": 0.002, "epochs": 9}
+    (folder / "config.json").write_text(json.dumps({**recorded, **settings}))
+
+
+def test_resuming_with_other_settings_names_each_difference(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_with(elsewhere / "runs" / "mine", seed=0)
+    before = (elsewhere / "runs" / "mine" / "config.json").read_bytes()
+    err = refused([*LOCAL, "--run", "mine", "--lr", "0.01", "--seed", "4"], capsys)
+    assert "lr: the run has 0.002, now 0.01" in err
+    assert "seed: the run has 0, now 4" in err
+    assert "epochs: the run has 9" in err
+    assert "--overwrite" in err
+    assert (elsewhere / "runs" / "mine" / "config.json").read_bytes() == before
+
+
+def test_resuming_keeps_the_global_batch_on_another_number_of_workers(elsewhere: Path) -> None:
+    run_with(elsewhere / "runs" / "mine", epochs=8)
+    options = vars(launch.parser("ddp").parse_args(["--local", "--run", "mine", "--epochs", "8"]))
+    config = launch.build_config("ddp", options)
+    assert (config.num_workers, config.to_json()["global_batch"]) == (1, 64)
+
+
+def test_resuming_a_run_of_another_recipe_is_refused(
+    elsewhere: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_with(elsewhere / "runs" / "mine", recipe="fsdp")
+    assert "recipe 'fsdp'" in refused([*LOCAL, "--run", "mine"], capsys)
+
+
+def test_overwrite_removes_the_earlier_run(elsewhere: Path) -> None:
+    run_with(elsewhere / "runs" / "mine", epochs=3)
+    arguments = ["--local", "--run", "mine", "--overwrite"]
+    launch.build_config("ddp", vars(launch.parser("ddp").parse_args(arguments)))
+    assert not (elsewhere / "runs" / "mine").exists()
+
+
+def test_without_data_the_digits_train_with_their_own_preset() -> None:
+    config = launch.build_config("ddp", vars(launch.parser("ddp").parse_args(["--local"])))
+    assert (config.data, config.preset) == ("digits", "digits")
+
+
+def test_help_explains_presets_exit_codes_and_every_setting(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        launch.main(["ddp", "--help"])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    for word in ("--local", "--lr", "ddp, fast, digits", "exit codes", "130", "torchrun"):
+        assert word in out

@@ -1,0 +1,326 @@
+"""Proves, with the real command and real Ray processes, that a run trains, can be stopped and
+killed in every way, resumes exactly, and leaves no process behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.training.test_data import write_images
+from training import record
+
+pytestmark = pytest.mark.slow
+
+REPO = Path(__file__).parents[2]
+# About six seconds of training on two cores.
+DIGITS = ["--preset", "digits", "--epochs", "3", "--workers", "2"]
+
+
+@dataclass
+class Command:
+    """The launch command in a process group of its own, as a terminal would start it."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+    run: str
+
+    @property
+    def run_folder(self) -> Path:
+        return self.folder / "runs" / self.run
+
+    def steps_done(self) -> int:
+        lines = record.read_lines(self.run_folder / "metrics.jsonl")
+        return max((line["step"] for line in lines if line["type"] == "step"), default=0)
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, self.process.communicate()
+            assert time.monotonic() < deadline, "waited too long"
+            time.sleep(0.05)
+
+    def end(self, timeout_s: float = 240) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, out, err
+
+    def metrics(self, kind: str) -> list[dict[str, Any]]:
+        lines = record.read_lines(self.run_folder / "metrics.jsonl")
+        return [line for line in lines if line["type"] == kind]
+
+    def result(self) -> dict[str, Any]:
+        found = record.read_json(str(self.run_folder), "result.json")
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
+    """Start ``python -m training.launch ddp --local``; whatever is left at the end is killed."""
+    folder = tmp_path_factory.mktemp("runs")
+    started: list[subprocess.Popen[str]] = []
+
+    def run(name: str, *arguments: str, local: bool = True) -> Command:
+        command = [sys.executable, "-m", "training.launch", "ddp", "--run", name, *arguments]
+        process = subprocess.Popen(
+            [*command, "--local"] if local else command,
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(REPO), "TRAINING_TEST_RUN": name},
+            start_new_session=True,
+        )
+        started.append(process)
+        return Command(process, folder, name)
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def processes_of(run: str) -> list[psutil.Process]:
+    """Every process that a command started, Ray's too: they inherit its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TRAINING_TEST_RUN") == run:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def assert_nothing_is_left(run: str, within_s: float = 5) -> None:
+    deadline = time.monotonic() + within_s
+    while left := processes_of(run):
+        assert time.monotonic() < deadline, [process.name() for process in left]
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(start: Callable[..., Command]) -> Command:
+    command = start("whole", *DIGITS, "--json")
+    code, out, err = command.end()
+    assert code == 0, err
+    assert json.loads(out) == command.result()
+    assert_nothing_is_left("whole")
+    return command
+
+
+def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> None:
+    result = uninterrupted.result()
+    assert result["status"] == "succeeded"
+    assert result["accuracy"] >= 0.9
+    assert (result["steps"], result["world_size"]) == (69, 2)
+    folder = uninterrupted.run_folder
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {
+        "step-00000046",
+        "step-00000069",
+    }
+    from transformers import ResNetForImageClassification
+
+    model = ResNetForImageClassification.from_pretrained(folder / "model")
+    assert sum(parameter.numel() for parameter in model.parameters()) == 11_175_370
+    assert (folder / "report.html").stat().st_size > 10_000
+    assert [line["rank"] for line in uninterrupted.metrics("rank")] == [0, 1] * 3
+    evaluation = record.read_json(str(folder), "evaluation.json")
+    assert evaluation is not None
+    assert sum(map(sum, evaluation["confusion_matrix"])) == 359
+    correct = sum(row[i] for i, row in enumerate(evaluation["confusion_matrix"]))
+    assert correct / 359 == pytest.approx(result["accuracy"], abs=1e-9)
+
+
+def test_the_losses_are_those_stored(uninterrupted: Command) -> None:
+    # Stored on a CPU in fp32, seed 0. A change of these is a change of the recipe.
+    expected = {1: 2.4975, 2: 2.4346, 5: 2.2411, 10: 1.4011, 20: 0.3}
+    losses = {line["step"]: line["loss"] for line in uninterrupted.metrics("step")}
+    found = {step: round(losses[step], 4) for step in expected}
+    assert found == pytest.approx(expected, abs=5e-3)
+
+
+def test_a_complete_run_is_not_trained_again(
+    start: Callable[..., Command], uninterrupted: Command
+) -> None:
+    began = time.monotonic()
+    code, out, err = start("whole", *DIGITS, "--json").end()
+    assert code == 0
+    assert "already complete" in err
+    assert json.loads(out) == uninterrupted.result()
+    assert time.monotonic() - began < 10
+
+
+def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
+    start: Callable[..., Command], uninterrupted: Command
+) -> None:
+    # Ctrl-C in the middle of the first epoch, to the whole group, as a terminal sends it.
+    command = start("broken", *DIGITS)
+    command.wait_until(lambda: command.steps_done() >= 5)
+    asked = time.monotonic()
+    os.killpg(command.process.pid, signal.SIGINT)
+    code, _, err = command.end(timeout_s=30)
+    assert time.monotonic() - asked < 15
+    assert code == 130, err
+    assert "stopped at step" in err
+    assert "Traceback" not in err
+    assert_nothing_is_left("broken")
+    stopped_at = command.result()["steps"]
+    assert 5 <= stopped_at < 23
+
+    # Killed outright in the third epoch: what came after the second is lost, and done again.
+    command = start("broken", *DIGITS)
+    command.wait_until(lambda: command.steps_done() >= 52)
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.process.wait()
+    assert_nothing_is_left("broken", within_s=15)
+    killed = shutil.copytree(command.run_folder, command.folder / "runs" / "fewer")
+    assert any((killed / "checkpoints").iterdir())
+
+    command = start("broken", *DIGITS, "--json")
+    code, out, err = command.end()
+    assert code == 0, err
+    result, expected = json.loads(out), uninterrupted.result()
+    assert result["resumed_from"] == 46
+    assert result["accuracy"] == pytest.approx(expected["accuracy"], abs=1e-6)
+    assert result["loss"] == pytest.approx(expected["loss"], abs=1e-6)
+    losses = [line["loss"] for line in command.metrics("step")]
+    assert losses == pytest.approx(
+        [line["loss"] for line in uninterrupted.metrics("step")], abs=1e-6
+    )
+    assert [line["step"] for line in command.metrics("resume")] == [stopped_at, 46]
+    train_losses = [line["train_loss"] for line in command.metrics("evaluation")]
+    assert train_losses == pytest.approx(
+        [line["train_loss"] for line in uninterrupted.metrics("evaluation")], abs=1e-6
+    )
+
+    # The same, resumed by one worker: other batch statistics, the same curve.
+    config = json.loads((killed / "config.json").read_text())
+    (killed / "config.json").write_text(json.dumps({**config, "run": "fewer"}))
+    command = start("fewer", "--preset", "digits", "--epochs", "3", "--workers", "1", "--json")
+    code, out, err = command.end()
+    assert code == 0, err
+    assert json.loads(out)["world_size"] == 1
+    assert json.loads(out)["accuracy"] == pytest.approx(expected["accuracy"], abs=0.02)
+
+
+def test_a_lost_worker_is_replaced_and_the_run_ends_the_same(
+    start: Callable[..., Command], uninterrupted: Command
+) -> None:
+    command = start("lost", *DIGITS)
+    command.wait_until(lambda: command.steps_done() >= 25)
+    workers = [p for p in processes_of("lost") if "RayTrainWorker" in " ".join(p.cmdline())]
+    assert len(workers) == 2
+    workers[1].kill()
+    code, _, err = command.end()
+    assert code == 0, err
+    assert "resuming at step 23" in err
+    assert command.result()["loss"] == pytest.approx(uninterrupted.result()["loss"], abs=1e-6)
+    assert_nothing_is_left("lost")
+
+
+def test_a_loss_that_is_not_a_number_names_the_step_and_keeps_the_checkpoint(
+    start: Callable[..., Command], uninterrupted: Command
+) -> None:
+    # The second half of an otherwise good run: its checkpoint is there, its learning rate is not.
+    folder = uninterrupted.folder / "runs" / "diverging"
+    shutil.copytree(uninterrupted.run_folder, folder)
+    shutil.rmtree(folder / "checkpoints" / "step-00000069")
+    (folder / "result.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "run": "diverging", "lr": 1e35}))
+    code, out, err = start("diverging", *DIGITS, "--lr", "1e35").end()
+    assert code == 2, err
+    assert out == ""
+    assert "training diverged at step 4" in err
+    assert "checkpoint step-00000046 is kept" in err
+    assert "lower --lr (now 1e+35)" in err
+    assert "Traceback" not in err
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000046"]
+    assert_nothing_is_left("diverging")
+
+
+def test_data_damaged_inside_is_refused_before_a_run_is_made(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    data = write_images(tmp_path / "data", size=32)
+    command = start("unborn", "--data", str(data))
+    code, out, err = command.end()
+    assert (code, out) == (2, "")
+    assert "32 x 32 pixels" in err
+    assert "Traceback" not in err
+    assert not command.run_folder.exists()
+    assert_nothing_is_left("unborn")
+
+
+def test_other_data_than_the_runs_own_is_refused(
+    start: Callable[..., Command], uninterrupted: Command, tmp_path: Path
+) -> None:
+    folder = uninterrupted.folder / "runs" / "other-data"
+    shutil.copytree(uninterrupted.run_folder, folder)
+    (folder / "result.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "run": "other-data"}))
+    data = write_images(tmp_path / "data", num_train=300, num_test=50)
+    code, _, err = start("other-data", *DIGITS, "--data", str(data)).end()
+    assert code == 2, err
+    assert "was trained on other images" in err
+    assert "Traceback" not in err
+
+
+def test_without_a_cluster_the_remedy_is_named(start: Callable[..., Command]) -> None:
+    code, _, err = start("alone", local=False).end()
+    assert code == 2, err
+    assert "add --local" in err
+    assert "Traceback" not in err
+
+
+def test_fashion_mnist_mini_reaches_its_accuracy(
+    start: Callable[..., Command], fashion_mini: Path
+) -> None:
+    command = start("a", "--workers", "2", "--data", str(fashion_mini), "--epochs", "10")
+    code, _, err = command.end()
+    assert code == 0, err
+    assert command.result()["accuracy"] >= 0.84
+    for epoch in (1, 10):
+        for rank in (0, 1):
+            assert f"epoch {epoch}/10 rank {rank}: " in err
+
+
+def test_the_same_loop_runs_under_torchrun_without_ray(
+    uninterrupted: Command, tmp_path: Path
+) -> None:
+    # Ray made impossible to import, as on a machine that has only PyTorch.
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('no Ray here')")
+    command = [
+        *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
+        *("--master-port", "0", "-m", "training.launch", "ddp", "--preset", "digits"),
+        *("--epochs", "1", "--run", "plain", "--json"),
+    ]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{REPO}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == "succeeded"
+    lines = record.read_lines(tmp_path / "runs" / "plain" / "metrics.jsonl")
+    losses = [line["loss"] for line in lines if line["type"] == "step"]
+    # One epoch has another schedule than three, so only the first step is the same.
+    first = uninterrupted.metrics("step")[0]["loss"]
+    assert losses[0] == pytest.approx(first, abs=1e-6)
+    assert len(losses) == 23

@@ -1,0 +1,452 @@
+"""The report of a run opens anywhere, runs nothing, hides nothing, and copes with half a record.
+
+Every test writes the record of a small run by hand and reads the page as a browser would.
+"""
+
+import base64
+import json
+import math
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from training import report
+from training.report import write_report
+
+PLOTS = {"loss", "accuracy", "throughput", "learning_rate", "step_time", "confusion_matrix"}
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+STEPS_PER_EPOCH = 20
+CLASSES = ["T-shirt", "$x_{$ & <b>bag</b>", "Coat"]
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+
+
+class Page(HTMLParser):
+    """A parsed report: its elements in order, its text, and whether every tag is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.words: list[str] = []
+        self.unbalanced: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+        self.close()
+        self.unbalanced += self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self._open or self._open.pop() != tag:
+            self.unbalanced.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        if not self._open or self._open[-1] != "style":
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def key_figures(self) -> dict[str, str]:
+        """The row of figures below the title, as a browser would read it out."""
+        words = [word.strip() for word in self.words if word.strip()]
+        words = words[words.index("Accuracy") : words.index("Training")]
+        return dict(zip(words[::2], words[1::2], strict=False))
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def metrics(num_epochs: int, steps_per_epoch: int = STEPS_PER_EPOCH) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
+    for step in range(1, num_epochs * steps_per_epoch + 1):
+        epoch = (step - 1) // steps_per_epoch + 1
+        loss = 2 / math.sqrt(step) + 0.05 * math.sin(step * 1.7)
+        lines.append({"type": "step", "step": step, "epoch": epoch, "loss": loss, "lr": 1 / step})
+        if step % steps_per_epoch:
+            continue
+        for rank in range(2):
+            # The first epoch is slow, and must not count in the means.
+            seconds = 0.1 * (10 if epoch == 1 else 1) * (1 + rank)
+            parts = {"data_s": 0.1, "forward_s": 0.3, "backward_s": 0.5, "optimizer_s": 0.05}
+            lines.append(
+                {"type": "rank", "epoch": epoch, "step": step, "rank": rank}
+                | {name: share * seconds for name, share in parts.items()}
+                | {"step_time_s": seconds, "images_per_s": 480.0}
+            )
+        lines.append(
+            {"type": "evaluation", "epoch": epoch, "step": step, "loss": 1 / epoch}
+            | {"accuracy": 1 - 0.3 / epoch, "train_loss": 1.1 / epoch, "images_per_s": 950.0}
+            | {"seconds": 63.2 * epoch, "a_later_version": True}
+        )
+    return lines
+
+
+def write_record(folder: Path) -> Path:
+    """The record of a finished run of three epochs, resumed once."""
+    folder.mkdir()
+    lines = metrics(3)
+    resume = {"type": "resume", "step": 30, "world_size": 2, "checkpoint": "step-00000030"}
+    other = [{"type": "phase", "name": "start", "time": 1.7e9}, {"type": "new", "step": 60}]
+    write_lines(folder / "metrics.jsonl", [*lines[:33], resume, *lines[33:], *other])
+    samples = [
+        {"index": i, "label": i % 3, "prediction": (i + i // 4) % 3, "confidence": 0.61}
+        | {"pixels": base64.b64encode(bytes(range(12))).decode(), "height": 3, "width": 4}
+        for i in range(6)
+    ]
+    for name, values in {
+        "config": {"run": "first", "recipe": "ddp", "preset": "ddp", "elastic": {"min": 1}},
+        "environment": {"cpu": "Imaginary 9000", "gpus": [], "started_at": "2025-01-02T03:04:05Z"},
+        "evaluation": {
+            "class_names": CLASSES,
+            "confusion_matrix": [[90, 7, 3], [4, 96, 0], [11, 0, 89]],
+            "samples": samples,
+        },
+        "result": {
+            "status": "succeeded",
+            "accuracy": 0.9361,
+            "loss": 0.22144,
+            "seconds": 3845.0,
+            "steps": 60,
+            "images_per_s": 948.2,
+            "world_size": 2,
+            "resumed_from": 30,
+            "parameters": 11_175_370,
+            "mfu": None,
+            "error": None,
+        },
+    }.items():
+        (folder / f"{name}.json").write_text(json.dumps(values))
+    return folder
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return write_record(tmp_path / "first")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run with its report, for tests that only look."""
+    return write_report(write_record(tmp_path_factory.mktemp("runs") / "first")).parent
+
+
+def change(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def read(run_dir: Path) -> Page:
+    """The page of a report written now."""
+    return Page(write_report(run_dir).read_text("utf-8"))
+
+
+def look(finished: Path) -> tuple[str, Page]:
+    """The source of a report written before, and the page."""
+    content = (finished / "report.html").read_text("utf-8")
+    return content, Page(content)
+
+
+def test_the_page_shows_the_values_of_the_result(finished: Path) -> None:
+    _, page = look(finished)
+    assert page.key_figures() == {
+        "Accuracy": "93.61%",
+        "Evaluation loss": "0.2214",
+        "Images/s": "948",
+        "Wall time": "1 h 4 min",
+        "Workers": "2",
+        "Resumed from": "step 30",
+        "Steps": "60",
+        "Parameters": "11.18 M",
+    }
+
+
+def test_the_page_shows_every_part_of_the_record(finished: Path) -> None:
+    _, page = look(finished)
+    for part in (
+        "succeeded recipe ddp · preset ddp · started 2025-01-02 03:04 UTC",
+        "Evaluation loss 0.3333 at the end, its best.",
+        "90.00% after the last epoch, the best.",
+        "950 images/s over all workers, mean without the first epoch.",
+        "Highest 1 at step 1",
+        "Slowest 200 ms.",  # rank 1 after the first epoch
+        "Resumed at step 30 on 2 workers from step-00000030.",
+        "275 of 300 right",
+        "elastic.min 1",
+        "Measured on a CPU: Imaginary 9000. No GPU took part.",
+    ):
+        assert part in page.text
+    assert "left out." not in page.text
+    assert "damaged" not in page.text
+
+
+def test_the_page_is_balanced_and_fetches_nothing(finished: Path) -> None:
+    content, page = look(finished)
+    assert page.unbalanced == []
+    assert not re.search(r"https?:|url\((?!#)|@import|<script|<link", content)
+    for tag, attributes in page.elements:
+        for name, value in attributes.items():
+            if name in {"src", "href", "xlink:href", "srcset"}:
+                assert value.startswith(("data:", "#")), (tag, name, value)
+    ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    used = re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", content)
+    assert len(ids) == len(set(ids))
+    assert {a or b for a, b in used} <= set(ids)
+
+
+def test_the_page_can_be_read_aloud(finished: Path) -> None:
+    elements = look(finished)[1].elements
+    assert ("html", {"lang": "en"}) in elements
+    drawings = [attributes for tag, attributes in elements if tag == "svg"]
+    assert len(drawings) == len(PLOTS) + 1  # the loss has a second shape for narrow screens
+    assert all(drawing["role"] == "img" and drawing["aria-label"] for drawing in drawings)
+    images = [attributes["alt"] for tag, attributes in elements if tag == "img"]
+    assert "Image of class T-shirt, predicted T-shirt" in images
+    assert all(attributes["scope"] in {"row", "col"} for tag, attributes in elements if tag == "th")
+
+
+def test_every_colour_of_a_drawing_follows_the_theme(finished: Path) -> None:
+    content, _ = look(finished)
+    drawings = re.findall(r"<svg.*?</svg>", content, re.DOTALL)
+    assert drawings
+    for drawing in drawings:
+        assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= set(report.COLOURS)
+        assert "var(--" in drawing
+        assert not re.search(r"(fill|stroke|color)(: |=\")(#|rgb|black|white)", drawing)
+    light = [light for light, _ in report.COLOURS.values()]
+    assert len(light) == len(set(light))
+
+
+def test_right_and_wrong_samples_differ_in_words_and_marks(finished: Path) -> None:
+    _, page = look(finished)
+    kinds = [attributes.get("class") for tag, attributes in page.elements if tag == "li"]
+    assert kinds == ["wrong"] * 2 + ["right"] * 4
+    assert page.words.count("✗") == 2
+    assert page.text.count(f"{CLASSES[2]} is {CLASSES[1]} 61%") == 1
+    assert page.text.count(f"{CLASSES[0]} is {CLASSES[2]} 61%") == 1
+
+
+def test_strings_of_the_record_are_never_markup(run_dir: Path) -> None:
+    change(run_dir / "config.json", {"run": HOSTILE, "recipe": HOSTILE, HOSTILE: HOSTILE})
+    change(run_dir / "environment.json", {"cpu": HOSTILE, "started_at": HOSTILE})
+    change(run_dir / "evaluation.json", {"class_names": [HOSTILE, "-->", "]]>"]})
+    change(run_dir / "result.json", {"status": HOSTILE, "error": HOSTILE})
+    lines = (run_dir / "metrics.jsonl").read_text()
+    resume = {"type": "resume", "step": 60, "world_size": HOSTILE, "checkpoint": HOSTILE}
+    (run_dir / "metrics.jsonl").write_text(lines + json.dumps(resume) + "\n")
+    page = read(run_dir)
+    assert page.unbalanced == []
+    assert "script" not in {tag for tag, _ in page.elements}
+    assert not any(name.startswith("on") for _, attrs in page.elements for name in attrs)
+    assert page.text.count(HOSTILE) >= 8
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        ["result.json", "evaluation.json"],
+        ["metrics.jsonl"],
+        ["config.json", "environment.json"],
+        ["config.json", "environment.json", "evaluation.json", "result.json"],
+    ],
+)
+def test_what_is_missing_is_left_out_and_said(run_dir: Path, missing: list[str]) -> None:
+    for name in missing:
+        (run_dir / name).unlink()
+    page = read(run_dir)
+    assert page.unbalanced == []
+    for name in missing:
+        assert name in page.text
+    assert "first" in page.text  # without a configuration, the folder's name
+
+
+def test_an_unfinished_run_shows_its_figures_so_far(run_dir: Path) -> None:
+    (run_dir / "result.json").unlink()
+    (run_dir / "evaluation.json").unlink()
+    page = read(run_dir)
+    assert "unfinished" in page.text
+    assert page.key_figures()["Accuracy"] == "90.00%"
+    assert {path.stem for path in (run_dir / "plots").iterdir()} == PLOTS - {"confusion_matrix"}
+
+
+def test_a_failed_run_says_why(run_dir: Path) -> None:
+    change(run_dir / "result.json", {"status": "failed", "error": "loss is nan\nat step 17"})
+    page = read(run_dir)
+    assert "loss is nan\nat step 17" in page.words
+
+
+def test_a_torn_last_line_is_ignored_and_damage_elsewhere_is_told(run_dir: Path) -> None:
+    path = run_dir / "metrics.jsonl"
+    whole = path.read_text()
+    expected = write_report(run_dir).read_bytes()
+    path.write_text(whole + '{"type": "step", "step": 61, "lo')
+    assert write_report(run_dir).read_bytes() == expected
+    path.write_text('{"type": "st\n[]\n' + whole)
+    assert "metrics.jsonl: 2 damaged lines were left out." in read(run_dir).text
+
+
+def test_damaged_files_are_left_out_and_told(run_dir: Path) -> None:
+    (run_dir / "result.json").write_text('{"status": ')
+    (run_dir / "config.json").write_text("[1, 2]")
+    (run_dir / "evaluation.json").write_text('{"class_names": ["a"], "confusion_matrix": [[1, 2]]}')
+    text = read(run_dir).text
+    assert "result.json could not be read" in text
+    assert "config.json was left out: it holds no JSON object." in text
+    assert "Confusion matrix: left out." in text
+
+
+def test_numbers_that_are_not_finite_leave_gaps(run_dir: Path) -> None:
+    broken: list[dict[str, Any]] = [
+        {"type": "step", "step": 61, "loss": math.nan, "lr": math.inf},
+        {"type": "step", "step": 62, "loss": None, "lr": "high"},
+        {"type": "evaluation", "step": 62, "epoch": 4, "loss": math.nan, "accuracy": True},
+        {"type": "step", "step": "many", "loss": 1.0},
+    ]
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in broken)
+    page = read(run_dir)
+    assert "nan" not in page.text.lower().split()
+    assert "(smoothed) at step 60." in page.text
+
+
+def test_steps_that_a_resume_did_again_count_once(run_dir: Path) -> None:
+    once = metrics(3)
+    lost = [{"type": "step", "step": step, "epoch": 2, "loss": 99.0} for step in range(31, 36)]
+    resume = {"type": "resume", "step": 30}
+    at = next(i for i, line in enumerate(once) if line["step"] == 31)
+    write_lines(run_dir / "metrics.jsonl", [*once[:at], *lost, resume, *once[at:]])
+    run = report.load_run(run_dir)
+    assert [line["step"] for line in run.steps] == list(range(1, 61))
+    assert report.column(run.steps, "loss").max() < 99
+
+
+def test_a_language_model_has_tokens_and_perplexity(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"type": "step", "step": 1, "loss": 4.0, "lr": 0.1},
+        {"type": "evaluation", "step": 1, "epoch": 1, "perplexity": 21.3, "tokens_per_s": 2.5e6},
+        {"type": "evaluation", "step": 2, "epoch": 2, "perplexity": 30.5, "tokens_per_s": 1.5e6},
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    page = read(tmp_path)
+    assert "1.5 M tokens/s over all workers, mean without the first epoch." in page.text
+    assert "30.5 after the last epoch; best 21.3 after epoch 1." in page.text
+    assert (tmp_path / "plots" / "perplexity.png").is_file()
+
+
+def test_gpus_of_the_workers_are_named_though_the_head_has_none(run_dir: Path) -> None:
+    change(run_dir / "result.json", {"device": "NVIDIA A10G"})
+    assert "Measured on GPUs: NVIDIA A10G." in read(run_dir).text
+    change(run_dir / "environment.json", {"gpus": [{"name": "NVIDIA H200"}] * 8})
+    change(run_dir / "result.json", {"device": None})
+    assert "Measured on GPUs: 8x NVIDIA H200." in read(run_dir).text
+
+
+def test_many_ranks_are_cut_to_the_slowest(tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"type": "rank", "step": 9, "epoch": 1, "rank": rank, "step_time_s": 0.1 + rank / 1000}
+        for rank in range(64)
+    ]
+    write_lines(tmp_path / "metrics.jsonl", lines)
+    page = read(tmp_path)
+    assert "Slowest 163 ms. The 16 slowest of 64 ranks." in page.text
+    assert "rank 63" in page.words
+    assert "rank 47" not in page.words
+
+
+def test_plots_are_images_of_some_size(finished: Path) -> None:
+    assert {path.name for path in (finished / "plots").iterdir()} == {f"{n}.png" for n in PLOTS}
+    for name in PLOTS:
+        content = (finished / "plots" / f"{name}.png").read_bytes()
+        assert content.startswith(b"\x89PNG\r\n\x1a\n")
+        width, height = struct.unpack(">II", content[16:24])
+        assert width > 900
+        assert height > 600
+
+
+def test_the_same_record_gives_the_same_bytes_and_leaves_nothing_else(run_dir: Path) -> None:
+    def outputs() -> dict[str, bytes]:
+        write_report(run_dir)
+        return {
+            path.relative_to(run_dir).as_posix(): path.read_bytes()
+            for path in run_dir.rglob("*")
+            if path.suffix not in {".json", ".jsonl"} and path.is_file()
+        }
+
+    first = outputs()
+    assert first.keys() == {"report.html", *(f"plots/{name}.png" for name in PLOTS)}
+    assert outputs() == first
+
+
+def test_a_long_run_stays_small(run_dir: Path) -> None:
+    write_lines(run_dir / "metrics.jsonl", metrics(10, steps_per_epoch=2000))
+    path = write_report(run_dir)
+    assert path.stat().st_size < 600_000
+    assert "14-step mean" in Page(path.read_text("utf-8")).text
+
+
+def test_samples_become_images_with_the_same_pixels(run_dir: Path) -> None:
+    from matplotlib.image import imread
+
+    pixels = bytes(range(0, 240, 20))
+    path = run_dir / "sample.png"
+    path.write_bytes(report.gray_png(pixels, 3, 4))
+    expected = np.frombuffer(pixels, np.uint8).reshape(3, 4)
+    np.testing.assert_array_equal(np.rint(imread(path) * 255), expected)
+    with pytest.raises(ValueError, match="12 bytes are no image of 4 x 4"):
+        report.gray_png(pixels, 4, 4)
+
+
+@pytest.mark.parametrize(("size", "num_buckets"), [(5, 10), (10, 10), (23, 10), (4000, 1500)])
+def test_bucket_means_keep_the_mean_of_the_whole(size: int, num_buckets: int) -> None:
+    values = np.arange(size, dtype=np.float64)
+    means = report.bucket_means(values, num_buckets)
+    assert len(means) == min(size, num_buckets)
+    assert np.all(np.diff(means) > 0)
+    assert abs(means.mean() - values.mean()) < 1
+
+
+def test_smoothing_keeps_a_level_curve_and_its_length() -> None:
+    for size in (1, 7, 8, 300):
+        np.testing.assert_allclose(report.smooth(np.full(size, 0.25)), np.full(size, 0.25))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.04, "0.0 s"), (42.13, "42.1 s"), (185, "3 min 5 s"), (3599.7, "1 h 0 min")],
+)
+def test_durations_are_written_for_people(seconds: float, words: str) -> None:
+    assert report.duration(seconds) == words
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not a folder"):
+        write_report(tmp_path / "missing")
+    with pytest.raises(ValueError, match=r"none of config\.json"):
+        write_report(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_importing_the_module_brings_in_no_heavy_library() -> None:
+    code = "import sys, training.report; print(*{'torch', 'ray', 'matplotlib'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(report.__file__).parents[1],
+    )
+    assert done.stdout.strip() == ""

@@ -1,0 +1,99 @@
+"""Proves that what is written appears whole, on disk and in S3, and that bad places are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from training import storage
+from training.contract import InputError
+
+
+@pytest.mark.parametrize(
+    ("given", "root"),
+    [
+        ("s3://bucket", "s3://bucket/runs"),
+        ("s3://bucket/", "s3://bucket/runs"),
+        ("s3://bucket/team/a/", "s3://bucket/team/a"),
+        ("/abs/folder", "/abs/folder"),
+    ],
+)
+def test_the_root_of_the_runs_is_absolute(given: str, root: str) -> None:
+    assert storage.runs_root(given) == root
+
+
+def test_a_relative_folder_becomes_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert storage.runs_root("runs") == str(tmp_path / "runs")
+
+
+@pytest.mark.parametrize("given", ["", "s3://", "s3:///x", "gs://bucket/x", "http://host/x"])
+def test_an_unusable_address_is_refused(given: str) -> None:
+    with pytest.raises(InputError, match="storage"):
+        storage.runs_root(given)
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match=r"cannot be written \(Not a directory\)"):
+        storage.check_writable(str(tmp_path / "file" / "runs"))
+
+
+def exercise(root: str) -> None:
+    """Everything that a run does to its storage, in one go."""
+    storage.check_writable(root)
+    assert storage.list_folders(root) == []
+    assert storage.read_bytes(f"{root}/a/none") is None
+    storage.write_bytes(f"{root}/a/file", b"1")
+    storage.write_bytes(f"{root}/a/file", b"22")
+    assert storage.read_bytes(f"{root}/a/file") == b"22"
+    assert storage.exists(f"{root}/a/file")
+
+    staged = storage.staging_folder(f"{root}/a/whole")
+    (staged / "sub").mkdir()
+    (staged / "sub" / "x").write_bytes(b"x")
+    (staged / "last").write_bytes(b"l")
+    storage.publish_folder(staged, f"{root}/a/whole", last="last")
+    assert not staged.exists()
+    assert storage.list_folders(f"{root}/a") == ["whole"]
+    staged = storage.staging_folder(f"{root}/a/whole")
+    (staged / "new").write_bytes(b"n")
+    storage.publish_folder(staged, f"{root}/a/whole")
+    assert storage.read_bytes(f"{root}/a/whole/sub/x") is None
+    assert storage.read_bytes(f"{root}/a/whole/new") == b"n"
+
+    storage.rename_folder(f"{root}/a/whole", f"{root}/a/moved")
+    assert storage.list_folders(f"{root}/a") == ["moved"]
+    storage.remove_file(f"{root}/a/file")
+    storage.remove_file(f"{root}/a/file")
+    storage.remove_folder(f"{root}/a")
+    storage.remove_folder(f"{root}/a")
+    assert not storage.exists(f"{root}/a/moved/new")
+
+
+def test_a_folder_holds_runs(tmp_path: Path) -> None:
+    exercise(str(tmp_path / "runs"))
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_bucket_holds_runs_and_a_folder_of_it_is_fetched_whole(
+    s3_endpoint: str, tmp_path: Path
+) -> None:
+    del s3_endpoint  # the environment points at it
+    fs = storage.filesystem("s3://")
+    fs.mkdir("s3://storage-test")
+    exercise("s3://storage-test/runs")
+    storage.write_bytes("s3://storage-test/f/sub/x", b"x")
+    storage.write_bytes("s3://storage-test/f/y", b"y")
+    local = storage.fetch_folder("s3://storage-test/f", tmp_path)
+    assert (local / "sub" / "x").read_bytes() == b"x"
+    assert (local / "y").read_bytes() == b"y"
+
+
+@pytest.mark.slow
+def test_a_bucket_that_does_not_exist_is_refused_with_the_remedy(s3_endpoint: str) -> None:
+    del s3_endpoint
+    with pytest.raises(InputError, match="check the bucket's name"):
+        storage.check_writable("s3://there-is-no-such-bucket/runs")
