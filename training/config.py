@@ -180,13 +180,13 @@ CONFIGS: Final[Mapping[str, type[RunConfig]]] = {"ddp": DdpConfig}
 
 PRESETS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "ddp": {
-        # Reference solution 1: global batch 128 per worker, Adam at 1e-3, 10 epochs. The
-        # schedule and the augmentation are this project's.
-        "ddp": {"epochs": 10, "lr": 1e-3},
+        # Reference solution 1: 128 images per worker, Adam at 1e-3, 10 epochs. What keeps ten
+        # epochs from overfitting is this project's: schedule, mirrored images, weight decay.
+        "ddp": {"epochs": 10, "lr": 1e-3, "flip": True, "weight_decay": 0.05},
         # The same accuracy as the reference's ten epochs in one.
         "fast": {"epochs": 1, "lr": 4e-3},
         # scikit-learn's 1,797 digits: what ``make demo`` trains.
-        "digits": {"epochs": 12, "batch_per_worker": 32, "lr": 2e-3, "report_every": 5},
+        "digits": {"epochs": 8, "batch_per_worker": 32, "lr": 2e-3, "report_every": 5},
     },
 }
 

@@ -6,6 +6,7 @@ as they are.
 """
 
 import argparse
+import contextlib
 import os
 import secrets
 import signal
@@ -36,6 +37,7 @@ class Driver:
         self._display = make_display()
         self._record: record.RunRecord | None = None
         self._signals: list[int] = []
+        self._lost: BaseException | None = None
 
     def run(self) -> int:
         """Train; return the exit code.
@@ -52,8 +54,7 @@ class Driver:
             )
             self._print_result(done)
             return contract.EXIT_OK
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+        self._catch_signals()
         try:
             return self._run()
         finally:
@@ -62,15 +63,23 @@ class Driver:
 
             ray.shutdown()
 
+    def _catch_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+
     def _on_signal(self, number: int, _frame: Any) -> None:
         self._signals.append(number)
 
     def _run(self) -> int:
         self._display.phase("starting Ray")
+        self._set_environment()
         # torch and the data load while Ray's processes start.
         prepared = _Background(self._prepare)
         self._start_ray()
+        self._catch_signals()  # Ray has put its own handlers in place
         trainer_class = prepared.result()
+        if self._options.local:
+            _start_coordinator()
         if self._signals:
             return self._interrupted()
         self._check_cluster()
@@ -89,7 +98,8 @@ class Driver:
         fit = _Background(lambda: self._trainer(trainer_class, events).fit())
         stop_by: float | None = None
         while not fit.wait(_POLL_S):
-            self._take(events)
+            if not self._take(events):
+                break
             if self._record.error is not None:
                 break
             if self._signals and stop_by is None:
@@ -100,10 +110,11 @@ class Driver:
                 self._display.say("saving a checkpoint and stopping; Ctrl-C again stops at once")
             if stop_by is not None and (len(self._signals) > 1 or time.monotonic() > stop_by):
                 break
-        failure: BaseException | None = None
         if fit.is_done and self._record.error is None:
             self._take(events)
-            failure = fit.failure
+        failure = self._lost or fit.failure
+        if self._signals or self._record.error is not None:
+            failure = None  # it follows from the end that was asked for
         return self._finish(failure)
 
     def _prepare(self) -> Any:
@@ -114,10 +125,10 @@ class Driver:
         images.load(self._config.data)  # bad data is better found here than on every worker
         return _quick_trainer(TorchTrainer) if self._options.local else TorchTrainer
 
-    def _start_ray(self) -> None:
+    def _set_environment(self) -> None:
+        """Ray reads these when it is first imported, so they come before the thread that does."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it prints every line twice
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         if self._options.local:
             # A token of this command's own, so that no file in the home folder is needed.
             os.environ["RAY_AUTH_MODE"] = "token"
@@ -126,6 +137,8 @@ class Driver:
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
             os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+
+    def _start_ray(self) -> None:
         import ray
 
         settings: dict[str, Any] = {
@@ -189,12 +202,18 @@ class Driver:
             ),
         )
 
-    def _take(self, events: Any) -> None:
+    def _take(self, events: Any) -> bool:
+        """Record what has come in; return False when Ray is gone."""
         import ray
 
         assert self._record is not None
-        for event in ray.get(events.take.remote()):
-            self._record.handle(event)
+        try:
+            for event in ray.get(events.take.remote()):
+                self._record.handle(event)
+        except ray.exceptions.RayError as error:
+            self._lost = error
+            return False
+        return True
 
     def _finish(self, failure: BaseException | None) -> int:
         assert self._record is not None
@@ -236,6 +255,17 @@ class Driver:
         if report is not None:
             places["report"] = os.path.relpath(report)
         launch.print_result(result, places, as_json=self._options.json)
+
+
+def _start_coordinator() -> None:
+    """Start the actor that Ray Train's controller asks for resources, and waits for, before the
+    controller does: both then load at the same time. Nothing depends on it having been done."""
+    with contextlib.suppress(ImportError):
+        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+            get_or_create_autoscaling_coordinator,
+        )
+
+        get_or_create_autoscaling_coordinator()
 
 
 def _quick_trainer(trainer_class: Any) -> Any:

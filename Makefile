@@ -1,0 +1,90 @@
+# The commands of the project; `make` alone lists them. GNU make 3.81 and a POSIX shell suffice.
+
+# --- variables ---------------------------------------------------------------------------------
+#: Python to build .venv on (default: the first of python3, python3.13, 3.12, 3.11 that will do)
+PYTHON_BIN ?=
+#: Package index that torch alone comes from; see below
+TORCH_INDEX ?=
+#: Training processes of `make demo`
+WORKERS ?= 2
+#: Folder of FashionMNIST for `make fashion`
+FASHION ?= ../shared/data/fashion-mnist
+#: More arguments for pytest: make test ARGS="-k checkpoints -x"
+ARGS ?=
+
+# On Linux the default index has torch with CUDA, several GB of it. PyTorch's own page "Start
+# Locally" shows, for the compute platform CPU, an address after --index-url: give that as
+# TORCH_INDEX once, .venv remembers it. macOS needs none, its torch has no CUDA.
+export PYTHON_BIN TORCH_INDEX
+
+PYTHON := .venv/bin/python
+NODE := -r containers/requirements.txt
+DEV := $(NODE) -r requirements.txt -r requirements-dev.txt
+VENV := sh .ci/venv .venv --lock requirements.lock --project
+
+.DEFAULT_GOAL := help
+# Two targets at once would install into the same .venv.
+.NOTPARALLEL:
+.PHONY: help demo fashion test test-fast check format bench lock clean distclean venv venv-dev venv-aws
+
+##@ See it work
+demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
+	@$(PYTHON) -m training.launch ddp --local --workers $(WORKERS) --preset digits --run demo --overwrite
+
+fashion: venv ## train on the whole FashionMNIST from FASHION, several seeds (long: not for CI)
+	@$(PYTHON) -m benchmarks.fashion --data $(FASHION)
+
+bench: venv-dev ## compare with the plain loop, and time the start; one JSON object each
+	@$(PYTHON) -m benchmarks.ddp --json
+	@$(PYTHON) -m benchmarks.startup --json
+
+##@ Work on it
+check: venv-dev ## lint, format, types and the quick tests
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(PYTHON) -m pytest -q -m "not slow"
+
+test: venv-dev venv-aws ## all tests, those with real processes too
+	$(PYTHON) -m pytest $(ARGS)
+
+test-fast: venv-dev ## the quick tests
+	$(PYTHON) -m pytest -m "not slow" $(ARGS)
+
+format: venv-dev ## rewrite the sources as `check` wants them
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+##@ Keep house
+lock: ## resolve the requirement files into requirements.lock (UPGRADE=1: newest of the rest)
+	@rm -rf .venv-lock
+	@sh .ci/venv .venv-lock --lock requirements.lock
+	@.venv-lock/bin/python .ci/lock.py $(if $(UPGRADE),--upgrade)
+	@rm -rf .venv-lock
+
+clean: ## remove caches and what builds leave behind; runs/ and the environments stay
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info .venv-lock
+	find training trainctl benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## remove the environments too
+	rm -rf .venv .venv-aws
+
+venv: ## .venv with what training needs (other targets do this by themselves)
+	@$(VENV) $(NODE)
+
+venv-dev:
+	@$(VENV) $(DEV)
+
+venv-aws:
+	@TORCH_INDEX= sh .ci/venv .venv-aws -r rehearsal/requirements.txt
+
+help: ## this list
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z-]+:.*## / { gsub(/\$$\(WORKERS\)/, "$(WORKERS)", $$2); printf "  make %-10s %s\n", $$1, $$2 } \
+		/^#: / { text = substr($$0, 4) } \
+		/^[A-Z_]+ \?=/ { split($$0, half, " [?]= *"); \
+			shown = shown sprintf("  %-12s %s%s\n", half[1], text, half[2] == "" ? "" : " [" half[2] "]") } \
+		END { printf "\nVariables: make TARGET NAME=value\n%s", shown; \
+			printf "\nLinux without an NVIDIA GPU: torch comes with several GB of CUDA unless TORCH_INDEX names\n"; \
+			printf "the index that the page \"Start Locally\" of PyTorch shows for the compute platform CPU.\n" }' Makefile
