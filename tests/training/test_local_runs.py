@@ -285,6 +285,33 @@ def test_without_a_cluster_the_remedy_is_named(start: Callable[..., Command]) ->
     assert "Traceback" not in err
 
 
+def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_again(
+    start: Callable[..., Command], s3_endpoint: str, tmp_path: Path
+) -> None:
+    del s3_endpoint  # the environment points at it
+    from training import checkpoints, storage
+
+    storage.filesystem("s3://").mkdir("s3://local-runs")
+    data = write_images(tmp_path / "data", num_train=640, num_test=100)
+    for path in data.iterdir():
+        storage.write_bytes(f"s3://local-runs/data/{path.name}", path.read_bytes())
+    arguments = ["--storage", "s3://local-runs", "--data", "s3://local-runs/data", "--json"]
+    arguments += ["--epochs", "3", "--workers", "2", "--batch-per-worker", "32"]
+    code, out, err = start("remote", *arguments).end()
+    assert code == 0, err
+    run = "s3://local-runs/runs/remote"
+    assert json.loads(out) == record.read_json(run, "result.json")
+    assert checkpoints.names(run) == ["step-00000020", "step-00000030"]
+    last = checkpoints.newest(run, pytest.fail)
+    assert last is not None
+    assert last.position.step == 30
+    for name in ("report.html", "plots/loss.png", "model/model.safetensors", "metrics.jsonl"):
+        assert storage.exists(f"{run}/{name}"), name
+    code, again, err = start("remote", *arguments).end()
+    assert (code, again) == (0, out)
+    assert "already complete" in err
+
+
 def test_fashion_mnist_mini_reaches_its_accuracy(
     start: Callable[..., Command], fashion_mini: Path
 ) -> None:
