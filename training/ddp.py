@@ -98,7 +98,8 @@ def train(worker: Worker, config: DdpConfig) -> None:
         }
     )
 
-    timer = metrics.StepTimer(("data", "forward", "backward", "optimizer"), device)
+    phases = ("data", "forward", "backward", "optimizer")
+    timer = metrics.StepTimer(phases, device, items="images")
     log = metrics.StepLog(device)
     evaluation: Evaluation | None = None
     began = time.monotonic()
@@ -167,14 +168,12 @@ def train(worker: Worker, config: DdpConfig) -> None:
         if end_of_epoch:
             ranks = metrics.gather(timer.means(), device)
             evaluation = evaluate(model, test_set, worker=worker, use_bf16=use_bf16)
-            images_per_s = sum(found["items_per_s"] for found in ranks)
+            images_per_s = sum(means["images_per_s"] for means in ranks)
             flops_per_s = flops_per_image * images_per_s
             worker.emit(
                 *(
-                    {"type": "rank", "epoch": epoch, "step": num_done, "rank": number}
-                    | {"images_per_s": found.pop("items_per_s")}
-                    | found
-                    for number, found in enumerate(ranks)
+                    {"type": "rank", "epoch": epoch, "step": num_done, "rank": number, **means}
+                    for number, means in enumerate(ranks)
                 ),
                 {
                     "type": "evaluation",

@@ -133,6 +133,8 @@ class Driver:
             # A token of this command's own, so that no file in the home folder is needed.
             os.environ["RAY_AUTH_MODE"] = "token"
             os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+            # Ray's default of 15 lets anything else on the machine starve the training.
+            os.environ.setdefault("RAY_worker_niceness", "0")
             # Each of these starts a process, and on a laptop they compete with the training.
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
             os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")

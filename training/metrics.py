@@ -60,7 +60,9 @@ class StepTimer:
     On a GPU the marks are CUDA events, read only in ``means``; on a CPU they are clock readings.
     """
 
-    def __init__(self, phases: Sequence[str], device: torch.device) -> None:
+    def __init__(self, phases: Sequence[str], device: torch.device, *, items: str) -> None:
+        """``items`` is what a step trains on: ``images`` or ``tokens``."""
+        self._rate = f"{items}_per_s"
         self.phases = tuple(phases)
         self._on_gpu = device.type == "cuda"
         self._marks: list[list[float | torch.cuda.Event]] = []
@@ -77,7 +79,7 @@ class StepTimer:
 
     def means(self) -> dict[str, float]:
         """Mean seconds per step of each phase (``<phase>_s``) and of the whole (``step_time_s``)
-        since the last call, and ``items_per_s`` of this worker."""
+        since the last call, and this worker's ``<items>_per_s``."""
         steps = [marks for marks in self._marks if len(marks) == len(self.phases) + 1]
         items, self._marks, self._items = self._items, [], 0
         if self._on_gpu:
@@ -90,7 +92,7 @@ class StepTimer:
         split = {f"{name}_s": total / num for name, total in zip(self.phases, totals, strict=True)}
         total = sum(totals)
         rate = items / total if total else 0.0
-        return {**split, "step_time_s": total / num, "items_per_s": rate}
+        return {**split, "step_time_s": total / num, self._rate: rate}
 
     def _now(self) -> float | torch.cuda.Event:
         if not self._on_gpu:
