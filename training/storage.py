@@ -70,8 +70,14 @@ def check_writable(root: str) -> None:
                 "the bucket's name, the region and the credentials (aws sts get-caller-identity)"
             ) from None
         return
+    parent = Path(root).parent
+    if not parent.exists():  # a disk that is not mounted, or a slip of the pen: do not make it
+        raise InputError(
+            f"storage {root} cannot be made: {parent} does not exist; make it first, or give "
+            "--storage another folder"
+        )
     try:
-        Path(root).mkdir(parents=True, exist_ok=True)
+        Path(root).mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:

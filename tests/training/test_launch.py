@@ -64,6 +64,7 @@ LOCAL = ["ddp", "--local"]
         ([*LOCAL, "--storage", "gs://bucket"], ["storage 'gs://bucket'", "s3://BUCKET"]),
         ([*LOCAL, "--storage", "s3://"], ["names no bucket"]),
         ([*LOCAL, "--storage", ""], ["storage ''"]),
+        ([*LOCAL, "--storage", "no/such/place"], ["no/such does not exist", "make it first"]),
         ([*LOCAL, "--precision", "fp8"], ["--precision is 'fp8'", "auto, fp32, bf16"]),
         ([*LOCAL, "--global-batch", "4"], ["global batch 4", "--global-batch 8"]),
         ([*LOCAL, "--data", "nowhere"], ["nowhere does not exist", FILES[0]]),
