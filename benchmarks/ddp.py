@@ -67,9 +67,15 @@ class PlainImages(Dataset[tuple[torch.Tensor, int]]):
 class PlainLoop:
     """The reference's training step: whole model, default DDP, Adam, images through PIL."""
 
-    def __init__(self, image_set: images.ImageSet, order: images.BatchOrder, rank: int) -> None:
+    def __init__(
+        self,
+        image_set: images.ImageSet,
+        order: images.BatchOrder,
+        rank: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         torch.manual_seed(0)
-        self.model = models.resnet18()
+        self.model = models.resnet18().to(dtype)
         self.replica = DistributedDataParallel(self.model)
         self._optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-3)
         self._data = PlainImages(image_set)
@@ -90,11 +96,18 @@ class PlainLoop:
 class RecipeLoop:
     """The recipe's own parts in its own order, at the same settings."""
 
-    def __init__(self, image_set: images.ImageSet, order: images.BatchOrder, rank: int) -> None:
+    def __init__(
+        self,
+        image_set: images.ImageSet,
+        order: images.BatchOrder,
+        rank: int,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         torch.manual_seed(0)
         self._config = _config()
         self.model = models.resnet18()
         models.keep_live_taps(self.model, image_size=images.IMAGE_SIZE)
+        self.model.to(dtype)
         self.replica = ddp.distribute(self.model, self._config)
         cpu = torch.device("cpu")
         self._optimizer = ddp.build_optimizer(self.model, self._config, cpu)
@@ -104,6 +117,14 @@ class RecipeLoop:
     def batches(self, first: int, num: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for step in _steps(first, num):
             yield self._data.batch(_shard(self._order, step, self._rank))
+
+    def mirrored_batches(self, first: int, num: int) -> Iterator[Any]:
+        for step in _steps(first, num):
+            indices = _shard(self._order, step, self._rank)
+            shifts, mirrored = images.augmentation(
+                seed=0, step=step, num=len(indices), shift=0, flip=True
+            )
+            yield self._data.augmented(indices, shifts=shifts, mirrored=mirrored)
 
     def step(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss_sum = F.cross_entropy(self.replica(pixels).logits, labels, reduction="sum")
@@ -123,24 +144,29 @@ def measure(rank: int, data: str, port: int, out: str) -> None:
     order = images.BatchOrder(
         num_images=len(image_set.train_images), global_batch=_config().images_per_step, seed=0
     )
-    loops: dict[str, Any] = {
-        "plain": PlainLoop(image_set, order, rank),
-        "recipe": RecipeLoop(image_set, order, rank),
-    }
+    kinds: dict[str, Any] = {"plain": PlainLoop, "recipe": RecipeLoop}
     figures: dict[str, Any] = {}
 
-    _progress(rank, f"comparing the losses of {_COMPARED_STEPS} steps")
-    losses = {name: _losses(loop) for name, loop in loops.items()}
+    # In double precision, because in single precision two loops that round differently drift
+    # apart by 1e-2 within a few steps of Adam: so does the plain loop from itself when its
+    # weights are changed by one part in ten million.
+    _progress(rank, f"comparing the losses of {_COMPARED_STEPS} steps in double precision")
+    doubles = {name: kind(image_set, order, rank, torch.float64) for name, kind in kinds.items()}
+    losses = _losses(doubles["plain"], doubles)
+    figures["pixel_difference_max"] = _pixel_difference(doubles)
     gaps = [abs(a - b) for a, b in zip(losses["plain"], losses["recipe"], strict=True)]
     figures["loss_difference_max"] = max(gaps)
     figures["losses_agree_to_1e-4"] = max(gaps) <= 1e-4
     figures["loss_first_last"] = [losses["recipe"][0], losses["recipe"][-1]]
 
+    loops: dict[str, Any] = {name: kind(image_set, order, rank) for name, kind in kinds.items()}
     _progress(rank, f"timing {_ROUNDS} rounds of {_STEPS_PER_ROUND} steps each, in turn")
+    for loop in loops.values():
+        _rate(loop, first=0)  # buffers and oneDNN's choices are made once
     rates: dict[str, list[float]] = {name: [] for name in loops}
     for number in range(_ROUNDS):
         for name, loop in loops.items():
-            rates[name].append(_rate(loop, first=_COMPARED_STEPS + number * _STEPS_PER_ROUND))
+            rates[name].append(_rate(loop, first=number * _STEPS_PER_ROUND))
     figures["images_per_s"] = {name: statistics.median(found) for name, found in rates.items()}
 
     _progress(rank, "timing the data path alone")
@@ -218,11 +244,22 @@ def _shard(order: images.BatchOrder, step: int, rank: int) -> torch.Tensor:
     return indices[first:end]
 
 
-def _losses(loop: Any) -> list[float]:
-    """Loss of each of the first steps, averaged over both ranks."""
-    found = torch.stack([loop.step(*batch) for batch in loop.batches(0, _COMPARED_STEPS)])
-    dist.all_reduce(found)
-    return [value / WORLD_SIZE for value in found.tolist()]
+def _losses(source: PlainLoop, loops: dict[str, Any]) -> dict[str, list[float]]:
+    """Loss of each of the first steps of each loop on the same batches, averaged over the ranks."""
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in loops}
+    for pixels, labels in source.batches(0, _COMPARED_STEPS):
+        for name, loop in loops.items():
+            found[name].append(loop.step(pixels.double(), labels))
+    means = {name: torch.stack(losses) / WORLD_SIZE for name, losses in found.items()}
+    for losses in means.values():
+        dist.all_reduce(losses)
+    return {name: losses.tolist() for name, losses in means.items()}
+
+
+def _pixel_difference(loops: dict[str, Any]) -> float:
+    """Largest difference between the two data paths' normalised pixels, over a few batches."""
+    pairs = zip(loops["plain"].batches(0, 5), loops["recipe"].batches(0, 5), strict=True)
+    return max(float((one[0] - other[0]).abs().max()) for one, other in pairs)
 
 
 def _rate(loop: Any, *, first: int) -> float:
@@ -238,22 +275,20 @@ def _rate(loop: Any, *, first: int) -> float:
 
 
 def _data_times(loops: dict[str, Any]) -> dict[str, float]:
-    """Median milliseconds per batch of one rank: through PIL, from the device, and augmented."""
-    recipe = loops["recipe"]
-    times: dict[str, list[float]] = {"plain": [], "recipe": [], "recipe_augmented": []}
-    for step in range(_DATA_BATCHES):
-        for name in ("plain", "recipe"):
+    """Median milliseconds per batch of one rank: through PIL, from the device, and mirrored."""
+    recipe: RecipeLoop = loops["recipe"]
+    ways = {
+        "plain": loops["plain"].batches,
+        "recipe": recipe.batches,
+        "recipe_augmented": recipe.mirrored_batches,
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(_ROUNDS):
+        for name, batches in ways.items():
             began = time.perf_counter()
-            for _ in loops[name].batches(step, 1):
+            for _ in batches(number * _DATA_BATCHES, _DATA_BATCHES):
                 pass
-            times[name].append(time.perf_counter() - began)
-        began = time.perf_counter()
-        indices = _shard(recipe._order, step, recipe._rank)
-        shifts, mirrored = images.augmentation(
-            seed=0, step=step, num=len(indices), shift=0, flip=True
-        )
-        recipe._data.augmented(indices, shifts=shifts, mirrored=mirrored)
-        times["recipe_augmented"].append(time.perf_counter() - began)
+            times[name].append((time.perf_counter() - began) / _DATA_BATCHES)
     return {name: 1e3 * statistics.median(found) for name, found in times.items()}
 
 

@@ -237,10 +237,9 @@ class DeviceImages:
         self._pixels = pixels.reshape(len(pixels), -1).to(device)
         self._labels = torch.tensor(labels).to(device=device, dtype=torch.int64)
         self._scale = 1 / (255 * image_set.std)
-        self._offset = -image_set.mean / image_set.std
+        self._offset = torch.tensor(-image_set.mean / image_set.std, device=device)
         self._device = device
-        grid = torch.arange(IMAGE_SIZE)
-        self._rows = grid.to(device)
+        self._views = _views(border).to(device)
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -248,10 +247,11 @@ class DeviceImages:
     def batch(self, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return images, float32 ``[n, 1, 28, 28]``, normalised, and labels, int64 ``[n]``."""
         indices = indices.to(self._device, non_blocking=True)
+        pixels = self._pixels.index_select(0, indices)
         if self._border:
-            centre = torch.full((len(indices),), self._border, device=self._device)
-            return self._crop(indices, centre, centre, None), self._labels[indices]
-        return self._normalise(self._pixels.index_select(0, indices)), self._labels[indices]
+            inner = slice(self._border, self._border + IMAGE_SIZE)
+            pixels = pixels.view(-1, self._width, self._width)[:, inner, inner]
+        return self._normalise(pixels), self._labels.index_select(0, indices)
 
     def augmented(
         self, indices: torch.Tensor, *, shifts: torch.Tensor, mirrored: torch.Tensor
@@ -264,29 +264,26 @@ class DeviceImages:
             mirrored: bool ``[n]``.
         """
         indices = indices.to(self._device, non_blocking=True)
-        top, left = shifts.to(self._device, non_blocking=True)
-        mirror = mirrored.to(self._device, non_blocking=True)
-        return self._crop(indices, top, left, mirror), self._labels[indices]
-
-    def _crop(
-        self,
-        indices: torch.Tensor,
-        top: torch.Tensor,
-        left: torch.Tensor,
-        mirror: torch.Tensor | None,
-    ) -> torch.Tensor:
-        columns = self._rows.expand(len(indices), -1)
-        if mirror is not None:
-            columns = torch.where(mirror[:, None], IMAGE_SIZE - 1 - columns, columns)
-        rows = (top[:, None] + self._rows) * self._width
-        # One gather does the choice of images, the crop and the mirroring, on bytes.
-        within = rows[:, :, None] + (left[:, None] + columns)[:, None, :]
-        flat = indices[:, None] * self._pixels.shape[1] + within.reshape(len(indices), -1)
-        return self._normalise(self._pixels.view(-1)[flat])
+        top, left = shifts
+        view = (top * (2 * self._border + 1) + left) * 2 + mirrored
+        within = self._views.index_select(0, view.to(self._device, non_blocking=True))
+        pixels = self._pixels.index_select(0, indices).gather(1, within)
+        return self._normalise(pixels), self._labels.index_select(0, indices)
 
     def _normalise(self, pixels: torch.Tensor) -> torch.Tensor:
-        scaled = pixels.float().mul_(self._scale).add_(self._offset)
+        # Conversion, scale and offset in one pass over the bytes.
+        scaled = torch.add(self._offset, pixels, alpha=self._scale)
         return scaled.view(-1, 1, IMAGE_SIZE, IMAGE_SIZE)
+
+
+def _views(border: int) -> torch.Tensor:
+    """Where each pixel of a crop lies in the bordered image, for every crop, plain and mirrored:
+    int64 ``[(2 * border + 1)**2 * 2, 28 * 28]``, in the order of top, left, mirrored."""
+    width = IMAGE_SIZE + 2 * border
+    places = torch.arange(width * width).view(width, width)
+    crops = places.unfold(0, IMAGE_SIZE, 1).unfold(1, IMAGE_SIZE, 1)
+    both = torch.stack([crops, crops.flip(-1)], dim=2)
+    return both.reshape(-1, IMAGE_SIZE * IMAGE_SIZE)
 
 
 def augmentation(
