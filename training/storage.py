@@ -189,7 +189,15 @@ def fetch_folder(uri: str, into: Path) -> Path:
 def rename_folder(uri: str, target: str) -> None:
     """Move a folder within a storage; what was at ``target`` is replaced."""
     remove_folder(target)
-    filesystem(uri).mv(uri, target, recursive=True)
+    if not is_s3(uri):
+        Path(uri).rename(target)
+        return
+    fs = filesystem(uri)
+    # File by file: s3fs's own recursive move also asks for the folder's name, which is no object.
+    for path in fs.find(uri):
+        relative = path.removeprefix(uri.removeprefix("s3://")).lstrip("/")
+        fs.cp_file(path, join(target, relative))
+    remove_folder(uri)
 
 
 def remove_file(uri: str) -> None:

