@@ -4,7 +4,7 @@ Use it when model, gradients and optimizer fit on one GPU; it communicates least
 through it on a laptop, without AWS and without a GPU:
 
     python -m training.launch ddp --local                    (under Ray Train)
-    torchrun --nproc-per-node 2 -m training.launch -- ddp       (PyTorch alone)
+    torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp    (PyTorch alone)
 
 ``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
 the batch of step N depends on N and the seed alone (see ``training.data.images``).

@@ -102,6 +102,8 @@ class Driver:
                 break
             if self._record.error is not None:
                 break
+            if self._record.is_complete and self._options.local:
+                break  # all is saved, and this Ray ends with the command: no need to wait for it
             if self._signals and stop_by is None:
                 if self._record.first_step_at is None:
                     break  # nothing has been trained that could be saved
@@ -113,7 +115,7 @@ class Driver:
         if fit.is_done and self._record.error is None:
             self._take(events)
         failure = self._lost or fit.failure
-        if self._signals or self._record.error is not None:
+        if self._signals or self._record.error is not None or self._record.is_complete:
             failure = None  # it follows from the end that was asked for
         return self._finish(failure)
 

@@ -31,7 +31,7 @@ examples:
   python -m training.launch ddp --local
   python -m training.launch ddp --local --workers 2 --data DIR --run mine
   python -m training.launch ddp --storage s3://BUCKET --workers 8 --data s3://BUCKET/data
-  torchrun --nproc-per-node 2 -m training.launch -- ddp --data DIR
+  torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp --data DIR
 """
 
 

@@ -341,7 +341,7 @@ def test_the_same_loop_runs_under_torchrun_without_ray(
     (tmp_path / "ray" / "__init__.py").write_text("raise ImportError('no Ray here')")
     command = [
         *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"),
-        *("--master-port", "0", "-m", "training.launch", "--", "ddp", "--preset", "digits"),
+        *("--standalone", "-m", "training.launch", "--", "ddp", "--preset", "digits"),
         *("--epochs", "1", "--run", "plain", "--json"),
     ]
     done = subprocess.run(
