@@ -9,6 +9,8 @@ TORCH_INDEX ?=
 WORKERS ?= 2
 #: Folder of FashionMNIST for `make fashion`
 FASHION ?= ../shared/data/fashion-mnist
+#: Run whose report `make pictures` draws
+RUN ?= runs/demo
 #: More arguments for pytest: make test ARGS="-k checkpoints -x"
 ARGS ?=
 
@@ -25,7 +27,7 @@ VENV := sh .ci/venv .venv --lock requirements.lock --project
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo fashion test test-fast check format bench lock clean distclean venv venv-dev venv-aws
+.PHONY: help demo fashion pictures test test-fast check format bench lock clean distclean venv venv-dev venv-aws
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -37,6 +39,10 @@ fashion: venv ## train on the whole FashionMNIST from FASHION, several seeds (lo
 bench: venv-dev ## compare with the plain loop, and time the start; one JSON object each
 	@$(PYTHON) -m benchmarks.ddp --json
 	@$(PYTHON) -m benchmarks.startup --json
+
+pictures: ## redraw docs/images/report.png from the report of RUN (needs Chromium)
+	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --blink-settings=preferredColorScheme=1 \
+		--window-size=1200,1560 --screenshot=docs/images/report.png "file://$(abspath $(RUN))/report.html"
 
 ##@ Work on it
 check: venv-dev ## lint, format, types and the quick tests

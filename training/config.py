@@ -126,6 +126,9 @@ class DdpConfig(RunConfig):
     shift: int = _option(
         0, low=0, high=8, help="move each training image by up to this many pixels at random"
     )
+    shift_fraction: float = _option(
+        1.0, low=0, high=1, help="part of the run in which images are moved; then they rest"
+    )
     precision: str = _option(
         "auto",
         choices=PRECISIONS,

@@ -381,6 +381,8 @@ def _batch(
     shifts, mirrored = images.augmentation(
         seed=config.seed, step=step, num=len(indices), shift=config.shift, flip=config.flip
     )
+    if step >= config.shift_fraction * config.epochs * order.steps_per_epoch:
+        shifts.fill_(config.shift)  # the centre
     batch = train_set.augmented(
         indices[first:end], shifts=shifts[:, first:end], mirrored=mirrored[first:end]
     )

@@ -1,0 +1,136 @@
+"""Proves the parts of the recipe's loop: its schedule, its batches, its exact evaluation."""
+
+import socket
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.multiprocessing.spawn import spawn
+
+from tests.training.test_data import write_images
+from training import ddp, models
+from training.config import DdpConfig
+from training.contract import InputError
+from training.data import images
+
+CPU = torch.device("cpu")
+
+
+@dataclass
+class Place:
+    """Where a process stands among the others; all that the functions below ask of a worker."""
+
+    rank: int
+    world_size: int
+    device: torch.device = CPU
+
+
+def config(**changes: Any) -> DdpConfig:
+    needed = {"recipe": "ddp", "run": "r", "storage": "/s", "data": "digits", "global_batch": 32}
+    return DdpConfig(**{**needed, **changes})
+
+
+def test_the_learning_rate_rises_to_its_peak_and_falls_to_nothing() -> None:
+    rates = [ddp.learning_rate(config(lr=0.1, warmup_fraction=0.25), n, 1000) for n in range(1000)]
+    assert rates[0] < 0.001
+    assert rates[125] == pytest.approx(0.05, rel=0.01)
+    assert max(rates) == pytest.approx(0.1, rel=0.01)
+    assert rates.index(max(rates)) in (249, 250)
+    assert rates[625] == pytest.approx(0.05, rel=0.01)  # half of the cosine
+    assert rates[-1] < 1e-6
+    assert sorted(rates[:250]) == rates[:250]
+    assert sorted(rates[250:], reverse=True) == rates[250:]
+
+
+def test_a_constant_learning_rate_is_one() -> None:
+    assert {ddp.learning_rate(config(schedule="constant"), n, 9) for n in range(9)} == {1e-3}
+
+
+def test_without_warmup_the_first_step_has_the_peak() -> None:
+    assert ddp.learning_rate(config(warmup_fraction=0.0), 0, 10_000) == pytest.approx(1e-3)
+
+
+def test_weight_decay_spares_biases_and_normalisation() -> None:
+    model = models.resnet18()
+    decayed, spared = ddp.build_optimizer(model, config(weight_decay=0.1), CPU).param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.1, 0.0)
+    assert all(parameter.ndim > 1 for parameter in decayed["params"])
+    assert all(parameter.ndim == 1 for parameter in spared["params"])
+    num = sum(p.numel() for group in (decayed, spared) for p in group["params"])
+    assert num == 11_175_370
+
+
+@pytest.mark.parametrize("settings", [{}, {"flip": True}, {"flip": True, "shift": 2}])
+def test_the_ranks_parts_are_the_whole_batch_on_any_number_of_workers(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    image_set = images.load(str(write_images(tmp_path, num_train=100)))
+    chosen = config(**settings)
+    split = images.DeviceImages.train_split(image_set, CPU, border=chosen.shift)
+    order = images.BatchOrder(num_images=100, global_batch=32, seed=0)
+    whole: Any = Place(0, 1)
+    for step in (0, 2, 5):
+        pixels, labels, size = ddp._batch(split, order, chosen, step, whole)
+        assert size == len(labels)
+        for world_size in (2, 3):
+            ranks: list[Any] = [Place(rank, world_size) for rank in range(world_size)]
+            parts = [ddp._batch(split, order, chosen, step, rank) for rank in ranks]
+            assert torch.equal(torch.cat([part[0] for part in parts]), pixels)
+            assert torch.equal(torch.cat([part[1] for part in parts]), labels)
+            assert {part[2] for part in parts} == {size}
+
+
+def test_images_rest_for_the_last_part_of_a_run(tmp_path: Path) -> None:
+    image_set = images.load(str(write_images(tmp_path, num_train=100)))
+    moving = config(shift=2, shift_fraction=0.5, epochs=2)
+    split = images.DeviceImages.train_split(image_set, CPU, border=2)
+    order = images.BatchOrder(num_images=100, global_batch=32, seed=0)
+    place: Any = Place(0, 1)
+
+    def moved(step: int) -> bool:
+        pixels, _, _ = ddp._batch(split, order, moving, step, place)
+        return not torch.equal(pixels, split.batch(order.indices(step))[0])
+
+    half = order.steps_per_epoch
+    assert [moved(step) for step in (0, half - 1, half, 2 * half - 1)] == [True, True, False, False]
+
+
+def evaluated(rank: int, world_size: int, port: int, folder: str) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
+    )
+    torch.manual_seed(0)
+    model = models.resnet18()
+    image_set = images.load(folder)
+    split = images.DeviceImages.test_split(image_set, CPU)
+    place: Any = Place(rank, world_size)
+    found = ddp.evaluate(model, split, worker=place, use_bf16=False)
+    assert model.training
+    model.train(False)
+    with torch.no_grad():
+        pixels, labels = split.batch(torch.arange(len(split)))
+        logits = model(pixels).logits
+    assert found.loss == pytest.approx(F.cross_entropy(logits, labels).item(), abs=1e-5)
+    correct = (logits.argmax(1) == labels).sum().item()
+    assert found.accuracy == correct / len(split)
+    assert torch.equal(found.predictions, logits.argmax(1))
+    shown = ddp.describe(found, image_set)
+    assert sum(map(sum, shown["confusion_matrix"])) == len(split)
+    assert sum(shown["confusion_matrix"][i][i] for i in range(10)) == correct
+    assert len({sample["index"] for sample in shown["samples"]}) == len(shown["samples"])
+    # Kinds of compression that need a GPU are refused with the alternative.
+    with pytest.raises(InputError, match="fp16 or none"):
+        ddp.distribute(model, replace(config(), gradient_compression="bf16"))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_evaluation_is_exact_over_uneven_parts(world_size: int, tmp_path: Path) -> None:
+    folder = write_images(tmp_path, num_test=51)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    spawn(evaluated, args=(world_size, port, str(folder)), nprocs=world_size)
