@@ -1,5 +1,6 @@
 """Proves the parts of the recipe's loop: its schedule, its batches, its exact evaluation."""
 
+import os
 import socket
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +13,11 @@ import torch.nn.functional as F
 from torch.multiprocessing.spawn import spawn
 
 from tests.training.test_data import write_images
-from training import ddp, models
+from training import checkpoints, ddp, models
 from training.config import DdpConfig
 from training.contract import InputError
 from training.data import images
+from training.worker import TorchrunWorker
 
 CPU = torch.device("cpu")
 
@@ -128,9 +130,38 @@ def evaluated(rank: int, world_size: int, port: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_evaluation_is_exact_over_uneven_parts(world_size: int, tmp_path: Path) -> None:
-    folder = write_images(tmp_path, num_test=51)
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    spawn(evaluated, args=(world_size, port, str(folder)), nprocs=world_size)
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def test_evaluation_is_exact_over_uneven_parts(tmp_path: Path) -> None:
+    folder = write_images(tmp_path, num_test=51)
+    spawn(evaluated, args=(2, free_port(), str(folder)), nprocs=2)
+
+
+def resumed_with_other_images(rank: int, port: int, run: str, data: str) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    model = models.resnet18()
+    snapshot = checkpoints.take_snapshot(
+        model,
+        ddp.build_optimizer(model, config(), CPU),
+        cut={},
+        position=checkpoints.Position(step=1),
+        config={},
+        data="fingerprint of other images",
+    )
+    checkpoints.save(run, snapshot, keep=1)
+    worker = TorchrunWorker(run_uri=run)
+    with pytest.raises(InputError, match="'r' was trained on other images than those in"):
+        ddp.train(worker, config(data=data))
+    worker.close()
+    assert checkpoints.names(run) == ["step-00000001"]
+
+
+def test_a_run_is_not_resumed_with_other_images(tmp_path: Path) -> None:
+    folder = write_images(tmp_path / "data", num_train=100)
+    arguments = (free_port(), str(tmp_path / "run"), str(folder))
+    spawn(resumed_with_other_images, args=arguments, nprocs=1)

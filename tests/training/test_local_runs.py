@@ -272,21 +272,6 @@ def test_data_damaged_inside_is_refused_before_a_run_is_made(
     assert_nothing_is_left("unborn")
 
 
-def test_other_data_than_the_runs_own_is_refused(
-    start: Callable[..., Command], uninterrupted: Command, tmp_path: Path
-) -> None:
-    folder = uninterrupted.folder / "runs" / "other-data"
-    shutil.copytree(uninterrupted.run_folder, folder)
-    (folder / "result.json").unlink()
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "run": "other-data"}))
-    data = write_images(tmp_path / "data", num_train=300, num_test=50)
-    code, _, err = start("other-data", *DIGITS, "--data", str(data)).end()
-    assert code == 2, err
-    assert "was trained on other images" in err
-    assert "Traceback" not in err
-
-
 def test_without_a_cluster_the_remedy_is_named(start: Callable[..., Command]) -> None:
     code, _, err = start("alone", local=False).end()
     assert code == 2, err
