@@ -1,18 +1,16 @@
 """What every test gets: an environment that reaches nothing outside, and where the real data lies.
 
-``s3_endpoint`` starts an AWS emulator on loopback, once per session. Tests that use it are slow.
+``aws`` starts a local AWS on loopback, once per session, and ``s3_endpoint`` points this process at
+it. Tests that use either are slow.
 """
 
-import http.client
 import os
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
+
+from rehearsal.local_aws import LocalAws, is_healthy, local_aws
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,81 +55,22 @@ def fashion_mini(data_dir: Path) -> Path:
     return folder
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _is_healthy(endpoint: str) -> bool:
-    connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=5)
-    try:
-        connection.request("GET", "/_ministack/health")
-        return connection.getresponse().status == http.client.OK
-    except OSError:
-        return False
-    finally:
-        connection.close()
-
-
 @pytest.fixture(scope="session")
-def _s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    python = ROOT / ".venv-aws" / "bin" / "python"
-    if not python.exists():
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
+    """A local AWS, started once per session. Tests that use it are slow."""
+    if not (ROOT / ".venv-aws" / "bin" / "python").exists():
         pytest.skip("no AWS emulator: `make venv-aws` installs it into .venv-aws")
-    folder = tmp_path_factory.mktemp("ministack")
-    port = _free_port()
-    endpoint = f"http://127.0.0.1:{port}"
-    environment = {
-        "PATH": os.environ["PATH"],
-        "TMPDIR": str(folder),
-        "HOME": str(folder),
-        "GATEWAY_PORT": str(port),
-        "BIND_HOST": "127.0.0.1",  # its defaults listen on all interfaces, here and for MQTT
-        "IOT_MTLS_ENABLED": "0",
-        "SFTP_ENABLED": "0",
-        # Where Docker runs, it would stop what an earlier emulator has started there.
-        "DOCKER_HOST": f"unix://{folder}/no-docker",
-    }
-    log = folder / "log"
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            [python, "-m", "ministack"],
-            env=environment,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        deadline = time.monotonic() + 60
-        while not _is_healthy(endpoint):
-            if server.poll() is not None or time.monotonic() > deadline:
-                pytest.fail(f"the AWS emulator did not start:\n{log.read_text()[-2000:]}")
-            time.sleep(0.05)
-        yield endpoint
-    finally:
-        server.terminate()
-        try:
-            server.wait(timeout=15)
-        except subprocess.TimeoutExpired:
-            server.kill()
-            server.wait()
-    assert not _is_healthy(endpoint), "the AWS emulator still answers after it was stopped"
+    with local_aws(tmp_path_factory.mktemp("aws")) as running:
+        yield running
+    assert not is_healthy(running.endpoint), "the local AWS still answers after it was stopped"
 
 
 @pytest.fixture
-def s3_endpoint(_s3_server: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def s3_endpoint(aws: LocalAws, monkeypatch: pytest.MonkeyPatch) -> str:
     """Address of an S3 on loopback; the environment sends boto3, s3fs and pyarrow there.
 
     The server lives as long as the session, so every test makes a bucket of its own name.
     """
-    for name, value in {
-        "AWS_ENDPOINT_URL": _s3_server,
-        "AWS_ACCESS_KEY_ID": "000000000000",  # the emulator takes the key for the account
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_REGION": "us-east-1",
-    }.items():
+    for name, value in aws.environment().items():
         monkeypatch.setenv(name, value)
-    return _s3_server
+    return aws.endpoint

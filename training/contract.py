@@ -29,6 +29,44 @@ CHECKPOINTS_DIR: Final = "checkpoints"
 # Bare buckets keep their runs under this prefix, as local runs do under ./runs.
 RUNS_PREFIX: Final = "runs"
 
+# The deployment, as its stacks name it and the command line and the nodes look it up.
+CORE_STACK: Final = "CoreStack"
+TRAINING_STACK: Final = "TrainingStack"
+HEAD: Final = "head"  # the two kinds of node: task definition, service, image repository, DNS name
+WORKER: Final = "worker"
+CONTAINER: Final = "ray"  # the one container of either task
+METRICS_NAMESPACE: Final = "RayTraining"  # in CloudWatch: what the hosts and the runs report
+
+# Ray's ports on the head that others ask for by number.
+GCS_PORT: Final = 6379
+DASHBOARD_PORT: Final = 8265
+
+# Outputs of the stacks. The command line reads them; renaming one breaks it.
+OUT_BUCKET: Final = "BucketName"
+OUT_CLUSTER: Final = "ClusterName"
+OUT_HEAD_SERVICE: Final = "HeadServiceName"
+OUT_WORKER_SERVICE: Final = "WorkerServiceName"
+OUT_HEAD_TASK: Final = "HeadTaskDefinition"
+OUT_WORKER_TASK: Final = "WorkerTaskDefinition"
+OUT_HEAD_REPOSITORY: Final = "HeadRepositoryUri"
+OUT_WORKER_REPOSITORY: Final = "WorkerRepositoryUri"
+OUT_LOG_GROUP: Final = "LogGroupName"
+OUT_SUBNET: Final = "TrainingSubnetId"
+OUT_SECURITY_GROUP: Final = "SecurityGroupId"
+OUT_HEAD_PROVIDER: Final = "HeadCapacityProvider"
+OUT_WORKER_PROVIDER: Final = "WorkerCapacityProvider"
+OUT_DASHBOARD: Final = "DashboardName"
+OUT_PUSH_ROLE: Final = "ImagePushRoleArn"
+OUT_SHAPE: Final = "ClusterShape"  # JSON: preset, instance types, counts, spot, image tag
+
+# What the task definitions tell the entry point of a node.
+ENV_HEAD_ADDRESS: Final = "TRAIN_HEAD_ADDRESS"  # name or address that workers join
+ENV_NUM_GPUS: Final = "TRAIN_NUM_GPUS"  # GPUs the host has, all given to the container
+ENV_NUM_CPUS: Final = "TRAIN_NUM_CPUS"  # CPUs that Ray may count on here
+ENV_TRAINS: Final = "TRAIN_ON_THIS_NODE"  # "1": training processes may run here
+ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
+ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
+
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 

@@ -1,0 +1,8 @@
+"""The rehearsal: an AWS on this machine, to deploy the stacks to before they meet the real one.
+
+    python -m rehearsal start
+
+It records resources and runs Lambda functions; it never reaches a real account. What runs inside
+the emulator's own environment (``server``, ``cloudformation_types``) is not to be imported from
+here: the project's environment lacks the emulator on purpose, they pin different botocores.
+"""

@@ -1,0 +1,68 @@
+"""``python -m rehearsal start``: a local AWS in the foreground, until Ctrl-C."""
+
+import argparse
+import shlex
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rehearsal.local_aws import LocalAwsError, is_healthy, local_aws
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m rehearsal",
+        description="An AWS on this machine, to rehearse a deployment on. It needs no account and "
+        "costs nothing; `make venv-aws` installs it.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    start = commands.add_parser(
+        "start",
+        help="run it in the foreground, until Ctrl-C",
+        description="Run a local AWS in the foreground, and print the variables that send the AWS "
+        "CLI, the CDK and boto3 there. Ctrl-C ends it, and everything deployed to it is gone.",
+    )
+    start.add_argument("--port", type=int, default=4566, help="0 takes a free one [%(default)s]")
+    start.add_argument("--host", default="127.0.0.1", help="address to listen on [%(default)s]")
+    return parser
+
+
+def start(host: str, port: int) -> int:
+    with (
+        tempfile.TemporaryDirectory(prefix="local-aws-") as folder,
+        local_aws(Path(folder), host=host, port=port) as aws,
+    ):
+        variables = aws.environment().items()
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in variables]
+        print("\n".join(lines), flush=True)
+        print(
+            f"The local AWS answers at {aws.endpoint}. Paste these lines into another terminal; "
+            f"Ctrl-C here ends it.\nLog: {aws.log}",
+            file=sys.stderr,
+        )
+        while is_healthy(aws.endpoint):
+            time.sleep(2)
+        print(
+            f"error: it ended; the end of its log:\n{aws.log.read_text()[-2000:]}", file=sys.stderr
+        )
+        return 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = build_parser().parse_args(argv)
+    # `kill` ends it like Ctrl-C, so that its folder is removed too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return start(arguments.host, arguments.port)
+    except LocalAwsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,235 @@
+"""What lies in an account: taken before a deployment and after its removal, the two are the same.
+
+    before = inventory(aws.endpoint)
+    ...  # cdk deploy, cdk destroy
+    assert difference(before, inventory(aws.endpoint)) == {}
+
+Only resources count that the real AWS would go on listing, or billing, once their stack is gone:
+deleted NAT gateways and deregistered task definitions are listed for a while there, too.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import boto3
+from botocore.config import Config
+
+from rehearsal.local_aws import ACCOUNT, REGION
+
+Inventory = dict[str, list[str]]
+
+# Kind -> service, operation, its arguments, key of the list in the answer, key of the name in an
+# item ("" where the item is the name).
+LISTS: Mapping[str, tuple[str, str, dict[str, Any], str, str]] = {
+    "alarm": ("cloudwatch", "describe_alarms", {}, "MetricAlarms", "AlarmName"),
+    "composite alarm": (
+        "cloudwatch",
+        "describe_alarms",
+        {"AlarmTypes": ["CompositeAlarm"]},
+        "CompositeAlarms",
+        "AlarmName",
+    ),
+    "dashboard": ("cloudwatch", "list_dashboards", {}, "DashboardEntries", "DashboardName"),
+    "stack": ("cloudformation", "describe_stacks", {}, "Stacks", "StackName"),
+    "auto scaling group": (
+        "autoscaling",
+        "describe_auto_scaling_groups",
+        {},
+        "AutoScalingGroups",
+        "AutoScalingGroupName",
+    ),
+    "launch configuration": (
+        "autoscaling",
+        "describe_launch_configurations",
+        {},
+        "LaunchConfigurations",
+        "LaunchConfigurationName",
+    ),
+    "scaling policy": ("autoscaling", "describe_policies", {}, "ScalingPolicies", "PolicyARN"),
+    "scheduled action": (
+        "autoscaling",
+        "describe_scheduled_actions",
+        {},
+        "ScheduledUpdateGroupActions",
+        "ScheduledActionARN",
+    ),
+    "address": ("ec2", "describe_addresses", {}, "Addresses", "AllocationId"),
+    "endpoint": ("ec2", "describe_vpc_endpoints", {}, "VpcEndpoints", "VpcEndpointId"),
+    "flow log": ("ec2", "describe_flow_logs", {}, "FlowLogs", "FlowLogId"),
+    "internet gateway": (
+        "ec2",
+        "describe_internet_gateways",
+        {},
+        "InternetGateways",
+        "InternetGatewayId",
+    ),
+    "launch template": (
+        "ec2",
+        "describe_launch_templates",
+        {},
+        "LaunchTemplates",
+        "LaunchTemplateId",
+    ),
+    "NAT gateway": (
+        "ec2",
+        "describe_nat_gateways",
+        {"Filters": [{"Name": "state", "Values": ["pending", "available", "deleting", "failed"]}]},
+        "NatGateways",
+        "NatGatewayId",
+    ),
+    "network ACL": ("ec2", "describe_network_acls", {}, "NetworkAcls", "NetworkAclId"),
+    "network interface": (
+        "ec2",
+        "describe_network_interfaces",
+        {},
+        "NetworkInterfaces",
+        "NetworkInterfaceId",
+    ),
+    "placement group": ("ec2", "describe_placement_groups", {}, "PlacementGroups", "GroupName"),
+    "route table": ("ec2", "describe_route_tables", {}, "RouteTables", "RouteTableId"),
+    "security group": ("ec2", "describe_security_groups", {}, "SecurityGroups", "GroupId"),
+    "security group rule": (
+        "ec2",
+        "describe_security_group_rules",
+        {},
+        "SecurityGroupRules",
+        "SecurityGroupRuleId",
+    ),
+    "subnet": ("ec2", "describe_subnets", {}, "Subnets", "SubnetId"),
+    "volume": ("ec2", "describe_volumes", {}, "Volumes", "VolumeId"),
+    "VPC": ("ec2", "describe_vpcs", {}, "Vpcs", "VpcId"),
+    "repository": ("ecr", "describe_repositories", {}, "repositories", "repositoryName"),
+    "capacity provider": (
+        "ecs",
+        "describe_capacity_providers",
+        {},
+        "capacityProviders",
+        "name",
+    ),
+    "cluster": ("ecs", "list_clusters", {}, "clusterArns", ""),
+    "task definition": (
+        "ecs",
+        "list_task_definitions",
+        {"status": "ACTIVE"},
+        "taskDefinitionArns",
+        "",
+    ),
+    "event bus": ("events", "list_event_buses", {}, "EventBuses", "Name"),
+    "event rule": ("events", "list_rules", {}, "Rules", "Name"),
+    "instance profile": (
+        "iam",
+        "list_instance_profiles",
+        {},
+        "InstanceProfiles",
+        "InstanceProfileName",
+    ),
+    "OIDC provider": (
+        "iam",
+        "list_open_id_connect_providers",
+        {},
+        "OpenIDConnectProviderList",
+        "Arn",
+    ),
+    "policy": ("iam", "list_policies", {"Scope": "Local"}, "Policies", "Arn"),
+    "role": ("iam", "list_roles", {}, "Roles", "RoleName"),
+    "user": ("iam", "list_users", {}, "Users", "UserName"),
+    "key": ("kms", "list_keys", {}, "Keys", "KeyId"),
+    "key alias": ("kms", "list_aliases", {}, "Aliases", "AliasName"),
+    "event source mapping": (
+        "lambda",
+        "list_event_source_mappings",
+        {},
+        "EventSourceMappings",
+        "UUID",
+    ),
+    "function": ("lambda", "list_functions", {}, "Functions", "FunctionName"),
+    "layer": ("lambda", "list_layers", {}, "Layers", "LayerName"),
+    "log group": ("logs", "describe_log_groups", {}, "logGroups", "logGroupName"),
+    "log resource policy": (
+        "logs",
+        "describe_resource_policies",
+        {},
+        "resourcePolicies",
+        "policyName",
+    ),
+    "metric filter": ("logs", "describe_metric_filters", {}, "metricFilters", "filterName"),
+    "hosted zone": ("route53", "list_hosted_zones", {}, "HostedZones", "Id"),
+    "bucket": ("s3", "list_buckets", {}, "Buckets", "Name"),
+    "schedule": ("scheduler", "list_schedules", {}, "Schedules", "Arn"),
+    "schedule group": ("scheduler", "list_schedule_groups", {}, "ScheduleGroups", "Arn"),
+    "secret": ("secretsmanager", "list_secrets", {}, "SecretList", "ARN"),
+    "namespace": ("servicediscovery", "list_namespaces", {}, "Namespaces", "Id"),
+    "discovery service": ("servicediscovery", "list_services", {}, "Services", "Id"),
+    "subscription": ("sns", "list_subscriptions", {}, "Subscriptions", "SubscriptionArn"),
+    "topic": ("sns", "list_topics", {}, "Topics", "TopicArn"),
+    "queue": ("sqs", "list_queues", {}, "QueueUrls", ""),
+    "parameter": ("ssm", "describe_parameters", {}, "Parameters", "Name"),
+    "state machine": (
+        "stepfunctions",
+        "list_state_machines",
+        {},
+        "stateMachines",
+        "stateMachineArn",
+    ),
+}
+
+
+class Account:
+    """Clients of the account at an endpoint, whatever the environment of this process says."""
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.session = boto3.Session(
+            aws_access_key_id=ACCOUNT, aws_secret_access_key="test", region_name=REGION
+        )
+        self.config = Config(inject_host_prefix=False, retries={"max_attempts": 1})
+        self.clients: dict[str, Any] = {}
+
+    def client(self, service: str) -> Any:
+        if service not in self.clients:
+            self.clients[service] = self.session.client(
+                service, endpoint_url=self.endpoint, config=self.config
+            )
+        return self.clients[service]
+
+    def items(self, service: str, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
+        """What all pages of an operation list under ``key``."""
+        client = self.client(service)
+        if client.can_paginate(operation):
+            for page in client.get_paginator(operation).paginate(**arguments):
+                yield from page.get(key, [])
+        else:
+            yield from getattr(client, operation)(**arguments).get(key, [])
+
+
+@functools.cache
+def account_at(endpoint: str) -> Account:
+    # Making twenty clients takes seconds; asking them takes less than one.
+    return Account(endpoint)
+
+
+def inventory(endpoint: str) -> Inventory:
+    """Kind of resource -> names of all that there are, sorted. Kinds without any are left out."""
+    account = account_at(endpoint)
+    found = {
+        kind: [item[name] if name else item for item in account.items(service, op, key, **args)]
+        for kind, (service, op, args, key, name) in LISTS.items()
+    }
+    found["instance"] = [
+        instance["InstanceId"]
+        for reservation in account.items("ec2", "describe_instances", "Reservations")
+        for instance in reservation["Instances"]
+        if instance["State"]["Name"] != "terminated"
+    ]
+    for cluster in found["cluster"]:
+        for kind, operation in (("service", "list_services"), ("task", "list_tasks")):
+            arns = account.items("ecs", operation, f"{kind}Arns", cluster=cluster)
+            found.setdefault(kind, []).extend(arns)
+    return {kind: sorted(names) for kind, names in sorted(found.items()) if names}
+
+
+def difference(before: Inventory, after: Inventory) -> Inventory:
+    """What is in ``after`` and was not in ``before``; empty when nothing was left behind."""
+    new = {kind: sorted({*names} - {*before.get(kind, [])}) for kind, names in after.items()}
+    return {kind: names for kind, names in new.items() if names}

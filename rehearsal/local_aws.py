@@ -1,0 +1,188 @@
+"""Start and stop the local AWS. For tests, for ``python -m rehearsal start``, and for scripts.
+
+    with local_aws(Path("/tmp/aws")) as aws:
+        subprocess.run(["npx", "cdk", "deploy"], env=os.environ | aws.environment())
+
+Standard library only, and Python of the project's environment; the emulator itself runs in
+``.venv-aws``. State is in memory and ends with the server.
+"""
+
+import http.client
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ACCOUNT = "000000000000"
+REGION = "us-east-1"
+SECONDS_TO_START = 60
+SECONDS_TO_STOP = 15
+
+
+class LocalAwsError(RuntimeError):
+    """The local AWS cannot start; the message says why, and what to do about it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LocalAws:
+    """A running local AWS."""
+
+    endpoint: str
+    """Where it answers, such as ``http://127.0.0.1:4566``; one address for all services."""
+    log: Path
+    """What the emulator prints: every request, and every resource that it failed to make."""
+    pid: int
+    """Process of the server. It leads a process group that holds its Lambda functions too."""
+
+    def environment(self) -> dict[str, str]:
+        """The variables that send a child process's AWS clients here, and nowhere else."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            # The emulator takes the key for the account. The CDK CLI remembers which account a key
+            # belongs to, so it must be no key that somebody uses elsewhere.
+            "AWS_ACCESS_KEY_ID": ACCOUNT,
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_DISABLE_HOST_PREFIX_INJECTION": "true",
+            "AWS_CONFIG_FILE": os.devnull,
+            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        }
+
+
+def is_healthy(endpoint: str) -> bool:
+    """Whether an emulator answers at ``endpoint``."""
+    connection = http.client.HTTPConnection(urlsplit(endpoint).netloc, timeout=5)
+    try:
+        connection.request("GET", "/_ministack/health")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+@contextmanager
+def local_aws(
+    folder: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    python: Path | None = None,
+    docker_host: str | None = None,
+) -> Iterator[LocalAws]:
+    """Start a local AWS, wait until it answers, and stop it and all its processes at the end.
+
+    Args:
+        folder: for its log and its scratch files; made if it does not exist.
+        host: address to listen on. Loopback, unless containers are to reach it.
+        port: 0 takes a free one.
+        python: interpreter with the emulator. Default: that of ``.venv-aws``.
+        docker_host: address of the Docker engine for ECS tasks, such as
+            ``unix:///var/run/docker.sock``. Default: none, and ECS tasks are only records.
+
+    Raises:
+        LocalAwsError: it is not installed, the port is taken, or it ended while starting.
+    """
+    python = python or ROOT / ".venv-aws" / "bin" / "python"
+    if not python.exists():
+        raise LocalAwsError(f"no local AWS: {python} does not exist; run `make venv-aws`")
+    port = _bindable_port(host, port)
+    endpoint = f"http://{host}:{port}"
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "log"
+
+    with log.open("wb") as output:
+        server = subprocess.Popen(
+            [python, "-m", "rehearsal.server", "--end-with-parent"],
+            env=_server_environment(folder, endpoint, host, port, docker_host),
+            cwd=folder,
+            stdin=subprocess.PIPE,  # never written to: it closes when this process ends
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait_until_healthy(server, endpoint, log)
+        yield LocalAws(endpoint=endpoint, log=log, pid=server.pid)
+    finally:
+        _stop(server)
+
+
+def _bindable_port(host: str, port: int) -> int:
+    """``port``, or a free one for 0. Raises LocalAwsError if the server could not listen there."""
+    try:
+        with socket.create_server((host, port)) as probe:
+            bound: int = probe.getsockname()[1]
+            return bound
+    except OSError as error:
+        raise LocalAwsError(
+            f"the local AWS cannot listen on {host}:{port}: {error.strerror or error}; "
+            "stop what listens there, or choose another port (0: any free one)"
+        ) from error
+
+
+def _server_environment(
+    folder: Path, endpoint: str, host: str, port: int, docker_host: str | None
+) -> dict[str, str]:
+    """Everything the server sees: nothing of the caller's own AWS settings."""
+    return {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(ROOT),
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(folder),
+        "HOME": str(folder),
+        # Its defaults listen on all interfaces, here and for MQTT.
+        "BIND_HOST": host,
+        "GATEWAY_PORT": str(port),
+        "IOT_MTLS_ENABLED": "0",
+        "SFTP_ENABLED": "0",
+        # Where Lambda functions send their answers and their calls.
+        "MINISTACK_HOST": host,
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "MINISTACK_REGION": REGION,
+        # Where Docker runs, it would stop what an earlier emulator has started there.
+        "DOCKER_HOST": docker_host or f"unix://{folder}/no-docker",
+    }
+
+
+def _wait_until_healthy(server: subprocess.Popen[bytes], endpoint: str, log: Path) -> None:
+    deadline = time.monotonic() + SECONDS_TO_START
+    while not is_healthy(endpoint):
+        if server.poll() is not None:
+            reason = f"ended with code {server.returncode}"
+        elif time.monotonic() > deadline:
+            reason = f"does not answer at {endpoint} after {SECONDS_TO_START} s"
+        else:
+            time.sleep(0.05)
+            continue
+        tail = log.read_text(errors="replace")[-2000:].strip()
+        raise LocalAwsError(f"the local AWS {reason}; the end of {log}:\n{tail}")
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server, politely and then not, and with it everything in its process group."""
+    assert server.stdin is not None
+    server.terminate()
+    try:
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(timeout=SECONDS_TO_STOP)
+    finally:
+        # Nobody is left in most cases; macOS calls that a lack of permission.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+        server.stdin.close()

@@ -1,0 +1,300 @@
+"""CoreStack: what outlives a training cluster: the network, the bucket, the image repositories.
+
+TrainingStack may be destroyed and rebuilt every day; this stack should not be. Nothing here costs
+money per GPU, and nothing here knows that Ray exists.
+"""
+
+from typing import Any
+
+import aws_cdk as cdk
+from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_servicediscovery as servicediscovery
+from constructs import Construct
+
+from stacks.findings import accept
+from stacks.log_groups import log_group
+from stacks.settings import Settings
+from training import contract
+
+GITHUB_TOKENS = "token.actions.githubusercontent.com"
+IMAGES_TO_KEEP = 20
+# Records of a run are small and stay where they are; checkpoints and models are what costs.
+LARGE_FILE_BYTES = 1024 * 1024
+
+
+class CoreStack(cdk.Stack):
+    """One-zone VPC behind a NAT gateway, the bucket, and the repositories of the two images."""
+
+    vpc: ec2.Vpc
+    training_subnets: ec2.SelectedSubnets
+    bucket: s3.Bucket
+    repositories: dict[str, ecr.Repository]
+    namespace: servicediscovery.PrivateDnsNamespace
+
+    def __init__(self, scope: Construct, id_: str, *, settings: Settings, **kwargs: Any) -> None:
+        super().__init__(
+            scope,
+            id_,
+            description="Distributed training: network, bucket and image repositories",
+            **kwargs,
+        )
+        self.vpc = self._network(settings)
+        self.training_subnets = self.vpc.select_subnets(subnet_group_name="Training")
+        self.bucket = self._bucket(settings)
+        self.repositories = {
+            node: self._repository(node) for node in (contract.HEAD, contract.WORKER)
+        }
+        # The head registers here as head.<namespace>, for the workers of a standing cluster.
+        self.namespace = servicediscovery.PrivateDnsNamespace(
+            self,
+            "Namespace",
+            name=settings.namespace,
+            vpc=self.vpc,
+            description="Nodes of the training cluster",
+        )
+        if settings.github_repository:
+            role = self._image_push_role(settings)
+            cdk.CfnOutput(self, contract.OUT_PUSH_ROLE, value=role.role_arn)
+
+        cdk.CfnOutput(self, contract.OUT_BUCKET, value=self.bucket.bucket_name)
+        cdk.CfnOutput(
+            self,
+            contract.OUT_HEAD_REPOSITORY,
+            value=self.repositories[contract.HEAD].repository_uri,
+        )
+        cdk.CfnOutput(
+            self,
+            contract.OUT_WORKER_REPOSITORY,
+            value=self.repositories[contract.WORKER].repository_uri,
+        )
+
+    def _network(self, settings: Settings) -> ec2.Vpc:
+        # One zone on purpose: gradients that cross zones are slow and billed per GB, and a cluster
+        # placement group cannot span two. The public subnet only holds the NAT gateway.
+        zone = settings.availability_zone
+        vpc = ec2.Vpc(
+            self,
+            "Vpc",
+            ip_addresses=ec2.IpAddresses.cidr(settings.vpc_cidr),
+            availability_zones=[zone] if zone else None,
+            max_azs=None if zone else 1,
+            nat_gateways=1,
+            subnet_configuration=[
+                ec2.SubnetConfiguration(
+                    name="Nat",
+                    subnet_type=ec2.SubnetType.PUBLIC,
+                    cidr_mask=28,
+                    map_public_ip_on_launch=False,
+                ),
+                ec2.SubnetConfiguration(
+                    name="Training", subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS
+                ),
+            ],
+            restrict_default_security_group=True,
+        )
+        _pin(vpc, "Vpc")
+        # Free, and it carries checkpoints, data and the layers of ECR's images past the NAT
+        # gateway, which bills every GB.
+        vpc.add_gateway_endpoint("S3Endpoint", service=ec2.GatewayVpcEndpointAwsService.S3)
+        if settings.interface_endpoints:
+            self._interface_endpoints(vpc)
+
+        group = log_group(self, "FlowLogs", settings=settings)
+        vpc.add_flow_log(
+            "FlowLog",
+            destination=ec2.FlowLogDestination.to_cloud_watch_logs(group),
+            max_aggregation_interval=ec2.FlowLogMaxAggregationInterval.TEN_MINUTES,
+        )
+        return vpc
+
+    def _interface_endpoints(self, vpc: ec2.Vpc) -> None:
+        group = ec2.SecurityGroup(
+            self,
+            "EndpointSecurityGroup",
+            vpc=vpc,
+            description="AWS endpoints: HTTPS from inside the VPC",
+            allow_all_outbound=False,
+        )
+        group.add_ingress_rule(
+            ec2.Peer.ipv4(vpc.vpc_cidr_block), ec2.Port.HTTPS, "HTTPS from the VPC"
+        )
+        accept(
+            group,
+            {
+                "CdkNagValidationFailure[AwsSolutions-EC23]": "The one source is the VPC's own "
+                "address range, which the rule cannot read from a reference.",
+            },
+        )
+        services = {
+            "EcrApi": ec2.InterfaceVpcEndpointAwsService.ECR,
+            "EcrDocker": ec2.InterfaceVpcEndpointAwsService.ECR_DOCKER,
+            "Logs": ec2.InterfaceVpcEndpointAwsService.CLOUDWATCH_LOGS,
+            "SsmMessages": ec2.InterfaceVpcEndpointAwsService.SSM_MESSAGES,
+        }
+        for name, service in services.items():
+            vpc.add_interface_endpoint(
+                f"{name}Endpoint",
+                service=service,
+                security_groups=[group],
+                subnets=ec2.SubnetSelection(subnet_group_name="Training"),
+                open=False,
+            )
+
+    def _bucket(self, settings: Settings) -> s3.Bucket:
+        keep = settings.retain_bucket
+        rules = [
+            s3.LifecycleRule(
+                id="stale-uploads", abort_incomplete_multipart_upload_after=Duration.days(1)
+            )
+        ]
+        if settings.archive_after_days:
+            # Nothing is lost: a run resumes from here as before, only reading it costs more.
+            rules.append(
+                s3.LifecycleRule(
+                    id="old-checkpoints-archive",
+                    prefix=f"{contract.RUNS_PREFIX}/",
+                    object_size_greater_than=LARGE_FILE_BYTES,
+                    transitions=[
+                        s3.Transition(
+                            storage_class=s3.StorageClass.GLACIER_INSTANT_RETRIEVAL,
+                            transition_after=Duration.days(settings.archive_after_days),
+                        )
+                    ],
+                )
+            )
+        if settings.expire_after_days:
+            rules.append(
+                s3.LifecycleRule(
+                    id="old-checkpoints-expire",
+                    prefix=f"{contract.RUNS_PREFIX}/",
+                    object_size_greater_than=LARGE_FILE_BYTES,
+                    expiration=Duration.days(settings.expire_after_days),
+                )
+            )
+        bucket = s3.Bucket(
+            self,
+            "Bucket",
+            block_public_access=s3.BlockPublicAccess.BLOCK_ALL,
+            object_ownership=s3.ObjectOwnership.BUCKET_OWNER_ENFORCED,
+            encryption=s3.BucketEncryption.S3_MANAGED,
+            enforce_ssl=True,
+            minimum_tls_version=1.2,
+            # Checkpoints are pruned all the time: kept versions of them would be billed for ever.
+            versioned=False,
+            removal_policy=RemovalPolicy.RETAIN if keep else RemovalPolicy.DESTROY,
+            auto_delete_objects=not keep,
+            lifecycle_rules=rules,
+        )
+        _pin(bucket, "Bucket")
+        resource = bucket.node.default_child
+        assert isinstance(resource, s3.CfnBucket)
+        for number, rule in enumerate(rules):
+            if rule.object_size_greater_than:
+                # CloudFormation's schema has text here, and CDK writes a number.
+                resource.add_property_override(
+                    f"LifecycleConfiguration.Rules.{number}.ObjectSizeGreaterThan",
+                    str(LARGE_FILE_BYTES),
+                )
+        accept(
+            bucket,
+            {
+                "AwsSolutions-S1": "Access logs need a second bucket that outlives this one and "
+                "holds a line per read of a shard; CloudTrail's data events are the better "
+                "choice where an audit asks for them.",
+            },
+        )
+        return bucket
+
+    def _repository(self, node: str) -> ecr.Repository:
+        repository = ecr.Repository(
+            self,
+            f"{node.capitalize()}Repository",
+            # A tag never changes what it means: the git SHA in a task definition is what runs.
+            image_tag_mutability=ecr.TagMutability.IMMUTABLE,
+            image_scan_on_push=True,
+            removal_policy=RemovalPolicy.DESTROY,
+            empty_on_delete=True,
+            lifecycle_rules=[
+                ecr.LifecycleRule(
+                    rule_priority=1,
+                    description="Layers of failed pushes",
+                    tag_status=ecr.TagStatus.UNTAGGED,
+                    max_image_age=Duration.days(7),
+                ),
+                ecr.LifecycleRule(
+                    rule_priority=2,
+                    description=f"The newest {IMAGES_TO_KEEP} images",
+                    max_image_count=IMAGES_TO_KEEP,
+                ),
+            ],
+        )
+        _pin(repository, f"{node.capitalize()}Repository")
+        return repository
+
+    def _image_push_role(self, settings: Settings) -> iam.Role:
+        """The role that the workflow of one branch of one repository may assume."""
+        arn = settings.github_oidc_provider_arn
+        if not arn:
+            arn = iam.OidcProviderNative(
+                self,
+                "GitHub",
+                url=f"https://{GITHUB_TOKENS}",
+                client_ids=["sts.amazonaws.com"],
+                removal_policy=RemovalPolicy.DESTROY,
+            ).oidc_provider_arn
+        subject = f"repo:{settings.github_repository}:ref:refs/heads/{settings.github_branch}"
+        role = iam.Role(
+            self,
+            "ImagePushRole",
+            description=f"Pushes images from {settings.github_repository}",
+            assumed_by=iam.WebIdentityPrincipal(
+                arn,
+                {
+                    "StringEquals": {
+                        f"{GITHUB_TOKENS}:aud": "sts.amazonaws.com",
+                        f"{GITHUB_TOKENS}:sub": subject,
+                    }
+                },
+            ),
+            max_session_duration=Duration.hours(1),
+        )
+        role.add_to_policy(
+            iam.PolicyStatement(
+                sid="Push",
+                actions=[
+                    "ecr:BatchCheckLayerAvailability",
+                    "ecr:BatchGetImage",
+                    "ecr:CompleteLayerUpload",
+                    "ecr:DescribeImages",
+                    "ecr:GetDownloadUrlForLayer",
+                    "ecr:InitiateLayerUpload",
+                    "ecr:PutImage",
+                    "ecr:UploadLayerPart",
+                ],
+                resources=[each.repository_arn for each in self.repositories.values()],
+            )
+        )
+        role.add_to_policy(
+            iam.PolicyStatement(
+                sid="Login", actions=["ecr:GetAuthorizationToken"], resources=["*"]
+            )
+        )
+        accept(
+            role,
+            {
+                "AwsSolutions-IAM5[Resource::*]": "ecr:GetAuthorizationToken has no resource; "
+                "what the token may do is limited by the statement on the two repositories.",
+            },
+        )
+        return role
+
+
+def _pin(construct: Construct, logical_id: str) -> None:
+    """Fix the logical id: should this class move, CloudFormation must not replace the resource."""
+    resource = construct.node.default_child
+    assert isinstance(resource, cdk.CfnElement)
+    resource.override_logical_id(logical_id)

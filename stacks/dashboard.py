@@ -1,0 +1,217 @@
+"""The CloudWatch dashboard of the GPU hosts, and the alarms.
+
+Every graph is a search, never a list of instances: hosts come and go with each job, and the
+dashboard is right for any number of them without another deploy.
+"""
+
+from typing import Final
+
+from aws_cdk import Duration, RemovalPolicy
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_cloudwatch_actions as actions
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_sns as sns
+from aws_cdk import aws_sns_subscriptions as subscriptions
+from constructs import Construct
+
+from stacks.gpu_cluster import GpuCluster
+from stacks.settings import Settings
+from training import contract
+
+# The dimensions under which the CloudWatch agent reports a GPU.
+GPU_DIMENSIONS: Final = ("InstanceId", "arch", "index", "name")
+GPU_LABEL: Final = "${PROP('Dim.InstanceId')} GPU ${PROP('Dim.index')}"
+HOST_LABEL: Final = "${PROP('Dim.InstanceId')}"
+
+IDLE_PERCENT: Final = 5
+FULL_WIDTH, HALF_WIDTH, HEIGHT = 24, 12, 7
+
+
+class Dashboard(Construct):
+    """Graphs by GPU and by host; alarms on idle GPUs and on failed tasks."""
+
+    dashboard: cloudwatch.Dashboard
+    alarms: list[cloudwatch.AlarmBase]
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        settings: Settings,
+        cluster: GpuCluster,
+        failed_tasks: cloudwatch.Metric,
+    ) -> None:
+        super().__init__(scope, id_)
+        has_gpus = settings.worker.num_gpus > 0
+        self.alarms = [self._failed_tasks_alarm(failed_tasks)]
+        if has_gpus:
+            self.alarms.append(self._idle_gpu_alarm(settings.idle_gpu_alarm_minutes))
+        if settings.alarm_email:
+            self._send_alarms_to(settings.alarm_email)
+
+        self.dashboard = cloudwatch.Dashboard(
+            self,
+            "Dashboard",
+            default_interval=Duration.hours(3),
+            period_override=cloudwatch.PeriodOverride.AUTO,
+        )
+        if has_gpus:
+            self.dashboard.add_widgets(
+                _gpu_graph("GPU utilisation", "nvidia_smi_utilization_gpu", "%", top=100),
+                _gpu_graph("GPU memory used", "nvidia_smi_memory_used", "MiB"),
+            )
+            self.dashboard.add_widgets(
+                _gpu_graph("GPU power", "nvidia_smi_power_draw", "W"),
+                _gpu_graph("GPU temperature", "nvidia_smi_temperature_gpu", "°C"),
+            )
+        self.dashboard.add_widgets(
+            _graph(
+                "Host memory used",
+                _search(contract.METRICS_NAMESPACE, ("InstanceId",), "mem_used_percent"),
+                HOST_LABEL,
+                "%",
+                top=100,
+            ),
+            self._network_graph(cluster),
+        )
+        self.dashboard.add_widgets(
+            self._hosts_graph(cluster),
+            cloudwatch.AlarmStatusWidget(
+                title="Alarms", alarms=self.alarms, width=HALF_WIDTH, height=HEIGHT
+            ),
+        )
+
+    def _network_graph(self, cluster: GpuCluster) -> cloudwatch.GraphWidget:
+        # By task: the hosts' own interfaces do not carry what awsvpc tasks send.
+        name = cluster.cluster.cluster_name
+        return cloudwatch.GraphWidget(
+            title="Network by node",
+            left=[
+                cloudwatch.MathExpression(
+                    expression="SEARCH('{ECS/ContainerInsights,ClusterName,TaskDefinitionFamily} "
+                    f'ClusterName="{name}" MetricName="{metric}"\', \'Average\', 60)',
+                    using_metrics={},
+                    label=f"{direction} ${{PROP('Dim.TaskDefinitionFamily')}}",
+                    period=Duration.minutes(1),
+                )
+                for metric, direction in (
+                    ("NetworkTxBytes", "sent"),
+                    ("NetworkRxBytes", "received"),
+                )
+            ],
+            left_y_axis=cloudwatch.YAxisProps(label="bytes/s", min=0, show_units=False),
+            width=HALF_WIDTH,
+            height=HEIGHT,
+        )
+
+    def _hosts_graph(self, cluster: GpuCluster) -> cloudwatch.GraphWidget:
+        """What is being billed by the hour, and what is wanted."""
+        return cloudwatch.GraphWidget(
+            title="Hosts",
+            left=[
+                cloudwatch.Metric(
+                    namespace="AWS/AutoScaling",
+                    metric_name=metric,
+                    dimensions_map={"AutoScalingGroupName": hosts.group.auto_scaling_group_name},
+                    label=f"{node}s {label}",
+                    statistic="Maximum",
+                    period=Duration.minutes(1),
+                )
+                for node, hosts in (
+                    (contract.HEAD, cluster.head),
+                    (contract.WORKER, cluster.worker),
+                )
+                for metric, label in (
+                    ("GroupDesiredCapacity", "wanted"),
+                    ("GroupInServiceInstances", "running"),
+                )
+            ],
+            left_y_axis=cloudwatch.YAxisProps(label="hosts", min=0, show_units=False),
+            width=HALF_WIDTH,
+            height=HEIGHT,
+        )
+
+    def _failed_tasks_alarm(self, failed_tasks: cloudwatch.Metric) -> cloudwatch.Alarm:
+        return cloudwatch.Alarm(
+            self,
+            "TaskFailed",
+            alarm_description="A Ray node did not start, failed, or lost its spot host. Why is in "
+            "the log group of the task events.",
+            metric=failed_tasks,
+            comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+            threshold=1,
+            evaluation_periods=1,
+            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+        )
+
+    def _idle_gpu_alarm(self, minutes: int) -> cloudwatch.Alarm:
+        # An alarm takes no search; a query it does. A busy GPU dips to zero while it saves or
+        # evaluates, so a host counts by its busiest moment in five minutes, and the least busy
+        # host is what is compared. Without hosts there is no value, and no alarm.
+        dimensions = ",".join(GPU_DIMENSIONS)
+        query = (
+            f'SELECT MAX(nvidia_smi_utilization_gpu) FROM SCHEMA("{contract.METRICS_NAMESPACE}", '
+            f"{dimensions}) GROUP BY InstanceId ORDER BY MAX() ASC LIMIT 1"
+        )
+        return cloudwatch.Alarm(
+            self,
+            "GpuIdle",
+            alarm_description=f"All GPUs of a host have been idle for {minutes} minutes, and it is "
+            "still billed. `trainctl cluster down` ends a standing cluster.",
+            metric=cloudwatch.MathExpression(
+                expression=query,
+                using_metrics={},
+                label="least busy GPU host",
+                period=Duration.minutes(5),
+            ),
+            comparison_operator=cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
+            threshold=IDLE_PERCENT,
+            evaluation_periods=minutes // 5,
+            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+        )
+
+    def _send_alarms_to(self, address: str) -> None:
+        topic = sns.Topic(self, "Alarms", display_name="Training cluster", enforce_ssl=True)
+        topic.apply_removal_policy(RemovalPolicy.DESTROY)
+        topic.add_subscription(subscriptions.EmailSubscription(address))
+        topic.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="FromAlarms",
+                principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                actions=["sns:Publish"],
+                resources=[topic.topic_arn],
+            )
+        )
+        for alarm in self.alarms:
+            alarm.add_alarm_action(actions.SnsAction(topic))
+
+
+def _gpu_graph(
+    title: str, metric: str, unit: str, *, top: float | None = None
+) -> cloudwatch.GraphWidget:
+    search = _search(contract.METRICS_NAMESPACE, GPU_DIMENSIONS, metric)
+    return _graph(title, search, GPU_LABEL, unit, top=top)
+
+
+def _graph(
+    title: str, search: str, label: str, unit: str, *, top: float | None = None
+) -> cloudwatch.GraphWidget:
+    return cloudwatch.GraphWidget(
+        title=title,
+        left=[
+            cloudwatch.MathExpression(
+                expression=search, using_metrics={}, label=label, period=Duration.minutes(1)
+            )
+        ],
+        left_y_axis=cloudwatch.YAxisProps(label=unit, min=0, max=top, show_units=False),
+        legend_position=cloudwatch.LegendPosition.RIGHT,
+        width=HALF_WIDTH,
+        height=HEIGHT,
+    )
+
+
+def _search(namespace: str, dimensions: tuple[str, ...], metric: str) -> str:
+    return (
+        f"SEARCH('{{{namespace},{','.join(dimensions)}}} MetricName=\"{metric}\"', 'Average', 60)"
+    )

@@ -1,0 +1,281 @@
+"""The ECS cluster and its hosts: two groups of EC2 instances that start at zero.
+
+One group holds heads, one holds workers, each behind a capacity provider that starts a host when
+a task waits for one. How a host sets itself up is in ``host_setup``; how a stack with running
+hosts goes away is in ``teardown``.
+"""
+
+from dataclasses import dataclass
+
+from aws_cdk import Duration, Stack
+from aws_cdk import aws_autoscaling as autoscaling
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_iam as iam
+from constructs import Construct
+
+from stacks.core_stack import CoreStack
+from stacks.findings import accept
+from stacks.host_setup import host_setup
+from stacks.settings import Settings
+from stacks.teardown import Teardown
+from training import contract
+from training.instance_types import InstanceType
+
+# ECS looks once a minute whether it has the hosts it needs; a GPU host takes some minutes to join.
+HOST_WARMUP_S = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostGroup:
+    """The hosts of one kind of node, and the capacity provider that starts them."""
+
+    machine: InstanceType
+    group: autoscaling.AutoScalingGroup
+    capacity_provider: ecs.CfnCapacityProvider
+
+
+class GpuCluster(Construct):
+    """Cluster, placement group, security group, host role, and the two groups of hosts."""
+
+    cluster: ecs.Cluster
+    security_group: ec2.SecurityGroup
+    head: HostGroup
+    worker: HostGroup
+    teardown: Teardown
+
+    def __init__(
+        self, scope: Construct, id_: str, *, settings: Settings, core: CoreStack
+    ) -> None:
+        super().__init__(scope, id_)
+        self.cluster = ecs.Cluster(
+            self,
+            "Cluster",
+            vpc=core.vpc,
+            container_insights_v2=ecs.ContainerInsights.ENABLED,
+        )
+        self.security_group = self._security_group(core)
+        role = self._host_role(core)
+        # Hosts close together: gradients take the shortest way. AWS finds room for all or for few.
+        placement = ec2.PlacementGroup(
+            self, "Placement", strategy=ec2.PlacementGroupStrategy.CLUSTER
+        )
+        self.head = self._hosts(
+            contract.HEAD, settings, core, role, placement if settings.head_trains else None
+        )
+        self.worker = self._hosts(contract.WORKER, settings, core, role, placement)
+        providers = [each.capacity_provider for each in (self.head, self.worker)]
+        associations = ecs.CfnClusterCapacityProviderAssociations(
+            self,
+            "CapacityProviders",
+            cluster=self.cluster.cluster_name,
+            capacity_providers=[each.ref for each in providers],
+            # None by default: whoever starts a task says on which hosts.
+            default_capacity_provider_strategy=[],
+        )
+        self.teardown = Teardown(
+            self,
+            "Teardown",
+            settings=settings,
+            cluster=self.cluster,
+            groups=[self.head.group, self.worker.group],
+            capacity_providers=providers,
+            associations=associations,
+        )
+
+    def _security_group(self, core: CoreStack) -> ec2.SecurityGroup:
+        group = ec2.SecurityGroup(
+            self,
+            "SecurityGroup",
+            vpc=core.vpc,
+            description="Ray nodes: everything among themselves, HTTPS to the outside",
+            # True would drop the rule to itself, which EFA needs beside any other (aws-cdk 38558).
+            allow_all_outbound=False,
+        )
+        # Ray, NCCL and Gloo use random ports in both directions.
+        group.add_ingress_rule(group, ec2.Port.all_traffic(), "Among the nodes")
+        group.add_egress_rule(group, ec2.Port.all_traffic(), "Among the nodes")
+        group.add_egress_rule(ec2.Peer.any_ipv4(), ec2.Port.HTTPS, "AWS and data by HTTPS")
+        return group
+
+    def _host_role(self, core: CoreStack) -> iam.Role:
+        """What the host itself may do: join this cluster, pull the two images, report metrics."""
+        stack = Stack.of(self)
+        cluster = self.cluster.cluster_arn
+        in_cluster = {"ArnEquals": {"ecs:cluster": cluster}}
+        container_instances = stack.format_arn(
+            service="ecs",
+            resource="container-instance",
+            resource_name=f"{self.cluster.cluster_name}/*",
+        )
+        role = iam.Role(
+            self,
+            "HostRole",
+            description="GPU hosts: join the cluster, pull images, report metrics",
+            assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
+        )
+        statements = [
+            iam.PolicyStatement(
+                sid="JoinCluster",
+                actions=[
+                    "ecs:DeregisterContainerInstance",
+                    "ecs:RegisterContainerInstance",
+                    "ecs:SubmitAttachmentStateChanges",
+                    "ecs:SubmitContainerStateChange",
+                    "ecs:SubmitTaskStateChange",
+                ],
+                resources=[cluster],
+            ),
+            iam.PolicyStatement(
+                sid="TakeOrders",
+                actions=[
+                    "ecs:Poll",
+                    "ecs:StartTelemetrySession",
+                    "ecs:UpdateContainerInstancesState",
+                ],
+                resources=[container_instances],
+                conditions=in_cluster,
+            ),
+            iam.PolicyStatement(
+                sid="FindTheControlPlane", actions=["ecs:DiscoverPollEndpoint"], resources=["*"]
+            ),
+            iam.PolicyStatement(
+                sid="PullImages",
+                actions=[
+                    "ecr:BatchCheckLayerAvailability",
+                    "ecr:BatchGetImage",
+                    "ecr:GetDownloadUrlForLayer",
+                ],
+                resources=[each.repository_arn for each in core.repositories.values()],
+            ),
+            iam.PolicyStatement(
+                sid="LogInToPull", actions=["ecr:GetAuthorizationToken"], resources=["*"]
+            ),
+            iam.PolicyStatement(
+                sid="ReportMetrics",
+                actions=["cloudwatch:PutMetricData"],
+                resources=["*"],
+                conditions={
+                    "StringEquals": {"cloudwatch:namespace": contract.METRICS_NAMESPACE}
+                },
+            ),
+        ]
+        for statement in statements:
+            role.add_to_policy(statement)
+        return role
+
+    def _hosts(
+        self,
+        node: str,
+        settings: Settings,
+        core: CoreStack,
+        role: iam.Role,
+        placement: ec2.PlacementGroup | None,
+    ) -> HostGroup:
+        """Launch template, group and capacity provider of the hosts of one kind of node."""
+        is_worker = node == contract.WORKER
+        machine = settings.worker if is_worker else settings.head
+        spot = settings.spot and is_worker
+        name = node.capitalize()
+        image = core.repositories[contract.WORKER if settings.head_trains else node]
+        template = ec2.LaunchTemplate(
+            self,
+            f"{name}Hosts",
+            instance_type=ec2.InstanceType(machine.name),
+            machine_image=ecs.EcsOptimizedImage.amazon_linux2023(
+                ecs.AmiHardwareType.GPU if machine.num_gpus else ecs.AmiHardwareType.STANDARD
+            ),
+            role=role,
+            security_group=self.security_group,
+            user_data=host_setup(
+                cluster_name=self.cluster.cluster_name,
+                node=node,
+                image=image.repository_uri_for_tag(settings.image_tag),
+                registry=image.registry_uri,
+                region=Stack.of(self).region,
+                has_gpus=machine.num_gpus > 0,
+                spot=spot,
+            ),
+            block_devices=[
+                ec2.BlockDevice(
+                    device_name="/dev/xvda",
+                    volume=ec2.BlockDeviceVolume.ebs(
+                        settings.root_volume_gib or machine.root_volume_gib,
+                        encrypted=True,
+                        volume_type=ec2.EbsDeviceVolumeType.GP3,
+                        iops=machine.root_volume_iops,
+                        throughput=machine.root_volume_mibps,
+                        delete_on_termination=True,
+                    ),
+                )
+            ],
+            ebs_optimized=True,
+            detailed_monitoring=True,
+            require_imdsv2=True,
+            # Containers see the metadata service only where they must watch for a spot notice.
+            http_put_response_hop_limit=2 if spot else 1,
+            instance_metadata_tags=False,
+            placement_group=placement,
+            spot_options=ec2.LaunchTemplateSpotOptions(
+                request_type=ec2.SpotRequestType.ONE_TIME,
+                interruption_behavior=ec2.SpotInstanceInterruption.TERMINATE,
+            )
+            if spot
+            else None,
+        )
+        if is_worker and settings.capacity_reservation_id:
+            _take_reservation(template, settings.capacity_reservation_id)
+
+        group = autoscaling.AutoScalingGroup(
+            self,
+            f"{name}Group",
+            vpc=core.vpc,
+            vpc_subnets=ec2.SubnetSelection(subnets=core.training_subnets.subnets),
+            launch_template=template,
+            # No desired capacity: a deploy must not touch the hosts that ECS has started.
+            min_capacity=0,
+            max_capacity=settings.max_workers if is_worker else settings.max_heads,
+            # Protected hosts would make `cdk destroy` hang (aws-cdk 18179).
+            new_instances_protected_from_scale_in=False,
+            group_metrics=[autoscaling.GroupMetrics.all()],
+            default_instance_warmup=Duration.seconds(HOST_WARMUP_S),
+        )
+        accept(
+            group,
+            {
+                "AwsSolutions-AS3": "Hosts come and go with every job; failed tasks raise the "
+                "alarm that counts, and notices of each start would hide it.",
+            },
+        )
+        provider = ecs.CfnCapacityProvider(
+            self,
+            f"{name}Capacity",
+            auto_scaling_group_provider=ecs.CfnCapacityProvider.AutoScalingGroupProviderProperty(
+                auto_scaling_group_arn=group.auto_scaling_group_name,
+                managed_scaling=ecs.CfnCapacityProvider.ManagedScalingProperty(
+                    status="ENABLED",
+                    target_capacity=100,
+                    minimum_scaling_step_size=1,
+                    maximum_scaling_step_size=settings.max_workers if is_worker else 1,
+                    instance_warmup_period=HOST_WARMUP_S,
+                ),
+                # Needs protection from scale-in, which makes destroy hang. A host that scale-in
+                # picks drains first: it goes when its task has ended.
+                managed_termination_protection="DISABLED",
+                managed_draining="ENABLED",
+            ),
+        )
+        return HostGroup(machine=machine, group=group, capacity_provider=provider)
+
+
+def _take_reservation(template: ec2.LaunchTemplate, reservation: str) -> None:
+    """Start hosts in a capacity block: the L2 construct has no property for it."""
+    resource = template.node.default_child
+    assert isinstance(resource, ec2.CfnLaunchTemplate)
+    resource.add_property_override(
+        "LaunchTemplateData.InstanceMarketOptions", {"MarketType": "capacity-block"}
+    )
+    resource.add_property_override(
+        "LaunchTemplateData.CapacityReservationSpecification",
+        {"CapacityReservationTarget": {"CapacityReservationId": reservation}},
+    )

@@ -1,0 +1,148 @@
+"""User data of a host: what it does between boot and the start of the ECS agent.
+
+On the ECS-optimized image the agent starts after user data has ended, so whatever is set up here
+is there before the first task. Nothing here may keep a host from joining the cluster: the image
+pull and the metrics agent may fail, and say so in the host's console output.
+"""
+
+import json
+from typing import Final
+
+from aws_cdk import aws_ec2 as ec2
+
+from training import contract
+
+# Longer than Ray's drain (30 s) and the last checkpoint, shorter than a spot notice (120 s).
+STOP_TIMEOUT_S: Final = 110
+METRICS_INTERVAL_S: Final = 30
+
+_SCRIPT: Final = """\
+set -u
+say() {{ echo "host-setup: $*"; }}
+
+say "joining {cluster}"
+cat >> /etc/ecs/ecs.config <<'CONFIG'
+{ecs_config}
+CONFIG
+
+say "packages"
+dnf install --assumeyes --quiet awscli-2 amazon-cloudwatch-agent || say "WARNING: no packages"
+{wait_for_gpus}
+say "metrics"
+mkdir -p /opt/aws/amazon-cloudwatch-agent/etc
+cat > /opt/aws/amazon-cloudwatch-agent/etc/training.json <<'CONFIG'
+{agent_config}
+CONFIG
+/opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s \\
+    -c file:/opt/aws/amazon-cloudwatch-agent/etc/training.json || say "WARNING: no metrics"
+
+# Minutes for a GPU image: done here, the first task finds it in place.
+say "image {image}"
+systemctl start docker
+if aws ecr get-login-password --region "{region}" | docker login -u AWS --password-stdin "{registry}"
+then
+    docker pull --quiet "{image}" || say "WARNING: not pulled; ECS pulls it with the first task"
+    docker logout "{registry}"
+else
+    say "WARNING: no login to {registry}; ECS pulls with the first task"
+fi
+say "done"
+"""
+
+# The metrics agent ends when it finds no nvidia-smi at its start (pytorch/test-infra 4416).
+_WAIT_FOR_GPUS: Final = """
+for attempt in $(seq 60); do
+    nvidia-smi > /dev/null 2>&1 && break
+    [ "$attempt" -lt 60 ] || say "WARNING: nvidia-smi does not answer"
+    sleep 2
+done
+"""
+
+
+def host_setup(
+    *,
+    cluster_name: str,
+    node: str,
+    image: str,
+    registry: str,
+    region: str,
+    has_gpus: bool,
+    spot: bool,
+) -> ec2.UserData:
+    """The script for one kind of host.
+
+    Args:
+        cluster_name: ECS cluster to join.
+        node: ``head`` or ``worker``: an attribute of the container instance.
+        image: Image to pull before the agent starts.
+        registry: Host of the registry that holds it.
+        region: Region of that registry.
+        has_gpus: Whether NVIDIA's tools are to be waited for and asked for metrics.
+        spot: Whether the host is a spot instance.
+    """
+    script = _SCRIPT.format(
+        cluster=cluster_name,
+        ecs_config="\n".join(
+            f"{name}={value}" for name, value in ecs_config(cluster_name, node, has_gpus, spot).items()
+        ),
+        wait_for_gpus=_WAIT_FOR_GPUS if has_gpus else "",
+        agent_config=json.dumps(agent_config(has_gpus=has_gpus), indent=1),
+        image=image,
+        region=region,
+        registry=registry,
+    )
+    user_data = ec2.UserData.for_linux()
+    user_data.add_commands(script)
+    return user_data
+
+
+def ecs_config(cluster_name: str, node: str, has_gpus: bool, spot: bool) -> dict[str, str]:
+    """``/etc/ecs/ecs.config``: the settings of the ECS agent."""
+    config = {
+        "ECS_CLUSTER": cluster_name,
+        "ECS_INSTANCE_ATTRIBUTES": json.dumps({"training.node": node}),
+        # The image pulled below is the one that is used; a tag never changes its meaning.
+        "ECS_IMAGE_PULL_BEHAVIOR": "prefer-cached",
+        "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_S}s",
+        "ECS_ENABLE_TASK_IAM_ROLE": "true",
+        # A task needs the metadata service only to see a spot notice; otherwise it would only be
+        # a way to the host's role.
+        "ECS_AWSVPC_BLOCK_IMDS": "false" if spot else "true",
+    }
+    if spot:
+        # Off by default. Stops the services' tasks in time; tasks of jobs watch for themselves.
+        config["ECS_ENABLE_SPOT_INSTANCE_DRAINING"] = "true"
+    if has_gpus:
+        config["ECS_ENABLE_GPU_SUPPORT"] = "true"
+    return config
+
+
+def agent_config(*, has_gpus: bool) -> dict[str, object]:
+    """Configuration of the CloudWatch agent: GPUs, memory and disk, by instance id."""
+    collected: dict[str, object] = {
+        "mem": {"measurement": ["mem_used_percent"]},
+        "disk": {
+            "measurement": ["used_percent"],
+            "resources": ["/"],
+            "drop_device": True,
+        },
+    }
+    if has_gpus:
+        collected["nvidia_gpu"] = {
+            "measurement": [
+                "utilization_gpu",
+                "utilization_memory",
+                "memory_used",
+                "memory_total",
+                "temperature_gpu",
+                "power_draw",
+            ]
+        }
+    return {
+        "agent": {"metrics_collection_interval": METRICS_INTERVAL_S, "omit_hostname": True},
+        "metrics": {
+            "namespace": contract.METRICS_NAMESPACE,
+            "append_dimensions": {"InstanceId": "${aws:InstanceId}"},
+            "metrics_collected": collected,
+        },
+    }

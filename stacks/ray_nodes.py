@@ -1,0 +1,288 @@
+"""Ray's two kinds of node: task definitions that jobs run too, and the standing cluster's services.
+
+A task takes a whole host: all its GPUs and nearly all its memory go to one container, because one
+container with eight GPUs beats eight with one. Both services stay at zero tasks until
+``trainctl cluster up``.
+"""
+
+from dataclasses import dataclass
+
+from aws_cdk import Duration, RemovalPolicy, Size
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_secretsmanager as secretsmanager
+from aws_cdk import aws_servicediscovery as servicediscovery
+from constructs import Construct
+
+from stacks.core_stack import CoreStack
+from stacks.findings import accept
+from stacks.gpu_cluster import GpuCluster, HostGroup
+from stacks.host_setup import STOP_TIMEOUT_S
+from stacks.log_groups import log_group
+from stacks.settings import Settings
+from training import contract
+
+OPEN_FILES = 1_048_576  # Ray opens a socket per worker and per object it moves
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One kind of node: what runs, and the service that keeps it running."""
+
+    task: ecs.TaskDefinition
+    service: ecs.CfnService
+
+
+class RayNodes(Construct):
+    """Head and worker, with the token they share and the log group they write to."""
+
+    log_group: logs.LogGroup
+    head: Node
+    worker: Node
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        settings: Settings,
+        core: CoreStack,
+        cluster: GpuCluster,
+    ) -> None:
+        super().__init__(scope, id_)
+        self._settings, self._core, self._cluster = settings, core, cluster
+        self.log_group = log_group(self, "Logs", settings=settings)
+        self._token = self._ray_token()
+        self._execution_role = iam.Role(
+            self,
+            "ExecutionRole",
+            description="ECS itself: pulls the images, reads the token, opens log streams",
+            assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com"),
+        )
+        accept(
+            self._execution_role,
+            {
+                "AwsSolutions-IAM5[Resource::*]": "ecr:GetAuthorizationToken has no resource; "
+                "the pull itself is limited to the two repositories.",
+            },
+        )
+        # Workers of a standing cluster find their head by this name. A replaced head has another
+        # address, so the answer must not be kept for long.
+        name = core.namespace.create_service(
+            "Head",
+            name=contract.HEAD,
+            description="The head of the standing cluster",
+            dns_record_type=servicediscovery.DnsRecordType.A,
+            dns_ttl=Duration.seconds(10),
+        )
+        self.head = self._node(contract.HEAD, cluster.head, trains=settings.head_trains, name=name)
+        self.worker = self._node(contract.WORKER, cluster.worker, trains=True, name=None)
+
+    def _ray_token(self) -> secretsmanager.Secret:
+        secret = secretsmanager.Secret(
+            self,
+            "RayToken",
+            description="Token that every node and client of Ray must show",
+            generate_secret_string=secretsmanager.SecretStringGenerator(
+                password_length=64, exclude_punctuation=True
+            ),
+            removal_policy=RemovalPolicy.DESTROY,
+        )
+        accept(
+            secret,
+            {
+                "AwsSolutions-SMG4": "All nodes of a running cluster must have the same token; "
+                "it changes with each new deployment, or by hand between two runs.",
+            },
+        )
+        return secret
+
+    def _node(
+        self,
+        node: str,
+        host: HostGroup,
+        *,
+        trains: bool,
+        name: servicediscovery.Service | None,
+    ) -> Node:
+        role = self._task_role(node)
+        task = self._task(node, host, role=role, trains=trains)
+        service = self._service(node, host, task=task, name=name)
+        return Node(task=task, service=service)
+
+    def _task_role(self, node: str) -> iam.Role:
+        """What the training code may do: its bucket, and a shell for its owner."""
+        role = iam.Role(
+            self,
+            f"{node.capitalize()}Role",
+            description=f"Ray {node}: checkpoints and data in the bucket, ECS Exec",
+            assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com"),
+        )
+        bucket = self._core.bucket
+        statements = [
+            iam.PolicyStatement(
+                sid="Bucket",
+                actions=[
+                    "s3:GetBucketLocation",
+                    "s3:ListBucket",
+                    "s3:ListBucketMultipartUploads",
+                ],
+                resources=[bucket.bucket_arn],
+            ),
+            iam.PolicyStatement(
+                sid="Objects",
+                actions=[
+                    "s3:AbortMultipartUpload",
+                    "s3:DeleteObject",
+                    "s3:GetObject",
+                    "s3:ListMultipartUploadParts",
+                    "s3:PutObject",
+                ],
+                resources=[bucket.arn_for_objects("*")],
+            ),
+            # The agent that ECS Exec puts into the container.
+            iam.PolicyStatement(
+                sid="Shell",
+                actions=[
+                    "ssmmessages:CreateControlChannel",
+                    "ssmmessages:CreateDataChannel",
+                    "ssmmessages:OpenControlChannel",
+                    "ssmmessages:OpenDataChannel",
+                ],
+                resources=["*"],
+            ),
+        ]
+        for statement in statements:
+            role.add_to_policy(statement)
+        accept(
+            role,
+            {
+                "AwsSolutions-IAM5": "Any object of the one bucket is data or a checkpoint; the "
+                "channels of ECS Exec have no resource.",
+            },
+        )
+        return role
+
+    def _task(
+        self, node: str, host: HostGroup, *, role: iam.Role, trains: bool
+    ) -> ecs.TaskDefinition:
+        machine, settings, core = host.machine, self._settings, self._core
+        task = ecs.TaskDefinition(
+            self,
+            f"{node.capitalize()}Task",
+            compatibility=ecs.Compatibility.EC2,
+            # An address of its own: Ray's ports are then the same on every node.
+            network_mode=ecs.NetworkMode.AWS_VPC,
+            task_role=role,
+            execution_role=self._execution_role,
+        )
+        linux = ecs.LinuxParameters(
+            task,
+            "Linux",
+            init_process_enabled=True,  # reaps Ray's children; ECS Exec needs it
+            shared_memory_size=machine.shm_mib,
+        )
+        container = task.add_container(
+            contract.CONTAINER,
+            # A head that trains is a worker too, so it runs the worker's image.
+            image=ecs.ContainerImage.from_ecr_repository(
+                core.repositories[contract.WORKER if trains else contract.HEAD],
+                settings.image_tag,
+            ),
+            command=[node],
+            cpu=machine.container_cpu,
+            memory_limit_mib=machine.container_memory_mib,
+            gpu_count=machine.num_gpus or None,
+            linux_parameters=linux,
+            stop_timeout=Duration.seconds(STOP_TIMEOUT_S),
+            health_check=ecs.HealthCheck(
+                command=["CMD", "python", "-m", "containers.health"],
+                interval=Duration.seconds(10),
+                timeout=Duration.seconds(5),
+                retries=6,
+                # A first start may have to pull the image's pages from a cold volume.
+                start_period=Duration.seconds(120),
+            ),
+            environment={
+                "RAY_AUTH_MODE": "token",
+                contract.ENV_HEAD_ADDRESS: f"{contract.HEAD}.{settings.namespace}",
+                contract.ENV_NUM_CPUS: str(machine.vcpus),
+                contract.ENV_NUM_GPUS: str(machine.num_gpus),
+                contract.ENV_TRAINS: "1" if trains else "0",
+                contract.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
+                contract.ENV_CLUSTER: self._cluster.cluster.cluster_name,
+            },
+            secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self._token)},
+            logging=ecs.LogDrivers.aws_logs(
+                stream_prefix=node,
+                log_group=self.log_group,
+                # A slow log service must not hold up a training step.
+                mode=ecs.AwsLogDriverMode.NON_BLOCKING,
+                max_buffer_size=Size.mebibytes(25),
+            ),
+        )
+        container.add_ulimits(
+            ecs.Ulimit(name=ecs.UlimitName.NOFILE, soft_limit=OPEN_FILES, hard_limit=OPEN_FILES),
+            # RDMA pins what it sends; -1 is no limit.
+            ecs.Ulimit(name=ecs.UlimitName.MEMLOCK, soft_limit=-1, hard_limit=-1),
+        )
+        accept(
+            task,
+            {
+                "AwsSolutions-ECS2": "Names, sizes and addresses of the deployment, none of them "
+                "a secret; the token comes from Secrets Manager.",
+            },
+        )
+        return task
+
+    def _service(
+        self,
+        node: str,
+        host: HostGroup,
+        *,
+        task: ecs.TaskDefinition,
+        name: servicediscovery.Service | None,
+    ) -> ecs.CfnService:
+        # The L2 service wants a cluster that knows its capacity; its providers are L1 too.
+        cluster = self._cluster
+        service = ecs.CfnService(
+            self,
+            f"{node.capitalize()}Service",
+            cluster=cluster.cluster.cluster_name,
+            task_definition=task.task_definition_arn,
+            # Nothing to wait for: no host, no image, no quota is needed for a deploy to succeed.
+            desired_count=0,
+            capacity_provider_strategy=[
+                ecs.CfnService.CapacityProviderStrategyItemProperty(
+                    capacity_provider=host.capacity_provider.ref, weight=1
+                )
+            ],
+            # There is no spare GPU for a second copy: the old task goes before the new one comes.
+            deployment_configuration=ecs.CfnService.DeploymentConfigurationProperty(
+                minimum_healthy_percent=0,
+                maximum_percent=100,
+                deployment_circuit_breaker=ecs.CfnService.DeploymentCircuitBreakerProperty(
+                    enable=True, rollback=False
+                ),
+            ),
+            enable_execute_command=True,
+            enable_ecs_managed_tags=True,
+            propagate_tags="SERVICE",
+            network_configuration=ecs.CfnService.NetworkConfigurationProperty(
+                awsvpc_configuration=ecs.CfnService.AwsVpcConfigurationProperty(
+                    subnets=self._core.training_subnets.subnet_ids,
+                    security_groups=[cluster.security_group.security_group_id],
+                    assign_public_ip="DISABLED",
+                )
+            ),
+            service_registries=[
+                ecs.CfnService.ServiceRegistryProperty(registry_arn=name.service_arn)
+            ]
+            if name
+            else None,
+        )
+        # Deleted before them: a capacity provider cannot go while a service names it
+        # (aws-cdk 15366), and a service would replace the tasks that are being stopped.
+        service.node.add_dependency(cluster.teardown.stop_tasks)
+        return service

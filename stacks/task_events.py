@@ -1,0 +1,75 @@
+"""Why tasks stopped: ECS forgets it after an hour, so its events are kept in a log group.
+
+The failed ones are counted, for the alarm.
+"""
+
+from aws_cdk import Duration
+from aws_cdk import aws_cloudwatch as cloudwatch
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_events as events
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
+from constructs import Construct
+
+from stacks.log_groups import log_group
+from stacks.settings import Settings
+from training import contract
+
+FAILED_TASKS = "failed_tasks"
+
+# Not what somebody stopped, and not a head that ended well.
+FAILED = (
+    '{ ($.detail.stopCode = "TaskFailedToStart") || ($.detail.stopCode = "SpotInterruption") '
+    '|| ($.detail.stopCode = "TerminationNotice") || (($.detail.stopCode = '
+    '"EssentialContainerExited") && ($.detail.containers[0].exitCode != 0)) }'
+)
+
+
+class TaskEvents(Construct):
+    """Every stopped task of the cluster as a line in a log group, and a count of the failed."""
+
+    log_group: logs.LogGroup
+    failed_tasks: cloudwatch.Metric
+
+    def __init__(
+        self, scope: Construct, id_: str, *, settings: Settings, cluster: ecs.Cluster
+    ) -> None:
+        super().__init__(scope, id_)
+        self.log_group = log_group(self, "Logs", settings=settings)
+        rule = events.CfnRule(
+            self,
+            "Rule",
+            description="Stopped tasks of the training cluster",
+            event_pattern={
+                "source": ["aws.ecs"],
+                "detail-type": ["ECS Task State Change"],
+                "detail": {"clusterArn": [cluster.cluster_arn], "lastStatus": ["STOPPED"]},
+            },
+            # The L2 target brings a function along, only to write the policy below.
+            targets=[
+                events.CfnRule.TargetProperty(arn=self.log_group.log_group_arn, id="Logs")
+            ],
+        )
+        self.log_group.add_to_resource_policy(
+            iam.PolicyStatement(
+                sid="WriteEvents",
+                principals=[
+                    iam.ServicePrincipal("events.amazonaws.com"),
+                    iam.ServicePrincipal("delivery.logs.amazonaws.com"),
+                ],
+                actions=["logs:CreateLogStream", "logs:PutLogEvents"],
+                resources=[self.log_group.log_group_arn],
+                conditions={"ArnEquals": {"aws:SourceArn": rule.attr_arn}},
+            )
+        )
+        failed = logs.MetricFilter(
+            self,
+            "Failed",
+            log_group=self.log_group,
+            filter_pattern=logs.FilterPattern.literal(FAILED),
+            metric_namespace=contract.METRICS_NAMESPACE,
+            metric_name=FAILED_TASKS,
+            metric_value="1",
+            default_value=0,
+        )
+        self.failed_tasks = failed.metric(statistic="Sum", period=Duration.minutes(1))

@@ -1,0 +1,142 @@
+"""What makes ``cdk destroy`` end in one go while hosts and tasks are still running.
+
+CloudFormation on its own waits: for capacity providers that tasks still use, for groups whose
+hosts drain, for a placement group that is "in use". Two custom resources sit in the order of
+deletion where it would, and end what it waits for:
+
+    services -> StopTasks -> associations -> capacity providers -> TerminateHosts -> groups
+
+Everything left of an arrow depends on what is right of it, so it is deleted first.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from aws_cdk import ArnFormat, CustomResource, Duration, Stack
+from aws_cdk import aws_autoscaling as autoscaling
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from constructs import Construct
+
+from stacks.findings import accept
+from stacks.log_groups import log_group
+from stacks.settings import Settings
+
+HANDLER: Final = Path(__file__).parent / "teardown_handler" / "index.py"
+
+
+class Teardown(Construct):
+    """The two custom resources and the function behind them."""
+
+    stop_tasks: CustomResource
+    """Services must depend on it, and nothing else needs to."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        settings: Settings,
+        cluster: ecs.Cluster,
+        groups: Sequence[autoscaling.AutoScalingGroup],
+        capacity_providers: Sequence[ecs.CfnCapacityProvider],
+        associations: ecs.CfnClusterCapacityProviderAssociations,
+    ) -> None:
+        super().__init__(scope, id_)
+        names = [group.auto_scaling_group_name for group in groups]
+        logs = log_group(self, "Logs", settings=settings)
+        role = iam.Role(
+            self,
+            "Role",
+            description="Ends tasks and hosts when the stack is deleted",
+            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
+        )
+        for statement in _statements(Stack.of(self), cluster, names):
+            role.add_to_policy(statement)
+        logs.grant_write(role)
+        # Inline: no asset to upload, and nothing to trust but what is in the template.
+        function = lambda_.Function(
+            self,
+            "Function",
+            description="Ends tasks and hosts when the stack is deleted",
+            runtime=lambda_.Runtime.PYTHON_3_14,
+            handler="index.handler",
+            code=lambda_.Code.from_inline(HANDLER.read_text()),
+            timeout=Duration.minutes(15),
+            memory_size=256,
+            role=role,
+            log_group=logs,
+        )
+        hosts = CustomResource(
+            self,
+            "TerminateHosts",
+            service_token=function.function_arn,
+            resource_type="Custom::TerminateHosts",
+            properties={
+                "Action": "TerminateHosts",
+                "Cluster": cluster.cluster_name,
+                "Groups": names,
+            },
+        )
+        self.stop_tasks = CustomResource(
+            self,
+            "StopTasks",
+            service_token=function.function_arn,
+            resource_type="Custom::StopTasks",
+            properties={"Action": "StopTasks", "Cluster": cluster.cluster_name},
+        )
+        # The function needs its permissions until the last of the two has run.
+        hosts.node.add_dependency(role, logs, *groups)
+        for provider in capacity_providers:
+            provider.node.add_dependency(hosts)
+        self.stop_tasks.node.add_dependency(role, logs, associations)
+        accept(
+            role,
+            {
+                "AwsSolutions-IAM5": "Listing tasks, groups and hosts has no resource, or one "
+                "that is not known before; what may be ended is limited to this cluster's tasks "
+                "and to the two groups.",
+            },
+        )
+
+
+def _statements(
+    stack: Stack, cluster: ecs.Cluster, groups: Sequence[str]
+) -> list[iam.PolicyStatement]:
+    in_cluster = {"ArnEquals": {"ecs:cluster": cluster.cluster_arn}}
+    tasks = stack.format_arn(
+        service="ecs", resource="task", resource_name=f"{cluster.cluster_name}/*"
+    )
+    return [
+        iam.PolicyStatement(
+            sid="FindTasks", actions=["ecs:ListTasks"], resources=["*"], conditions=in_cluster
+        ),
+        iam.PolicyStatement(
+            sid="StopTasks", actions=["ecs:DescribeTasks", "ecs:StopTask"], resources=[tasks]
+        ),
+        iam.PolicyStatement(
+            sid="EmptyCluster",
+            actions=["ecs:DeregisterContainerInstance", "ecs:ListContainerInstances"],
+            resources=[cluster.cluster_arn],
+        ),
+        iam.PolicyStatement(
+            sid="FindHosts",
+            actions=["autoscaling:DescribeAutoScalingGroups", "ec2:DescribeInstances"],
+            resources=["*"],
+        ),
+        iam.PolicyStatement(
+            sid="EndHosts",
+            actions=["autoscaling:DeleteAutoScalingGroup"],
+            resources=[
+                stack.format_arn(
+                    service="autoscaling",
+                    resource="autoScalingGroup",
+                    resource_name=f"*:autoScalingGroupName/{group}",
+                    arn_format=ArnFormat.COLON_RESOURCE_NAME,
+                )
+                for group in groups
+            ],
+        ),
+    ]

@@ -1,0 +1,95 @@
+"""Runs when TrainingStack goes away: ends what CloudFormation itself would wait for.
+
+A Lambda function of its own, without dependencies beyond what Lambda provides (boto3, and
+cfnresponse, which only inline code gets). Inline code may have 4,096 characters.
+
+    StopTasks       ends every task of the cluster, so that its capacity providers can be removed
+    TerminateHosts  ends every host of the groups without waiting for hooks, so that the groups,
+                    the placement group and the cluster can be removed
+"""
+
+import time
+
+import boto3
+import cfnresponse
+
+ecs = boto3.client("ecs")
+ec2 = boto3.client("ec2")
+autoscaling = boto3.client("autoscaling")
+
+
+def each(client, operation, key, **arguments):
+    for page in client.get_paginator(operation).paginate(**arguments):
+        yield from page[key]
+
+
+def wait(what, left, context):
+    """Wait until `left()` is empty; leave time to answer before the function is cut off."""
+    while remaining := left():
+        if context.get_remaining_time_in_millis() < 30_000:
+            raise TimeoutError(f"{what} still there: {', '.join(remaining)}")
+        time.sleep(5)
+
+
+def stop_tasks(cluster, context):
+    tasks = list(each(ecs, "list_tasks", "taskArns", cluster=cluster, desiredStatus="RUNNING"))
+    for task in tasks:
+        ecs.stop_task(cluster=cluster, task=task, reason="TrainingStack is being deleted")
+
+    def left():
+        return [
+            task["taskArn"]
+            for first in range(0, len(tasks), 100)
+            for task in ecs.describe_tasks(cluster=cluster, tasks=tasks[first : first + 100])["tasks"]
+            if task["lastStatus"] != "STOPPED"
+        ]
+
+    wait("tasks", left, context)
+
+
+def terminate_hosts(cluster, groups, context):
+    hosts = []
+    for group in each(
+        autoscaling,
+        "describe_auto_scaling_groups",
+        "AutoScalingGroups",
+        AutoScalingGroupNames=groups,
+    ):
+        hosts += [instance["InstanceId"] for instance in group["Instances"]]
+        autoscaling.delete_auto_scaling_group(
+            AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True
+        )
+    if hosts:
+
+        def left():
+            return [
+                instance["InstanceId"]
+                for reservation in each(
+                    ec2,
+                    "describe_instances",
+                    "Reservations",
+                    Filters=[{"Name": "instance-id", "Values": hosts}],
+                )
+                for instance in reservation["Instances"]
+                if instance["State"]["Name"] != "terminated"
+            ]
+
+        wait("hosts", left, context)
+    for arn in each(ecs, "list_container_instances", "containerInstanceArns", cluster=cluster):
+        ecs.deregister_container_instance(cluster=cluster, containerInstance=arn, force=True)
+
+
+def handler(event, context):
+    properties = event["ResourceProperties"]
+    physical_id = event.get("PhysicalResourceId") or event["LogicalResourceId"]
+    status, reason = cfnresponse.SUCCESS, None
+    try:
+        if event["RequestType"] == "Delete":
+            if properties["Action"] == "StopTasks":
+                stop_tasks(properties["Cluster"], context)
+            else:
+                terminate_hosts(properties["Cluster"], properties["Groups"], context)
+    except Exception as error:
+        status, reason = cfnresponse.FAILED, f"{type(error).__name__}: {error}"
+        print(reason)
+    cfnresponse.send(event, context, status, {}, physical_id, reason=reason)

@@ -1,0 +1,74 @@
+"""TrainingStack: what may be rebuilt every day: the GPU cluster, the Ray nodes, the dashboard.
+
+Deploying it starts no host: everything that costs money per hour is at zero until a job or
+``trainctl cluster up`` asks for it.
+"""
+
+import json
+from typing import Any
+
+import aws_cdk as cdk
+from constructs import Construct
+
+from stacks.core_stack import CoreStack
+from stacks.dashboard import Dashboard
+from stacks.gpu_cluster import GpuCluster
+from stacks.ray_nodes import RayNodes
+from stacks.settings import Settings
+from stacks.task_events import TaskEvents
+from training import contract
+
+
+class TrainingStack(cdk.Stack):
+    """ECS cluster on GPU hosts, Ray's two kinds of node on it, and what watches them."""
+
+    cluster: GpuCluster
+    nodes: RayNodes
+
+    def __init__(
+        self, scope: Construct, id_: str, *, settings: Settings, core: CoreStack, **kwargs: Any
+    ) -> None:
+        super().__init__(
+            scope,
+            id_,
+            description="Distributed training: ECS cluster, Ray nodes and dashboard",
+            **kwargs,
+        )
+        self.cluster = GpuCluster(self, "Cluster", settings=settings, core=core)
+        self.nodes = RayNodes(self, "Nodes", settings=settings, core=core, cluster=self.cluster)
+        events = TaskEvents(self, "TaskEvents", settings=settings, cluster=self.cluster.cluster)
+        dashboard = Dashboard(
+            self,
+            "Dashboard",
+            settings=settings,
+            cluster=self.cluster,
+            failed_tasks=events.failed_tasks,
+        )
+
+        subnet = core.training_subnets.subnet_ids[0]
+        outputs = {
+            contract.OUT_CLUSTER: self.cluster.cluster.cluster_name,
+            contract.OUT_HEAD_PROVIDER: self.cluster.head.capacity_provider.ref,
+            contract.OUT_WORKER_PROVIDER: self.cluster.worker.capacity_provider.ref,
+            contract.OUT_SECURITY_GROUP: self.cluster.security_group.security_group_id,
+            contract.OUT_SUBNET: subnet,
+            contract.OUT_HEAD_TASK: self.nodes.head.task.task_definition_arn,
+            contract.OUT_WORKER_TASK: self.nodes.worker.task.task_definition_arn,
+            contract.OUT_HEAD_SERVICE: self.nodes.head.service.attr_name,
+            contract.OUT_WORKER_SERVICE: self.nodes.worker.service.attr_name,
+            contract.OUT_LOG_GROUP: self.nodes.log_group.log_group_name,
+            contract.OUT_DASHBOARD: dashboard.dashboard.dashboard_name,
+            contract.OUT_SHAPE: json.dumps(
+                {
+                    "preset": settings.preset,
+                    "head_instance_type": settings.head.name,
+                    "head_trains": settings.head_trains,
+                    "worker_instance_type": settings.worker.name,
+                    "max_workers": settings.max_workers,
+                    "spot": settings.spot,
+                    "image_tag": settings.image_tag,
+                }
+            ),
+        }
+        for name, value in outputs.items():
+            cdk.CfnOutput(self, name, value=value)

@@ -1,0 +1,810 @@
+"""The local AWS starts, records what CloudFormation makes, removes all of it, and leaves nothing.
+
+The stack tests go through CloudFormation's own API, because that is how the CDK reaches the types
+that ``rehearsal.cloudformation_types`` adds. Everything that is deployed here is deleted here, and
+an inventory of the account says whether that is true.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from rehearsal.inventory import difference, inventory
+from rehearsal.local_aws import LocalAws, LocalAwsError, is_healthy, local_aws
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+Resources = dict[str, dict[str, Any]]
+IMAGES = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
+
+
+def ref(logical_id: str) -> dict[str, str]:
+    return {"Ref": logical_id}
+
+
+def get(logical_id: str, attribute: str) -> dict[str, list[str]]:
+    return {"Fn::GetAtt": [logical_id, attribute]}
+
+
+def resource(kind: str, /, **properties: Any) -> dict[str, Any]:
+    return {"Type": kind, "Properties": properties}
+
+
+class Account:
+    """The account of the local AWS, as a deployment sees it."""
+
+    def __init__(self) -> None:
+        self.cloudformation = boto3.client("cloudformation")
+        self.stacks: set[str] = set()
+
+    def deploy(self, name: str, resources: Resources) -> dict[str, str]:
+        """Create or update a stack. Returns the physical id of each resource."""
+        make = "update_stack" if name in self.stacks else "create_stack"
+        getattr(self.cloudformation, make)(
+            StackName=name,
+            TemplateBody=json.dumps({"Resources": resources}),
+            Capabilities=["CAPABILITY_NAMED_IAM"],
+        )
+        self.stacks.add(name)
+        status = self.settled(name)
+        if status not in ("CREATE_COMPLETE", "UPDATE_COMPLETE"):
+            raise AssertionError(f"{name}: {status}\n" + "\n".join(self.reasons(name)))
+        found = self.cloudformation.describe_stack_resources(StackName=name)["StackResources"]
+        return {each["LogicalResourceId"]: each["PhysicalResourceId"] for each in found}
+
+    def delete(self, name: str) -> None:
+        stack_id = self.cloudformation.describe_stacks(StackName=name)["Stacks"][0]["StackId"]
+        self.cloudformation.delete_stack(StackName=name)
+        status = self.settled(stack_id)
+        assert status == "DELETE_COMPLETE", "\n".join(self.reasons(stack_id))
+        self.stacks.discard(name)
+
+    def settled(self, name: str) -> str:
+        deadline = time.monotonic() + 60
+        while True:
+            [stack] = self.cloudformation.describe_stacks(StackName=name)["Stacks"]
+            if not stack["StackStatus"].endswith("_IN_PROGRESS"):
+                return str(stack["StackStatus"])
+            assert time.monotonic() < deadline, f"{name} is still {stack['StackStatus']}"
+            time.sleep(0.05)
+
+    def reasons(self, name: str) -> list[str]:
+        events = self.cloudformation.describe_stack_events(StackName=name)["StackEvents"]
+        return [
+            f"{event['LogicalResourceId']}: {event['ResourceStatusReason']}"
+            for event in events
+            if event.get("ResourceStatusReason")
+        ]
+
+
+@pytest.fixture
+def account(s3_endpoint: str) -> Iterator[Account]:
+    """An account in which everything that the test deploys is gone when its stacks are."""
+    before = inventory(s3_endpoint)
+    account = Account()
+    yield account
+    for name in list(account.stacks):
+        account.delete(name)
+    # On AWS too, the log group that Lambda makes for a function outlives the function.
+    logs = boto3.client("logs")
+    for group in logs.describe_log_groups(logGroupNamePrefix="/aws/lambda/")["logGroups"]:
+        logs.delete_log_group(logGroupName=group["logGroupName"])
+    assert difference(before, inventory(s3_endpoint)) == {}
+
+
+NETWORK: Resources = {
+    "Vpc": resource("AWS::EC2::VPC", CidrBlock="10.0.0.0/16"),
+    "Subnet": resource("AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock="10.0.0.0/24"),
+}
+
+
+def test_address_and_nat_gateway(account: Account) -> None:
+    ec2 = boto3.client("ec2")
+    resources = NETWORK | {
+        "Address": resource("AWS::EC2::EIP", Domain="vpc", Tags=[{"Key": "a", "Value": "1"}]),
+        "Nat": resource(
+            "AWS::EC2::NatGateway",
+            SubnetId=ref("Subnet"),
+            AllocationId=get("Address", "AllocationId"),
+        ),
+        "Routes": resource("AWS::EC2::RouteTable", VpcId=ref("Vpc")),
+        "Out": resource(
+            "AWS::EC2::Route",
+            RouteTableId=ref("Routes"),
+            DestinationCidrBlock="0.0.0.0/0",
+            NatGatewayId=ref("Nat"),
+        ),
+    }
+    ids = account.deploy("nat", resources)
+    [address] = ec2.describe_addresses()["Addresses"]
+    [nat] = ec2.describe_nat_gateways()["NatGateways"]
+    assert ids["Address"] == address["PublicIp"]
+    assert (nat["NatGatewayId"], nat["SubnetId"]) == (ids["Nat"], ids["Subnet"])
+    tags = {tag["Key"]: tag["Value"] for tag in address["Tags"]}
+    assert (tags["a"], tags["aws:cloudformation:stack-name"]) == ("1", "nat")
+
+    # Tags change in place; another subnet is another gateway, and the routes follow.
+    resources["Address"]["Properties"]["Tags"][0]["Value"] = "2"
+    resources["Other"] = resource("AWS::EC2::Subnet", VpcId=ref("Vpc"), CidrBlock="10.0.1.0/24")
+    resources["Nat"]["Properties"]["SubnetId"] = ref("Other")
+    updated = account.deploy("nat", resources)
+    assert updated["Address"] == ids["Address"]
+    assert updated["Nat"] != ids["Nat"]
+    [address] = ec2.describe_addresses()["Addresses"]
+    assert {"Key": "a", "Value": "2"} in address["Tags"]
+    states = {
+        each["NatGatewayId"]: each["State"] for each in ec2.describe_nat_gateways()["NatGateways"]
+    }
+    assert states == {ids["Nat"]: "deleted", updated["Nat"]: "available"}
+    [routes] = ec2.describe_route_tables(RouteTableIds=[ids["Routes"]])["RouteTables"]
+    assert updated["Nat"] in {route.get("NatGatewayId") for route in routes["Routes"]}
+
+
+def test_nat_gateway_without_its_subnet_is_refused(account: Account) -> None:
+    with pytest.raises(AssertionError, match="Nat: subnet 'subnet-0' does not exist"):
+        account.deploy(
+            "lost-nat",
+            {"Nat": resource("AWS::EC2::NatGateway", SubnetId="subnet-0", AllocationId="x")},
+        )
+
+
+def test_property_that_a_type_does_not_have_is_refused(account: Account) -> None:
+    with pytest.raises(AssertionError, match=r"AWS::EC2::EIP Address: .* no property Domian"):
+        account.deploy("typo", {"Address": resource("AWS::EC2::EIP", Domian="vpc")})
+
+
+def test_rules_outside_of_their_security_group(account: Account) -> None:
+    ec2 = boto3.client("ec2")
+    resources = NETWORK | {
+        "Group": resource("AWS::EC2::SecurityGroup", GroupDescription="-", VpcId=ref("Vpc")),
+        "In": resource(
+            "AWS::EC2::SecurityGroupIngress",
+            GroupId=get("Group", "GroupId"),
+            IpProtocol="-1",
+            SourceSecurityGroupId=get("Group", "GroupId"),
+            Description="one",
+        ),
+        "Out": resource(
+            "AWS::EC2::SecurityGroupEgress",
+            GroupId=get("Group", "GroupId"),
+            IpProtocol="tcp",
+            FromPort=443,
+            ToPort=443,
+            CidrIp="10.0.0.0/8",
+        ),
+        # A group of the VPC itself outlives nothing, but this rule must not outlive its stack.
+        "Foreign": resource(
+            "AWS::EC2::SecurityGroupIngress",
+            GroupId=ec2.describe_security_groups()["SecurityGroups"][0]["GroupId"],
+            IpProtocol="tcp",
+            FromPort=22,
+            ToPort=22,
+            CidrIp="10.1.0.0/16",
+        ),
+    }
+
+    def rules(group: str) -> dict[str, dict[str, Any]]:
+        filters = [{"Name": "group-id", "Values": [group]}]
+        found = ec2.describe_security_group_rules(Filters=filters)["SecurityGroupRules"]
+        return {each["SecurityGroupRuleId"]: each for each in found}
+
+    ids = account.deploy("rules", resources)
+    found = rules(ids["Group"])
+    assert found[ids["In"]]["ReferencedGroupInfo"]["GroupId"] == ids["Group"]
+    assert (found[ids["Out"]]["IsEgress"], found[ids["Out"]]["FromPort"]) == (True, 443)
+
+    resources["In"]["Properties"]["Description"] = "two"
+    resources["Out"]["Properties"]["CidrIp"] = "10.0.0.0/16"
+    updated = account.deploy("rules", resources)
+    found = rules(ids["Group"])
+    assert updated["In"] == ids["In"]
+    assert found[ids["In"]]["Description"] == "two"
+    assert ids["Out"] not in found
+    assert found[updated["Out"]]["CidrIpv4"] == "10.0.0.0/16"
+
+    del resources["In"]
+    account.deploy("rules", resources)
+    assert ids["In"] not in rules(ids["Group"])
+
+
+def test_placement_group(account: Account) -> None:
+    ec2 = boto3.client("ec2")
+    resources = {"Group": resource("AWS::EC2::PlacementGroup", Strategy="cluster")}
+    ids = account.deploy("placement", resources)
+    [group] = ec2.describe_placement_groups()["PlacementGroups"]
+    assert (group["GroupName"], group["Strategy"]) == (ids["Group"], "cluster")
+
+    resources["Group"]["Properties"] = {"Strategy": "partition", "PartitionCount": 3}
+    updated = account.deploy("placement", resources)
+    [group] = ec2.describe_placement_groups()["PlacementGroups"]
+    assert (group["GroupName"], group["PartitionCount"]) == (updated["Group"], 3)
+    assert updated["Group"] != ids["Group"]
+
+
+def test_flow_log(account: Account) -> None:
+    ec2 = boto3.client("ec2")
+    resources = NETWORK | {
+        "Logs": resource("AWS::Logs::LogGroup"),
+        "Flow": resource(
+            "AWS::EC2::FlowLog",
+            ResourceId=ref("Vpc"),
+            ResourceType="VPC",
+            TrafficType="ALL",
+            LogGroupName=ref("Logs"),
+        ),
+    }
+    ids = account.deploy("flow", resources)
+    [flow] = ec2.describe_flow_logs()["FlowLogs"]
+    assert (flow["FlowLogId"], flow["ResourceId"]) == (ids["Flow"], ids["Vpc"])
+
+    resources["Flow"]["Properties"]["TrafficType"] = "REJECT"
+    updated = account.deploy("flow", resources)
+    [flow] = ec2.describe_flow_logs()["FlowLogs"]
+    assert (flow["FlowLogId"], flow["TrafficType"]) == (updated["Flow"], "REJECT")
+
+
+def capacity(target: int) -> Resources:
+    return NETWORK | {
+        "Template": resource(
+            "AWS::EC2::LaunchTemplate", LaunchTemplateData={"InstanceType": "g5.xlarge"}
+        ),
+        "Group": resource(
+            "AWS::AutoScaling::AutoScalingGroup",
+            MinSize="0",
+            MaxSize="2",
+            VPCZoneIdentifier=[ref("Subnet")],
+            LaunchTemplate={
+                "LaunchTemplateId": ref("Template"),
+                "Version": get("Template", "LatestVersionNumber"),
+            },
+            NewInstancesProtectedFromScaleIn=True,
+        ),
+        "Cluster": resource("AWS::ECS::Cluster"),
+        "Provider": resource(
+            "AWS::ECS::CapacityProvider",
+            AutoScalingGroupProvider={
+                "AutoScalingGroupArn": ref("Group"),
+                "ManagedScaling": {"Status": "ENABLED", "TargetCapacity": target},
+                "ManagedTerminationProtection": "ENABLED",
+            },
+        ),
+        "Associations": resource(
+            "AWS::ECS::ClusterCapacityProviderAssociations",
+            Cluster=ref("Cluster"),
+            CapacityProviders=[ref("Provider")],
+            DefaultCapacityProviderStrategy=[{"CapacityProvider": ref("Provider"), "Weight": 1}],
+        ),
+    }
+
+
+def test_capacity_provider_and_its_association(account: Account) -> None:
+    ecs = boto3.client("ecs")
+
+    def provider(name: str) -> dict[str, Any]:
+        [found] = ecs.describe_capacity_providers(capacityProviders=[name])["capacityProviders"]
+        group: dict[str, Any] = found["autoScalingGroupProvider"]
+        return group
+
+    def associated(cluster: str) -> tuple[list[str], list[dict[str, Any]]]:
+        [found] = ecs.describe_clusters(clusters=[cluster])["clusters"]
+        return found["capacityProviders"], found["defaultCapacityProviderStrategy"]
+
+    ids = account.deploy("capacity", capacity(100))
+    assert provider(ids["Provider"])["autoScalingGroupArn"].endswith(ids["Group"])
+    assert provider(ids["Provider"])["managedScaling"]["targetCapacity"] == 100
+    strategy = [{"capacityProvider": ids["Provider"], "weight": 1}]
+    assert associated(ids["Cluster"]) == ([ids["Provider"]], strategy)
+
+    # Tags of the cluster: the emulator on its own forgets the association then.
+    resources = capacity(50)
+    resources["Cluster"]["Properties"]["Tags"] = [{"Key": "a", "Value": "1"}]
+    updated = account.deploy("capacity", resources)
+    assert updated == ids
+    assert provider(ids["Provider"])["managedScaling"]["targetCapacity"] == 50
+    assert provider(ids["Provider"])["managedTerminationProtection"] == "ENABLED"
+    assert associated(ids["Cluster"]) == ([ids["Provider"]], strategy)
+
+    resources["Associations"]["Properties"] |= {
+        "CapacityProviders": ["FARGATE"],
+        "DefaultCapacityProviderStrategy": [],
+    }
+    account.deploy("capacity", resources)
+    assert associated(ids["Cluster"]) == (["FARGATE"], [])
+
+    del resources["Associations"]
+    account.deploy("capacity", resources)
+    assert associated(ids["Cluster"]) == ([], [])
+
+
+def test_capacity_provider_follows_another_group(account: Account) -> None:
+    ids = account.deploy("follow", capacity(100))
+    resources = capacity(100)
+    resources["Group"]["Properties"]["AutoScalingGroupName"] = "another"
+    updated = account.deploy("follow", resources)
+    assert updated["Group"] == "another"
+    assert updated["Provider"] != ids["Provider"]
+    [cluster] = boto3.client("ecs").describe_clusters(clusters=[ids["Cluster"]])["clusters"]
+    assert cluster["capacityProviders"] == [updated["Provider"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "ecs-train",
+            lambda _resources: None,
+            "names that begin with aws, ecs or fargate are reserved",
+        ),
+        (
+            "unprotected",
+            lambda resources: resources["Group"]["Properties"].pop(
+                "NewInstancesProtectedFromScaleIn"
+            ),
+            "needs NewInstancesProtectedFromScaleIn",
+        ),
+    ],
+)
+def test_capacity_provider_that_aws_refuses_is_refused(
+    account: Account, name: str, change: Callable[[Resources], object], message: str
+) -> None:
+    resources = capacity(100)
+    change(resources)
+    with pytest.raises(AssertionError, match=message):
+        account.deploy(name, resources)
+
+
+def test_oidc_provider(account: Account) -> None:
+    iam = boto3.client("iam")
+    resources = {
+        "Provider": resource(
+            "AWS::IAM::OIDCProvider",
+            Url="https://token.example.com",
+            ClientIdList=["sts.amazonaws.com"],
+        )
+    }
+    arn = account.deploy("oidc", resources)["Provider"]
+    assert iam.get_open_id_connect_provider(OpenIDConnectProviderArn=arn)["ClientIDList"] == [
+        "sts.amazonaws.com"
+    ]
+    resources["Provider"]["Properties"]["ClientIdList"] = ["one", "two"]
+    assert account.deploy("oidc", resources)["Provider"] == arn
+    assert iam.get_open_id_connect_provider(OpenIDConnectProviderArn=arn)["ClientIDList"] == [
+        "one",
+        "two",
+    ]
+
+
+def test_composite_alarm(account: Account) -> None:
+    cloudwatch = boto3.client("cloudwatch")
+    resources = {
+        "Alarm": resource(
+            "AWS::CloudWatch::Alarm",
+            AlarmName="quiet",
+            ComparisonOperator="LessThanThreshold",
+            EvaluationPeriods=1,
+            MetricName="Steps",
+            Namespace="Training",
+            Period=60,
+            Statistic="Sum",
+            Threshold=1,
+        ),
+        "Both": resource(
+            "AWS::CloudWatch::CompositeAlarm",
+            AlarmRule={"Fn::Sub": "ALARM(${Alarm})"},
+            AlarmDescription="one",
+        ),
+    }
+
+    def described(name: str) -> dict[str, Any]:
+        [found] = cloudwatch.describe_alarms(AlarmNames=[name], AlarmTypes=["CompositeAlarm"])[
+            "CompositeAlarms"
+        ]
+        assert isinstance(found, dict)
+        return found
+
+    name = account.deploy("composite", resources)["Both"]
+    assert described(name)["AlarmRule"] == "ALARM(quiet)"
+    resources["Both"]["Properties"]["AlarmDescription"] = "two"
+    assert account.deploy("composite", resources)["Both"] == name
+    assert described(name)["AlarmDescription"] == "two"
+
+
+ROLE = resource(
+    "AWS::IAM::Role",
+    AssumeRolePolicyDocument={
+        "Version": "2012-10-17",
+        "Statement": [
+            {
+                "Effect": "Allow",
+                "Principal": {"Service": "lambda.amazonaws.com"},
+                "Action": "sts:AssumeRole",
+            }
+        ],
+    },
+)
+
+# Writes down each of its calls in S3, so that the test sees the delete too.
+PYTHON_HANDLER = """\
+import boto3, cfnresponse, json
+
+def handler(event, context):
+    properties = event["ResourceProperties"]
+    key = f"{event['RequestType']}-{properties['Value']}"
+    boto3.client("s3").put_object(Bucket=properties["Bucket"], Key=key, Body=b"")
+    answer = {"Echo": properties["Value"]}
+    cfnresponse.send(event, context, cfnresponse.SUCCESS, answer, "made-by-python")
+"""
+
+NODE_HANDLER = """\
+const http = require("http");
+
+exports.handler = async (event) => {
+  const answer = JSON.stringify({
+    Status: "SUCCESS",
+    PhysicalResourceId: "made-by-node",
+    StackId: event.StackId,
+    RequestId: event.RequestId,
+    LogicalResourceId: event.LogicalResourceId,
+    Data: { Echo: event.ResourceProperties.Value },
+  });
+  await new Promise((resolve, reject) => {
+    const headers = { "content-type": "", "content-length": Buffer.byteLength(answer) };
+    const request = http.request(event.ResponseURL, { method: "PUT", headers }, resolve);
+    request.on("error", reject);
+    request.end(answer);
+  });
+};
+"""
+
+
+def custom(code: str, runtime: str, value: str, **properties: Any) -> Resources:
+    return {
+        "Role": ROLE,
+        "Function": resource(
+            "AWS::Lambda::Function",
+            Code={"ZipFile": code},
+            Handler="index.handler",
+            Runtime=runtime,
+            Role=get("Role", "Arn"),
+            Timeout=30,
+        ),
+        "Custom": resource(
+            "Custom::Recorder",
+            ServiceToken=get("Function", "Arn"),
+            Value=value,
+            **properties,
+        ),
+        "Echo": resource(
+            "AWS::SSM::Parameter", Name="echo", Type="String", Value=get("Custom", "Echo")
+        ),
+    }
+
+
+@pytest.fixture
+def calls() -> Iterator[str]:
+    """A bucket in which functions leave a trace."""
+    s3 = boto3.client("s3")
+    s3.create_bucket(Bucket="calls")
+    yield "calls"
+    for entry in s3.list_objects_v2(Bucket="calls").get("Contents", []):
+        s3.delete_object(Bucket="calls", Key=entry["Key"])
+    s3.delete_bucket(Bucket="calls")
+
+
+def workers(aws: LocalAws) -> list[str]:
+    """Command lines of the processes in the server's group, without the server."""
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,pgid=,stat=,args="], check=True, capture_output=True, text=True
+    )
+    rows = [line.split(None, 3) for line in listing.stdout.splitlines()]
+    return [
+        row[3]
+        for row in rows
+        if int(row[1]) == aws.pid and int(row[0]) != aws.pid and not row[2].startswith("Z")
+    ]
+
+
+def test_custom_resource_of_inline_python_runs_on_create_update_and_delete(
+    account: Account, aws: LocalAws, calls: str
+) -> None:
+    ssm, s3 = boto3.client("ssm"), boto3.client("s3")
+    for value in ("1", "2"):
+        ids = account.deploy(
+            "custom-python", custom(PYTHON_HANDLER, "python3.13", value, Bucket=calls)
+        )
+        assert ids["Custom"] == "made-by-python"
+        assert ssm.get_parameter(Name="echo")["Parameter"]["Value"] == value
+    assert workers(aws)
+    account.delete("custom-python")
+    assert workers(aws) == []  # the emulator on its own keeps the worker
+    keys = [entry["Key"] for entry in s3.list_objects_v2(Bucket=calls)["Contents"]]
+    assert keys == ["Create-1", "Delete-2", "Update-2"]
+
+
+def test_custom_resource_of_node_runs_on_create_update_and_delete(account: Account) -> None:
+    ssm = boto3.client("ssm")
+    for value in ("1", "2"):
+        ids = account.deploy("custom-node", custom(NODE_HANDLER, "nodejs20.x", value))
+        assert ids["Custom"] == "made-by-node"
+        assert ssm.get_parameter(Name="echo")["Parameter"]["Value"] == value
+
+
+def test_custom_resource_that_crashes_fails_at_once_and_says_why(account: Account) -> None:
+    code = "def handler(event, context):\n    raise RuntimeError('no such thing')\n"
+    with pytest.raises(AssertionError, match="no such thing"):
+        account.deploy("custom-crash", custom(code, "python3.13", "1"))
+
+
+@pytest.mark.usefixtures("s3_endpoint")
+def test_images_for_ecs_instances_have_parameters() -> None:
+    ssm = boto3.client("ssm")
+    for image in ("recommended/image_id", "gpu/recommended/image_id"):
+        value = ssm.get_parameter(Name=f"{IMAGES}/{image}")["Parameter"]["Value"]
+        assert value.startswith("ami-")
+
+
+def test_nothing_of_an_ordinary_stack_is_left(account: Account, aws: LocalAws) -> None:
+    before = inventory(aws.endpoint)
+    account.deploy("ordinary", ordinary())
+    kinds = set(difference(before, inventory(aws.endpoint)))
+    assert kinds >= {"VPC", "subnet", "bucket", "repository", "service", "state machine", "secret"}
+    account.delete("ordinary")
+    assert difference(before, inventory(aws.endpoint)) == {}
+
+
+def ordinary() -> Resources:
+    """One of each of the types that a training cluster on ECS uses, and the emulator has."""
+    policy = {
+        "Version": "2012-10-17",
+        "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}],
+    }
+    machine = {"StartAt": "End", "States": {"End": {"Type": "Succeed"}}}
+    return capacity(100) | {
+        "Role": ROLE,
+        "Inline": resource(
+            "AWS::IAM::Policy", PolicyName="inline", PolicyDocument=policy, Roles=[ref("Role")]
+        ),
+        "Managed": resource("AWS::IAM::ManagedPolicy", PolicyDocument=policy, Roles=[ref("Role")]),
+        "Profile": resource("AWS::IAM::InstanceProfile", Roles=[ref("Role")]),
+        "Bucket": resource("AWS::S3::Bucket"),
+        "BucketPolicy": resource(
+            "AWS::S3::BucketPolicy",
+            Bucket=ref("Bucket"),
+            PolicyDocument={
+                "Version": "2012-10-17",
+                "Statement": [
+                    {
+                        "Effect": "Deny",
+                        "Principal": "*",
+                        "Action": "s3:*",
+                        "Resource": get("Bucket", "Arn"),
+                        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+                    }
+                ],
+            },
+        ),
+        "Gateway": resource("AWS::EC2::InternetGateway"),
+        "Attachment": resource(
+            "AWS::EC2::VPCGatewayAttachment", VpcId=ref("Vpc"), InternetGatewayId=ref("Gateway")
+        ),
+        "Routes": resource("AWS::EC2::RouteTable", VpcId=ref("Vpc")),
+        "Association": resource(
+            "AWS::EC2::SubnetRouteTableAssociation",
+            RouteTableId=ref("Routes"),
+            SubnetId=ref("Subnet"),
+        ),
+        "S3Endpoint": resource(
+            "AWS::EC2::VPCEndpoint",
+            VpcId=ref("Vpc"),
+            ServiceName="com.amazonaws.us-east-1.s3",
+            VpcEndpointType="Gateway",
+            RouteTableIds=[ref("Routes")],
+        ),
+        "Security": resource("AWS::EC2::SecurityGroup", GroupDescription="-", VpcId=ref("Vpc")),
+        "Repository": resource("AWS::ECR::Repository"),
+        "Logs": resource("AWS::Logs::LogGroup", RetentionInDays=7),
+        "Filter": resource(
+            "AWS::Logs::MetricFilter",
+            LogGroupName=ref("Logs"),
+            FilterPattern="error",
+            MetricTransformations=[
+                {"MetricName": "Errors", "MetricNamespace": "Training", "MetricValue": "1"}
+            ],
+        ),
+        "Secret": resource("AWS::SecretsManager::Secret", GenerateSecretString={}),
+        "Namespace": resource(
+            "AWS::ServiceDiscovery::PrivateDnsNamespace", Name="training.local", Vpc=ref("Vpc")
+        ),
+        "Discovery": resource(
+            "AWS::ServiceDiscovery::Service",
+            Name="head",
+            NamespaceId=ref("Namespace"),
+            DnsConfig={"DnsRecords": [{"Type": "A", "TTL": "10"}]},
+        ),
+        "Task": resource(
+            "AWS::ECS::TaskDefinition",
+            Family="train",
+            NetworkMode="awsvpc",
+            ContainerDefinitions=[{"Name": "main", "Image": "none", "Memory": 512}],
+        ),
+        "Service": resource(
+            "AWS::ECS::Service",
+            Cluster=ref("Cluster"),
+            TaskDefinition=ref("Task"),
+            DesiredCount=0,
+            ServiceRegistries=[{"RegistryArn": get("Discovery", "Arn")}],
+        ),
+        "Function": resource(
+            "AWS::Lambda::Function",
+            Code={"ZipFile": "def handler(event, context): pass\n"},
+            Handler="index.handler",
+            Runtime="python3.13",
+            Role=get("Role", "Arn"),
+        ),
+        "Rule": resource(
+            "AWS::Events::Rule",
+            EventPattern={"source": ["aws.ecs"]},
+            Targets=[{"Id": "one", "Arn": get("Function", "Arn")}],
+        ),
+        "Permission": resource(
+            "AWS::Lambda::Permission",
+            Action="lambda:InvokeFunction",
+            FunctionName=ref("Function"),
+            Principal="events.amazonaws.com",
+            SourceArn=get("Rule", "Arn"),
+        ),
+        "Topic": resource("AWS::SNS::Topic"),
+        "TopicPolicy": resource(
+            "AWS::SNS::TopicPolicy",
+            Topics=[ref("Topic")],
+            PolicyDocument={
+                "Version": "2012-10-17",
+                "Statement": [
+                    {
+                        "Effect": "Allow",
+                        "Principal": {"Service": "autoscaling.amazonaws.com"},
+                        "Action": "sns:Publish",
+                        "Resource": ref("Topic"),
+                    }
+                ],
+            },
+        ),
+        "Subscription": resource(
+            "AWS::SNS::Subscription",
+            TopicArn=ref("Topic"),
+            Protocol="lambda",
+            Endpoint=get("Function", "Arn"),
+        ),
+        "Hook": resource(
+            "AWS::AutoScaling::LifecycleHook",
+            AutoScalingGroupName=ref("Group"),
+            LifecycleTransition="autoscaling:EC2_INSTANCE_TERMINATING",
+        ),
+        "Scaling": resource(
+            "AWS::AutoScaling::ScheduledAction",
+            AutoScalingGroupName=ref("Group"),
+            DesiredCapacity=0,
+            Recurrence="0 20 * * *",
+        ),
+        "Alarm": resource(
+            "AWS::CloudWatch::Alarm",
+            AlarmActions=[ref("Topic")],
+            ComparisonOperator="GreaterThanThreshold",
+            EvaluationPeriods=1,
+            MetricName="Errors",
+            Namespace="Training",
+            Period=60,
+            Statistic="Sum",
+            Threshold=0,
+        ),
+        "Dashboard": resource("AWS::CloudWatch::Dashboard", DashboardBody='{"widgets": []}'),
+        "Parameter": resource("AWS::SSM::Parameter", Type="String", Value="1"),
+        "Machine": resource(
+            "AWS::StepFunctions::StateMachine",
+            RoleArn=get("Role", "Arn"),
+            DefinitionString=json.dumps(machine),
+        ),
+    }
+
+
+# --- starting and stopping ----------------------------------------------------------------------
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_another_port_owner_is_named(aws: LocalAws, tmp_path: Path) -> None:
+    port = int(aws.endpoint.rpartition(":")[2])
+    with pytest.raises(LocalAwsError, match=f"cannot listen on 127.0.0.1:{port}: Address already"):
+        local_aws(tmp_path, port=port).__enter__()
+
+
+def test_missing_environment_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LocalAwsError, match="run `make venv-aws`"):
+        local_aws(tmp_path, python=tmp_path / "python").__enter__()
+
+
+def test_another_version_of_the_emulator_is_refused(tmp_path: Path, aws: LocalAws) -> None:
+    assert aws.pid  # there is an emulator, so what is refused here is its version
+    python = tmp_path / "python"
+    fake = tmp_path / "packages" / "ministack-9.9.9.dist-info"
+    fake.mkdir(parents=True)
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: ministack\nVersion: 9.9.9\n")
+    own = ROOT / ".venv-aws" / "bin" / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{fake.parent}:$PYTHONPATH" exec "{own}" "$@"\n')
+    python.chmod(0o755)
+    with pytest.raises(LocalAwsError) as caught:
+        local_aws(tmp_path / "aws", python=python).__enter__()
+    message = str(caught.value)
+    assert "ended with code 2" in message
+    assert (
+        "reaches into MiniStack 1.5.33, and this Python has 9.9.9: run `make venv-aws`" in message
+    )
+
+
+def test_stopping_leaves_no_process(aws: LocalAws, tmp_path: Path) -> None:
+    with local_aws(tmp_path) as other:
+        assert other.endpoint != aws.endpoint
+        assert is_healthy(other.endpoint)
+    assert not is_alive(other.pid)
+    assert workers(other) == []
+
+
+def test_killed_parent_leaves_no_server(aws: LocalAws, tmp_path: Path) -> None:
+    code = textwrap.dedent(
+        """
+        import sys, time
+        from pathlib import Path
+        from rehearsal.local_aws import local_aws
+        with local_aws(Path(sys.argv[1])) as aws:
+            print(aws.pid, aws.endpoint, flush=True)
+            time.sleep(600)
+        """
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, tmp_path], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as parent:
+        assert parent.stdout is not None
+        pid, endpoint = parent.stdout.readline().split()
+        assert is_healthy(endpoint)
+        parent.kill()
+    deadline = time.monotonic() + 30
+    while is_alive(int(pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_alive(int(pid))
+    assert is_healthy(aws.endpoint)  # and only that one
+
+
+def test_command_prints_what_to_export_and_ends_on_interrupt(aws: LocalAws) -> None:
+    assert aws.pid
+    with subprocess.Popen(
+        [sys.executable, "-m", "rehearsal", "start", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as command:
+        assert command.stdout is not None
+        line = command.stdout.readline()
+        endpoint = line.removeprefix("export AWS_ENDPOINT_URL=").strip()
+        assert is_healthy(endpoint)
+        command.send_signal(signal.SIGINT)
+        rest, messages = command.communicate(timeout=30)
+    assert "export AWS_ACCESS_KEY_ID=000000000000" in rest
+    assert f"answers at {endpoint}" in messages
+    assert command.returncode == 0
+    assert not is_healthy(endpoint)

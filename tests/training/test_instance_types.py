@@ -1,0 +1,213 @@
+"""Proves that the table of instance types is sound, and that what the stacks derive from it fits.
+
+Every row is held against what ECS, gp3 and plain arithmetic allow; some rows are held against
+AWS's pages, typed here a second time; and a wrong name is answered with the right one.
+"""
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from training.contract import InputError
+from training.instance_types import INSTANCE_TYPES, InstanceType, instance_type
+
+every_type = pytest.mark.parametrize("host", INSTANCE_TYPES.values(), ids=lambda host: host.name)
+every_gpu_type = pytest.mark.parametrize(
+    "host", [host for host in INSTANCE_TYPES.values() if host.gpu], ids=lambda host: host.name
+)
+
+# What Linux takes of the nominal MiB before the ECS agent counts: measured by the Karpenter
+# project. The first five are the worst of their kinds.
+KERNEL_MIB = {
+    "c5.large": 405,
+    "c5.xlarge": 560,
+    "m5.large": 559,
+    "m5.xlarge": 868,
+    "c5.4xlarge": 1710,
+    "c5.24xlarge": 7501,
+    "m5.2xlarge": 1149,
+    "m7i.large": 421,
+    "g4dn.xlarge": 700,
+    "g5.xlarge": 590,
+    "g5.12xlarge": 5430,
+    "g5.48xlarge": 20552,
+    "p5.48xlarge": 49192,
+}
+
+
+@every_type
+def test_the_container_leaves_room_for_the_host(host: InstanceType) -> None:
+    assert 0 < host.container_cpu <= host.vcpus * 1024 - 128
+    assert 0 < host.container_memory_mib <= host.memory_mib * 0.97 - 512
+    assert host.container_memory_mib % 64 == 0
+    # It is there to fill the host: a training job that gets half of it is a bug as well.
+    assert host.container_cpu >= host.vcpus * 1024 * 0.9
+    assert host.container_memory_mib >= host.memory_mib * 0.75
+
+
+@pytest.mark.parametrize(("name", "kernel_mib"), KERNEL_MIB.items())
+def test_the_container_fits_what_the_host_registers(name: str, kernel_mib: int) -> None:
+    host = INSTANCE_TYPES[name]
+    assert host.memory_mib - kernel_mib - host.container_memory_mib >= 384
+
+
+def test_the_smallest_head_host_keeps_six_gib_for_its_container() -> None:
+    assert INSTANCE_TYPES["m5.large"].container_memory_mib >= 6 * 1024
+
+
+@every_type
+def test_shared_memory_holds_rays_object_store_and_fits_in_the_container(
+    host: InstanceType,
+) -> None:
+    assert host.shm_mib % 64 == 0
+    # Ray takes 30 % of the container's memory; a loader and NCCL need something beside it.
+    assert host.container_memory_mib * 0.3 + 256 <= host.shm_mib
+    assert host.shm_mib <= host.container_memory_mib / 2
+
+
+@every_type
+def test_the_root_volume_is_one_that_gp3_allows(host: InstanceType) -> None:
+    assert host.root_volume_gib >= (200 if host.gpu else 60)
+    assert 125 < host.root_volume_mibps <= 1000
+    assert 3000 <= host.root_volume_iops <= 16000
+    assert host.root_volume_mibps <= 0.25 * host.root_volume_iops
+    assert host.root_volume_iops <= 500 * host.root_volume_gib
+
+
+@every_type
+def test_each_row_is_plausible(host: InstanceType) -> None:
+    assert INSTANCE_TYPES[host.name] is host
+    assert (host.gpu is None) == (host.num_gpus == 0)
+    assert host.num_gpus in {0, 1, 4, 8}
+    assert host.vcpus % 2 == 0
+    assert 2 <= host.memory_mib / 1024 / host.vcpus <= 16
+    assert host.memory_mib % 1024 == 0
+    assert 0 < host.network_gbps <= host.network_burst_gbps
+    # awsvpc: one interface for the host, at least one for the task.
+    assert 2 <= host.network_interfaces <= 15
+    # Only hosts that never have to burst have EFA, one interface to a network card.
+    assert 0 <= host.efa_interfaces <= 32
+    if host.efa_interfaces:
+        assert host.network_gbps == host.network_burst_gbps >= 25
+        assert host.network_gbps / host.efa_interfaces >= 25
+    assert host.architecture == "x86_64"
+    assert host.purchase in {"on-demand", "capacity-block"}
+    assert (host.purchase == "on-demand") == (host.usd_per_hour is not None)
+
+
+@every_type
+def test_sizes_are_what_their_names_say(host: InstanceType) -> None:
+    size = host.name.partition(".")[2]
+    if size == "large":
+        assert host.vcpus == 2
+    elif size != "metal":
+        match = re.fullmatch(r"(\d*)xlarge", size)
+        assert match is not None
+        assert host.vcpus == 4 * int(match[1] or 1)
+
+
+@every_type
+def test_prices_are_plausible(host: InstanceType) -> None:
+    if host.usd_per_hour is None:
+        assert host.name == "p5e.48xlarge"
+    elif host.gpu is None:
+        assert 0.04 <= host.usd_per_hour / host.vcpus <= 0.06
+    else:
+        # A big host around a single GPU costs several times the smallest one.
+        assert 0.5 <= host.usd_per_hour / host.num_gpus <= 10
+        assert 0.05 <= host.usd_per_hour / host.vcpus <= 0.5
+
+
+@every_gpu_type
+def test_gpus_are_faster_the_narrower_the_numbers(host: InstanceType) -> None:
+    gpu = host.gpu
+    assert gpu is not None
+    assert 15 <= gpu.memory_gib <= 141
+    assert gpu.fp16_tflops >= 2 * gpu.fp32_tflops
+    assert gpu.bf16_tflops in {None, gpu.fp16_tflops}
+    assert (gpu.bf16_tflops is None) == ("T4" in gpu.name)
+
+
+def test_larger_cpu_hosts_cost_in_proportion() -> None:
+    for family in ("m5", "m6i", "m7i", "c5", "c6i", "c7i"):
+        hosts = [host for name, host in INSTANCE_TYPES.items() if name.startswith(f"{family}.")]
+        assert len(hosts) >= 8
+        per_vcpu = {round((host.usd_per_hour or 0) / host.vcpus, 6) for host in hosts}
+        per_vcpu_mib = {host.memory_mib / host.vcpus for host in hosts}
+        assert len(per_vcpu) == len(per_vcpu_mib) == 1, (family, per_vcpu, per_vcpu_mib)
+
+
+@pytest.mark.parametrize(
+    ("name", "vcpus", "gib", "num_gpus", "gpu", "efa", "gbps"),
+    [
+        ("g4dn.xlarge", 4, 16, 1, "Tesla T4", 0, 5),
+        ("g5.xlarge", 4, 16, 1, "NVIDIA A10G", 0, 2.5),
+        ("g5.12xlarge", 48, 192, 4, "NVIDIA A10G", 1, 40),
+        ("g6.48xlarge", 192, 768, 8, "NVIDIA L4", 1, 100),
+        ("g6e.48xlarge", 192, 1536, 8, "NVIDIA L40S", 4, 400),
+        ("p4d.24xlarge", 96, 1152, 8, "NVIDIA A100-SXM4-40GB", 4, 400),
+        ("p4de.24xlarge", 96, 1152, 8, "NVIDIA A100-SXM4-80GB", 4, 400),
+        ("p5.4xlarge", 16, 256, 1, "NVIDIA H100 80GB HBM3", 1, 100),
+        ("p5.48xlarge", 192, 2048, 8, "NVIDIA H100 80GB HBM3", 32, 3200),
+        ("p5en.48xlarge", 192, 2048, 8, "NVIDIA H200", 16, 3200),
+        ("m5.large", 2, 8, 0, None, 0, 0.75),
+        ("m5.xlarge", 4, 16, 0, None, 0, 1.25),
+        ("c5.18xlarge", 72, 144, 0, None, 0, 25),
+    ],
+)
+def test_known_types_are_as_aws_describes_them(
+    name: str, vcpus: int, gib: int, num_gpus: int, gpu: str | None, efa: int, gbps: float
+) -> None:
+    host = instance_type(name)
+    assert (host.name, host.vcpus, host.memory_mib) == (name, vcpus, gib * 1024)
+    assert (host.num_gpus, host.gpu.name if host.gpu else None) == (num_gpus, gpu)
+    assert (host.efa_interfaces, host.network_gbps) == (efa, gbps)
+
+
+@pytest.mark.parametrize(
+    ("name", "gigabytes"), [("g5.xlarge", 24), ("g6.xlarge", 24), ("g6e.xlarge", 48)]
+)
+def test_gpu_memory_that_is_sold_in_gigabytes_is_counted_in_gibibytes(
+    name: str, gigabytes: int
+) -> None:
+    gpu = instance_type(name).gpu
+    assert gpu is not None
+    assert gpu.memory_gib * 2**30 == pytest.approx(gigabytes * 10**9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("g5.xlrage", ["'g5.xlrage'", "nearest: g5.xlarge", "g5 has the sizes", "48xlarge"]),
+        ("G5.XLARGE", ["'G5.XLARGE'", "nearest: g5.xlarge"]),
+        ("p5.24xlarge", ["nearest: ", "p5 has the sizes 4xlarge, 48xlarge;"]),
+        ("g5g.xlarge", ["nearest: g5.xlarge", "the families are g4dn, g5, g6,"]),
+        ("t3.micro", ["'t3.micro'", "the families are g4dn, g5,", "c7i;"]),
+        ("", ["''", "the families are"]),
+    ],
+)
+def test_an_unknown_name_is_answered_with_known_ones(name: str, parts: list[str]) -> None:
+    with pytest.raises(InputError) as caught:
+        instance_type(name)
+    for part in [*parts, "add a row to training/instance_types.py"]:
+        assert part in str(caught.value)
+
+
+def test_nearest_names_are_left_out_when_nothing_is_near() -> None:
+    with pytest.raises(InputError, match="families are") as caught:
+        instance_type("t3.micro")
+    assert "nearest" not in str(caught.value)
+
+
+def test_nobody_changes_the_table() -> None:
+    host = instance_type("g5.xlarge")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        host.vcpus = 8  # type: ignore[misc]
+    assert host.gpu is not None
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        host.gpu.memory_gib = 80.0  # type: ignore[misc]
+    table: Any = INSTANCE_TYPES
+    with pytest.raises(TypeError):
+        table["g5.xlarge"] = host

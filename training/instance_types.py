@@ -1,0 +1,321 @@
+"""Facts of the EC2 instance types that this project runs on, and the sizes that follow from them.
+
+The stacks, the cost plan and the command line name an instance type and take every size of the
+host, its container and its disk from here; nobody types one a second time. A type that is not
+listed is refused: add a row. Not for prices to pay by: they are list prices and they change.
+
+Sources, looked up in 2026-11:
+- vCPUs, memory, GPUs, bandwidth, network interfaces, EFA: AWS's public instance type pages (what
+  ``aws ec2 describe-instance-types`` prints).
+- Prices: AWS's on-demand price list, Linux, us-east-1, as of 2026-02.
+- What Linux keeps of the memory: measured per type by the Karpenter project, on EKS nodes.
+- Peaks: NVIDIA's data sheets, tensor cores, dense: half of what a sheet gives "with sparsity".
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from training.contract import InputError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """One GPU as NVIDIA's data sheet has it."""
+
+    name: str
+    """As ``nvidia-smi`` and ``torch.cuda.get_device_name`` print it."""
+    memory_gib: float
+    """Per GPU, as EC2 gives it: the "24 GB" of an A10G are 24 x 10^9 bytes. What the driver has
+    for programs differs by a few percent, and is less on a T4."""
+    bf16_tflops: float | None
+    """Dense tensor-core peak in 10^12 operations per second; None where there is no bf16."""
+    fp16_tflops: float
+    """Dense tensor-core peak, accumulating in fp32 as PyTorch does."""
+    fp32_tflops: float
+    """Without tensor cores, so without TF32."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InstanceType:
+    """One row of AWS's table, and what an ECS host of that type has room for."""
+
+    name: str
+    vcpus: int
+    memory_mib: int
+    """Nominal; the operating system sees less, see ``container_memory_mib``."""
+    gpu: Gpu | None
+    num_gpus: int
+    network_gbps: float
+    """What the host can keep up, all network cards together."""
+    network_burst_gbps: float
+    """The "up to" figure, held for minutes; ``network_gbps`` where there is none."""
+    efa_interfaces: int
+    """Most EFA interfaces over all network cards; 0: no EFA."""
+    network_interfaces: int
+    """Most interfaces on network card 0. The host keeps one, each awsvpc task takes one."""
+    purchase: str
+    """Either "on-demand", which is also sold as spot, or "capacity-block": only reserved."""
+    usd_per_hour: float | None
+    """On-demand list price; None where there is none."""
+
+    @property
+    def container_cpu(self) -> int:
+        """ECS CPU units (1024 are a vCPU) of the one container that fills the host."""
+        # An eighth of a vCPU for the ECS agent and whatever daemon task runs beside training.
+        return self.vcpus * 1024 - 128
+
+    @property
+    def container_memory_mib(self) -> int:
+        """Hard memory limit in MiB of the one container that fills the host."""
+        # ECS places a task by what the agent registered, which is what Linux counts: the nominal
+        # size less what firmware and kernel keep. That is 2 to 7 % (measured: m5.large has 7633 of
+        # 8192 MiB left, g5.xlarge 15794 of 16384, p5.48xlarge 97.7 %); asking for one MiB more
+        # than that leaves the task unplaced for ever. 512 MiB are for the agents and Docker, some
+        # of which c5.large needs for its kernel: it has 3691 of 4096 MiB left, 90 %.
+        return _down_to_64(self.memory_mib * 0.93 - 512)
+
+    @property
+    def shm_mib(self) -> int:
+        """Size in MiB of the container's /dev/shm; what is used of it counts as its memory."""
+        # Ray's object store lives there and takes 30 % of the memory by default, or else goes to
+        # the disk with a warning. The rest is for NCCL's buffers and the data loaders' batches.
+        return _down_to_64(self.container_memory_mib * 0.4)
+
+    @property
+    def root_volume_gib(self) -> int:
+        """Size in GiB of the root volume."""
+        # The operating system of ECS's GPU hosts needs 30, a container image with CUDA and PyTorch
+        # twice 10 while it is unpacked; the rest is for data and for checkpoints on their way out.
+        return 200 if self.gpu else 60
+
+    @property
+    def root_volume_mibps(self) -> int:
+        """gp3 throughput of the root volume in MiB/s."""
+        # gp3 comes with 125, at which writing an image of 10 GB takes over a minute. The smallest
+        # hosts cannot use all that is asked for here: g5.xlarge bursts to 3.5 Gb/s, 417 MiB/s.
+        return 600 if self.gpu else 250
+
+    @property
+    def root_volume_iops(self) -> int:
+        """gp3 operations per second of the root volume."""
+        # EC2 refuses more than 0.25 MiB/s per operation/s; 3000 come free of charge.
+        return max(3000, 4 * self.root_volume_mibps)
+
+    @property
+    def architecture(self) -> str:
+        """Of the host, and so of the container image."""
+        # Our image is built for one architecture, so Graviton and g5g are not in the table.
+        return "x86_64"
+
+
+def _down_to_64(mib: float) -> int:
+    """``mib`` down to a multiple of 64."""
+    return int(mib) // 64 * 64
+
+
+def _gpu(
+    name: str, memory_gib: float, bf16_tflops: float | None, fp16_tflops: float, fp32_tflops: float
+) -> Gpu:
+    return Gpu(
+        name=name,
+        memory_gib=memory_gib,
+        bf16_tflops=bf16_tflops,
+        fp16_tflops=fp16_tflops,
+        fp32_tflops=fp32_tflops,
+    )
+
+
+# size, vCPUs, memory in GiB, GPUs, Gb/s, Gb/s in bursts, EFA, network interfaces, $/h
+_Row = tuple[str, int, int, int, float, float, int, int, float | None]
+
+
+def _family(
+    family: str, gpu: Gpu | None, *rows: _Row, purchase: str = "on-demand"
+) -> dict[str, InstanceType]:
+    """The instance types of one family by name."""
+    return {
+        f"{family}.{size}": InstanceType(
+            name=f"{family}.{size}",
+            vcpus=vcpus,
+            memory_mib=memory_gib * 1024,
+            gpu=gpu,
+            num_gpus=num_gpus,
+            network_gbps=gbps,
+            network_burst_gbps=burst_gbps,
+            efa_interfaces=efa,
+            network_interfaces=interfaces,
+            purchase=purchase,
+            usd_per_hour=usd,
+        )
+        for size, vcpus, memory_gib, num_gpus, gbps, burst_gbps, efa, interfaces, usd in rows
+    }
+
+
+# fmt: off
+#               name                     GiB    bf16   fp16   fp32
+_T4 =      _gpu("Tesla T4",               16.0,  None,  65.0,  8.1)
+# Not an A10, whose sheet has 125 (fp32: 31.2): the A10G, made for AWS, is given as 70 dense and
+# 140 sparse. Arithmetic agrees: 80 SMs x 512 operations x 1.71 GHz, accumulating in fp32.
+_A10G =    _gpu("NVIDIA A10G",            22.35, 70.0,  70.0, 35.0)
+_L4 =      _gpu("NVIDIA L4",              22.35, 121.0, 121.0, 30.3)
+_L40S =    _gpu("NVIDIA L40S",            44.7,  362.0, 362.0, 91.6)
+_A100_40 = _gpu("NVIDIA A100-SXM4-40GB",  40.0,  312.0, 312.0, 19.5)
+_A100_80 = _gpu("NVIDIA A100-SXM4-80GB",  80.0,  312.0, 312.0, 19.5)
+_H100 =    _gpu("NVIDIA H100 80GB HBM3",  80.0,  989.0, 989.0, 67.0)
+_H200 =    _gpu("NVIDIA H200",           141.0,  989.0, 989.0, 67.0)
+
+INSTANCE_TYPES: Final[Mapping[str, InstanceType]] = MappingProxyType({
+    #   size        vCPU   GiB GPU   Gb/s  burst EFA ENI  $/h
+    **_family("g4dn", _T4,
+        ("xlarge",     4,   16, 1,      5,    25,  0,  3, 0.526),
+        ("2xlarge",    8,   32, 1,     10,    25,  0,  3, 0.752),
+        ("4xlarge",   16,   64, 1,     20,    25,  0,  3, 1.204),
+        ("8xlarge",   32,  128, 1,     50,    50,  1,  4, 2.176),
+        ("12xlarge",  48,  192, 4,     50,    50,  1,  8, 3.912),
+        ("16xlarge",  64,  256, 1,     50,    50,  1,  4, 4.352),
+        ("metal",     96,  384, 8,    100,   100,  1, 15, 7.824),
+    ),
+    **_family("g5", _A10G,
+        ("xlarge",     4,   16, 1,    2.5,    10,  0,  4, 1.006),
+        ("2xlarge",    8,   32, 1,      5,    10,  0,  4, 1.212),
+        ("4xlarge",   16,   64, 1,     10,    25,  0,  8, 1.624),
+        ("8xlarge",   32,  128, 1,     25,    25,  1,  8, 2.448),
+        ("12xlarge",  48,  192, 4,     40,    40,  1, 15, 5.672),
+        ("16xlarge",  64,  256, 1,     25,    25,  1,  8, 4.096),
+        ("24xlarge",  96,  384, 4,     50,    50,  1, 15, 8.144),
+        ("48xlarge", 192,  768, 8,    100,   100,  1,  7, 16.288),
+    ),
+    **_family("g6", _L4,
+        ("xlarge",     4,   16, 1,    2.5,    10,  0,  4, 0.8048),
+        ("2xlarge",    8,   32, 1,      5,    10,  0,  4, 0.9776),
+        ("4xlarge",   16,   64, 1,     10,    25,  0,  8, 1.3232),
+        ("8xlarge",   32,  128, 1,     25,    25,  1,  8, 2.0144),
+        ("12xlarge",  48,  192, 4,     40,    40,  1,  8, 4.6016),
+        ("16xlarge",  64,  256, 1,     25,    25,  1, 15, 3.3968),
+        ("24xlarge",  96,  384, 4,     50,    50,  1, 15, 6.6752),
+        ("48xlarge", 192,  768, 8,    100,   100,  1, 15, 13.3504),
+    ),
+    **_family("g6e", _L40S,
+        ("xlarge",     4,   32, 1,    2.5,    20,  0,  4, 1.861),
+        ("2xlarge",    8,   64, 1,      5,    20,  0,  4, 2.24208),
+        ("4xlarge",   16,  128, 1,     20,    20,  0,  8, 3.00424),
+        ("8xlarge",   32,  256, 1,     25,    25,  1,  8, 4.52856),
+        ("12xlarge",  48,  384, 4,    100,   100,  1, 10, 10.49264),
+        ("16xlarge",  64,  512, 1,     35,    35,  1, 15, 7.57719),
+        ("24xlarge",  96,  768, 4,    200,   200,  2, 10, 15.06559),
+        ("48xlarge", 192, 1536, 8,    400,   400,  4, 10, 30.13118),
+    ),
+    **_family("p4d", _A100_40,
+        ("24xlarge",  96, 1152, 8,    400,   400,  4, 15, 21.957642),
+    ),
+    **_family("p4de", _A100_80,
+        ("24xlarge",  96, 1152, 8,    400,   400,  4, 15, 27.44705),
+    ),
+    **_family("p5", _H100,
+        ("4xlarge",   16,  256, 1,    100,   100,  1,  4, 6.88),
+        ("48xlarge", 192, 2048, 8,   3200,  3200, 32,  2, 55.04),
+    ),
+    **_family("p5e", _H200,
+        ("48xlarge", 192, 2048, 8,   3200,  3200, 32,  2, None),
+        purchase="capacity-block",  # AWS lists no on-demand price, and none at all in us-east-1
+    ),
+    **_family("p5en", _H200,
+        ("48xlarge", 192, 2048, 8,   3200,  3200, 16,  4, 63.296),
+    ),
+    **_family("m5", None,
+        ("large",      2,    8, 0,   0.75,    10,  0,  3, 0.096),
+        ("xlarge",     4,   16, 0,   1.25,    10,  0,  4, 0.192),
+        ("2xlarge",    8,   32, 0,    2.5,    10,  0,  4, 0.384),
+        ("4xlarge",   16,   64, 0,      5,    10,  0,  8, 0.768),
+        ("8xlarge",   32,  128, 0,     10,    10,  0,  8, 1.536),
+        ("12xlarge",  48,  192, 0,     12,    12,  0,  8, 2.304),
+        ("16xlarge",  64,  256, 0,     20,    20,  0, 15, 3.072),
+        ("24xlarge",  96,  384, 0,     25,    25,  0, 15, 4.608),
+    ),
+    **_family("m6i", None,
+        ("large",      2,    8, 0,  0.781,  12.5,  0,  3, 0.096),
+        ("xlarge",     4,   16, 0,  1.562,  12.5,  0,  4, 0.192),
+        ("2xlarge",    8,   32, 0,  3.125,  12.5,  0,  4, 0.384),
+        ("4xlarge",   16,   64, 0,   6.25,  12.5,  0,  8, 0.768),
+        ("8xlarge",   32,  128, 0,   12.5,  12.5,  0,  8, 1.536),
+        ("12xlarge",  48,  192, 0,  18.75, 18.75,  0,  8, 2.304),
+        ("16xlarge",  64,  256, 0,     25,    25,  0, 15, 3.072),
+        ("24xlarge",  96,  384, 0,   37.5,  37.5,  0, 15, 4.608),
+        ("32xlarge", 128,  512, 0,     50,    50,  1, 15, 6.144),
+    ),
+    **_family("m7i", None,
+        ("large",      2,    8, 0,  0.781,  12.5,  0,  3, 0.1008),
+        ("xlarge",     4,   16, 0,  1.562,  12.5,  0,  4, 0.2016),
+        ("2xlarge",    8,   32, 0,  3.125,  12.5,  0,  4, 0.4032),
+        ("4xlarge",   16,   64, 0,   6.25,  12.5,  0,  8, 0.8064),
+        ("8xlarge",   32,  128, 0,   12.5,  12.5,  0,  8, 1.6128),
+        ("12xlarge",  48,  192, 0,  18.75, 18.75,  0,  8, 2.4192),
+        ("16xlarge",  64,  256, 0,     25,    25,  0, 15, 3.2256),
+        ("24xlarge",  96,  384, 0,   37.5,  37.5,  0, 15, 4.8384),
+        ("48xlarge", 192,  768, 0,     50,    50,  1, 15, 9.6768),
+    ),
+    **_family("c5", None,
+        ("large",      2,    4, 0,   0.75,    10,  0,  3, 0.085),
+        ("xlarge",     4,    8, 0,   1.25,    10,  0,  4, 0.17),
+        ("2xlarge",    8,   16, 0,    2.5,    10,  0,  4, 0.34),
+        ("4xlarge",   16,   32, 0,      5,    10,  0,  8, 0.68),
+        ("9xlarge",   36,   72, 0,     12,    12,  0,  8, 1.53),
+        ("12xlarge",  48,   96, 0,     12,    12,  0,  8, 2.04),
+        ("18xlarge",  72,  144, 0,     25,    25,  0, 15, 3.06),
+        ("24xlarge",  96,  192, 0,     25,    25,  0, 15, 4.08),
+    ),
+    **_family("c6i", None,
+        ("large",      2,    4, 0,  0.781,  12.5,  0,  3, 0.085),
+        ("xlarge",     4,    8, 0,  1.562,  12.5,  0,  4, 0.17),
+        ("2xlarge",    8,   16, 0,  3.125,  12.5,  0,  4, 0.34),
+        ("4xlarge",   16,   32, 0,   6.25,  12.5,  0,  8, 0.68),
+        ("8xlarge",   32,   64, 0,   12.5,  12.5,  0,  8, 1.36),
+        ("12xlarge",  48,   96, 0,  18.75, 18.75,  0,  8, 2.04),
+        ("16xlarge",  64,  128, 0,     25,    25,  0, 15, 2.72),
+        ("24xlarge",  96,  192, 0,   37.5,  37.5,  0, 15, 4.08),
+        ("32xlarge", 128,  256, 0,     50,    50,  1, 15, 5.44),
+    ),
+    **_family("c7i", None,
+        ("large",      2,    4, 0,  0.781,  12.5,  0,  3, 0.08925),
+        ("xlarge",     4,    8, 0,  1.562,  12.5,  0,  4, 0.1785),
+        ("2xlarge",    8,   16, 0,  3.125,  12.5,  0,  4, 0.357),
+        ("4xlarge",   16,   32, 0,   6.25,  12.5,  0,  8, 0.714),
+        ("8xlarge",   32,   64, 0,   12.5,  12.5,  0,  8, 1.428),
+        ("12xlarge",  48,   96, 0,  18.75, 18.75,  0,  8, 2.142),
+        ("16xlarge",  64,  128, 0,     25,    25,  0, 15, 2.856),
+        ("24xlarge",  96,  192, 0,   37.5,  37.5,  0, 15, 4.284),
+        ("48xlarge", 192,  384, 0,     50,    50,  1, 15, 8.568),
+    ),
+})
+# fmt: on
+
+
+def instance_type(name: str) -> InstanceType:
+    """The instance type called ``name``, such as "g5.xlarge".
+
+    Raises:
+        InputError: There is none of that name in the table.
+    """
+    if name in INSTANCE_TYPES:
+        return INSTANCE_TYPES[name]
+
+    sizes: dict[str, list[str]] = {}
+    for known in INSTANCE_TYPES:
+        family, _, size = known.partition(".")
+        sizes.setdefault(family, []).append(size)
+
+    near = difflib.get_close_matches(name.strip().lower(), INSTANCE_TYPES, n=3)
+    family = name.strip().lower().partition(".")[0]
+    raise InputError(
+        f"instance type {name!r} is not known"
+        + (f" (nearest: {', '.join(near)})" if near else "")
+        + (
+            f": {family} has the sizes {', '.join(sizes[family])}"
+            if family in sizes
+            else f": the families are {', '.join(sizes)}"
+        )
+        + "; choose one of these, or add a row to training/instance_types.py"
+    )
