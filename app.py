@@ -14,26 +14,32 @@ import aws_cdk as cdk
 
 from stacks import settings as deployment
 from stacks.core_stack import CoreStack
+from stacks.findings import AUDIT, accept
 from stacks.training_stack import TrainingStack
-from training.contract import CORE_STACK, EXIT_BAD_INPUT, TRAINING_STACK, InputError
+from training.contract import CORE_STACK, EXIT_BAD_INPUT, EXIT_OK, TRAINING_STACK, InputError
 
 
-def main() -> int:
-    app = cdk.App()
-    try:
-        settings = deployment.load(
-            app.node.get_all_context(), region=os.environ.get("CDK_DEFAULT_REGION", "")
-        )
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+def build(app: cdk.App) -> cdk.App:
+    """Add both stacks to ``app``, as its context wants them. Raises InputError."""
+    settings = deployment.load(
+        app.node.get_all_context(), region=os.environ.get("CDK_DEFAULT_REGION", "")
+    )
     # The account stays open, and with it the zones: a concrete one would be looked up at synth.
     env = cdk.Environment(region=settings.region or None)
     core = CoreStack(app, CORE_STACK, settings=settings, env=env)
     TrainingStack(app, TRAINING_STACK, settings=settings, core=core, env=env)
+    accept(app, AUDIT)
     cdk.Tags.of(app).add("project", "ecs-train")
-    app.synth()
-    return 0
+    return app
+
+
+def main() -> int:
+    try:
+        build(cdk.App()).synth()
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_BAD_INPUT
+    return EXIT_OK
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 
 from ministack.core import lambda_runtime
 from ministack.core.responses import get_account_id, get_region
-from ministack.services import autoscaling, cloudwatch, ec2, ecs, iam, lambda_svc
+from ministack.services import autoscaling, cloudwatch, ec2, ecs, iam, lambda_svc, s3
 from ministack.services.cloudformation import custom_resource, provisioners
 
 Properties = dict[str, Any]
@@ -589,6 +589,33 @@ def mend_function_delete() -> None:
     handler["delete"] = delete
 
 
+def mend_bucket() -> None:
+    """A bucket must keep its tags, and must not be deleted while it holds objects.
+
+    Both are what the CDK's emptying of buckets depends on: it looks at a tag, and without it a
+    deployment on AWS could not be removed.
+    """
+    handler = provisioners._RESOURCE_HANDLERS["AWS::S3::Bucket"]
+    stock_create, stock_update = handler["create"], handler["update"]
+
+    def create(logical_id: str, properties: Properties, stack: str) -> Result:
+        result: Result = stock_create(logical_id, properties, stack)
+        s3._bucket_tags[result[0]] = provisioners._tag_map(properties.get("Tags"))
+        return result
+
+    def update(physical_id: str, old: Properties, new: Properties, stack: str) -> Result:
+        result: Result = stock_update(physical_id, old, new, stack)
+        s3._bucket_tags[result[0]] = provisioners._tag_map(new.get("Tags"))
+        return result
+
+    def delete(physical_id: str, _properties: Properties) -> None:
+        if physical_id in s3._buckets:
+            call(f"bucket {physical_id}", s3._delete_bucket(physical_id))
+
+    handler |= {"create": create, "update": update, "delete": delete}
+    provisioners._STACK_TAG_PROPERTY["AWS::S3::Bucket"] = ("Tags", "list")
+
+
 def mend_custom_resources() -> None:
     """A custom resource whose function fails must fail at once.
 
@@ -624,4 +651,5 @@ def register() -> None:
             provisioners._STACK_TAG_PROPERTY[name] = ("Tags", "list")
     mend_cluster_update()
     mend_function_delete()
+    mend_bucket()
     mend_custom_resources()

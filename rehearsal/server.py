@@ -79,7 +79,10 @@ def main() -> None:
         end_with_parent()
 
     # Lambda workers inherit this: they get what AWS has, and not the modules of this project.
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "lambda_modules")
+    modules = Path(__file__).parent / "lambda_modules"
+    os.environ["PYTHONPATH"] = str(modules)
+    os.environ["NODE_OPTIONS"] = f'--require "{modules / "aws_sdk.js"}"'
+    os.environ["REHEARSAL_PYTHON"] = sys.executable  # for aws_sdk.js
     sys.argv = sys.argv[:1]  # MiniStack parses what is left
 
     from ministack import app

@@ -5,8 +5,9 @@ important ones. A finding without a reason fails ``make check``.
 """
 
 from collections.abc import Mapping
+from typing import Any, Final
 
-from aws_cdk import Acknowledgment, Validations
+from aws_cdk import Acknowledgment, Stack, Validations
 from constructs import IConstruct
 
 
@@ -15,3 +16,57 @@ def accept(construct: IConstruct, findings: Mapping[str, str]) -> None:
     Validations.of(construct).acknowledge(
         *(Acknowledgment(id=rule, reason=reason) for rule, reason in findings.items())
     )
+
+
+def wildcard(construct: IConstruct, arn: str = "*") -> str:
+    """What cdk-nag calls the finding that a policy allows ``arn``, part of which is a wildcard."""
+    return f"AwsSolutions-IAM5[Resource::{_flat(Stack.of(construct).resolve(arn))}]"
+
+
+def _flat(value: Any) -> str:
+    """A template's value as cdk-nag writes it: references in angle brackets."""
+    match value:
+        case str():
+            return value
+        case {"Ref": name}:
+            return f"<{name}>"
+        case {"Fn::GetAtt": [name, attribute]}:
+            return f"<{name}.{attribute}>"
+        case {"Fn::ImportValue": name}:
+            return _flat(name)
+        case {"Fn::Join": [separator, parts]}:
+            return str(separator).join(_flat(part) for part in parts)
+    raise TypeError(f"cdk-nag's name of {value!r} is not known")
+
+
+# NIST 800-53 R5, which `make audit` checks: findings that follow from one decision and hold for
+# every resource of their kind. Rules that are about one resource are accepted where it is made.
+AUDIT: Final = {
+    "NIST.800.53.R5-IAMNoInlinePolicy": "Each policy belongs to one role, names its resources, and "
+    "goes with it; a managed policy could be attached to something else.",
+    "NIST.800.53.R5-CloudWatchLogGroupEncrypted": "Encrypted with CloudWatch's own key. A customer "
+    "key would be billed by the month and keep deleted stacks' logs readable for no one.",
+    "NIST.800.53.R5-S3DefaultEncryptionKMS": "Encrypted with S3's own key. Calls to KMS for every "
+    "shard of a checkpoint are billed and throttled; nobody outside the account can read either.",
+    "NIST.800.53.R5-S3BucketLoggingEnabled": "As AwsSolutions-S1: CloudTrail's data events are the "
+    "better record where one is asked for.",
+    "NIST.800.53.R5-S3BucketReplicationEnabled": "Checkpoints can be computed again; a copy in "
+    "another region costs more than the run it saves.",
+    "NIST.800.53.R5-S3BucketVersioningEnabled": "Checkpoints are pruned all the time; kept versions "
+    "of them would be billed for ever.",
+    "NIST.800.53.R5-VPCNoUnrestrictedRouteToIGW": "The one public subnet holds the NAT gateway and "
+    "nothing else, and gives no instance a public address.",
+    "NIST.800.53.R5-EC2RestrictedCommonPorts": "The source is the security group itself: Ray, NCCL "
+    "and Gloo use random ports among the nodes.",
+    "NIST.800.53.R5-LambdaConcurrency": "Runs once, when the stack is deleted; CloudFormation calls "
+    "it. Reserved concurrency would be taken from the account for nothing.",
+    "NIST.800.53.R5-LambdaDLQ": "CloudFormation waits for its answer and shows its error.",
+    "NIST.800.53.R5-LambdaInsideVPC": "It calls AWS alone; inside the VPC it would hold interfaces "
+    "in the subnet that is being deleted.",
+    "NIST.800.53.R5-SecretsManagerRotationEnabled": "As AwsSolutions-SMG4: all nodes of a running "
+    "cluster must have the same token.",
+    "NIST.800.53.R5-SecretsManagerUsingKMSKey": "Encrypted with Secrets Manager's own key; the token "
+    "opens one cluster inside one VPC.",
+    "NIST.800.53.R5-SNSEncryptedKMS": "Alarms name a metric and no secret; CloudWatch cannot publish "
+    "to a topic under SNS's own key, and a customer key is billed by the month.",
+}

@@ -15,7 +15,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from stacks.core_stack import CoreStack
-from stacks.findings import accept
+from stacks.findings import accept, wildcard
 from stacks.host_setup import host_setup
 from stacks.settings import Settings
 from stacks.teardown import Teardown
@@ -44,9 +44,7 @@ class GpuCluster(Construct):
     worker: HostGroup
     teardown: Teardown
 
-    def __init__(
-        self, scope: Construct, id_: str, *, settings: Settings, core: CoreStack
-    ) -> None:
+    def __init__(self, scope: Construct, id_: str, *, settings: Settings, core: CoreStack) -> None:
         super().__init__(scope, id_)
         self.cluster = ecs.Cluster(
             self,
@@ -155,13 +153,20 @@ class GpuCluster(Construct):
                 sid="ReportMetrics",
                 actions=["cloudwatch:PutMetricData"],
                 resources=["*"],
-                conditions={
-                    "StringEquals": {"cloudwatch:namespace": contract.METRICS_NAMESPACE}
-                },
+                conditions={"StringEquals": {"cloudwatch:namespace": contract.METRICS_NAMESPACE}},
             ),
         ]
         for statement in statements:
             role.add_to_policy(statement)
+        accept(
+            role,
+            {
+                wildcard(self): "Finding the control plane, logging in to ECR and reporting "
+                "metrics have no resource; metrics are limited to one namespace.",
+                wildcard(self, container_instances): "A host's own id is not known before it "
+                "joins; the condition limits the statement to this cluster.",
+            },
+        )
         return role
 
     def _hosts(
@@ -191,8 +196,6 @@ class GpuCluster(Construct):
                 cluster_name=self.cluster.cluster_name,
                 node=node,
                 image=image.repository_uri_for_tag(settings.image_tag),
-                registry=image.registry_uri,
-                region=Stack.of(self).region,
                 has_gpus=machine.num_gpus > 0,
                 spot=spot,
             ),

@@ -18,6 +18,9 @@ METRICS_INTERVAL_S: Final = 30
 
 _SCRIPT: Final = """\
 set -u
+image={image}
+registry=${{image%%/*}}
+region=$(echo "$registry" | cut -d. -f4)
 say() {{ echo "host-setup: $*"; }}
 
 say "joining {cluster}"
@@ -37,14 +40,15 @@ CONFIG
     -c file:/opt/aws/amazon-cloudwatch-agent/etc/training.json || say "WARNING: no metrics"
 
 # Minutes for a GPU image: done here, the first task finds it in place.
-say "image {image}"
+say "image $image"
 systemctl start docker
-if aws ecr get-login-password --region "{region}" | docker login -u AWS --password-stdin "{registry}"
+if aws ecr get-login-password --region "$region" |
+    docker login --username AWS --password-stdin "$registry"
 then
-    docker pull --quiet "{image}" || say "WARNING: not pulled; ECS pulls it with the first task"
-    docker logout "{registry}"
+    docker pull --quiet "$image" || say "WARNING: not pulled; ECS pulls it with the first task"
+    docker logout "$registry"
 else
-    say "WARNING: no login to {registry}; ECS pulls with the first task"
+    say "WARNING: no login to $registry; ECS pulls with the first task"
 fi
 say "done"
 """
@@ -64,8 +68,6 @@ def host_setup(
     cluster_name: str,
     node: str,
     image: str,
-    registry: str,
-    region: str,
     has_gpus: bool,
     spot: bool,
 ) -> ec2.UserData:
@@ -74,22 +76,19 @@ def host_setup(
     Args:
         cluster_name: ECS cluster to join.
         node: ``head`` or ``worker``: an attribute of the container instance.
-        image: Image to pull before the agent starts.
-        registry: Host of the registry that holds it.
-        region: Region of that registry.
+        image: Image in ECR to pull before the agent starts.
         has_gpus: Whether NVIDIA's tools are to be waited for and asked for metrics.
         spot: Whether the host is a spot instance.
     """
     script = _SCRIPT.format(
         cluster=cluster_name,
         ecs_config="\n".join(
-            f"{name}={value}" for name, value in ecs_config(cluster_name, node, has_gpus, spot).items()
+            f"{name}={value}"
+            for name, value in ecs_config(cluster_name, node, has_gpus, spot).items()
         ),
         wait_for_gpus=_WAIT_FOR_GPUS if has_gpus else "",
         agent_config=json.dumps(agent_config(has_gpus=has_gpus), indent=1),
         image=image,
-        region=region,
-        registry=registry,
     )
     user_data = ec2.UserData.for_linux()
     user_data.add_commands(script)

@@ -16,7 +16,7 @@ from aws_cdk import aws_servicediscovery as servicediscovery
 from constructs import Construct
 
 from stacks.core_stack import CoreStack
-from stacks.findings import accept
+from stacks.findings import accept, wildcard
 from stacks.gpu_cluster import GpuCluster, HostGroup
 from stacks.host_setup import STOP_TIMEOUT_S
 from stacks.log_groups import log_group
@@ -63,18 +63,21 @@ class RayNodes(Construct):
         accept(
             self._execution_role,
             {
-                "AwsSolutions-IAM5[Resource::*]": "ecr:GetAuthorizationToken has no resource; "
+                wildcard(self): "ecr:GetAuthorizationToken has no resource; "
                 "the pull itself is limited to the two repositories.",
             },
         )
         # Workers of a standing cluster find their head by this name. A replaced head has another
         # address, so the answer must not be kept for long.
-        name = core.namespace.create_service(
-            "Head",
+        name = servicediscovery.Service(
+            self,
+            "Name",
+            namespace=core.namespace,
             name=contract.HEAD,
             description="The head of the standing cluster",
             dns_record_type=servicediscovery.DnsRecordType.A,
             dns_ttl=Duration.seconds(10),
+            custom_health_check=servicediscovery.HealthCheckCustomConfig(failure_threshold=1),
         )
         self.head = self._node(contract.HEAD, cluster.head, trains=settings.head_trains, name=name)
         self.worker = self._node(contract.WORKER, cluster.worker, trains=True, name=None)
@@ -119,7 +122,7 @@ class RayNodes(Construct):
             description=f"Ray {node}: checkpoints and data in the bucket, ECS Exec",
             assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com"),
         )
-        bucket = self._core.bucket
+        core = self._core
         statements = [
             iam.PolicyStatement(
                 sid="Bucket",
@@ -128,7 +131,7 @@ class RayNodes(Construct):
                     "s3:ListBucket",
                     "s3:ListBucketMultipartUploads",
                 ],
-                resources=[bucket.bucket_arn],
+                resources=[core.bucket.bucket_arn],
             ),
             iam.PolicyStatement(
                 sid="Objects",
@@ -139,7 +142,7 @@ class RayNodes(Construct):
                     "s3:ListMultipartUploadParts",
                     "s3:PutObject",
                 ],
-                resources=[bucket.arn_for_objects("*")],
+                resources=[core.bucket.arn_for_objects("*")],
             ),
             # The agent that ECS Exec puts into the container.
             iam.PolicyStatement(
@@ -158,8 +161,9 @@ class RayNodes(Construct):
         accept(
             role,
             {
-                "AwsSolutions-IAM5": "Any object of the one bucket is data or a checkpoint; the "
-                "channels of ECS Exec have no resource.",
+                wildcard(core, core.export_value(core.bucket.bucket_arn) + "/*"): "Any object "
+                "of the one bucket is data or a checkpoint of some run.",
+                wildcard(role): "The channels of ECS Exec have no resource.",
             },
         )
         return role

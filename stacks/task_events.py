@@ -46,9 +46,7 @@ class TaskEvents(Construct):
                 "detail": {"clusterArn": [cluster.cluster_arn], "lastStatus": ["STOPPED"]},
             },
             # The L2 target brings a function along, only to write the policy below.
-            targets=[
-                events.CfnRule.TargetProperty(arn=self.log_group.log_group_arn, id="Logs")
-            ],
+            targets=[events.CfnRule.TargetProperty(arn=self.log_group.log_group_arn, id="Logs")],
         )
         self.log_group.add_to_resource_policy(
             iam.PolicyStatement(

@@ -20,7 +20,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from stacks.findings import accept
+from stacks.findings import accept, wildcard
 from stacks.log_groups import log_group
 from stacks.settings import Settings
 
@@ -53,7 +53,7 @@ class Teardown(Construct):
             description="Ends tasks and hosts when the stack is deleted",
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
         )
-        for statement in _statements(Stack.of(self), cluster, names):
+        for statement in _statements(cluster, names):
             role.add_to_policy(statement)
         logs.grant_write(role)
         # Inline: no asset to upload, and nothing to trust but what is in the template.
@@ -88,33 +88,51 @@ class Teardown(Construct):
             properties={"Action": "StopTasks", "Cluster": cluster.cluster_name},
         )
         # The function needs its permissions until the last of the two has run.
-        hosts.node.add_dependency(role, logs, *groups)
+        hosts.node.add_dependency(role, logs)
         for provider in capacity_providers:
             provider.node.add_dependency(hosts)
         self.stop_tasks.node.add_dependency(role, logs, associations)
         accept(
             role,
             {
-                "AwsSolutions-IAM5": "Listing tasks, groups and hosts has no resource, or one "
-                "that is not known before; what may be ended is limited to this cluster's tasks "
-                "and to the two groups.",
+                wildcard(self): "Listing has no resource, or one that is not known before; what "
+                "may be ended is limited to this cluster and to the two groups.",
+                wildcard(self, _tasks(cluster)): "Tasks have random names; they are this "
+                "cluster's.",
+                **{
+                    wildcard(self, _group(cluster, name)): "A group's ARN holds a random id beside "
+                    "its name, which is given."
+                    for name in names
+                },
             },
         )
 
 
-def _statements(
-    stack: Stack, cluster: ecs.Cluster, groups: Sequence[str]
-) -> list[iam.PolicyStatement]:
-    in_cluster = {"ArnEquals": {"ecs:cluster": cluster.cluster_arn}}
-    tasks = stack.format_arn(
+def _tasks(cluster: ecs.Cluster) -> str:
+    return Stack.of(cluster).format_arn(
         service="ecs", resource="task", resource_name=f"{cluster.cluster_name}/*"
     )
+
+
+def _group(cluster: ecs.Cluster, name: str) -> str:
+    return Stack.of(cluster).format_arn(
+        service="autoscaling",
+        resource="autoScalingGroup",
+        resource_name=f"*:autoScalingGroupName/{name}",
+        arn_format=ArnFormat.COLON_RESOURCE_NAME,
+    )
+
+
+def _statements(cluster: ecs.Cluster, groups: Sequence[str]) -> list[iam.PolicyStatement]:
+    in_cluster = {"ArnEquals": {"ecs:cluster": cluster.cluster_arn}}
     return [
         iam.PolicyStatement(
             sid="FindTasks", actions=["ecs:ListTasks"], resources=["*"], conditions=in_cluster
         ),
         iam.PolicyStatement(
-            sid="StopTasks", actions=["ecs:DescribeTasks", "ecs:StopTask"], resources=[tasks]
+            sid="StopTasks",
+            actions=["ecs:DescribeTasks", "ecs:StopTask"],
+            resources=[_tasks(cluster)],
         ),
         iam.PolicyStatement(
             sid="EmptyCluster",
@@ -129,14 +147,6 @@ def _statements(
         iam.PolicyStatement(
             sid="EndHosts",
             actions=["autoscaling:DeleteAutoScalingGroup"],
-            resources=[
-                stack.format_arn(
-                    service="autoscaling",
-                    resource="autoScalingGroup",
-                    resource_name=f"*:autoScalingGroupName/{group}",
-                    arn_format=ArnFormat.COLON_RESOURCE_NAME,
-                )
-                for group in groups
-            ],
+            resources=[_group(cluster, name) for name in groups],
         ),
     ]

@@ -45,13 +45,11 @@ class TrainingStack(cdk.Stack):
             failed_tasks=events.failed_tasks,
         )
 
-        subnet = core.training_subnets.subnet_ids[0]
         outputs = {
             contract.OUT_CLUSTER: self.cluster.cluster.cluster_name,
             contract.OUT_HEAD_PROVIDER: self.cluster.head.capacity_provider.ref,
             contract.OUT_WORKER_PROVIDER: self.cluster.worker.capacity_provider.ref,
             contract.OUT_SECURITY_GROUP: self.cluster.security_group.security_group_id,
-            contract.OUT_SUBNET: subnet,
             contract.OUT_HEAD_TASK: self.nodes.head.task.task_definition_arn,
             contract.OUT_WORKER_TASK: self.nodes.worker.task.task_definition_arn,
             contract.OUT_HEAD_SERVICE: self.nodes.head.service.attr_name,

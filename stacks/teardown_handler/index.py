@@ -40,7 +40,9 @@ def stop_tasks(cluster, context):
         return [
             task["taskArn"]
             for first in range(0, len(tasks), 100)
-            for task in ecs.describe_tasks(cluster=cluster, tasks=tasks[first : first + 100])["tasks"]
+            for task in ecs.describe_tasks(cluster=cluster, tasks=tasks[first : first + 100])[
+                "tasks"
+            ]
             if task["lastStatus"] != "STOPPED"
         ]
 

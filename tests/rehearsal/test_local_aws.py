@@ -540,6 +540,37 @@ def test_custom_resource_of_node_runs_on_create_update_and_delete(account: Accou
         assert ssm.get_parameter(Name="echo")["Parameter"]["Value"] == value
 
 
+# As the CDK's own functions do it: the client of all operations, awaited, errors by name.
+SDK_HANDLER = """\
+const { S3, ListBucketsCommand, S3Client } = require("@aws-sdk/client-s3");
+const { EC2 } = require("@aws-sdk/client-ec2");
+
+exports.handler = async (event) => {
+  const s3 = new S3({});
+  try {
+    await s3.getBucketTagging({ Bucket: event.missing });
+  } catch (error) {
+    if (error.name !== "NoSuchBucket") throw error;
+  }
+  const { Buckets } = await new S3Client({}).send(new ListBucketsCommand({}));
+  await s3.putObject({ Bucket: event.bucket, Key: "a", Body: "b" });
+  const { Vpcs } = await new EC2({}).describeVpcs({});
+  return { isDate: Buckets[0].CreationDate instanceof Date, vpcs: Vpcs.length };
+};
+"""
+
+
+def test_function_in_javascript_has_the_sdk_of_aws(account: Account, calls: str) -> None:
+    resources = custom(SDK_HANDLER, "nodejs22.x", "1")
+    ids = account.deploy("sdk", {name: resources[name] for name in ("Role", "Function")})
+    event = {"bucket": calls, "missing": "no-such-bucket-here"}
+    answer = boto3.client("lambda").invoke(FunctionName=ids["Function"], Payload=json.dumps(event))
+    result = json.load(answer["Payload"])
+    assert result == {"isDate": True, "vpcs": 1}
+    listing = boto3.client("s3").list_objects_v2(Bucket=calls)
+    assert [entry["Key"] for entry in listing["Contents"]] == ["a"]
+
+
 def test_custom_resource_that_crashes_fails_at_once_and_says_why(account: Account) -> None:
     code = "def handler(event, context):\n    raise RuntimeError('no such thing')\n"
     with pytest.raises(AssertionError, match="no such thing"):
@@ -718,6 +749,20 @@ def ordinary() -> Resources:
     }
 
 
+def test_bucket_keeps_its_tags_and_is_not_deleted_while_it_holds_an_object(
+    account: Account,
+) -> None:
+    s3 = boto3.client("s3")
+    tags = [{"Key": "a", "Value": "1"}]
+    bucket = account.deploy("full", {"Bucket": resource("AWS::S3::Bucket", Tags=tags)})["Bucket"]
+    assert tags[0] in s3.get_bucket_tagging(Bucket=bucket)["TagSet"]
+    s3.put_object(Bucket=bucket, Key="a", Body=b"")
+    with pytest.raises(AssertionError, match="is not empty"):
+        account.delete("full")
+    s3.delete_object(Bucket=bucket, Key="a")
+    account.delete("full")
+
+
 # --- starting and stopping ----------------------------------------------------------------------
 def is_alive(pid: int) -> bool:
     try:
@@ -790,7 +835,6 @@ def test_killed_parent_leaves_no_server(aws: LocalAws, tmp_path: Path) -> None:
 
 
 def test_command_prints_what_to_export_and_ends_on_interrupt(aws: LocalAws) -> None:
-    assert aws.pid
     with subprocess.Popen(
         [sys.executable, "-m", "rehearsal", "start", "--port", "0"],
         stdout=subprocess.PIPE,
@@ -799,12 +843,17 @@ def test_command_prints_what_to_export_and_ends_on_interrupt(aws: LocalAws) -> N
         cwd=ROOT,
     ) as command:
         assert command.stdout is not None
-        line = command.stdout.readline()
-        endpoint = line.removeprefix("export AWS_ENDPOINT_URL=").strip()
+        assert command.stderr is not None
+        variables = dict(
+            command.stdout.readline().strip().removeprefix("export ").split("=", 1)
+            for _name in aws.environment()
+        )
+        endpoint = variables["AWS_ENDPOINT_URL"]
+        assert variables == aws.environment() | {"AWS_ENDPOINT_URL": endpoint}
         assert is_healthy(endpoint)
+        messages = command.stderr.readline()
         command.send_signal(signal.SIGINT)
-        rest, messages = command.communicate(timeout=30)
-    assert "export AWS_ACCESS_KEY_ID=000000000000" in rest
+        command.communicate(timeout=30)
     assert f"answers at {endpoint}" in messages
     assert command.returncode == 0
     assert not is_healthy(endpoint)

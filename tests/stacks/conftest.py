@@ -1,0 +1,69 @@
+"""Synthesized templates of the app, in this process, one synth per combination of settings."""
+
+import functools
+import json
+import os
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "20")
+
+from tests.conftest import ROOT
+from training.contract import CORE_STACK, TRAINING_STACK
+
+Template = dict[str, Any]
+
+
+class Templates(NamedTuple):
+    """Both templates of one synth, as JSON."""
+
+    core: Template
+    training: Template
+
+    @property
+    def resources(self) -> dict[str, dict[str, Any]]:
+        """All resources of both, by logical id."""
+        return self.core["Resources"] | self.training["Resources"]
+
+    def of_type(self, kind: str) -> dict[str, dict[str, Any]]:
+        """Properties of all resources of a type, by logical id."""
+        return {
+            name: resource.get("Properties", {})
+            for name, resource in self.resources.items()
+            if resource["Type"] == kind
+        }
+
+    def only(self, kind: str) -> dict[str, Any]:
+        """Properties of the one resource of a type."""
+        (properties,) = self.of_type(kind).values()
+        return properties
+
+
+Synth = Callable[..., Templates]
+
+
+def context(**settings: str) -> dict[str, Any]:
+    """CDK's context: cdk.json with ``settings`` as ``-c`` would add them."""
+    given: dict[str, Any] = json.loads((ROOT / "cdk.json").read_text())["context"]
+    return given | settings
+
+
+@functools.cache
+def _synth(settings: tuple[tuple[str, str], ...]) -> Templates:
+    import aws_cdk as cdk
+
+    import app
+
+    cloud = app.build(cdk.App(context=context(**dict(settings)))).synth()
+    return Templates(
+        core=cloud.get_stack_by_name(CORE_STACK).template,
+        training=cloud.get_stack_by_name(TRAINING_STACK).template,
+    )
+
+
+@pytest.fixture(scope="session")
+def synth() -> Synth:
+    """``synth(preset="fsdp", spot="true")`` -> the templates; not to be modified."""
+    return lambda **settings: _synth(tuple(sorted(settings.items())))

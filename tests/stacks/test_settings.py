@@ -1,0 +1,239 @@
+"""Every wrong setting is refused in one sentence: which setting, what was given, what is allowed."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from stacks import settings as deployment
+from stacks.settings import PRESETS, Settings
+from tests.conftest import ROOT
+from tests.stacks.conftest import context
+from training.contract import InputError
+
+
+def load(**settings: str) -> Settings:
+    return deployment.load(context(**settings))
+
+
+@pytest.mark.parametrize(
+    ("preset", "head", "trains", "worker", "num_workers"),
+    [
+        ("ddp", "m5.xlarge", False, "g5.xlarge", 2),
+        ("fsdp", "g5.12xlarge", True, "g5.12xlarge", 1),
+        ("cpu", "m5.large", False, "m5.large", 2),
+    ],
+)
+def test_the_presets_are_the_reference_set_ups_and_one_without_gpus(
+    preset: str, head: str, trains: bool, worker: str, num_workers: int
+) -> None:
+    settings = load(preset=preset)
+    assert settings.head.name == head
+    assert settings.head_trains is trains
+    assert settings.worker.name == worker
+    assert settings.max_workers == num_workers
+
+
+def test_the_fsdp_preset_has_the_references_eight_gpus() -> None:
+    settings = load(preset="fsdp")
+    assert settings.head.num_gpus + settings.max_workers * settings.worker.num_gpus == 8
+
+
+def test_no_preset_but_cpu_is_without_gpus_and_cpu_has_none_anywhere() -> None:
+    gpus = {preset: load(preset=preset) for preset in PRESETS}
+    assert [preset for preset, of in gpus.items() if not of.worker.num_gpus] == ["cpu"]
+    assert gpus["cpu"].head.num_gpus == 0
+
+
+def test_what_is_given_on_the_command_line_wins_over_the_preset() -> None:
+    settings = load(
+        preset="fsdp",
+        max_workers="4",
+        spot="TRUE",
+        worker_instance_type="g6.12xlarge",
+        head_instance_type="g6.12xlarge",
+        vpc_cidr="10.9.0.0/20",
+        retain_bucket="false",
+    )
+    assert settings.max_workers == 4
+    assert settings.spot is True
+    assert settings.worker.name == "g6.12xlarge"
+    assert settings.vpc_cidr == "10.9.0.0/20"
+    assert settings.retain_bucket is False
+
+
+def test_a_reserved_type_is_accepted_with_its_reservation() -> None:
+    settings = load(
+        worker_instance_type="p5e.48xlarge", capacity_reservation_id="cr-0123456789abcdef0"
+    )
+    assert settings.worker.purchase == "capacity-block"
+
+
+def test_cdks_own_context_is_no_setting() -> None:
+    deployment.load(
+        context()
+        | {
+            "@aws-cdk/core:some-flag": True,
+            "aws:cdk:toolkit": "x",
+            "availability-zones:account=1:region=eu-west-1": ["eu-west-1a"],
+            "aws-cdk:enableDiffNoFail": True,
+        }
+    )
+
+
+# A setting given with -c, and what the sentence must hold beside the setting's name.
+BAD = [
+    ({"wrokers": "3"}, "wrokers", "there are"),
+    ({"max_worker": "3"}, "max_worker", "did you mean max_workers?"),
+    ({"preset": "dpp"}, "preset", "'dpp'", "ddp, fsdp, cpu"),
+    ({"preset": ""}, "preset", "ddp, fsdp, cpu"),
+    ({"presets": "ddp"}, "presets", "cdk.json"),
+    ({"max_workers": "0"}, "max_workers", "1 to 64"),
+    ({"max_workers": "1000"}, "max_workers", "1000", "1 to 64"),
+    ({"max_workers": "-2"}, "max_workers", "-2"),
+    ({"max_workers": "two"}, "max_workers", "'two'", "a whole number"),
+    ({"max_workers": "2.5"}, "max_workers", "a whole number"),
+    ({"max_heads": "0"}, "max_heads", "1 to 16"),
+    ({"spot": "yes"}, "spot", "'yes'", "true or false"),
+    ({"spot": "1"}, "spot", "true or false"),
+    ({"retain_bucket": ""}, "retain_bucket", "true or false"),
+    ({"worker_instance_type": "g5.huge"}, "worker_instance_type", "g5.huge", "g5.xlarge"),
+    ({"worker_instance_type": "gpu"}, "worker_instance_type", "'gpu'"),
+    ({"worker_instance_type": "m5.xlarge"}, "worker_instance_type", "m5.xlarge", "GPUs"),
+    ({"head_instance_type": "t3.micro"}, "head_instance_type", "t3.micro"),
+    ({"head_instance_type": "g5.xlarge"}, "head_instance_type", "without GPUs", "idle"),
+    (
+        {"preset": "cpu", "worker_instance_type": "g5.xlarge"},
+        "worker_instance_type",
+        "without GPUs",
+    ),
+    ({"preset": "cpu", "head_instance_type": "g5.xlarge"}, "head_instance_type", "without GPUs"),
+    (
+        {"preset": "fsdp", "head_instance_type": "m5.xlarge"},
+        "head_instance_type",
+        "NVIDIA A10G",
+    ),
+    (
+        {"preset": "fsdp", "worker_instance_type": "g6.12xlarge"},
+        "head_instance_type",
+        "NVIDIA L4",
+    ),
+    (
+        {
+            "worker_instance_type": "p5e.48xlarge",
+            "spot": "true",
+            "capacity_reservation_id": "cr-0123456789abcdef0",
+        },
+        "spot",
+        "false for p5e.48xlarge",
+    ),
+    ({"worker_instance_type": "p5e.48xlarge", "spot": "true"}, "spot", "reserved"),
+    ({"worker_instance_type": "p5e.48xlarge"}, "capacity_reservation_id", "reserved"),
+    ({"capacity_reservation_id": "cr-1"}, "capacity_reservation_id", "cr-1"),
+    ({"root_volume_gib": "8"}, "root_volume_gib", "30 to 16384"),
+    ({"vpc_cidr": "10.0.0.0"}, "vpc_cidr", "/16 to /24"),
+    ({"vpc_cidr": "10.0.0.1/16"}, "vpc_cidr", "host bits"),
+    ({"vpc_cidr": "10.0.0.0/8"}, "vpc_cidr", "/16 to /24"),
+    ({"vpc_cidr": "10.0.0.0/28"}, "vpc_cidr", "/16 to /24"),
+    ({"vpc_cidr": "8.8.0.0/16"}, "vpc_cidr", "private"),
+    ({"vpc_cidr": "172.17.0.0/16"}, "vpc_cidr", "Docker"),
+    ({"vpc_cidr": "172.17.128.0/20"}, "vpc_cidr", "Docker"),
+    ({"vpc_cidr": "ten"}, "vpc_cidr", "10.0.0.0/16"),
+    ({"region": "europe"}, "region", "eu-west-1"),
+    ({"availability_zone": "eu-west-1"}, "availability_zone", "eu-west-1a"),
+    (
+        {"availability_zone": "us-east-1a", "region": "eu-west-1"},
+        "availability_zone",
+        "a zone of the region in use, eu-west-1",
+    ),
+    ({"image_tag": ""}, "image_tag", "git SHA"),
+    ({"image_tag": "a b"}, "image_tag", "'a b'"),
+    ({"image_tag": "x" * 129}, "image_tag", "git SHA"),
+    ({"namespace": "Training!"}, "namespace", "DNS name"),
+    ({"log_retention_days": "31"}, "log_retention_days", "30, 60"),
+    ({"archive_after_days": "-1"}, "archive_after_days", "0 to 3650"),
+    ({"expire_after_days": "10"}, "expire_after_days", "archive_after_days, 30"),
+    ({"alarm_email": "me"}, "alarm_email", "e-mail"),
+    ({"idle_gpu_alarm_minutes": "5"}, "idle_gpu_alarm_minutes", "10 to 1440"),
+    ({"idle_gpu_alarm_minutes": "33"}, "idle_gpu_alarm_minutes", "multiple of 5"),
+    ({"github_repository": "https://github.com/a/b"}, "github_repository", "owner/name"),
+    ({"github_repository": "a/*"}, "github_repository", "owner/name"),
+    ({"github_branch": "*"}, "github_branch", "without wildcards"),
+    ({"github_oidc_provider_arn": "arn:aws:iam::1:role/x"}, "github_oidc_provider_arn", "ARN"),
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(bad[0], bad[1:]) for bad in BAD],
+    ids=["-".join(f"{name}={value[:20]}" for name, value in bad[0].items()) for bad in BAD],
+)
+def test_a_bad_setting_gives_a_clear_error(
+    given: dict[str, str], expected: tuple[str, ...]
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load(**given)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert [part for part in expected if part not in message] == []
+
+
+def test_a_zone_is_checked_against_the_region_of_the_profile_in_use() -> None:
+    here = context(availability_zone="us-east-1a")
+    assert deployment.load(here, region="us-east-1").region == ""  # stays open
+    with pytest.raises(InputError, match="a zone of the region in use, eu-west-1, such as"):
+        deployment.load(here, region="eu-west-1")
+
+
+@pytest.mark.parametrize("name", ["image_tag", "vpc_cidr", "head_instance_type"])
+def test_a_setting_that_is_missing_is_named(name: str) -> None:
+    given: dict[str, Any] = json.loads(json.dumps(context()))
+    given.pop(name, None)
+    given["presets"]["ddp"].pop(name, None)
+    with pytest.raises(InputError, match=f"setting {name} is missing"):
+        deployment.load(given)
+
+
+def test_a_misspelt_setting_in_a_preset_is_found() -> None:
+    given: dict[str, Any] = json.loads(json.dumps(context()))
+    given["presets"]["ddp"]["max_worker"] = 3
+    with pytest.raises(InputError, match="did you mean max_workers"):
+        deployment.load(given)
+
+
+@pytest.mark.parametrize(("value", "message"), [(3, "text"), (True, "text"), (None, "text")])
+def test_a_value_of_another_type_in_cdk_json_is_refused(value: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        deployment.load(context() | {"image_tag": value})
+
+
+def test_every_setting_is_in_cdk_json_and_in_the_documentation() -> None:
+    given = context()
+    names = {field.name for field in dataclasses.fields(Settings)}
+    in_file = {name for name in given if not set(name) & set(":/@")} - {"presets"}
+    in_presets = set.union(*(set(preset) for preset in given["presets"].values()))
+    assert in_file | in_presets == names
+    assert in_file & in_presets == set(), "a default beside the presets would never count"
+    documented = (ROOT / "docs" / "operations.md").read_text()
+    assert [name for name in sorted(names) if f"`{name}`" not in documented] == []
+
+
+def test_the_app_prints_the_sentence_alone_and_exits_with_2() -> None:
+    run = subprocess.run(
+        [sys.executable, "app.py"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "CDK_CONTEXT_JSON": json.dumps(context(spot="maybe"))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert run.stderr == (
+        "error: setting spot is 'maybe': it must be true or false "
+        "(give -c spot=… or edit cdk.json)\n"
+    )
