@@ -41,4 +41,4 @@ def contain_custom_resources(stack: cdk.Stack, *, settings: Settings) -> None:
         )
         role.add_property_deletion_override("ManagedPolicyArns")
         function.add_property_override("LoggingConfig", {"LogGroup": logs.log_group_name})
-        function.add_dependency(policy)
+        function.add_resource_dependency(policy)

@@ -42,31 +42,53 @@ def _flat(value: Any) -> str:
 # NIST 800-53 R5, which `make audit` checks: findings that follow from one decision and hold for
 # every resource of their kind. Rules that are about one resource are accepted where it is made.
 AUDIT: Final = {
-    "NIST.800.53.R5-IAMNoInlinePolicy": "Each policy belongs to one role, names its resources, and "
-    "goes with it; a managed policy could be attached to something else.",
-    "NIST.800.53.R5-CloudWatchLogGroupEncrypted": "Encrypted with CloudWatch's own key. A customer "
-    "key would be billed by the month and keep deleted stacks' logs readable for no one.",
-    "NIST.800.53.R5-S3DefaultEncryptionKMS": "Encrypted with S3's own key. Calls to KMS for every "
-    "shard of a checkpoint are billed and throttled; nobody outside the account can read either.",
-    "NIST.800.53.R5-S3BucketLoggingEnabled": "As AwsSolutions-S1: CloudTrail's data events are the "
-    "better record where one is asked for.",
-    "NIST.800.53.R5-S3BucketReplicationEnabled": "Checkpoints can be computed again; a copy in "
-    "another region costs more than the run it saves.",
-    "NIST.800.53.R5-S3BucketVersioningEnabled": "Checkpoints are pruned all the time; kept versions "
-    "of them would be billed for ever.",
-    "NIST.800.53.R5-VPCNoUnrestrictedRouteToIGW": "The one public subnet holds the NAT gateway and "
-    "nothing else, and gives no instance a public address.",
-    "NIST.800.53.R5-EC2RestrictedCommonPorts": "The source is the security group itself: Ray, NCCL "
-    "and Gloo use random ports among the nodes.",
-    "NIST.800.53.R5-LambdaConcurrency": "Runs once, when the stack is deleted; CloudFormation calls "
-    "it. Reserved concurrency would be taken from the account for nothing.",
-    "NIST.800.53.R5-LambdaDLQ": "CloudFormation waits for its answer and shows its error.",
-    "NIST.800.53.R5-LambdaInsideVPC": "It calls AWS alone; inside the VPC it would hold interfaces "
-    "in the subnet that is being deleted.",
-    "NIST.800.53.R5-SecretsManagerRotationEnabled": "As AwsSolutions-SMG4: all nodes of a running "
-    "cluster must have the same token.",
-    "NIST.800.53.R5-SecretsManagerUsingKMSKey": "Encrypted with Secrets Manager's own key; the token "
-    "opens one cluster inside one VPC.",
-    "NIST.800.53.R5-SNSEncryptedKMS": "Alarms name a metric and no secret; CloudWatch cannot publish "
-    "to a topic under SNS's own key, and a customer key is billed by the month.",
+    "NIST.800.53.R5-IAMNoInlinePolicy": (
+        "Each policy belongs to one role, names its resources, and goes with it; a managed "
+        "policy could be attached to something else."
+    ),
+    "NIST.800.53.R5-CloudWatchLogGroupEncrypted": (
+        "Encrypted with CloudWatch's own key. A customer key would be billed by the month and "
+        "keep deleted stacks' logs readable for no one."
+    ),
+    "NIST.800.53.R5-S3DefaultEncryptionKMS": (
+        "Encrypted with S3's own key. Calls to KMS for every shard of a checkpoint are billed "
+        "and throttled; nobody outside the account can read either."
+    ),
+    "NIST.800.53.R5-S3BucketLoggingEnabled": (
+        "As AwsSolutions-S1: CloudTrail's data events are the better record where one is asked for."
+    ),
+    "NIST.800.53.R5-S3BucketReplicationEnabled": (
+        "Checkpoints can be computed again; a copy in another region costs more than the run "
+        "it saves."
+    ),
+    "NIST.800.53.R5-S3BucketVersioningEnabled": (
+        "Checkpoints are pruned all the time; kept versions of them would be billed for ever."
+    ),
+    "NIST.800.53.R5-VPCNoUnrestrictedRouteToIGW": (
+        "The one public subnet holds the NAT gateway and nothing else, and gives no instance "
+        "a public address."
+    ),
+    "NIST.800.53.R5-EC2RestrictedCommonPorts": (
+        "The source is the security group itself: Ray, NCCL and Gloo use random ports among "
+        "the nodes."
+    ),
+    "NIST.800.53.R5-LambdaConcurrency": (
+        "Runs once, when the stack is deleted; CloudFormation calls it. Reserved concurrency "
+        "would be taken from the account for nothing."
+    ),
+    "NIST.800.53.R5-LambdaDLQ": ("CloudFormation waits for its answer and shows its error."),
+    "NIST.800.53.R5-LambdaInsideVPC": (
+        "It calls AWS alone; inside the VPC it would hold interfaces in the subnet that is "
+        "being deleted."
+    ),
+    "NIST.800.53.R5-SecretsManagerRotationEnabled": (
+        "As AwsSolutions-SMG4: all nodes of a running cluster must have the same token."
+    ),
+    "NIST.800.53.R5-SecretsManagerUsingKMSKey": (
+        "Encrypted with Secrets Manager's own key; the token opens one cluster inside one VPC."
+    ),
+    "NIST.800.53.R5-SNSEncryptedKMS": (
+        "Alarms name a metric and no secret; CloudWatch cannot publish to a topic under SNS's "
+        "own key, and a customer key is billed by the month."
+    ),
 }

@@ -9,6 +9,8 @@ cfnresponse, which only inline code gets). Inline code may have 4,096 characters
 """
 
 import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import boto3
 import cfnresponse
@@ -18,12 +20,12 @@ ec2 = boto3.client("ec2")
 autoscaling = boto3.client("autoscaling")
 
 
-def each(client, operation, key, **arguments):
+def each(client: Any, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
     for page in client.get_paginator(operation).paginate(**arguments):
         yield from page[key]
 
 
-def wait(what, left, context):
+def wait(what: str, left: Callable[[], list[str]], context: Any) -> None:
     """Wait until `left()` is empty; leave time to answer before the function is cut off."""
     while remaining := left():
         if context.get_remaining_time_in_millis() < 30_000:
@@ -31,12 +33,12 @@ def wait(what, left, context):
         time.sleep(5)
 
 
-def stop_tasks(cluster, context):
+def stop_tasks(cluster: str, context: Any) -> None:
     tasks = list(each(ecs, "list_tasks", "taskArns", cluster=cluster, desiredStatus="RUNNING"))
     for task in tasks:
         ecs.stop_task(cluster=cluster, task=task, reason="TrainingStack is being deleted")
 
-    def left():
+    def left() -> list[str]:
         return [
             task["taskArn"]
             for first in range(0, len(tasks), 100)
@@ -49,8 +51,8 @@ def stop_tasks(cluster, context):
     wait("tasks", left, context)
 
 
-def terminate_hosts(cluster, groups, context):
-    hosts = []
+def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
+    hosts: list[str] = []
     for group in each(
         autoscaling,
         "describe_auto_scaling_groups",
@@ -63,7 +65,7 @@ def terminate_hosts(cluster, groups, context):
         )
     if hosts:
 
-        def left():
+        def left() -> list[str]:
             return [
                 instance["InstanceId"]
                 for reservation in each(
@@ -81,7 +83,7 @@ def terminate_hosts(cluster, groups, context):
         ecs.deregister_container_instance(cluster=cluster, containerInstance=arn, force=True)
 
 
-def handler(event, context):
+def handler(event: dict[str, Any], context: Any) -> None:
     properties = event["ResourceProperties"]
     physical_id = event.get("PhysicalResourceId") or event["LogicalResourceId"]
     status, reason = cfnresponse.SUCCESS, None

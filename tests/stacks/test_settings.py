@@ -1,4 +1,4 @@
-"""Every wrong setting is refused in one sentence: which setting, what was given, what is allowed."""
+"""A wrong setting is refused in one sentence: which setting, what was given, what is allowed."""
 
 import dataclasses
 import json
