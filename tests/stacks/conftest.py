@@ -67,3 +67,35 @@ def _synth(settings: tuple[tuple[str, str], ...]) -> Templates:
 def synth() -> Synth:
     """``synth(preset="fsdp", spot="true")`` -> the templates; not to be modified."""
     return lambda **settings: _synth(tuple(sorted(settings.items())))
+
+
+def text(value: Any) -> str:
+    """A template's value as text: references in angle brackets, so that parts can be looked for."""
+    match value:
+        case {"Ref": name}:
+            return f"<{name}>"
+        case {"Fn::GetAtt": [name, attribute]}:
+            return f"<{name}.{attribute}>"
+        case {"Fn::ImportValue": name}:
+            return f"<{name}>"
+        case {"Fn::Join": [separator, parts]}:
+            return str(separator).join(text(part) for part in parts)
+        case {"Fn::Base64": inner}:
+            return text(inner)
+        case {"Fn::Sub": inner}:
+            return str(inner)
+        case dict() | list():
+            return json.dumps(value)
+    return str(value)
+
+
+def statements(policy: dict[str, Any]) -> list[dict[str, Any]]:
+    """Statements of a policy document, with actions and resources as lists of text."""
+    found = []
+    for statement in policy["Statement"]:
+        one = dict(statement)
+        for key in ("Action", "Resource"):
+            value = one.get(key, [])
+            one[key] = [text(each) for each in (value if isinstance(value, list) else [value])]
+        found.append(one)
+    return found

@@ -1,0 +1,241 @@
+"""CoreStack has the network, bucket, repositories and push role that it promises, and no more."""
+
+import pytest
+
+from tests.stacks.conftest import Synth, statements, text
+
+RENAMED = "CloudFormation would replace the resource, and lose what is in it"
+
+
+def test_stateful_resources_keep_their_logical_ids(synth: Synth) -> None:
+    ids = {
+        "AWS::S3::Bucket": ["Bucket"],
+        "AWS::EC2::VPC": ["Vpc"],
+        "AWS::ECR::Repository": ["HeadRepository", "WorkerRepository"],
+    }
+    for kind, names in ids.items():
+        assert [*synth().of_type(kind)] == names, RENAMED
+
+
+@pytest.mark.parametrize("zone", ["", "us-east-1b"])
+def test_one_zone_with_a_subnet_for_the_nat_gateway_and_one_for_training(
+    synth: Synth, zone: str
+) -> None:
+    templates = synth(availability_zone=zone, vpc_cidr="10.7.0.0/16")
+    assert templates.only("AWS::EC2::VPC")["CidrBlock"] == "10.7.0.0/16"
+    nat, training = templates.of_type("AWS::EC2::Subnet").values()
+    assert nat["CidrBlock"] == "10.7.0.0/28"
+    assert training["CidrBlock"] == "10.7.128.0/17"
+    zones = [subnet["AvailabilityZone"] for subnet in (nat, training)]
+    expected = zone or {"Fn::Select": [0, {"Fn::GetAZs": ""}]}
+    assert zones == [expected, expected]
+
+
+def test_the_training_subnet_reaches_the_outside_through_the_nat_gateway_alone(
+    synth: Synth,
+) -> None:
+    templates = synth()
+    routes = {
+        text(route["RouteTableId"]): route
+        for route in templates.of_type("AWS::EC2::Route").values()
+    }
+    (nat_gateway,) = templates.of_type("AWS::EC2::NatGateway")
+    assert routes["<VpcTrainingSubnet1RouteTable61C2EC54>"] == {
+        "RouteTableId": {"Ref": "VpcTrainingSubnet1RouteTable61C2EC54"},
+        "DestinationCidrBlock": "0.0.0.0/0",
+        "NatGatewayId": {"Ref": nat_gateway},
+    }
+    associations = templates.of_type("AWS::EC2::SubnetRouteTableAssociation").values()
+    assert {
+        text(each["SubnetId"]).partition("Subnet1")[0]: text(each["RouteTableId"])
+        for each in associations
+    }["<VpcTraining"] == "<VpcTrainingSubnet1RouteTable61C2EC54>"
+
+
+def test_s3_is_reached_without_the_nat_gateway(synth: Synth) -> None:
+    endpoint = synth().only("AWS::EC2::VPCEndpoint")
+    assert text(endpoint["ServiceName"]) == "com.amazonaws.<AWS::Region>.s3"
+    assert endpoint["VpcEndpointType"] == "Gateway"
+    assert {"Ref": "VpcTrainingSubnet1RouteTable61C2EC54"} in endpoint["RouteTableIds"]
+
+
+def test_interface_endpoints_are_optional_and_open_to_the_vpc_alone(synth: Synth) -> None:
+    templates = synth(interface_endpoints="true")
+    interfaces = [
+        endpoint
+        for endpoint in templates.of_type("AWS::EC2::VPCEndpoint").values()
+        if endpoint["VpcEndpointType"] == "Interface"
+    ]
+    services = {text(each["ServiceName"]).rpartition("<AWS::Region>.")[2] for each in interfaces}
+    assert services == {"ecr.api", "ecr.dkr", "logs", "ssmmessages"}
+    assert all(each["PrivateDnsEnabled"] for each in interfaces)
+    assert [text(each["SubnetIds"][0]) for each in interfaces] == [
+        "<VpcTrainingSubnet1Subnet9EBCF9C1>"
+    ] * 4
+    (group,) = {text(each["SecurityGroupIds"][0]) for each in interfaces}
+    rules = templates.resources[group.strip("<>").partition(".")[0]]["Properties"]
+    assert [
+        (rule["CidrIp"], rule["IpProtocol"], rule["FromPort"], rule["ToPort"])
+        for rule in rules["SecurityGroupIngress"]
+    ] == [("10.0.0.0/16", "tcp", 443, 443)]
+
+
+def test_traffic_is_recorded(synth: Synth) -> None:
+    flow = synth().only("AWS::EC2::FlowLog")
+    assert flow["TrafficType"] == "ALL"
+    assert flow["ResourceId"] == {"Ref": "Vpc"}
+    assert flow["LogDestinationType"] == "cloud-watch-logs"
+
+
+def test_the_bucket_is_private_encrypted_and_only_spoken_to_by_tls(synth: Synth) -> None:
+    templates = synth()
+    bucket = templates.only("AWS::S3::Bucket")
+    assert bucket["PublicAccessBlockConfiguration"] == dict.fromkeys(
+        ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets"), True
+    )
+    (rule,) = bucket["BucketEncryption"]["ServerSideEncryptionConfiguration"]
+    assert rule["ServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
+    assert bucket["OwnershipControls"]["Rules"] == [{"ObjectOwnership": "BucketOwnerEnforced"}]
+    assert "VersioningConfiguration" not in bucket
+    policy = templates.only("AWS::S3::BucketPolicy")["PolicyDocument"]
+    denied = [each for each in statements(policy) if each["Effect"] == "Deny"]
+    assert [each["Condition"] for each in denied] == [
+        {"Bool": {"aws:SecureTransport": "false"}},
+        {"NumericLessThan": {"s3:TlsVersion": 1.2}},
+    ]
+    assert all(each["Resource"] == ["<Bucket.Arn>", "<Bucket.Arn>/*"] for each in denied)
+
+
+def test_the_bucket_is_kept_unless_asked_otherwise_and_then_emptied(synth: Synth) -> None:
+    kept, removed = synth(), synth(retain_bucket="false")
+    assert kept.core["Resources"]["Bucket"]["DeletionPolicy"] == "Retain"
+    assert kept.core["Resources"]["Bucket"]["UpdateReplacePolicy"] == "Retain"
+    assert kept.of_type("Custom::S3AutoDeleteObjects") == {}
+    assert removed.core["Resources"]["Bucket"]["DeletionPolicy"] == "Delete"
+    assert removed.only("Custom::S3AutoDeleteObjects")["BucketName"] == {"Ref": "Bucket"}
+
+
+def test_old_checkpoints_get_cheaper_and_are_only_deleted_if_asked(synth: Synth) -> None:
+    def rules(**settings: str) -> dict[str, dict[str, object]]:
+        bucket = synth(**settings).only("AWS::S3::Bucket")
+        return {rule["Id"]: rule for rule in bucket["LifecycleConfiguration"]["Rules"]}
+
+    default = rules()
+    assert [*default] == ["stale-uploads", "old-checkpoints-archive"]
+    assert default["stale-uploads"]["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 1}
+    archive = default["old-checkpoints-archive"]
+    assert archive["Prefix"] == "runs/"
+    assert archive["ObjectSizeGreaterThan"] == "1048576"  # records stay as they are
+    assert archive["Transitions"] == [{"StorageClass": "GLACIER_IR", "TransitionInDays": 30}]
+    assert "ExpirationInDays" not in archive
+
+    assert rules(expire_after_days="90")["old-checkpoints-expire"]["ExpirationInDays"] == 90
+    assert [*rules(archive_after_days="0")] == ["stale-uploads"]
+
+
+def test_repositories_are_immutable_scanned_and_go_with_the_stack(synth: Synth) -> None:
+    templates = synth()
+    for name in ("HeadRepository", "WorkerRepository"):
+        repository = templates.core["Resources"][name]
+        assert repository["DeletionPolicy"] == "Delete"
+        properties = repository["Properties"]
+        assert properties["ImageTagMutability"] == "IMMUTABLE"
+        assert properties["ImageScanningConfiguration"] == {"ScanOnPush": True}
+        assert properties["EmptyOnDelete"] is True
+        policy = properties["LifecyclePolicy"]["LifecyclePolicyText"]
+        assert '"countNumber":7,"countUnit":"days"' in policy
+        assert '"countType":"imageCountMoreThan","countNumber":20' in policy
+
+
+def test_the_namespace_is_private_to_the_vpc(synth: Synth) -> None:
+    namespace = synth(namespace="ray.local").only("AWS::ServiceDiscovery::PrivateDnsNamespace")
+    assert namespace["Name"] == "ray.local"
+    assert namespace["Vpc"] == {"Ref": "Vpc"}
+
+
+def test_nobody_may_push_images_unless_a_repository_is_named(synth: Synth) -> None:
+    templates = synth()
+    assert templates.of_type("AWS::IAM::OIDCProvider") == {}
+    assert "ImagePushRoleArn" not in templates.core["Outputs"]
+
+
+def test_one_branch_of_one_repository_may_push_to_the_two_repositories(synth: Synth) -> None:
+    templates = synth(github_repository="acme/train", github_branch="release")
+    provider = templates.only("AWS::IAM::OIDCProvider")
+    assert provider["Url"] == "https://token.actions.githubusercontent.com"
+    assert provider["ClientIdList"] == ["sts.amazonaws.com"]
+    ((name, role),) = [
+        item for item in templates.of_type("AWS::IAM::Role").items() if "ImagePush" in item[0]
+    ]
+    (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
+    assert trust["Action"] == "sts:AssumeRoleWithWebIdentity"
+    assert trust["Condition"] == {
+        "StringEquals": {
+            "token.actions.githubusercontent.com:aud": "sts.amazonaws.com",
+            "token.actions.githubusercontent.com:sub": "repo:acme/train:ref:refs/heads/release",
+        }
+    }
+    (policy,) = [
+        policy["PolicyDocument"]
+        for policy in templates.of_type("AWS::IAM::Policy").values()
+        if policy["Roles"] == [{"Ref": name}]
+    ]
+    allowed = {each["Sid"]: each for each in statements(policy)}
+    assert allowed["Push"]["Resource"] == ["<HeadRepository.Arn>", "<WorkerRepository.Arn>"]
+    assert {action.partition(":")[0] for action in allowed["Push"]["Action"]} == {"ecr"}
+    assert not [each for each in allowed["Push"]["Action"] if "Delete" in each]
+    assert allowed["Login"]["Action"] == ["ecr:GetAuthorizationToken"]
+    assert templates.core["Outputs"]["ImagePushRoleArn"]["Value"] == {"Fn::GetAtt": [name, "Arn"]}
+
+
+def test_an_accounts_own_provider_is_used_as_it_is(synth: Synth) -> None:
+    arn = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
+    templates = synth(github_repository="acme/train", github_oidc_provider_arn=arn)
+    assert templates.of_type("AWS::IAM::OIDCProvider") == {}
+    assert any(
+        statement["Principal"].get("Federated") == arn
+        for role in templates.of_type("AWS::IAM::Role").values()
+        for statement in role["AssumeRolePolicyDocument"]["Statement"]
+    )
+
+
+def test_the_default_security_group_is_emptied(synth: Synth) -> None:
+    restricted = synth().only("Custom::VpcRestrictDefaultSG")
+    assert restricted["DefaultSecurityGroupId"] == {"Fn::GetAtt": ["Vpc", "DefaultSecurityGroup"]}
+
+
+def test_log_groups_have_a_retention_and_go_with_their_stack(synth: Synth) -> None:
+    templates = synth(log_retention_days="7", retain_bucket="false")
+    groups = {
+        name: resource
+        for name, resource in templates.resources.items()
+        if resource["Type"] == "AWS::Logs::LogGroup"
+    }
+    assert len(groups) == 6
+    for resource in groups.values():
+        assert resource["Properties"]["RetentionInDays"] == 7
+        assert resource["DeletionPolicy"] == "Delete"
+        assert "LogGroupName" not in resource["Properties"]
+
+
+def test_functions_of_cdk_write_to_a_log_group_of_the_stack_and_to_no_other(synth: Synth) -> None:
+    templates = synth(retain_bucket="false")
+    functions = {
+        name: each
+        for name, each in templates.core["Resources"].items()
+        if each["Type"] == "AWS::Lambda::Function"
+    }
+    assert len(functions) == 2
+    for function in functions.values():
+        group = function["Properties"]["LoggingConfig"]["LogGroup"]["Ref"]
+        assert templates.core["Resources"][group]["Type"] == "AWS::Logs::LogGroup"
+        role = function["Properties"]["Role"]["Fn::GetAtt"][0]
+        assert "ManagedPolicyArns" not in templates.core["Resources"][role]["Properties"]
+        (policy,) = [
+            policy
+            for policy in templates.of_type("AWS::IAM::Policy").values()
+            if policy["Roles"] == [{"Ref": role}]
+        ]
+        assert [each["Resource"] for each in statements(policy["PolicyDocument"])] == [
+            [f"<{group}.Arn>"]
+        ]

@@ -1,0 +1,146 @@
+"""User data does what it says on a host, and nothing that fails there keeps it from its cluster.
+
+The script is run for real, in a folder that stands for the host's root, with stand-ins for the
+commands that a host has and this machine may not.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from stacks.host_setup import host_setup
+
+IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/worker:abc"
+REGISTRY = "000000000000.dkr.ecr.eu-west-1.amazonaws.com"
+COMMANDS = ("dnf", "docker", "aws", "systemctl", "nvidia-smi", "sleep", "cloudwatch-ctl")
+
+
+class Host:
+    """A folder that stands for a host; commands note how they were called."""
+
+    def __init__(self, root: Path, *, broken: tuple[str, ...] = ()) -> None:
+        self.root, self.broken = root, broken
+        (root / "bin").mkdir(parents=True)
+        (root / "etc" / "ecs").mkdir(parents=True)
+        (root / "etc" / "ecs" / "ecs.config").write_text("FROM_THE_IMAGE=1\n")
+        for name in COMMANDS:
+            command = root / "bin" / name
+            # Read from a pipe only where the command is at the end of one.
+            drain = '[ "$1" = login ] && cat > /dev/null\n' if name == "docker" else ""
+            command.write_text(
+                f'#!/bin/sh\necho "{name} $*" >> {root}/calls\n{drain}'
+                f"exit {1 if name in broken else 0}\n"
+            )
+            command.chmod(0o755)
+
+    def boot(self, *, has_gpus: bool, spot: bool = False) -> subprocess.CompletedProcess[str]:
+        script = (
+            host_setup(
+                cluster_name="training", node="worker", image=IMAGE, has_gpus=has_gpus, spot=spot
+            )
+            .render()
+            .replace(
+                "/opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl", "cloudwatch-ctl"
+            )
+            .replace("/etc/ecs/", f"{self.root}/etc/ecs/")
+            .replace("/opt/aws/", f"{self.root}/opt/aws/")
+        )
+        assert script.startswith("#!/bin/bash\n")
+        return subprocess.run(
+            ["bash", "-c", script],
+            env={"PATH": f"{self.root}/bin:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.root / "calls").read_text().splitlines()
+
+    @property
+    def ecs_config(self) -> dict[str, str]:
+        lines = (self.root / "etc" / "ecs" / "ecs.config").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+    @property
+    def agent_config(self) -> dict[str, dict[str, object]]:
+        path = self.root / "opt" / "aws" / "amazon-cloudwatch-agent" / "etc" / "training.json"
+        config: dict[str, dict[str, object]] = json.loads(path.read_text())
+        return config
+
+
+def test_a_gpu_host_joins_measures_its_gpus_and_pulls_its_image(tmp_path: Path) -> None:
+    host = Host(tmp_path / "host")
+    run = host.boot(has_gpus=True)
+    assert run.returncode == 0, run.stderr
+    assert "WARNING" not in run.stdout
+    assert host.ecs_config == {
+        "FROM_THE_IMAGE": "1",
+        "ECS_CLUSTER": "training",
+        "ECS_INSTANCE_ATTRIBUTES": '{"training.node": "worker"}',
+        "ECS_IMAGE_PULL_BEHAVIOR": "prefer-cached",
+        "ECS_CONTAINER_STOP_TIMEOUT": "110s",
+        "ECS_ENABLE_TASK_IAM_ROLE": "true",
+        "ECS_AWSVPC_BLOCK_IMDS": "true",
+        "ECS_ENABLE_GPU_SUPPORT": "true",
+    }
+    assert "nvidia_gpu" in host.agent_config["metrics"]["metrics_collected"]  # type: ignore[operator]
+    calls = host.calls
+    # The metrics agent ends when it finds no GPU at its start, so they are waited for first.
+    assert calls.index("nvidia-smi ") < next(
+        number for number, call in enumerate(calls) if call.startswith("cloudwatch-ctl")
+    )
+    assert "aws ecr get-login-password --region eu-west-1" in calls
+    assert f"docker login --username AWS --password-stdin {REGISTRY}" in calls
+    assert f"docker pull --quiet {IMAGE}" in calls
+    assert calls[-1] == f"docker logout {REGISTRY}", "no credentials stay on the host"
+
+
+def test_a_host_without_gpus_asks_for_none(tmp_path: Path) -> None:
+    host = Host(tmp_path / "host", broken=("nvidia-smi",))
+    assert host.boot(has_gpus=False).returncode == 0
+    assert not [call for call in host.calls if "nvidia" in call]
+    assert "ECS_ENABLE_GPU_SUPPORT" not in host.ecs_config
+    assert "nvidia_gpu" not in host.agent_config["metrics"]["metrics_collected"]  # type: ignore[operator]
+
+
+def test_a_spot_host_drains_on_notice_and_lets_tasks_read_it(tmp_path: Path) -> None:
+    host = Host(tmp_path / "host")
+    host.boot(has_gpus=True, spot=True)
+    assert host.ecs_config["ECS_ENABLE_SPOT_INSTANCE_DRAINING"] == "true"
+    assert host.ecs_config["ECS_AWSVPC_BLOCK_IMDS"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("broken", "warning"),
+    [
+        ("dnf", "no packages"),
+        ("cloudwatch-ctl", "no metrics"),
+        ("docker", "no login"),
+        ("nvidia-smi", "nvidia-smi does not answer"),
+    ],
+)
+def test_what_fails_is_said_and_does_not_keep_the_host_from_joining(
+    tmp_path: Path, broken: str, warning: str
+) -> None:
+    host = Host(tmp_path / "host", broken=(broken,))
+    run = host.boot(has_gpus=True)
+    assert run.returncode == 0
+    assert f"host-setup: WARNING: {warning}" in run.stdout
+    assert run.stdout.endswith("host-setup: done\n")
+    assert host.ecs_config["ECS_CLUSTER"] == "training"
+
+
+def test_a_missing_image_is_left_to_ecs(tmp_path: Path) -> None:
+    host = Host(tmp_path / "host")
+    pull = host.root / "bin" / "docker"
+    pull.write_text(pull.read_text().replace("exit 0", '[ "$1" != pull ]'))
+    run = host.boot(has_gpus=False)
+    assert run.returncode == 0
+    assert "WARNING: not pulled; ECS pulls it with the first task" in run.stdout
+    assert host.calls[-1] == f"docker logout {REGISTRY}"

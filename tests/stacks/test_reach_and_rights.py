@@ -1,0 +1,188 @@
+"""Nothing is reachable from outside, and every role may do only what its part needs."""
+
+from typing import Any
+
+import pytest
+
+from stacks.settings import PRESETS
+from tests.stacks.conftest import Synth, Templates, statements, text
+
+EVERYTHING = {
+    "preset": "fsdp",
+    "interface_endpoints": "true",
+    "retain_bucket": "false",
+    "github_repository": "acme/train",
+    "alarm_email": "ops@example.org",
+    "spot": "true",
+}
+COMBINATIONS = [*({"preset": preset} for preset in PRESETS), EVERYTHING]
+each_combination = pytest.mark.parametrize("settings", COMBINATIONS, ids=[*PRESETS, "everything"])
+
+# Every action that is allowed on all resources, and why it cannot be narrower.
+ON_ANY_RESOURCE = {
+    "ecr:GetAuthorizationToken": "has no resource",
+    "ecs:DiscoverPollEndpoint": "has no resource",
+    "cloudwatch:PutMetricData": "has no resource; limited to one namespace",
+    "ecs:ListTasks": "has no resource for a cluster's tasks; limited to one cluster",
+    "autoscaling:DescribeAutoScalingGroups": "has no resource",
+    "ec2:DescribeInstances": "has no resource",
+    "ssmmessages:CreateControlChannel": "has no resource",
+    "ssmmessages:CreateDataChannel": "has no resource",
+    "ssmmessages:OpenControlChannel": "has no resource",
+    "ssmmessages:OpenDataChannel": "has no resource",
+}
+NEEDS_CONDITION = {"cloudwatch:PutMetricData", "ecs:ListTasks"}
+
+
+def policies(templates: Templates) -> list[tuple[str, dict[str, Any]]]:
+    """(name, statement) of everything that grants a role something."""
+    found = []
+    for name, resource in templates.resources.items():
+        properties = resource.get("Properties", {})
+        if resource["Type"] in ("AWS::IAM::Policy", "AWS::IAM::ManagedPolicy"):
+            found += [(name, each) for each in statements(properties["PolicyDocument"])]
+        if resource["Type"] == "AWS::IAM::Role":
+            for policy in properties.get("Policies", []):
+                found += [(name, each) for each in statements(policy["PolicyDocument"])]
+    assert len(found) > 15
+    return found
+
+
+@each_combination
+def test_no_policy_allows_every_action_of_anything(synth: Synth, settings: dict[str, str]) -> None:
+    broad = [
+        (name, action)
+        for name, statement in policies(synth(**settings))
+        for action in statement["Action"]
+        if "*" in action
+    ]
+    # CDK's own function that empties the bucket is given its rights by the bucket's policy.
+    assert broad == []
+
+
+@each_combination
+def test_what_is_allowed_on_all_resources_cannot_be_narrower(
+    synth: Synth, settings: dict[str, str]
+) -> None:
+    for name, statement in policies(synth(**settings)):
+        if "*" not in statement["Resource"]:
+            continue
+        unreasoned = {*statement["Action"]} - ON_ANY_RESOURCE.keys()
+        assert not unreasoned, f"{name} allows {unreasoned} on all resources"
+        if {*statement["Action"]} & NEEDS_CONDITION:
+            assert statement["Condition"], f"{name} must limit {statement['Action']}"
+
+
+@each_combination
+def test_roles_have_no_policy_of_aws(synth: Synth, settings: dict[str, str]) -> None:
+    managed = {
+        name: role["ManagedPolicyArns"]
+        for name, role in synth(**settings).of_type("AWS::IAM::Role").items()
+        if role.get("ManagedPolicyArns")
+    }
+    assert managed == {}
+
+
+def test_training_code_reaches_one_bucket_and_nothing_that_starts_or_ends_machines(
+    synth: Synth,
+) -> None:
+    templates = synth()
+    for role in ("NodesHeadRole", "NodesWorkerRole"):
+        of_role = [each for name, each in policies(templates) if name.startswith(role)]
+        actions = {action for each in of_role for action in each["Action"]}
+        assert {action.partition(":")[0] for action in actions} == {"s3", "ssmmessages"}
+        buckets = {
+            resource
+            for each in of_role
+            for resource in each["Resource"]
+            if each["Action"][0].startswith("s3:")
+        }
+        bucket = "<CoreStack:ExportsOutputFnGetAttBucketArn436138FE>"
+        assert buckets == {bucket, f"{bucket}/*"}
+
+
+def test_each_part_is_trusted_to_one_service(synth: Synth) -> None:
+    services = {
+        name: text(statement["Principal"].get("Service"))
+        for name, role in synth().of_type("AWS::IAM::Role").items()
+        for statement in role["AssumeRolePolicyDocument"]["Statement"]
+    }
+    by_service: dict[str, list[str]] = {}
+    for name, service in services.items():
+        by_service.setdefault(service, []).append(name)
+    assert {service: len(names) for service, names in by_service.items()} == {
+        "ec2.amazonaws.com": 1,
+        "ecs-tasks.amazonaws.com": 3,  # execution, head, worker
+        "lambda.amazonaws.com": 2,  # teardown, CDK's for the default security group
+        "vpc-flow-logs.amazonaws.com": 1,
+    }
+
+
+@each_combination
+def test_the_nodes_are_reached_by_themselves_alone(synth: Synth, settings: dict[str, str]) -> None:
+    templates = synth(**settings)
+    inline = [
+        rule
+        for group in templates.of_type("AWS::EC2::SecurityGroup").values()
+        for rule in group.get("SecurityGroupIngress", [])
+    ]
+    # Only the endpoints, when there are any, and only from inside the VPC.
+    assert {rule["CidrIp"] for rule in inline} <= {"10.0.0.0/16"}
+    (ingress,) = templates.of_type("AWS::EC2::SecurityGroupIngress").values()
+    assert ingress["GroupId"] == ingress["SourceSecurityGroupId"]
+    assert ingress["IpProtocol"] == "-1"
+
+
+def test_the_nodes_reach_themselves_and_https(synth: Synth) -> None:
+    templates = synth()
+    group = templates.only("AWS::EC2::SecurityGroup")
+    assert [(rule["CidrIp"], rule["ToPort"]) for rule in group["SecurityGroupEgress"]] == [
+        ("0.0.0.0/0", 443)
+    ]
+    # A19: EFA wants the rule to itself; CDK drops it beside a rule to everywhere.
+    egress = templates.only("AWS::EC2::SecurityGroupEgress")
+    assert egress["GroupId"] == egress["DestinationSecurityGroupId"]
+    assert egress["IpProtocol"] == "-1"
+
+
+@each_combination
+def test_nothing_has_a_public_address_but_the_nat_gateway(
+    synth: Synth, settings: dict[str, str]
+) -> None:
+    templates = synth(**settings)
+    subnets = templates.of_type("AWS::EC2::Subnet").values()
+    assert [subnet["MapPublicIpOnLaunch"] for subnet in subnets] == [False, False]
+    (address,) = templates.of_type("AWS::EC2::EIP")
+    assert templates.only("AWS::EC2::NatGateway")["AllocationId"] == {
+        "Fn::GetAtt": [address, "AllocationId"]
+    }
+    for template in templates.of_type("AWS::EC2::LaunchTemplate").values():
+        assert "NetworkInterfaces" not in template["LaunchTemplateData"]
+    for service in templates.of_type("AWS::ECS::Service").values():
+        network = service["NetworkConfiguration"]["AwsvpcConfiguration"]
+        assert network["AssignPublicIp"] == "DISABLED"
+
+
+@each_combination
+def test_nothing_is_there_that_takes_requests_from_outside(
+    synth: Synth, settings: dict[str, str]
+) -> None:
+    kinds = {resource["Type"] for resource in synth(**settings).resources.values()}
+    assert not {
+        kind
+        for kind in kinds
+        if kind.startswith(("AWS::ElasticLoadBalancing", "AWS::ApiGateway", "AWS::CloudFront"))
+        or kind in ("AWS::Lambda::Url", "AWS::Lambda::Permission", "AWS::EC2::Instance")
+    }
+
+
+@each_combination
+def test_policies_of_resources_name_whom_they_let_in(
+    synth: Synth, settings: dict[str, str]
+) -> None:
+    templates = synth(**settings)
+    for kind in ("AWS::S3::BucketPolicy", "AWS::SNS::TopicPolicy"):
+        for policy in templates.of_type(kind).values():
+            for statement in statements(policy["PolicyDocument"]):
+                anyone = statement["Principal"] in ("*", {"AWS": "*"})
+                assert not anyone or statement["Effect"] == "Deny"

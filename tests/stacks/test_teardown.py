@@ -1,0 +1,264 @@
+"""A stack with running hosts and tasks is deleted in one go: the order, and what each step does.
+
+The function itself runs in the emulator too (``test_deploy``); here it meets what an emulator does
+not do: tasks that take their time, hosts that stay, errors.
+"""
+
+import importlib.util
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stacks.teardown import HANDLER
+from tests.stacks.conftest import Synth
+
+ORDER = [
+    "AWS::ECS::Service",
+    "Custom::StopTasks",
+    "AWS::ECS::ClusterCapacityProviderAssociations",
+    "AWS::ECS::CapacityProvider",
+    "Custom::TerminateHosts",
+    "AWS::AutoScaling::AutoScalingGroup",
+    "AWS::EC2::LaunchTemplate",
+]
+
+
+def references(value: Any) -> set[str]:
+    """Logical ids that a part of a template depends on."""
+    if isinstance(value, dict):
+        if isinstance(value.get("Ref"), str):
+            return {value["Ref"]}
+        if "Fn::GetAtt" in value:
+            return {value["Fn::GetAtt"][0]}
+        return set().union(*(references(each) for each in value.values()))
+    if isinstance(value, list):
+        return set().union(*(references(each) for each in value))
+    return set()
+
+
+def needs(resources: dict[str, Any], name: str) -> set[str]:
+    """Everything that ``name`` needs, so that CloudFormation deletes it before."""
+    found: set[str] = set()
+    waiting = [name]
+    while waiting:
+        resource = resources.get(waiting.pop(), {})
+        direct = references(resource.get("Properties", {})) | {*resource.get("DependsOn", [])}
+        waiting += direct - found
+        found |= direct
+    return found & resources.keys()
+
+
+@pytest.mark.parametrize("preset", ["ddp", "fsdp"])
+def test_the_order_of_deletion_is_the_one_that_cannot_hang(synth: Synth, preset: str) -> None:
+    resources = synth(preset=preset).training["Resources"]
+    by_type = {
+        kind: {name for name, each in resources.items() if each["Type"] == kind}
+        for kind in [*ORDER, "AWS::EC2::PlacementGroup", "AWS::ECS::Cluster"]
+    }
+    for earlier, later in itertools.pairwise(ORDER):
+        assert by_type[earlier], earlier
+        for name in by_type[earlier]:
+            assert by_type[later] & needs(resources, name), f"{name} must go before {later}"
+    # Every group, not just one, outlives the function that ends its hosts.
+    (terminate,) = by_type["Custom::TerminateHosts"]
+    assert by_type["AWS::AutoScaling::AutoScalingGroup"] <= needs(resources, terminate)
+    # A placement group is "in use" until its hosts are gone, a cluster until they have left it.
+    assert by_type["AWS::EC2::PlacementGroup"] <= needs(resources, terminate)
+    assert by_type["AWS::ECS::Cluster"] <= needs(resources, terminate)
+
+
+def test_the_function_keeps_its_rights_and_its_log_until_it_has_run(synth: Synth) -> None:
+    resources = synth().training["Resources"]
+    rights = {
+        name
+        for name, each in resources.items()
+        if "Teardown" in name and each["Type"] in ("AWS::IAM::Policy", "AWS::Logs::LogGroup")
+    }
+    assert len(rights) == 2
+    for name, each in resources.items():
+        if each["Type"].startswith("Custom::"):
+            assert rights <= needs(resources, name)
+
+
+def test_the_code_fits_into_the_template() -> None:
+    assert len(HANDLER.read_text()) <= 4096
+
+
+class Aws:
+    """What the function sees of AWS: tasks and hosts that end after a number of looks."""
+
+    def __init__(self, *, looks: int = 2) -> None:
+        self.tasks = {f"task/{number}": looks for number in range(150)}
+        self.hosts = {"i-1": looks, "i-2": looks}
+        self.instances = ["container-instance/1"]
+        self.calls: list[tuple[str, Any]] = []
+        self.slept = 0.0
+        self.answers: list[tuple[str, str, str | None]] = []
+
+    def client(self, _service: str) -> Any:
+        return SimpleNamespace(
+            get_paginator=lambda operation: SimpleNamespace(
+                paginate=lambda **arguments: getattr(self, f"_{operation}")(**arguments)
+            ),
+            stop_task=lambda **arguments: self.calls.append(("stop", arguments["task"])),
+            describe_tasks=self._describe_tasks,
+            delete_auto_scaling_group=lambda **arguments: self.calls.append(("delete", arguments)),
+            deregister_container_instance=lambda **arguments: self.calls.append(
+                ("deregister", arguments)
+            ),
+        )
+
+    def _list_tasks(self, **_: Any) -> Any:
+        names = [*self.tasks]
+        return [{"taskArns": names[:100]}, {"taskArns": names[100:]}]
+
+    def _describe_tasks(self, *, cluster: str, tasks: list[str]) -> Any:
+        assert cluster == "training"
+        assert len(tasks) <= 100, "ECS describes no more at a time"
+        found = []
+        for task in tasks:
+            self.tasks[task] -= 1
+            status = "STOPPED" if self.tasks[task] < 0 else "STOPPING"
+            found.append({"taskArn": task, "lastStatus": status})
+        return {"tasks": found}
+
+    def _describe_auto_scaling_groups(self, *, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
+        hosts = [{"InstanceId": host} for host in self.hosts]
+        return [
+            {
+                "AutoScalingGroups": [
+                    {"AutoScalingGroupName": name, "Instances": hosts if not number else []}
+                    for number, name in enumerate(AutoScalingGroupNames)
+                ]
+            }
+        ]
+
+    def _describe_instances(self, *, Filters: Any) -> Any:  # noqa: N803
+        (only,) = Filters
+        found = []
+        for host in only["Values"]:
+            self.hosts[host] -= 1
+            state = "terminated" if self.hosts[host] < 0 else "shutting-down"
+            found.append({"InstanceId": host, "State": {"Name": state}})
+        return [{"Reservations": [{"Instances": found}]}]
+
+    def _list_container_instances(self, **_: Any) -> Any:
+        return [{"containerInstanceArns": self.instances}]
+
+
+Call = Callable[..., None]
+
+
+def load(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The function's module, as Lambda loads it, with this AWS beneath it."""
+
+    def send(
+        _event: Any, _context: Any, status: str, _data: Any, physical_id: str, *, reason: Any
+    ) -> None:
+        aws.answers.append((status, physical_id, reason))
+
+    response = ModuleType("cfnresponse")
+    vars(response).update(SUCCESS="SUCCESS", FAILED="FAILED", send=send)
+    sdk = ModuleType("boto3")
+    vars(sdk).update(client=aws.client)
+    monkeypatch.setitem(sys.modules, "cfnresponse", response)
+    monkeypatch.setitem(sys.modules, "boto3", sdk)
+    specification = importlib.util.spec_from_file_location("teardown_index", Path(HANDLER))
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+
+    def sleep(seconds: float) -> None:
+        aws.slept += seconds
+
+    monkeypatch.setattr(module.time, "sleep", sleep)
+    return module
+
+
+def call(module: ModuleType, aws: Aws, kind: str, action: str) -> tuple[str, str, str | None]:
+    context = SimpleNamespace(
+        get_remaining_time_in_millis=lambda: 900_000 - 1000 * aws.slept,
+    )
+    properties = {"Action": action, "Cluster": "training", "Groups": ["heads", "workers"]}
+    event = {"RequestType": kind, "LogicalResourceId": "Teardown", "ResourceProperties": properties}
+    module.handler(event, context)
+    (answer,) = aws.answers
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["Create", "Update"])
+@pytest.mark.parametrize("action", ["StopTasks", "TerminateHosts"])
+def test_nothing_is_ended_while_the_stack_lives(
+    monkeypatch: pytest.MonkeyPatch, kind: str, action: str
+) -> None:
+    aws = Aws()
+    assert call(load(aws, monkeypatch), aws, kind, action) == ("SUCCESS", "Teardown", None)
+    assert aws.calls == []
+
+
+def test_every_task_is_stopped_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    aws = Aws()
+    assert call(load(aws, monkeypatch), aws, "Delete", "StopTasks")[0] == "SUCCESS"
+    assert aws.calls == [("stop", task) for task in aws.tasks]
+    assert aws.slept == 10
+
+
+def test_hosts_are_ended_without_waiting_for_their_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    aws = Aws()
+    assert call(load(aws, monkeypatch), aws, "Delete", "TerminateHosts")[0] == "SUCCESS"
+    assert aws.calls == [
+        ("delete", {"AutoScalingGroupName": "heads", "ForceDelete": True}),
+        ("delete", {"AutoScalingGroupName": "workers", "ForceDelete": True}),
+        (
+            "deregister",
+            {
+                "cluster": "training",
+                "containerInstance": "container-instance/1",
+                "force": True,
+            },
+        ),
+    ]
+    assert aws.slept == 10
+
+
+def test_an_empty_cluster_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    aws = Aws()
+    aws.tasks, aws.hosts, aws.instances = {}, {}, []
+    module = load(aws, monkeypatch)
+    assert call(module, aws, "Delete", "StopTasks")[0] == "SUCCESS"
+    aws.answers.clear()
+    assert call(module, aws, "Delete", "TerminateHosts")[0] == "SUCCESS"
+    assert aws.slept == 0
+
+
+def test_what_does_not_end_is_named_before_the_function_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    aws = Aws(looks=10_000)
+    status, _, reason = call(load(aws, monkeypatch), aws, "Delete", "TerminateHosts")
+    assert status == "FAILED"
+    assert reason == "TimeoutError: hosts still there: i-1, i-2"
+    assert 860 <= aws.slept <= 880, "15 minutes, less the time to answer"
+
+
+def test_an_error_is_answered_or_cloudformation_would_wait_an_hour(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    aws = Aws()
+    module = load(aws, monkeypatch)
+
+    def denied(**_: Any) -> Any:
+        raise PermissionError("not allowed to list")
+
+    monkeypatch.setattr(aws, "_list_tasks", denied)
+    assert call(module, aws, "Delete", "StopTasks") == (
+        "FAILED",
+        "Teardown",
+        "PermissionError: not allowed to list",
+    )

@@ -1,0 +1,403 @@
+"""TrainingStack has the cluster, hosts, nodes, dashboard and alarms that it promises.
+
+Every trap of real AWS that the code steps round has a test here, because no emulator shows it.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from stacks.settings import PRESETS
+from tests.stacks.conftest import Synth, Templates, text
+from training import contract
+from training.instance_types import instance_type
+
+
+def hosts(templates: Templates, node: str) -> dict[str, Any]:
+    """Launch template data of the hosts of one kind of node."""
+    ((_, found),) = [
+        item
+        for item in templates.of_type("AWS::EC2::LaunchTemplate").items()
+        if f"{node.capitalize()}Hosts" in item[0]
+    ]
+    data: dict[str, Any] = found["LaunchTemplateData"]
+    return data
+
+
+def named(templates: Templates, kind: str, node: str) -> dict[str, Any]:
+    """Properties of the one resource of a type that belongs to one kind of node."""
+    (found,) = [
+        properties
+        for name, properties in templates.of_type(kind).items()
+        if node.capitalize() in name
+    ]
+    return found
+
+
+def container(templates: Templates, node: str) -> dict[str, Any]:
+    (only,) = named(templates, "AWS::ECS::TaskDefinition", node)["ContainerDefinitions"]
+    found: dict[str, Any] = only
+    return found
+
+
+# --- the cluster and its hosts -------------------------------------------------------------------
+def test_the_cluster_has_container_insights(synth: Synth) -> None:
+    assert synth().only("AWS::ECS::Cluster")["ClusterSettings"] == [
+        {"Name": "containerInsights", "Value": "enabled"}
+    ]
+
+
+def test_gpu_hosts_run_the_gpu_image_of_amazon_linux_2023_and_others_do_not(synth: Synth) -> None:
+    templates = synth()
+
+    def image(node: str) -> str:
+        name = hosts(templates, node)["ImageId"]["Ref"]
+        default: str = templates.training["Parameters"][name]["Default"]
+        return default
+
+    prefix = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
+    assert image("worker") == f"{prefix}/gpu/recommended/image_id"
+    assert image("head") == f"{prefix}/recommended/image_id"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_hosts_have_an_encrypted_volume_that_is_large_and_fast_enough_for_their_image(
+    synth: Synth, preset: str
+) -> None:
+    templates = synth(preset=preset)
+    for node in (contract.HEAD, contract.WORKER):
+        data = hosts(templates, node)
+        machine = instance_type(data["InstanceType"])
+        (mapping,) = data["BlockDeviceMappings"]
+        volume = mapping["Ebs"]
+        assert volume["Encrypted"] is True
+        assert volume["VolumeType"] == "gp3"
+        assert volume["DeleteOnTermination"] is True
+        assert volume["VolumeSize"] >= (200 if machine.num_gpus else 50)
+        assert volume["Throughput"] >= (600 if machine.num_gpus else 250)
+        assert volume["Throughput"] <= 0.25 * volume["Iops"], "gp3 gives 0.25 MiB/s per IOPS"
+
+
+def test_the_volume_can_be_made_larger(synth: Synth) -> None:
+    data = hosts(synth(root_volume_gib="500"), "worker")
+    assert data["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 500
+
+
+def test_metadata_needs_a_token_and_stays_on_the_host_unless_spot_notices_must_be_read(
+    synth: Synth,
+) -> None:
+    for spot, hops in (("false", 1), ("true", 2)):
+        options = hosts(synth(spot=spot), "worker")["MetadataOptions"]
+        assert options["HttpTokens"] == "required"
+        assert options["HttpPutResponseHopLimit"] == hops
+
+
+def test_spot_is_for_workers_and_never_for_heads(synth: Synth) -> None:
+    assert "InstanceMarketOptions" not in hosts(synth(), "worker")
+    spot = synth(spot="true")
+    assert hosts(spot, "worker")["InstanceMarketOptions"] == {
+        "MarketType": "spot",
+        "SpotOptions": {
+            "InstanceInterruptionBehavior": "terminate",
+            "SpotInstanceType": "one-time",
+        },
+    }
+    assert "InstanceMarketOptions" not in hosts(spot, "head")
+
+
+def test_reserved_hosts_start_in_their_capacity_block(synth: Synth) -> None:
+    block = "cr-0123456789abcdef0"
+    data = hosts(
+        synth(worker_instance_type="p5e.48xlarge", capacity_reservation_id=block), "worker"
+    )
+    assert data["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
+    assert data["CapacityReservationSpecification"] == {
+        "CapacityReservationTarget": {"CapacityReservationId": block}
+    }
+
+
+def test_workers_share_a_cluster_placement_group_with_a_head_that_trains(synth: Synth) -> None:
+    def groups(preset: str) -> dict[str, str]:
+        templates = synth(preset=preset)
+        assert templates.only("AWS::EC2::PlacementGroup")["Strategy"] == "cluster"
+        return {
+            node: text(hosts(templates, node).get("Placement", {}).get("GroupName", ""))
+            for node in ("head", "worker")
+        }
+
+    alone = groups("ddp")
+    assert alone == {"head": "", "worker": "<ClusterPlacement0167579F.GroupName>"}
+    together = groups("fsdp")
+    assert together["head"] == together["worker"] == alone["worker"]
+
+
+@pytest.mark.parametrize(("preset", "workers"), [("ddp", 2), ("fsdp", 1), ("cpu", 2)])
+def test_no_host_runs_after_a_deploy_and_running_ones_are_not_touched(
+    synth: Synth, preset: str, workers: int
+) -> None:
+    templates = synth(preset=preset)
+    for node, most in (("head", 2), ("worker", workers)):
+        group = named(templates, "AWS::AutoScaling::AutoScalingGroup", node)
+        assert group["MinSize"] == "0"
+        assert group["MaxSize"] == str(most)
+        assert "DesiredCapacity" not in group
+        assert [text(each) for each in group["VPCZoneIdentifier"]] == [
+            "<CoreStack:ExportsOutputRefVpcTrainingSubnet1Subnet9EBCF9C17753CDF6>"
+        ]
+
+
+def test_a_protected_host_can_never_hold_up_the_deletion_of_the_stack(synth: Synth) -> None:
+    templates = synth()  # A1: scale-in protection makes `cdk destroy` hang
+    for node in ("head", "worker"):
+        group = named(templates, "AWS::AutoScaling::AutoScalingGroup", node)
+        assert group["NewInstancesProtectedFromScaleIn"] is False
+        provider = named(templates, "AWS::ECS::CapacityProvider", node)
+        assert provider["AutoScalingGroupProvider"]["ManagedTerminationProtection"] == "DISABLED"
+
+
+def test_capacity_providers_start_hosts_for_waiting_tasks_and_drain_them(synth: Synth) -> None:
+    templates = synth(max_workers="5")
+    provider = named(templates, "AWS::ECS::CapacityProvider", "worker")["AutoScalingGroupProvider"]
+    assert provider["ManagedScaling"] == {
+        "InstanceWarmupPeriod": 300,
+        "MaximumScalingStepSize": 5,
+        "MinimumScalingStepSize": 1,
+        "Status": "ENABLED",
+        "TargetCapacity": 100,
+    }
+    assert provider["ManagedDraining"] == "ENABLED"
+    associations = templates.only("AWS::ECS::ClusterCapacityProviderAssociations")
+    providers = [{"Ref": name} for name in templates.of_type("AWS::ECS::CapacityProvider")]
+    assert associations["CapacityProviders"] == providers
+    assert len(providers) == 2
+    assert associations["DefaultCapacityProviderStrategy"] == []
+
+
+# --- nodes ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_task_takes_a_whole_host(synth: Synth, preset: str) -> None:
+    templates = synth(preset=preset)
+    for node in (contract.HEAD, contract.WORKER):
+        machine = instance_type(hosts(templates, node)["InstanceType"])
+        definition = named(templates, "AWS::ECS::TaskDefinition", node)
+        assert definition["NetworkMode"] == "awsvpc"
+        assert definition["RequiresCompatibilities"] == ["EC2"]
+        runs = container(templates, node)
+        assert runs["Cpu"] == machine.container_cpu
+        assert runs["Memory"] == machine.container_memory_mib
+        assert runs["LinuxParameters"]["SharedMemorySize"] == machine.shm_mib
+        gpus = [{"Type": "GPU", "Value": str(machine.num_gpus)}] if machine.num_gpus else None
+        assert runs.get("ResourceRequirements") == gpus
+
+
+def test_containers_are_set_up_for_ray(synth: Synth) -> None:
+    templates = synth()
+    for node in (contract.HEAD, contract.WORKER):
+        runs = container(templates, node)
+        assert runs["Name"] == contract.CONTAINER
+        assert runs["Command"] == [node]
+        assert runs["LinuxParameters"]["InitProcessEnabled"] is True  # ECS Exec needs it
+        assert runs["StopTimeout"] > 30, "Ray drains for 30 s"
+        assert runs["StopTimeout"] < 120, "a spot notice gives no more"
+        limits = {each["Name"]: each["HardLimit"] for each in runs["Ulimits"]}
+        assert limits == {"nofile": 1_048_576, "memlock": -1}
+        assert runs["HealthCheck"]["Command"][0] == "CMD"
+        assert not runs.get("Privileged")
+        log = runs["LogConfiguration"]
+        assert log["LogDriver"] == "awslogs"
+        assert log["Options"]["awslogs-stream-prefix"] == node
+        assert log["Options"]["mode"] == "non-blocking"
+
+
+def test_rays_token_comes_from_secrets_manager_and_stands_nowhere_else(synth: Synth) -> None:
+    templates = synth()
+    secret = templates.only("AWS::SecretsManager::Secret")
+    assert secret["GenerateSecretString"] == {"ExcludePunctuation": True, "PasswordLength": 64}
+    ((name, _),) = templates.of_type("AWS::SecretsManager::Secret").items()
+    for node in (contract.HEAD, contract.WORKER):
+        runs = container(templates, node)
+        assert runs["Secrets"] == [{"Name": "RAY_AUTH_TOKEN", "ValueFrom": {"Ref": name}}]
+        assert {"Name": "RAY_AUTH_MODE", "Value": "token"} in runs["Environment"]
+
+
+def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:
+    templates = synth(preset="fsdp", namespace="ray.local")
+    environment = {
+        each["Name"]: text(each["Value"]) for each in container(templates, "worker")["Environment"]
+    }
+    assert environment == {
+        "RAY_AUTH_MODE": "token",
+        "TRAIN_HEAD_ADDRESS": "head.ray.local",
+        "TRAIN_NUM_CPUS": "48",
+        "TRAIN_NUM_GPUS": "4",
+        "TRAIN_ON_THIS_NODE": "1",
+        "TRAIN_STORAGE": "s3://<CoreStack:ExportsOutputRefBucket239F7DF2>",
+        "TRAIN_CLUSTER": "<ClusterC2E21B66>",
+    }
+
+
+def test_a_head_that_trains_runs_the_workers_image(synth: Synth) -> None:
+    def image(preset: str, node: str) -> str:
+        runs = container(synth(preset=preset, image_tag="abc123"), node)
+        assert text(runs["Image"]).endswith(":abc123")
+        return "Worker" if "WorkerRepository" in text(runs["Image"]) else "Head"
+
+    assert (image("ddp", "head"), image("ddp", "worker")) == ("Head", "Worker")
+    assert (image("fsdp", "head"), image("fsdp", "worker")) == ("Worker", "Worker")
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_deploy_waits_for_no_task(synth: Synth, preset: str) -> None:
+    templates = synth(preset=preset)  # A5: a task that cannot start holds a stack for three hours
+    services = templates.of_type("AWS::ECS::Service")
+    assert len(services) == 2
+    assert {service["DesiredCount"] for service in services.values()} == {0}
+
+
+def test_services_replace_tasks_without_a_spare_gpu(synth: Synth) -> None:
+    for service in synth().of_type("AWS::ECS::Service").values():
+        deployment = service["DeploymentConfiguration"]
+        assert deployment["MinimumHealthyPercent"] == 0  # A9
+        assert deployment["MaximumPercent"] == 100
+        assert service["EnableExecuteCommand"] is True
+        assert "LaunchType" not in service
+        network = service["NetworkConfiguration"]["AwsvpcConfiguration"]
+        assert network["AssignPublicIp"] == "DISABLED"
+        assert len(network["Subnets"]) == len(network["SecurityGroups"]) == 1
+
+
+def test_services_use_the_hosts_of_their_kind(synth: Synth) -> None:
+    templates = synth()
+    for node in ("Head", "Worker"):
+        (strategy,) = named(templates, "AWS::ECS::Service", node)["CapacityProviderStrategy"]
+        assert f"{node}Capacity" in strategy["CapacityProvider"]["Ref"]
+
+
+def test_the_head_alone_has_a_name_that_is_soon_forgotten(synth: Synth) -> None:
+    templates = synth()
+    name = templates.only("AWS::ServiceDiscovery::Service")
+    assert name["Name"] == "head"
+    assert name["DnsConfig"]["DnsRecords"] == [{"Type": "A", "TTL": 10}]  # A16
+    ((id_, _),) = templates.of_type("AWS::ServiceDiscovery::Service").items()
+    assert named(templates, "AWS::ECS::Service", "Head")["ServiceRegistries"] == [
+        {"RegistryArn": {"Fn::GetAtt": [id_, "Arn"]}}
+    ]
+    assert "ServiceRegistries" not in named(templates, "AWS::ECS::Service", "Worker")
+
+
+# --- what watches them ---------------------------------------------------------------------------
+def dashboard(templates: Templates) -> str:
+    return text(templates.only("AWS::CloudWatch::Dashboard")["DashboardBody"])
+
+
+def test_the_dashboard_searches_and_names_no_host(synth: Synth) -> None:
+    body = json.loads(dashboard(synth()))
+    titles = [widget["properties"].get("title") for widget in body["widgets"]]
+    assert titles == [
+        "GPU utilisation",
+        "GPU memory used",
+        "GPU power",
+        "GPU temperature",
+        "Host memory used",
+        "Network by node",
+        "Hosts",
+        "Alarms",
+    ]
+    assert "i-0" not in dashboard(synth())
+    utilisation = body["widgets"][0]["properties"]["metrics"][0][0]
+    assert utilisation["expression"] == (
+        "SEARCH('{RayTraining,InstanceId,arch,index,name} "
+        "MetricName=\"nvidia_smi_utilization_gpu\"', 'Average', 60)"
+    )
+    # One line per GPU, told apart by host and number.
+    assert utilisation["label"] == "${PROP('Dim.InstanceId')} GPU ${PROP('Dim.index')}"
+
+
+def test_what_the_dashboard_searches_for_is_what_the_hosts_report(synth: Synth) -> None:
+    from stacks.host_setup import agent_config
+
+    config: Any = agent_config(has_gpus=True)
+    collected = config["metrics"]["metrics_collected"]
+    reported = {f"nvidia_smi_{name}" for name in collected["nvidia_gpu"]["measurement"]}
+    reported |= {*collected["mem"]["measurement"]}
+    body = json.loads(dashboard(synth()))
+    searched = {
+        part.partition('"')[0]
+        for widget in body["widgets"]
+        for metric in widget["properties"].get("metrics", [])
+        if isinstance(metric[0], dict) and "{RayTraining," in metric[0]["expression"]
+        for part in metric[0]["expression"].split('MetricName="')[1:]
+    }
+    assert len(searched) == 5
+    assert searched <= reported
+    assert config["metrics"]["append_dimensions"] == {"InstanceId": "${aws:InstanceId}"}
+    assert config["agent"]["omit_hostname"] is True  # or the searches above find nothing
+
+
+def test_without_gpus_nothing_asks_for_them(synth: Synth) -> None:
+    templates = synth(preset="cpu")
+    assert "nvidia" not in dashboard(templates)
+    assert [*templates.of_type("AWS::CloudWatch::Alarm")] == ["DashboardTaskFailed77B5FD13"]
+
+
+def test_an_alarm_tells_of_a_host_whose_gpus_idle(synth: Synth) -> None:
+    alarms = synth(idle_gpu_alarm_minutes="45").of_type("AWS::CloudWatch::Alarm")
+    alarm = alarms["DashboardGpuIdle05AF16A4"]
+    (query,) = alarm["Metrics"]
+    assert "SEARCH" not in query["Expression"], "no alarm takes a search"
+    assert "GROUP BY InstanceId ORDER BY MAX() ASC LIMIT 1" in query["Expression"]
+    assert query["Period"] * alarm["EvaluationPeriods"] == 45 * 60
+    assert alarm["TreatMissingData"] == "notBreaching"
+
+
+def test_stopped_tasks_are_recorded_and_failed_ones_raise_an_alarm(synth: Synth) -> None:
+    templates = synth()
+    rule = templates.only("AWS::Events::Rule")
+    assert rule["EventPattern"]["detail"]["lastStatus"] == ["STOPPED"]
+    assert text(rule["EventPattern"]["detail"]["clusterArn"][0]) == "<ClusterC2E21B66.Arn>"
+    assert text(rule["Targets"][0]["Arn"]) == "<TaskEventsLogs3035F93C.Arn>"
+    policy = text(templates.only("AWS::Logs::ResourcePolicy")["PolicyDocument"])
+    assert "events.amazonaws.com" in policy
+    assert "<TaskEventsRule1E6E1754.Arn>" in policy
+    (counted,) = templates.only("AWS::Logs::MetricFilter")["MetricTransformations"]
+    alarm = templates.of_type("AWS::CloudWatch::Alarm")["DashboardTaskFailed77B5FD13"]
+    assert (alarm["Namespace"], alarm["MetricName"]) == (
+        counted["MetricNamespace"],
+        counted["MetricName"],
+    )
+    assert alarm["Threshold"] == 1
+
+
+def test_alarms_are_sent_where_an_address_is_given(synth: Synth) -> None:
+    assert synth().of_type("AWS::SNS::Topic") == {}
+    templates = synth(alarm_email="ops@example.org")
+    assert templates.only("AWS::SNS::Subscription")["Endpoint"] == "ops@example.org"
+    ((topic, _),) = templates.of_type("AWS::SNS::Topic").items()
+    for alarm in templates.of_type("AWS::CloudWatch::Alarm").values():
+        assert alarm["AlarmActions"] == [{"Ref": topic}]
+
+
+def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
+    templates = synth(preset="fsdp", github_repository="a/b")
+    outputs = {*templates.core["Outputs"], *templates.training["Outputs"]}
+    wanted = {value for name, value in vars(contract).items() if name.startswith("OUT_")}
+    assert wanted <= outputs
+    shape = json.loads(templates.training["Outputs"][contract.OUT_SHAPE]["Value"])
+    assert shape == {
+        "preset": "fsdp",
+        "head_instance_type": "g5.12xlarge",
+        "head_trains": True,
+        "worker_instance_type": "g5.12xlarge",
+        "max_workers": 1,
+        "spot": False,
+        "image_tag": "initial",
+    }
+
+
+def test_everything_carries_the_projects_tag(synth: Synth) -> None:
+    tag = {"Key": "project", "Value": "ecs-train"}
+    for kind in ("AWS::ECS::Cluster", "AWS::EC2::NatGateway", "AWS::S3::Bucket"):
+        assert tag in synth().only(kind)["Tags"]
+    specifications = hosts(synth(), "worker")["TagSpecifications"]
+    assert all(tag in each["Tags"] for each in specifications)
