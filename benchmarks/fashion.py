@@ -1,9 +1,9 @@
 """The whole FashionMNIST at the reference's settings, several seeds: too long for CI.
 
-    python -m benchmarks.fashion --data DIR [--seeds 3] [--presets fast three ddp] [--json]
+    python -m benchmarks.fashion --data DIR [--seeds 3] [--presets fast three tuned] [--json]
 
 Trains with the real command, two workers, global batch 256: ``fast`` for one epoch, ``three`` for
-three and ``ddp`` for the reference's ten. Finished runs are kept and not trained again, so an
+three and ``tuned`` for the reference's ten. Finished runs are kept and not trained again, so an
 interrupted measurement goes on where it was. Beside it stands what the reference's two GPUs would
 take, computed from its own figures; nothing of that was measured here.
 """
@@ -29,7 +29,7 @@ STEPS_PER_EPOCH: Final = 235
 WAYS: Final[Mapping[str, Sequence[str]]] = {
     "fast": ("--preset", "fast"),
     "three": ("--preset", "fast", "--epochs", "3"),
-    "ddp": ("--preset", "ddp"),
+    "tuned": ("--preset", "tuned"),
 }
 
 
@@ -114,8 +114,8 @@ def plot(storage: Path, found: Mapping[str, Sequence[Mapping[str, Any]]], path: 
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    colours = {"fast": "#bd540a", "three": "#a8446f", "ddp": "#1d5fa9"}
-    names = {"fast": "1 epoch", "three": "3 epochs", "ddp": "10 epochs"}
+    colours = {"fast": "#bd540a", "three": "#a8446f", "tuned": "#1d5fa9"}
+    names = {"fast": "1 epoch", "three": "3 epochs", "tuned": "10 epochs"}
     with mpl.rc_context({"svg.hashsalt": "fashion", "font.size": 10}):
         figure = Figure(figsize=(8, 3.6), layout="constrained")
         axes = figure.add_subplot()

@@ -640,6 +640,22 @@ def mend_custom_resources() -> None:
     lambda_svc._execute_function_with_config_scope = execute
 
 
+def mend_alarm_on_expressions() -> None:
+    """An alarm may watch an expression or a query; here it is a record that is never evaluated."""
+    stock = provisioners._cw_metric_alarm_record
+
+    def record(name: str, properties: Properties) -> dict[str, Any]:
+        metrics = properties.get("Metrics")
+        if not metrics:
+            alarm: dict[str, Any] = stock(name, properties)
+            return alarm
+        stand_in = {"MetricName": "expression", "Namespace": "expression"}
+        alarm = stock(name, {**properties, **stand_in, "Metrics": None})
+        return alarm | {"Metrics": metrics, "MetricName": None, "Namespace": None}
+
+    provisioners._cw_metric_alarm_record = record
+
+
 def register() -> None:
     """Give the emulator the types above, and mend those that it has."""
     for name, kind in TYPES.items():
@@ -652,4 +668,5 @@ def register() -> None:
     mend_cluster_update()
     mend_function_delete()
     mend_bucket()
+    mend_alarm_on_expressions()
     mend_custom_resources()

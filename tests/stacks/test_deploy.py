@@ -1,0 +1,201 @@
+"""The real CDK command line: synth without a network, and a deployment's life on the local AWS.
+
+Bootstrap, deploy, no differences, a changed deploy in place, destroy with tasks and hosts still
+there; afterwards the account is as it was. What an emulator cannot show is in docs/limits.md.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from rehearsal.inventory import difference, inventory
+from rehearsal.local_aws import LocalAws, local_aws
+from tests.conftest import ROOT
+from training import contract
+
+pytestmark = pytest.mark.slow
+
+ENVIRONMENT = f"aws://{'0' * 12}/us-east-1"
+SETTINGS = ("-c", "retain_bucket=false", "-c", "alarm_email=ops@example.org")
+
+
+class Cdk:
+    """The pinned command line, in a home of its own, with its output kept for messages."""
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.command = ROOT / "node_modules" / ".bin" / "cdk"
+        if not self.command.exists():
+            pytest.fail("no CDK command line: `make node` installs it")
+        self.folder = folder
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),  # it remembers accounts in ~/.cdk
+            "TMPDIR": str(folder),
+            "CDK_DISABLE_CLI_TELEMETRY": "true",
+            "NODE_NO_WARNINGS": "1",  # its AWS client's, about a Node that will be too old
+            **environment,
+        }
+
+    @property
+    def templates(self) -> Path:
+        """The cloud assembly of the last synth."""
+        return self.folder / "cdk.out"
+
+    def __call__(self, *arguments: str, before: tuple[str, ...] = (), again: bool = False) -> str:
+        """Run it; return what it printed on both streams. Fails the test when it fails.
+
+        Args:
+            before: A command to run it under.
+            again: Take the templates of the last synth instead of making them.
+        """
+        output = ("--app", self.templates) if again else ("--output", self.templates)
+        run = subprocess.run(
+            [*before, self.command, *arguments, *output],
+            cwd=ROOT,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert run.returncode == 0, f"cdk {' '.join(arguments)}:\n{run.stdout[-4000:]}"
+        return run.stdout
+
+
+# --- without an account ---------------------------------------------------------------------------
+def test_synth_needs_no_network_no_account_and_warns_of_nothing(tmp_path: Path) -> None:
+    isolate = ("unshare", "--map-root-user", "--net")
+    probe = subprocess.run([*isolate, "ip", "route"], capture_output=True, text=True, check=False)
+    if probe.returncode:
+        pytest.skip(f"no network namespace here: {probe.stderr.strip()}")
+    assert probe.stdout == "", "the namespace has a route to somewhere"
+    cdk = Cdk(tmp_path, {})
+    output = cdk("synth", "--quiet", before=isolate)
+    assert "warning" not in output.lower(), output
+    assert {path.name for path in cdk.templates.glob("*.template.json")} == {
+        "CoreStack.template.json",
+        "TrainingStack.template.json",
+    }
+
+
+def test_a_bad_setting_ends_the_command_line_with_one_sentence(tmp_path: Path) -> None:
+    cdk = Cdk(tmp_path, {})
+    with pytest.raises(AssertionError) as caught:
+        cdk("synth", "--quiet", "-c", "max_workers=1000")
+    message = str(caught.value)
+    assert "error: setting max_workers is 1000: it must be 1 to 64" in message
+    assert "Traceback" not in message
+
+
+# --- a deployment's life --------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
+    """An account of its own: the inventory below must see nobody else's resources."""
+    if not (ROOT / ".venv-aws").is_dir():
+        pytest.skip("no AWS emulator: `make venv-aws` installs it into .venv-aws")
+    with local_aws(tmp_path_factory.mktemp("aws")) as running:
+        yield running
+
+
+def physical_ids(stack: str) -> dict[str, str]:
+    pages = boto3.client("cloudformation").get_paginator("list_stack_resources")
+    return {
+        resource["LogicalResourceId"]: resource["PhysicalResourceId"]
+        for page in pages.paginate(StackName=stack)
+        for resource in page["StackResourceSummaries"]
+    }
+
+
+def outputs(stack: str) -> dict[str, str]:
+    (found,) = boto3.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
+    return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+
+
+def start_hosts_and_a_task(training: dict[str, str]) -> None:
+    """What runs while the stack is deleted: the emulator keeps records of both."""
+    autoscaling, ecs = boto3.client("autoscaling"), boto3.client("ecs")
+    for group in autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]:
+        autoscaling.set_desired_capacity(
+            AutoScalingGroupName=group["AutoScalingGroupName"], DesiredCapacity=1
+        )
+    groups = autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
+    assert [len(group["Instances"]) for group in groups] == [1, 1]
+    cluster = training[contract.OUT_CLUSTER]
+    ecs.run_task(cluster=cluster, taskDefinition=training[contract.OUT_HEAD_TASK])
+    assert len(ecs.list_tasks(cluster=cluster)["taskArns"]) == 1
+
+
+@pytest.mark.parametrize("preset", ["cpu", "fsdp"])
+def test_deploy_change_and_destroy(
+    aws: LocalAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str
+) -> None:
+    for name, value in aws.environment().items():
+        monkeypatch.setenv(name, value)
+    cdk = Cdk(tmp_path, aws.environment())
+    cdk("bootstrap", ENVIRONMENT, "--app", "")
+    before = inventory(aws.endpoint)
+    settings = (*SETTINGS, "-c", f"preset={preset}")
+    deploy = ("deploy", contract.CORE_STACK, contract.TRAINING_STACK)
+    unasked = ("--require-approval", "never", "--progress", "events")
+
+    cdk(*deploy, *unasked, *settings)
+    core, training = outputs(contract.CORE_STACK), outputs(contract.TRAINING_STACK)
+    assert json.loads(training[contract.OUT_SHAPE])["preset"] == preset
+    ecs = boto3.client("ecs")
+    services = ecs.describe_services(
+        cluster=training[contract.OUT_CLUSTER],
+        services=[training[contract.OUT_HEAD_SERVICE], training[contract.OUT_WORKER_SERVICE]],
+    )["services"]
+    assert [service["desiredCount"] for service in services] == [0, 0]
+    assert not ecs.list_tasks(cluster=training[contract.OUT_CLUSTER])["taskArns"]
+
+    assert "Number of stacks with differences: 0" in cdk("diff", "--fail", again=True)
+
+    # A change happens in place: what is in the bucket stays, and nothing of value is replaced.
+    s3 = boto3.client("s3")
+    s3.put_object(Bucket=core[contract.OUT_BUCKET], Key="runs/a/result.json", Body=b"{}")
+    kept = physical_ids(contract.CORE_STACK), physical_ids(contract.TRAINING_STACK)
+    changed = (*settings, "-c", "max_workers=5", "-c", "image_tag=abc123", "-c", "spot=true")
+    cdk(*deploy, *unasked, *changed)
+    content = s3.get_object(Bucket=core[contract.OUT_BUCKET], Key="runs/a/result.json")
+    assert content["Body"].read() == b"{}"
+    assert physical_ids(contract.CORE_STACK) == kept[0]
+    now = physical_ids(contract.TRAINING_STACK)
+    replaced = {name.partition("Task")[0] for name in now if now[name] != kept[1].get(name)}
+    assert replaced == {"NodesHead", "NodesWorker"}, "a task definition is a new one, the rest not"
+    (group,) = [
+        each
+        for each in boto3.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+        if "Worker" in each["AutoScalingGroupName"]
+    ]
+    assert group["MaxSize"] == 5
+    assert json.loads(outputs(contract.TRAINING_STACK)[contract.OUT_SHAPE])["spot"] is True
+
+    start_hosts_and_a_task(training)
+    cdk("destroy", "--all", "--force", again=True)
+    assert difference(before, inventory(aws.endpoint)) == {}
+
+
+def test_a_bucket_that_is_to_be_retained_is_all_that_stays(
+    aws: LocalAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in aws.environment().items():
+        monkeypatch.setenv(name, value)
+    cdk = Cdk(tmp_path, aws.environment())
+    cdk("bootstrap", ENVIRONMENT, "--app", "")
+    before = inventory(aws.endpoint)
+    cdk("deploy", contract.CORE_STACK, "--require-approval", "never")
+    bucket = outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
+    boto3.client("s3").put_object(Bucket=bucket, Key="runs/a/model", Body=b"weights")
+    cdk("destroy", "--all", "--force", again=True)
+    left: dict[str, Any] = difference(before, inventory(aws.endpoint))
+    assert [len(items) for items in left.values()] == [1], left
+    assert boto3.client("s3").get_object(Bucket=bucket, Key="runs/a/model")["Body"].read()
