@@ -9,17 +9,14 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-# Dense bf16 tensor-core peak (fp16 where the chip has no bf16), operations per second, from
-# NVIDIA's data sheets. Keyed by a part of torch.cuda.get_device_name(); the longer name first.
-_PEAK_FLOPS: Final[tuple[tuple[str, float], ...]] = (
-    ("H200", 989e12),
-    ("H100", 989e12),
-    ("A100", 312e12),
-    ("A10G", 125e12),
-    ("L40S", 362e12),
-    ("L4", 121e12),
-    ("T4", 65e12),
-)
+from training.instance_types import INSTANCE_TYPES
+
+# GPU -> dense bf16 tensor-core peak (fp16 where the chip has no bf16), operations per second.
+_PEAK_FLOPS: Final = {
+    machine.gpu.name: 1e12 * (machine.gpu.bf16_tflops or machine.gpu.fp16_tflops)
+    for machine in INSTANCE_TYPES.values()
+    if machine.gpu
+}
 
 
 def peak_flops(device: torch.device) -> float | None:
@@ -27,8 +24,7 @@ def peak_flops(device: torch.device) -> float | None:
     which is always so for a CPU."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in _PEAK_FLOPS if part in name), None)
+    return _PEAK_FLOPS.get(torch.cuda.get_device_name(device))
 
 
 def model_flops_utilization(

@@ -154,5 +154,5 @@ def test_help_explains_presets_exit_codes_and_every_setting(
         launch.main(["ddp", "--help"])
     assert end.value.code == 0
     out = capsys.readouterr().out
-    for word in ("--local", "--lr", "ddp, fast, digits", "exit codes", "130", "torchrun"):
+    for word in ("--local", "--lr", "ddp, tuned, fast, digits", "exit codes", "130", "torchrun"):
         assert word in out

@@ -42,7 +42,7 @@ def test_mfu_is_work_over_peak_and_unknown_without_a_peak() -> None:
 @pytest.mark.parametrize(
     ("name", "tflops"),
     [
-        ("NVIDIA A10G", 125),
+        ("NVIDIA A10G", 70),
         ("Tesla T4", 65),
         ("NVIDIA L40S", 362),
         ("NVIDIA L4", 121),
