@@ -11,23 +11,32 @@ WORKERS ?= 2
 FASHION ?= ../shared/data/fashion-mnist
 #: Run whose report `make pictures` draws
 RUN ?= runs/demo
-#: More arguments for pytest: make test ARGS="-k checkpoints -x"
+#: More arguments for pytest or cdk: make test ARGS="-k checkpoints -x"
 ARGS ?=
+#: 1: `make deploy` and `make destroy` do not ask
+YES ?=
 
 # On Linux the default index has torch with CUDA, several GB of it. PyTorch's own page "Start
 # Locally" shows, for the compute platform CPU, an address after --index-url: give that as
 # TORCH_INDEX once, .venv remembers it. macOS needs none, its torch has no CUDA.
 export PYTHON_BIN TORCH_INDEX
 
+# CDK's command line reports nothing, and its Python half prints no banner on Node 20.
+export CDK_DISABLE_CLI_TELEMETRY := true
+export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
+
 PYTHON := .venv/bin/python
 NODE := -r containers/requirements.txt
 DEV := $(NODE) -r requirements.txt -r requirements-dev.txt
 VENV := sh .ci/venv .venv --lock requirements.lock --project
+CDK := node_modules/.bin/cdk
+# Nobody is there to be asked where CI is set.
+UNASKED := $(strip $(YES)$(CI))
 
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo fashion pictures test test-fast check format bench lock clean distclean venv venv-dev venv-aws
+.PHONY: help demo fashion pictures synth diff deploy destroy test test-fast check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -44,18 +53,34 @@ pictures: ## redraw docs/images/report.png from the report of RUN (needs Chromiu
 	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --blink-settings=preferredColorScheme=1 \
 		--window-size=1200,1560 --screenshot=docs/images/report.png "file://$(abspath $(RUN))/report.html"
 
+##@ Deploy it
+synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network
+	@$(CDK) synth --quiet $(ARGS)
+
+diff: venv-laptop node ## what `make deploy` would change
+	@$(CDK) diff $(ARGS)
+
+deploy: venv-laptop node ## both stacks, to the account in use: ARGS="-c preset=fsdp -c max_workers=4"
+	@$(CDK) deploy CoreStack TrainingStack $(if $(UNASKED),--require-approval never) $(ARGS)
+
+destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket stays unless told
+	@$(CDK) destroy TrainingStack CoreStack $(if $(UNASKED),--force) $(ARGS)
+
 ##@ Work on it
-check: venv-dev ## lint, format, types and the quick tests
+check: venv-dev node ## lint, format, types, rules of the templates and the quick tests
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
-	$(PYTHON) -m pytest -q -m "not slow"
+	$(PYTHON) -m pytest -q -m "not slow and not audit"
 
-test: venv-dev venv-aws ## all tests, those with real processes too
+audit: venv-dev venv-audit node ## the templates against NIST 800-53 and checkov's rules
+	$(PYTHON) -m pytest -q -m audit $(ARGS)
+
+test: venv-dev venv-aws venv-audit node ## all tests, those with real processes too
 	$(PYTHON) -m pytest $(ARGS)
 
-test-fast: venv-dev ## the quick tests
-	$(PYTHON) -m pytest -m "not slow" $(ARGS)
+test-fast: venv-dev node ## the quick tests
+	$(PYTHON) -m pytest -m "not slow and not audit" $(ARGS)
 
 format: venv-dev ## rewrite the sources as `check` wants them
 	$(PYTHON) -m ruff check --fix .
@@ -69,11 +94,11 @@ lock: ## resolve the requirement files into requirements.lock (UPGRADE=1: newest
 	@rm -rf .venv-lock
 
 clean: ## remove caches and what builds leave behind; runs/ and the environments stay
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info .venv-lock
-	find training trainctl benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info cdk.out .venv-lock
+	find training trainctl stacks containers benchmarks rehearsal tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environments too
-	rm -rf .venv .venv-aws
+	rm -rf .venv .venv-aws .venv-audit node_modules
 
 venv: ## .venv with what training needs (other targets do this by themselves)
 	@$(VENV) $(NODE)
@@ -81,8 +106,17 @@ venv: ## .venv with what training needs (other targets do this by themselves)
 venv-dev:
 	@$(VENV) $(DEV)
 
+venv-laptop:
+	@$(VENV) -r requirements.txt
+
 venv-aws:
 	@TORCH_INDEX= sh .ci/venv .venv-aws -r rehearsal/requirements.txt
+
+venv-audit:
+	@TORCH_INDEX= sh .ci/venv .venv-audit -r .ci/audit-requirements.txt
+
+node:
+	@sh .ci/node
 
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \

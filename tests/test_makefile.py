@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from training.contract import CORE_STACK, TRAINING_STACK
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
 
@@ -42,6 +43,8 @@ def test_make_alone_lists_targets_and_variables() -> None:
     assert listing.returncode == 0, listing.stderr
     for target in ["demo", "test", "test-fast", "check", "bench", "fashion", "lock", "clean"]:
         assert f"\n  make {target} " in listing.stdout
+    for target in ["synth", "diff", "deploy", "destroy", "audit"]:
+        assert f"\n  make {target} " in listing.stdout
     for variable in ["WORKERS", "TORCH_INDEX", "PYTHON_BIN", "FASHION"]:
         assert f"\n  {variable} " in listing.stdout
 
@@ -56,6 +59,102 @@ def test_demo_passes_its_workers_on() -> None:
     plan = run("make", "--dry-run", "demo", "WORKERS=3")
     assert plan.returncode == 0, plan.stderr
     assert "-m training.launch ddp --local --workers 3 --preset digits" in plan.stdout
+
+
+def plan(*arguments: str, **environment: str) -> str:
+    """What make would run; CI, which is set on a build machine, counts only where it is given."""
+    dry = run("make", "--dry-run", *arguments, cwd=ROOT, **({"CI": ""} | environment))
+    assert dry.returncode == 0, dry.stderr
+    return dry.stdout
+
+
+@pytest.mark.parametrize(
+    ("target", "command", "unasked"),
+    [
+        ("deploy", f"deploy {CORE_STACK} {TRAINING_STACK}", "--require-approval never"),
+        ("destroy", f"destroy {TRAINING_STACK} {CORE_STACK}", "--force"),
+    ],
+)
+def test_what_changes_an_account_asks_first_unless_told_otherwise(
+    target: str, command: str, unasked: str
+) -> None:
+    arguments = ["ARGS=-c preset=fsdp -c max_workers=4"]
+    asked = plan(target, *arguments)
+    assert f"node_modules/.bin/cdk {command}" in asked
+    assert "-c preset=fsdp -c max_workers=4" in asked
+    assert unasked not in asked
+    assert unasked in plan(target, *arguments, "YES=1")
+    assert unasked in plan(target, *arguments, CI="true")
+
+
+@pytest.mark.parametrize("target", ["synth", "diff", "deploy", "destroy"])
+def test_deploying_needs_the_laptops_packages_alone(target: str) -> None:
+    planned = plan(target)
+    assert "--project -r requirements.txt\n" in planned
+    assert "sh .ci/node\n" in planned
+    assert "containers/requirements.txt" not in planned
+
+
+def test_check_leaves_the_audit_out_and_the_audit_has_its_own_environment() -> None:
+    assert '-m "not slow and not audit"' in plan("check")
+    assert ".venv-audit" not in plan("check")
+    planned = plan("audit")
+    assert "TORCH_INDEX= sh .ci/venv .venv-audit -r .ci/audit-requirements.txt" in planned
+    assert "pytest -q -m audit" in planned
+
+
+def node_project(folder: Path, *, node: str | None, npm: str | None) -> dict[str, str]:
+    """A project in ``folder``, and a PATH on which Node and npm are these scripts, or lacking."""
+    (folder / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "node", folder / ".ci" / "node")
+    (folder / "package-lock.json").write_text("{}")
+    programs = folder / "bin"
+    programs.mkdir()
+    for name in ["sh", "dirname", "cmp", "cp", "date", "mkdir", "rm"]:
+        (programs / name).symlink_to(shutil.which(name) or name)
+    for name, script in {"node": node, "npm": npm}.items():
+        if script is not None:
+            (programs / name).write_text(f"#!/bin/sh\n{script}\n")
+            (programs / name).chmod(0o755)
+    return {"PATH": str(programs)}
+
+
+@pytest.mark.parametrize(
+    ("node", "npm", "message"),
+    [
+        (None, None, "no Node.js found"),
+        ("echo v18.19.0", "exit 0", "Node.js v18.19.0 is too old: install Node.js 20 or newer"),
+        ("echo v20.1.0", None, "no npm found beside Node.js v20.1.0"),
+        ("echo v20.1.0", "exit 1", "npm could not install"),
+    ],
+)
+def test_a_node_that_will_not_do_is_named_with_the_remedy(
+    node: str | None, npm: str | None, message: str, tmp_path: Path
+) -> None:
+    attempt = run("sh", ".ci/node", cwd=tmp_path, **node_project(tmp_path, node=node, npm=npm))
+    assert attempt.returncode == 1
+    assert f"error: {message}" in attempt.stderr
+    assert not (tmp_path / "node_modules" / ".installed-lock.json").exists()
+
+
+def test_node_modules_are_made_once_and_again_with_another_lock(tmp_path: Path) -> None:
+    environment = node_project(
+        tmp_path,
+        node="echo v22.0.0",
+        npm='echo "$*" >> calls; rm -rf node_modules; mkdir node_modules',
+    )
+
+    def make() -> str:
+        done = run("sh", ".ci/node", cwd=tmp_path, **environment)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert make().startswith("node_modules: packages of package-lock.json ... ")
+    assert make() == ""
+    (tmp_path / "package-lock.json").write_text('{"lockfileVersion": 3}')
+    assert make() != ""
+    call = "ci --no-audit --no-fund --loglevel=error"
+    assert (tmp_path / "calls").read_text().splitlines() == [call, call]
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.conftest import ROOT
 
 SOURCES = ["requirements.txt", "requirements-dev.txt", "containers/requirements.txt"]
 REHEARSAL = "rehearsal/requirements.txt"
+AUDIT = ".ci/audit-requirements.txt"
 LOCK = "requirements.lock"
 
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(\[[a-z0-9,-]+\])?==(?P<version>[A-Za-z0-9.]+)")
@@ -47,10 +48,10 @@ def test_requirements_are_exact_and_agree_with_the_lock(source: str) -> None:
     assert asked == {name: locked().get(name) for name in asked}, "run `make lock`"
 
 
-@pytest.mark.parametrize("source", [*SOURCES, REHEARSAL])
+@pytest.mark.parametrize("source", [*SOURCES, REHEARSAL, AUDIT])
 def test_requirements_say_why_each_package_is_there(source: str) -> None:
     text = (ROOT / source).read_text()
-    if source == REHEARSAL:  # below its first pin it lists what the emulator brings along
+    if source in (REHEARSAL, AUDIT):  # below its first pin it lists what that one brings along
         text = text[: text.index("\n", text.index("=="))]
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert [line for line in lines if not re.search(r"==\S+ +# \S", line)] == []
@@ -76,6 +77,14 @@ def test_the_emulators_packages_are_pinned_apart() -> None:
     emulator = pins(ROOT / REHEARSAL)
     assert {"ministack", "botocore", "hypercorn"} <= emulator.keys()
     assert "ministack" not in locked()
+
+
+def test_the_audits_packages_are_pinned_apart() -> None:
+    audit = pins(ROOT / AUDIT)
+    assert next(iter(audit)) == "checkov"
+    # It is the whole closure, so that two audits of one commit see the same rules.
+    assert {"boto3", "pyyaml", "requests", "bc-python-hcl2"} <= audit.keys()
+    assert "checkov" not in locked()
 
 
 def test_what_is_installed_is_what_is_locked() -> None:

@@ -15,6 +15,11 @@ EXIT_BAD_INPUT: Final = 2  # a wrong option, bad data, a loss that is not a numb
 EXIT_INTERRUPTED: Final = 130  # Ctrl-C; the run resumes when its command is given again
 EXIT_TERMINATED: Final = 143  # SIGTERM; the same
 
+# What a node's container returns to ECS, beside the codes above.
+EXIT_NO_HEAD: Final = 3  # the head did not answer in time, or was lost
+EXIT_REFUSED: Final = 4  # the head does not accept this node's token
+EXIT_BAD_HOST: Final = 5  # the host's GPUs are not what they should be
+
 # The record of a run: <storage>/<run>/...
 CONFIG_FILE: Final = "config.json"
 ENVIRONMENT_FILE: Final = "environment.json"
@@ -40,6 +45,7 @@ METRICS_NAMESPACE: Final = "RayTraining"  # in CloudWatch: what the hosts and th
 # Ray's ports on the head that others ask for by number.
 GCS_PORT: Final = 6379
 DASHBOARD_PORT: Final = 8265
+AGENT_PORT: Final = 52365  # every node's agent; its health check is open to the node itself
 
 # Outputs of the stacks. The command line reads them; renaming one breaks it.
 OUT_BUCKET: Final = "BucketName"

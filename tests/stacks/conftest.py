@@ -25,7 +25,7 @@ class Templates(NamedTuple):
     @property
     def resources(self) -> dict[str, dict[str, Any]]:
         """All resources of both, by logical id."""
-        return self.core["Resources"] | self.training["Resources"]
+        return {**self.core["Resources"], **self.training["Resources"]}
 
     def of_type(self, kind: str) -> dict[str, dict[str, Any]]:
         """Properties of all resources of a type, by logical id."""

@@ -1,0 +1,265 @@
+"""The templates break no rule: of CloudFormation, of AWS Solutions, and in the audit of two more.
+
+Every preset and one deployment with everything switched on. A checker that finds nothing may also
+be one that does not look, so each is shown something broken as well. The tests marked ``audit``
+are `make audit`: NIST 800-53 R5 and checkov, of which some findings stand (``stacks.findings`` and
+``.checkov.yaml`` say why).
+"""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "20")
+
+from stacks.settings import PRESETS
+from tests.conftest import ROOT
+from tests.stacks.conftest import context
+from training.contract import CORE_STACK, TRAINING_STACK
+
+Settings = dict[str, str]
+
+STACKS = (CORE_STACK, TRAINING_STACK)
+
+EVERYTHING: Settings = {
+    "preset": "fsdp",
+    "interface_endpoints": "true",
+    "retain_bucket": "false",
+    "github_repository": "a/b",
+    "alarm_email": "a@b.de",
+    "spot": "true",
+    "expire_after_days": "90",
+}
+DEPLOYMENTS: dict[str, Settings] = {
+    **{preset: {"preset": preset} for preset in PRESETS},
+    "everything": EVERYTHING,
+}
+every_deployment = pytest.mark.parametrize("deployment", DEPLOYMENTS)
+
+CHECKOV = ROOT / ".venv-audit" / "bin" / "checkov"
+CHECKOV_RULES = ROOT / ".checkov.yaml"
+# The bucket of another world: anyone may read it, and what is in it lies there in the clear.
+BROKEN: dict[str, Any] = {
+    "Resources": {
+        "Open": {
+            "Type": "AWS::S3::Bucket",
+            "Properties": {
+                "AccessControl": "PublicRead",
+                "PublicAccessBlockConfiguration": {"BlockPublicAcls": False},
+            },
+        }
+    }
+}
+
+
+class Checked(NamedTuple):
+    """One synth under one set of rules."""
+
+    folder: Path
+    """Where the assembly is."""
+    findings: list[str]
+    """``rule: path of the construct``, for each that is not accepted."""
+    accepted: dict[str, str]
+    """Rule -> reason, of what the app accepts."""
+
+
+def check(folder: Path, pack: str, settings: Settings, *, broken: bool = False) -> Checked:
+    """Synthesize the app under a rule pack of cdk-nag.
+
+    Args:
+        folder: Where the assembly goes.
+        pack: Name of the rule pack in ``cdk_nag``.
+        settings: What ``-c`` would give.
+        broken: Whether to add a stack that breaks rules.
+    """
+    import aws_cdk as cdk
+    import cdk_nag
+    from aws_cdk import aws_s3 as s3
+
+    import app
+
+    cloud = cdk.App(context=context(**settings), outdir=str(folder))
+    cdk.Validations.of(cloud).add_plugins(getattr(cdk_nag, pack)())
+    app.build(cloud)
+    if broken:
+        resource = BROKEN["Resources"]["Open"]["Properties"]
+        s3.CfnBucket(
+            cdk.Stack(cloud, "BrokenStack"), "Open", access_control=resource["AccessControl"]
+        )
+    try:
+        cloud.synth()
+        raised = False
+    except RuntimeError as error:
+        if "validation-report.json" not in str(error):
+            raise
+        raised = True
+
+    report = json.loads((folder / "validation-report.json").read_text())
+    findings = [
+        f"{violation['ruleName']}: {construct['constructPath']}"
+        for plugin in report["pluginReports"]
+        for violation in plugin["violations"]
+        for construct in violation["violatingConstructs"]
+    ]
+    # Else a finding could be in the report without failing `cdk synth`, or the other way round.
+    assert raised == bool(findings)
+    return Checked(folder, sorted(findings), _accepted(folder))
+
+
+def _accepted(folder: Path) -> dict[str, str]:
+    accepted: dict[str, str] = {}
+    for file in ("manifest.json", *(f"{stack}.metadata.json" for stack in STACKS)):
+        _collect(json.loads((folder / file).read_text()), accepted)
+    return accepted
+
+
+def _collect(value: Any, accepted: dict[str, str]) -> None:
+    """Every acknowledgement in an assembly's metadata, wherever it is filed."""
+    if isinstance(value, dict):
+        if value.get("type") == "aws:cdk:acknowledged-rules":
+            accepted.update(value["data"])
+        for part in value.values():
+            _collect(part, accepted)
+    elif isinstance(value, list):
+        for part in value:
+            _collect(part, accepted)
+
+
+@functools.cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="rules-")
+
+
+@functools.cache
+def checked(pack: str, deployment: str) -> Checked:
+    """A named deployment under a rule pack, once per test run."""
+    folder = Path(_folder().name) / f"{pack}-{deployment}"
+    return check(folder, pack, DEPLOYMENTS[deployment])
+
+
+def templates(deployment: str) -> list[str]:
+    folder = checked("AwsSolutionsChecks", deployment).folder
+    return [str(folder / f"{stack}.template.json") for stack in STACKS]
+
+
+# --- AWS Solutions -----------------------------------------------------------------------------
+@every_deployment
+def test_aws_solutions_finds_nothing(deployment: str) -> None:
+    assert checked("AwsSolutionsChecks", deployment).findings == []
+
+
+@every_deployment
+def test_what_is_accepted_has_a_reason(deployment: str) -> None:
+    accepted = checked("AwsSolutionsChecks", deployment).accepted
+    assert any("AwsSolutions-S1" in rule for rule in accepted)
+    assert {rule: reason for rule, reason in accepted.items() if len(reason) < 30} == {}
+
+
+@pytest.mark.parametrize("pack", ["AwsSolutionsChecks", "NIST80053R5Checks"])
+def test_a_public_bucket_without_encryption_is_found(pack: str, tmp_path: Path) -> None:
+    found = check(tmp_path, pack, EVERYTHING, broken=True).findings
+    assert any(line.endswith(": BrokenStack/Open") for line in found), found
+
+
+# --- CloudFormation's own schemas --------------------------------------------------------------
+def cfn_lint(files: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).parent / "cfn-lint", *files],  # reads .cfnlintrc.yaml
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@every_deployment
+def test_cloudformation_would_take_the_templates(deployment: str) -> None:
+    lint = cfn_lint(templates(deployment))
+    assert lint.stdout + lint.stderr == ""
+    assert lint.returncode == 0
+
+
+def test_a_property_that_does_not_exist_is_found(tmp_path: Path) -> None:
+    template = json.loads(Path(templates("ddp")[0]).read_text())
+    template["Resources"]["Vpc"]["Properties"]["CidrBlok"] = "10.0.0.0/16"
+    broken = tmp_path / "broken.template.json"
+    broken.write_text(json.dumps(template))
+    lint = cfn_lint([str(broken)])
+    assert lint.returncode != 0
+    assert "'CidrBlok' was unexpected" in lint.stdout
+
+
+# --- the audit ---------------------------------------------------------------------------------
+@pytest.mark.audit
+@every_deployment
+def test_nist_800_53_finds_nothing_beyond_what_is_accepted(deployment: str) -> None:
+    assert checked("NIST80053R5Checks", deployment).findings == []
+
+
+@pytest.mark.audit
+def test_what_the_audit_accepts_has_a_reason() -> None:
+    from stacks.findings import AUDIT
+
+    assert {rule: reason for rule, reason in AUDIT.items() if len(reason) < 30} == {}
+
+
+def checkov(
+    arguments: Sequence[str], files: Sequence[str], *, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    if not CHECKOV.exists():
+        pytest.skip("no .venv-audit: `make audit` makes it")
+    return subprocess.run(
+        [CHECKOV, *arguments, "--file", *files],
+        cwd=cwd,
+        # It would ask the package index for a newer one, and look for settings at home.
+        env=os.environ | {"CKV_SKIP_PACKAGE_UPDATE_CHECK": "true", "HOME": str(cwd)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def failed_checks(output: str) -> set[tuple[str, str]]:
+    """(rule, resource) of each finding in checkov's JSON."""
+    report = json.loads(output)
+    assert report["summary"]["parsing_errors"] == 0
+    assert report["summary"]["passed"] > 0
+    return {(found["check_id"], found["resource"]) for found in report["results"]["failed_checks"]}
+
+
+@pytest.mark.audit
+def test_checkov_finds_nothing_beyond_what_is_accepted() -> None:
+    files = [file for deployment in DEPLOYMENTS for file in templates(deployment)]
+    scan = checkov(["--config-file", str(CHECKOV_RULES)], files)
+    assert scan.returncode == 0, scan.stdout + scan.stderr
+    assert re.search(r"Passed checks: [1-9]\d*, Failed checks: 0, Skipped", scan.stdout)
+
+
+@pytest.mark.audit
+def test_checkov_would_say_what_the_accepted_findings_say(tmp_path: Path) -> None:
+    """Without its settings it finds those, and no accepted finding is one of the past."""
+    accepted = set(re.findall(r"(?m)^  - (CKV\w+) # .{12,}$", CHECKOV_RULES.read_text()))
+    assert len(accepted) == CHECKOV_RULES.read_text().count("- CKV")  # each has its reason
+    options = ["--framework", "cloudformation", "--skip-download", "--output", "json"]
+    scan = checkov(options, templates("everything"), cwd=tmp_path)
+    assert scan.returncode == 1, scan.stderr
+    assert {rule for rule, _ in failed_checks(scan.stdout)} == accepted
+
+
+@pytest.mark.audit
+def test_checkov_finds_a_public_bucket(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.template.json"
+    broken.write_text(json.dumps(BROKEN))
+    scan = checkov(["--config-file", str(CHECKOV_RULES), "--output", "json"], [str(broken)])
+    assert scan.returncode == 1, scan.stderr
+    rules = {rule for rule, resource in failed_checks(scan.stdout) if "Open" in resource}
+    assert {"CKV_AWS_20", "CKV_AWS_53"} <= rules
