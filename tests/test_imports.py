@@ -22,7 +22,9 @@ from tests.test_packaging import canonical, pins
 # Not ours to declare: Lambda puts it beside code that a template carries inline.
 PROVIDED = {"stacks.teardown_handler.index": {"cfnresponse"}}
 
-PACKAGES = ("training", "trainctl", "stacks", "containers", "benchmarks", "rehearsal", "tests")
+PACKAGES = (
+    *("training", "trainctl", "stacks", "containers", "benchmarks", "rehearsal", "docs", "tests"),
+)
 
 # What needs the standard library alone, and what laptops and node processes may therefore import.
 SHARED = {"training.contract", "training.instance_types", "training.config"}
@@ -176,7 +178,7 @@ def test_modules_of_this_project_load_in_one_order() -> None:
 @pytest.mark.parametrize(
     ("packages", "files"),
     [
-        ({"training"}, ["containers/requirements.txt"]),
+        ({"training", "containers"}, ["containers/requirements.txt"]),
         ({"app", "trainctl", "stacks"}, ["requirements.txt"]),
         ({"rehearsal"}, ["requirements.txt", "rehearsal/requirements.txt"]),
         (

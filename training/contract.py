@@ -66,6 +66,8 @@ OUT_PUSH_ROLE: Final = "ImagePushRoleArn"
 OUT_SHAPE: Final = "ClusterShape"  # JSON: preset, instance types, counts, spot, image tag
 
 # What the task definitions tell the entry point of a node.
+ENV_NODE: Final = "TRAIN_NODE"  # head or worker; the entry point sets it for what it starts
+ENV_HEAD_WAIT: Final = "TRAIN_HEAD_WAIT_S"  # seconds that a worker waits for its head
 ENV_HEAD_ADDRESS: Final = "TRAIN_HEAD_ADDRESS"  # name or address that workers join
 ENV_NUM_GPUS: Final = "TRAIN_NUM_GPUS"  # GPUs the host has, all given to the container
 ENV_NUM_CPUS: Final = "TRAIN_NUM_CPUS"  # CPUs that Ray may count on here

@@ -87,7 +87,8 @@ def test_cdks_own_context_is_no_setting() -> None:
 
 # A setting given with -c, and what the sentence must hold beside the setting's name.
 BAD: list[tuple[Any, ...]] = [
-    ({"wrokers": "3"}, "wrokers", "there are"),
+    ({"colour": "red"}, "colour", "there are preset, region"),
+    ({"wrokers": "3"}, "wrokers", "did you mean max_workers?"),
     ({"max_worker": "3"}, "max_worker", "did you mean max_workers?"),
     ({"preset": "dpp"}, "preset", "'dpp'", "ddp, fsdp, cpu"),
     ({"preset": ""}, "preset", "ddp, fsdp, cpu"),

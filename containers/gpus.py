@@ -1,0 +1,64 @@
+"""Whether the GPUs of a host are fit to train, asked before the node joins.
+
+A GPU that is missing, has memory errors or computes nonsense would fail hours later, inside some
+collective, with a message about something else. Only what the driver and torch can tell is asked.
+"""
+
+import subprocess
+from collections.abc import Sequence
+from typing import Final
+
+QUERY: Final = ("index", "name", "ecc.errors.uncorrected.volatile.total")
+SIZE: Final = 2048  # of the matrices; some milliseconds on any GPU
+
+
+def faults(num_gpus: int) -> list[str]:
+    """What is wrong with the host's GPUs, a line each; empty when they are fit.
+
+    Args:
+        num_gpus: How many there should be.
+    """
+    try:
+        run = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    except FileNotFoundError:
+        return ["nvidia-smi is not here: the container was started without GPUs"]
+    except subprocess.TimeoutExpired:
+        return ["nvidia-smi did not answer within 60 s: the driver hangs"]
+    if run.returncode:
+        return [f"nvidia-smi failed: {(run.stderr or run.stdout).strip()}"]
+    rows = [[part.strip() for part in line.split(",")] for line in run.stdout.splitlines() if line]
+    return _from_driver(rows, num_gpus) or _from_arithmetic(num_gpus)
+
+
+def _from_driver(rows: Sequence[Sequence[str]], num_gpus: int) -> list[str]:
+    if len(rows) != num_gpus:
+        return [f"{len(rows)} GPUs are visible, {num_gpus} should be"]
+    return [
+        f"GPU {index} ({name}) has {errors} uncorrected memory errors"
+        for index, name, errors in rows
+        if errors.isdecimal() and int(errors)  # "[N/A]" where the GPU does not count them
+    ]
+
+
+def _from_arithmetic(num_gpus: int) -> list[str]:
+    """Multiply two matrices on every GPU and compare with what must come out."""
+    import torch
+
+    if torch.cuda.device_count() != num_gpus:
+        return [f"torch sees {torch.cuda.device_count()} GPUs, {num_gpus} should be visible"]
+    found = []
+    for index in range(num_gpus):
+        try:
+            ones = torch.ones(SIZE, SIZE, device=f"cuda:{index}")
+            product = ones @ ones
+            if not bool((product == SIZE).all()):
+                found.append(f"GPU {index} computes a wrong matrix product")
+        except RuntimeError as error:
+            found.append(f"GPU {index} cannot compute: {str(error).splitlines()[0]}")
+    return found

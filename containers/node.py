@@ -1,0 +1,241 @@
+"""One node: what Ray is told, and how it is started, stopped and accounted for.
+
+The container's only process beside Ray's own. It waits for the head, checks token and GPUs, starts
+``ray start --block``, passes SIGTERM on so that Ray drains, and says in one line why it ended.
+"""
+
+import http.client
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final, Self
+
+from containers import gpus, network
+from training import contract
+from training.contract import InputError
+
+TOKEN: Final = "RAY_AUTH_TOKEN"
+HEAD_WAIT_S: Final = 600  # a host may still pull its image while others wait
+
+# Fixed, so that a security group, a tunnel or a person can know them. Worker ports follow.
+PORTS: Final = {
+    "--node-manager-port": 6380,
+    "--object-manager-port": 6381,
+    "--runtime-env-agent-port": 6382,
+    "--dashboard-agent-grpc-port": 6383,
+    "--dashboard-agent-listen-port": contract.AGENT_PORT,
+    "--metrics-export-port": 6384,
+    "--min-worker-port": 10002,
+    "--max-worker-port": 19999,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeConfig:
+    """What the task definition says of this node."""
+
+    kind: str
+    """``head`` or ``worker``."""
+    head: str
+    """Name or address of the head; a head itself does not use it."""
+    num_cpus: int
+    """CPUs that Ray may hand out; 0 on a head that does not train."""
+    num_gpus: int
+    """GPUs the host has."""
+    head_wait_s: float
+    """How long a worker waits for the head's port."""
+
+    @classmethod
+    def from_environment(cls, kind: str, environment: Mapping[str, str]) -> Self:
+        """Read the variables of ``training.contract``. Raises InputError when one is wrong."""
+        if kind not in (contract.HEAD, contract.WORKER):
+            raise InputError(f"node {kind!r} is unknown: it must be head or worker")
+        if len(environment.get(TOKEN, "")) < 16:
+            raise InputError(
+                f"{TOKEN} is missing or shorter than 16 characters: every node needs the "
+                "cluster's token; on ECS it comes from Secrets Manager"
+            )
+        head = environment.get(contract.ENV_HEAD_ADDRESS, "")
+        if kind == contract.WORKER and not head:
+            raise InputError(
+                f"{contract.ENV_HEAD_ADDRESS} is missing: a worker needs the name or address of "
+                "its head"
+            )
+        trains = environment.get(contract.ENV_TRAINS, "1") == "1"
+        num_cpus = _count(environment, contract.ENV_NUM_CPUS, os.cpu_count() or 1)
+        return cls(
+            kind=kind,
+            head=head,
+            num_cpus=num_cpus if trains else 0,
+            num_gpus=_count(environment, contract.ENV_NUM_GPUS, 0),
+            head_wait_s=_count(environment, contract.ENV_HEAD_WAIT, HEAD_WAIT_S),
+        )
+
+
+def _count(environment: Mapping[str, str], name: str, default: int) -> int:
+    value = environment.get(name, str(default))
+    if not value.isdecimal():
+        raise InputError(f"{name} is {value!r}: it must be a whole number")
+    return int(value)
+
+
+def ray_command(config: NodeConfig, address: str) -> list[str]:
+    """The command that starts Ray on this node and stays until it ends."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+    command += ["--disable-usage-stats", f"--node-ip-address={address}"]
+    command += [f"--num-cpus={config.num_cpus}", f"--num-gpus={config.num_gpus}"]
+    command += [f"{option}={port}" for option, port in PORTS.items()]
+    if config.kind == contract.HEAD:
+        command += ["--head", f"--port={contract.GCS_PORT}"]
+        # Reached by the workers' token check and by a tunnel; the token guards it.
+        command += ["--dashboard-host=0.0.0.0", f"--dashboard-port={contract.DASHBOARD_PORT}"]
+    else:
+        command += [f"--address={config.head}:{contract.GCS_PORT}"]
+    return command
+
+
+def ray_environment(kind: str, interface: str) -> dict[str, str]:
+    """What Ray and the training processes below it inherit; a task definition may override it."""
+    return {
+        contract.ENV_NODE: kind,
+        "RAY_AUTH_MODE": "token",
+        "PYTHONUNBUFFERED": "1",
+        # Found by its address: awsvpc names it one way, a laptop's Docker another. Gloo and NCCL
+        # would otherwise try all of them, the one for ECS's own credentials too.
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        "NCCL_DEBUG": "WARN",
+        # A rank that lost its peer must fail, not wait for half an hour.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        # 15 by default: anything else on the host would starve training.
+        "RAY_worker_niceness": "0",
+        # A dead node is noticed within seconds; the defaults take a minute and a half to resume.
+        "RAY_health_check_initial_delay_ms": "2000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "2000",
+        "RAY_health_check_failure_threshold": "3",
+        # A worker whose head is gone for good ends this much later, and its host can go.
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "30",
+        "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's page on training
+        "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # or every line is printed twice
+    }
+
+
+def token_refused(head: str, token: str) -> str | None:
+    """Why the head does not accept ``token``; None when it does, or cannot say."""
+    connection = http.client.HTTPConnection(head, contract.DASHBOARD_PORT, timeout=5)
+    try:
+        connection.request("GET", "/api/version", headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        answer.read()
+    except OSError:
+        return None  # the dashboard starts after the port that was waited for; Ray checks too
+    finally:
+        connection.close()
+    if answer.status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+        return f"the head {head} refuses this node's token: {TOKEN} differs from the head's"
+    return None
+
+
+class Node:
+    """Runs one node until Ray ends or the container is told to stop."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.config = config
+        self._ray: subprocess.Popen[bytes] | None = None
+        self._stopped_by: int | None = None
+
+    def run(self) -> int:
+        """Start Ray and wait; return the container's exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        config = self.config
+        if config.num_gpus and (faults := gpus.faults(config.num_gpus)):
+            for fault in faults:
+                say(f"not joining: {fault}")
+            return contract.EXIT_BAD_HOST
+        if config.kind == contract.WORKER:
+            code = self._meet_head()
+            if code is not None:
+                return code
+            address = network.address_towards(config.head)
+        else:
+            address = network.own_address()
+        interface = network.interface_of(address)
+        say(
+            f"{config.kind} on {address} ({interface}), {config.num_cpus} CPUs, "
+            f"{config.num_gpus} GPUs for training"
+        )
+        environment = ray_environment(config.kind, interface) | os.environ
+        # Named here and not found by each process: an interface in the image's environment is
+        # somebody else's.
+        environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface
+        began = time.monotonic()
+        self._ray = subprocess.Popen(ray_command(config, address), env=environment)
+        if self._stopped_by is not None:  # told so while it was being started
+            self._ray.send_signal(signal.SIGTERM)
+        code = self._ray.wait()
+        return self._explain(code, time.monotonic() - began)
+
+    def _meet_head(self) -> int | None:
+        """Wait for the head and show it the token; return an exit code where that fails."""
+        config = self.config
+        reason = network.wait_for_port(
+            config.head,
+            contract.GCS_PORT,
+            timeout_s=config.head_wait_s,
+            should_stop=lambda: self._stopped_by is not None,
+            say=say,
+        )
+        if self._stopped_by is not None:
+            say("stopped while waiting for the head")
+            return contract.EXIT_TERMINATED
+        if reason:
+            say(f"giving up after {config.head_wait_s:.0f} s: {reason}")
+            return contract.EXIT_NO_HEAD
+        if refusal := token_refused(config.head, os.environ[TOKEN]):
+            say(refusal)
+            return contract.EXIT_REFUSED
+        return None
+
+    def _explain(self, code: int, lasted_s: float) -> int:
+        """Turn Ray's exit code into this node's, and say what it means."""
+        if self._stopped_by is not None:
+            say(f"stopped as told, Ray has drained (exit code {code})")
+            return contract.EXIT_OK
+        if self.config.kind == contract.WORKER:
+            lost = network.wait_for_port(
+                self.config.head, contract.GCS_PORT, timeout_s=0, should_stop=bool, say=say
+            )
+            if lost:
+                say(f"the head is lost after {lasted_s:.0f} s: {lost}")
+                return contract.EXIT_NO_HEAD
+        say(f"Ray ended on its own after {lasted_s:.0f} s (exit code {code}); its log is above")
+        return contract.EXIT_FAILED
+
+    def _stop(self, number: int, _frame: FrameType | None) -> None:
+        self._stopped_by = number
+        if self._ray is not None and self._ray.poll() is None:
+            self._ray.send_signal(signal.SIGTERM)
+
+
+def say(message: str) -> None:
+    """One line to the container's log."""
+    print(f"node: {message}", file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m containers head|worker``."""
+    try:
+        if len(arguments) != 1:
+            raise InputError("one argument is needed: head or worker")
+        return Node(NodeConfig.from_environment(arguments[0], os.environ)).run()
+    except InputError as error:
+        say(f"error: {error}")
+        return contract.EXIT_BAD_INPUT

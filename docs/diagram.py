@@ -1,0 +1,337 @@
+"""Draw docs/images/architecture.svg from the synthesized templates.
+
+    make synth && python docs/diagram.py cdk.out > docs/images/architecture.svg
+
+Every resource type of the templates is either drawn or listed below with the reason why not; any
+other ends the script, so that the picture cannot fall behind the stacks unnoticed.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any, Final
+
+Template = Mapping[str, Any]
+
+DRAWN: Final = frozenset(
+    {
+        "AWS::AutoScaling::AutoScalingGroup",
+        "AWS::CloudWatch::Alarm",
+        "AWS::CloudWatch::Dashboard",
+        "AWS::EC2::LaunchTemplate",
+        "AWS::EC2::NatGateway",
+        "AWS::EC2::PlacementGroup",
+        "AWS::EC2::Subnet",
+        "AWS::EC2::VPC",
+        "AWS::EC2::VPCEndpoint",
+        "AWS::ECR::Repository",
+        "AWS::ECS::CapacityProvider",
+        "AWS::ECS::Cluster",
+        "AWS::ECS::Service",
+        "AWS::ECS::TaskDefinition",
+        "AWS::Events::Rule",
+        "AWS::IAM::OIDCProvider",
+        "AWS::Lambda::Function",
+        "AWS::Logs::LogGroup",
+        "AWS::S3::Bucket",
+        "AWS::SNS::Topic",
+        "AWS::SecretsManager::Secret",
+        "AWS::ServiceDiscovery::PrivateDnsNamespace",
+        "AWS::ServiceDiscovery::Service",
+    }
+)
+
+_WIRING: Final = "belongs to something drawn"
+_RIGHTS: Final = "rights are in docs/security.md"
+LEFT_OUT: Final[Mapping[str, str]] = {
+    "AWS::EC2::EIP": "the NAT gateway's address",
+    "AWS::EC2::FlowLog": "records the VPC's traffic in one of the log groups",
+    "AWS::EC2::InternetGateway": "behind the NAT gateway",
+    "AWS::EC2::Route": _WIRING,
+    "AWS::EC2::RouteTable": _WIRING,
+    "AWS::EC2::SecurityGroup": _RIGHTS,
+    "AWS::EC2::SecurityGroupEgress": _RIGHTS,
+    "AWS::EC2::SecurityGroupIngress": _RIGHTS,
+    "AWS::EC2::SubnetRouteTableAssociation": _WIRING,
+    "AWS::EC2::VPCGatewayAttachment": _WIRING,
+    "AWS::ECS::ClusterCapacityProviderAssociations": _WIRING,
+    "AWS::IAM::InstanceProfile": _RIGHTS,
+    "AWS::IAM::Policy": _RIGHTS,
+    "AWS::IAM::Role": _RIGHTS,
+    "AWS::Logs::MetricFilter": "counts failed tasks for the alarm",
+    "AWS::Logs::ResourcePolicy": _RIGHTS,
+    "AWS::S3::BucketPolicy": _RIGHTS,
+    "AWS::SNS::Subscription": "the topic's one reader",
+    "AWS::SNS::TopicPolicy": _RIGHTS,
+    "Custom::S3AutoDeleteObjects": "its function is counted",
+    "Custom::StopTasks": "in the teardown box",
+    "Custom::TerminateHosts": "in the teardown box",
+    "Custom::VpcRestrictDefaultSG": "its function is counted",
+}
+
+WIDTH: Final = 1200
+STYLE: Final = """
+text { font: 13px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; fill: #1d2733 }
+.title { font-weight: 600 } .small { font-size: 12px; fill: #50606f }
+.stack { font-size: 12px; font-weight: 600; fill: #50606f; letter-spacing: .04em }
+.box { fill: #fff; stroke: #9fb0c0; rx: 6 } .area { fill: #f3f7fb; stroke: #b9c7d4; rx: 8 }
+.core { stroke: #1d5fa9; stroke-width: 1.5 } .training { stroke: #bd540a; stroke-width: 1.5 }
+.line { stroke: #50606f; stroke-width: 1.3; fill: none; marker-end: url(#end) }
+"""
+
+
+class Resources:
+    """The resources of both templates, by type."""
+
+    def __init__(self, *templates: Template) -> None:
+        self._by_type: dict[str, dict[str, Any]] = {}
+        for template in templates:
+            for name, resource in template["Resources"].items():
+                kind = self._by_type.setdefault(resource["Type"], {})
+                kind[name] = resource.get("Properties", {})
+        unknown = sorted(self._by_type.keys() - DRAWN - LEFT_OUT.keys())
+        if unknown:
+            raise SystemExit(
+                f"docs/diagram.py does not know {', '.join(unknown)}: draw it, or say in LEFT_OUT "
+                "why not"
+            )
+
+    def all(self, kind: str) -> list[dict[str, Any]]:
+        assert kind in DRAWN, kind
+        return [*self._by_type.get(kind, {}).values()]
+
+    def only(self, kind: str) -> dict[str, Any]:
+        (found,) = self.all(kind)
+        return found
+
+    def of_node(self, kind: str, node: str) -> dict[str, Any]:
+        """The one resource of a type that belongs to the heads or the workers."""
+        assert kind in DRAWN, kind
+        (found,) = [value for name, value in self._by_type[kind].items() if node in name]
+        return dict(found)
+
+
+def box(x: int, y: int, width: int, lines: Sequence[str], style: str, height: int = 0) -> str:
+    """A box whose first line is its title."""
+    height = height or 24 + 18 * len(lines)
+    parts = [f'<rect class="box {style}" x="{x}" y="{y}" width="{width}" height="{height}"/>']
+    for number, line in enumerate(lines):
+        css = "title" if not number else "small"
+        parts.append(
+            f'<text class="{css}" x="{x + 12}" y="{y + 24 + 18 * number}">{escape(line)}</text>'
+        )
+    return "\n".join(parts)
+
+
+def area(x: int, y: int, width: int, height: int, title: str) -> str:
+    return (
+        f'<rect class="area" x="{x}" y="{y}" width="{width}" height="{height}"/>\n'
+        f'<text class="stack" x="{x + 12}" y="{y + 20}">{escape(title)}</text>'
+    )
+
+
+def arrow(points: Sequence[tuple[int, int]], label: str = "", at: tuple[int, int] = (0, 0)) -> str:
+    path = " ".join(f"{'L' if number else 'M'}{x} {y}" for number, (x, y) in enumerate(points))
+    text = f'<text class="small" x="{at[0]}" y="{at[1]}">{escape(label)}</text>' if label else ""
+    return f'<path class="line" d="{path}"/>{text}'
+
+
+def count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def hosts(resources: Resources, node: str) -> list[str]:
+    """Lines on one group of hosts."""
+    data = resources.of_node("AWS::EC2::LaunchTemplate", node)["LaunchTemplateData"]
+    group = resources.of_node("AWS::AutoScaling::AutoScalingGroup", node)
+    disk = data["BlockDeviceMappings"][0]["Ebs"]
+    market = data.get("InstanceMarketOptions", {}).get("MarketType", "on demand")
+    together = "in the placement group" if "Placement" in data else "in no placement group"
+    return [
+        f"{node} hosts",
+        f"{group['MinSize']} to {group['MaxSize']} x {data['InstanceType']}, {market}",
+        together,
+        f"disk {disk['VolumeSize']} GiB, {disk['Throughput']} MiB/s, encrypted",
+    ]
+
+
+def task(resources: Resources, node: str) -> list[str]:
+    """Lines on one kind of node."""
+    definition = resources.of_node("AWS::ECS::TaskDefinition", node)
+    (container,) = definition["ContainerDefinitions"]
+    service = resources.of_node("AWS::ECS::Service", node)
+    gpus = sum(int(each["Value"]) for each in container.get("ResourceRequirements", []))
+    return [
+        f"{node} task: the whole host",
+        f"{count(gpus, 'GPU')}, {container['Cpu'] / 1024:.1f} CPUs, "
+        f"{container['Memory'] / 1024:.1f} GiB",
+        f"{container['LinuxParameters']['SharedMemorySize'] / 1024:.1f} GiB of it shared memory",
+        f"service: {service['DesiredCount']} tasks after a deploy",
+    ]
+
+
+def draw(core: Template, training: Template) -> str:
+    """The picture of one deployment as SVG."""
+    found = Resources(core, training)
+    vpc, nat, subnet = (
+        found.only("AWS::EC2::VPC"),
+        found.of_node("AWS::EC2::Subnet", "Nat"),
+        found.of_node("AWS::EC2::Subnet", "Training"),
+    )
+    endpoints = found.all("AWS::EC2::VPCEndpoint")
+    interfaces = sum(each["VpcEndpointType"] == "Interface" for each in endpoints)
+    bucket = found.only("AWS::S3::Bucket")
+    rules = [rule["Id"] for rule in bucket["LifecycleConfiguration"]["Rules"]]
+    namespace = found.only("AWS::ServiceDiscovery::PrivateDnsNamespace")["Name"]
+    name = found.only("AWS::ServiceDiscovery::Service")["Name"]
+    functions = len(found.all("AWS::Lambda::Function"))
+    topic = bool(found.all("AWS::SNS::Topic"))
+    pushes = bool(found.all("AWS::IAM::OIDCProvider")) or "ImagePushRoleArn" in core["Outputs"]
+    assert len(found.all("AWS::EC2::NatGateway")) == 1
+    assert len(found.all("AWS::ECS::Cluster")) == len(found.all("AWS::EC2::PlacementGroup")) == 1
+    assert len(found.all("AWS::ECS::CapacityProvider")) == 2
+
+    left, middle, right = 24, 300, 900
+    parts = [
+        area(middle - 20, 50, 596, 560, f"VPC {vpc['CidrBlock']}, one zone"),
+        area(middle, 84, 556, 78, f"public subnet {nat['CidrBlock']}"),
+        box(middle + 380, 98, 160, ["NAT gateway", "the only way out"], "core", 54),
+        area(middle, 236, 556, 356, f"private training subnet {subnet['CidrBlock']}"),
+        box(middle + 16, 272, 254, hosts(found, "Head"), "training"),
+        box(middle + 286, 272, 254, hosts(found, "Worker"), "training"),
+        box(middle + 16, 406, 254, task(found, "Head"), "training"),
+        box(middle + 286, 406, 254, task(found, "Worker"), "training"),
+        arrow([(middle + 143, 406), (middle + 143, 374)], "runs on", (middle + 152, 394)),
+        arrow([(middle + 413, 406), (middle + 413, 374)], "runs on", (middle + 422, 394)),
+        arrow([(middle + 286, 440), (middle + 271, 440)]),
+        arrow([(middle + 460, 236), (middle + 460, 154)], "HTTPS", (middle + 468, 204)),
+        f'<text class="small" x="{middle + 16}" y="{536}">Workers join the head at '
+        f"{escape(name)}.{escape(namespace)}; everything among the nodes</text>",
+        f'<text class="small" x="{middle + 16}" y="{554}">is allowed, nothing is from outside. '
+        "Each group has a capacity provider,</text>",
+        f'<text class="small" x="{middle + 16}" y="{572}">which starts a host when a task waits '
+        "for one.</text>",
+        box(left, 84, 220, ["Bucket", "data, checkpoints, records", *rules], "core"),
+        arrow([(middle, 250), (250, 250), (250, 130), (245, 130)]),
+        f'<text class="small" x="{left}" y="232">by the S3 gateway endpoint</text>',
+        box(
+            left,
+            272,
+            220,
+            [
+                "Image repositories",
+                *(
+                    f"{each}: immutable tags"
+                    for each in ("head", "worker")[: len(found.all("AWS::ECR::Repository"))]
+                ),
+                "pushed by one GitHub branch" if pushes else "pushed by hand or CI",
+            ],
+            "core",
+        ),
+        arrow([(middle + 15, 320), (245, 320)]),
+        box(left, 406, 220, ["DNS namespace", namespace, f"{name}: the head's address"], "core"),
+        arrow([(middle + 15, 450), (245, 450)]),
+        box(
+            left,
+            512,
+            220,
+            [
+                "Token of Ray",
+                count(len(found.all("AWS::SecretsManager::Secret")), "secret"),
+                "read when a task starts",
+            ],
+            "training",
+        ),
+        arrow([(middle + 100, 505), (middle + 100, 514), (270, 514), (270, 548), (245, 548)]),
+        box(
+            right,
+            84,
+            276,
+            [
+                "Dashboard",
+                count(len(found.all("AWS::CloudWatch::Dashboard")), "dashboard")
+                + ", right for any number of hosts",
+                count(len(found.all("AWS::CloudWatch::Alarm")), "alarm")
+                + (", sent by e-mail" if topic else ", on the dashboard"),
+            ],
+            "training",
+        ),
+        box(
+            right,
+            196,
+            276,
+            [
+                "Logs",
+                count(len(found.all("AWS::Logs::LogGroup")), "log group"),
+                "nodes, stopped tasks, traffic, functions",
+            ],
+            "training",
+        ),
+        arrow([(middle + 556, 240), (right - 5, 240)]),
+        box(
+            right,
+            308,
+            276,
+            [
+                "Task events",
+                count(len(found.all("AWS::Events::Rule")), "rule"),
+                "keeps why a task stopped, counts failures",
+            ],
+            "training",
+        ),
+        box(
+            right,
+            420,
+            276,
+            [
+                "Teardown",
+                count(functions, "function") + " for custom resources",
+                "stop tasks, end hosts, so that destroy ends",
+            ],
+            "training",
+        ),
+        arrow([(right, 456), (middle + 545, 456)]),
+    ]
+    if interfaces:
+        parts.append(
+            f'<text class="small" x="{middle + 12}" y="186">'
+            f"{count(interfaces, 'interface endpoint')}: ECR, Logs, SSM</text>"
+        )
+    parts.append(
+        f'<rect class="box core" x="{right}" y="546" width="16" height="16"/>'
+        f'<text class="small" x="{right + 24}" y="559">CoreStack: stays</text>'
+        f'<rect class="box training" x="{right}" y="574" width="16" height="16"/>'
+        f'<text class="small" x="{right + 24}" y="587">TrainingStack: may be rebuilt daily</text>'
+    )
+    body = "\n".join(parts)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 634" role="img">\n'
+        "<title>What the two stacks deploy</title>\n"
+        f"<style>{STYLE}</style>\n"
+        '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
+        'markerHeight="8" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#50606f"/></marker>'
+        "</defs>\n"
+        f'<rect width="{WIDTH}" height="634" fill="#fbfcfd"/>\n'
+        '<text class="title" x="24" y="32">Two stacks: what is deployed, and what it may grow to'
+        "</text>\n"
+        f"{body}\n</svg>\n"
+    )
+
+
+def main() -> int:
+    if len(sys.argv) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    folder = Path(sys.argv[1])
+    core, training = (
+        json.loads((folder / f"{name}.template.json").read_text())
+        for name in ("CoreStack", "TrainingStack")
+    )
+    sys.stdout.write(draw(core, training))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,246 @@
+"""A node tells Ray the right things, refuses bad input and bad GPUs, and says why it ended."""
+
+import http.server
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from containers import gpus, health, network, node
+from containers.node import NodeConfig
+from tests.conftest import ROOT
+from tests.stacks.conftest import Synth, text
+from training import contract
+from training.contract import InputError
+
+TOKEN = "0123456789abcdef0123"
+WORKER = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_HEAD_ADDRESS": "head.training.internal"}
+
+
+def worker(**changed: str) -> NodeConfig:
+    return NodeConfig.from_environment("worker", WORKER | changed)
+
+
+def test_what_the_task_definition_sets_is_what_the_node_reads(synth: Synth) -> None:
+    for definition in synth(preset="fsdp").of_type("AWS::ECS::TaskDefinition").values():
+        (container,) = definition["ContainerDefinitions"]
+        (kind,) = container["Command"]
+        environment = {each["Name"]: text(each["Value"]) for each in container["Environment"]}
+        config = NodeConfig.from_environment(kind, environment | {"RAY_AUTH_TOKEN": TOKEN})
+        assert config == NodeConfig(
+            kind=kind, head="head.training.internal", num_cpus=48, num_gpus=4, head_wait_s=600
+        )
+        # The health check of the task is a module of the same package.
+        assert container["HealthCheck"]["Command"][1:3] == ["python", "-m"]
+        assert container["HealthCheck"]["Command"][3] == health.__name__
+
+
+def test_a_head_that_does_not_train_offers_no_cpus() -> None:
+    config = NodeConfig.from_environment(
+        "head", {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_ON_THIS_NODE": "0", "TRAIN_NUM_CPUS": "4"}
+    )
+    assert config.num_cpus == 0
+    assert "--num-cpus=0" in node.ray_command(config, "10.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "message"),
+    [
+        ("boss", {}, "'boss' is unknown: it must be head or worker"),
+        ("worker", {"RAY_AUTH_TOKEN": ""}, "RAY_AUTH_TOKEN is missing"),
+        ("head", {"RAY_AUTH_TOKEN": "short"}, "shorter than 16 characters"),
+        ("worker", {"TRAIN_HEAD_ADDRESS": ""}, "TRAIN_HEAD_ADDRESS is missing"),
+        ("worker", {"TRAIN_NUM_GPUS": "all"}, "TRAIN_NUM_GPUS is 'all'"),
+        ("worker", {"TRAIN_HEAD_WAIT_S": "-1"}, "TRAIN_HEAD_WAIT_S is '-1'"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(
+    kind: str, changed: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        NodeConfig.from_environment(kind, WORKER | changed)
+
+
+def test_the_entry_point_prints_the_sentence_and_exits_with_2() -> None:
+    run = subprocess.run(
+        [sys.executable, "-m", "containers", "worker"],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == contract.EXIT_BAD_INPUT
+    assert run.stderr.startswith("node: error: RAY_AUTH_TOKEN is missing")
+    assert run.stderr.count("\n") == 1
+
+
+def test_ray_is_told_its_ports_and_no_two_are_the_same() -> None:
+    head = NodeConfig.from_environment("head", {"RAY_AUTH_TOKEN": TOKEN})
+    command = node.ray_command(head, "10.0.0.1")
+    ports = [part.rpartition("=")[2] for part in command if "port=" in part]
+    assert len(ports) == len({*ports}) == len(node.PORTS) + 2
+    assert "--node-ip-address=10.0.0.1" in command
+    assert TOKEN not in " ".join(command), "the token would be in the process list"
+    assert "--address=head.training.internal:6379" in node.ray_command(worker(), "10.0.0.2")
+
+
+def test_collectives_use_the_interface_that_leads_to_the_head() -> None:
+    environment = node.ray_environment("worker", "ens7")
+    assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "ens7"
+    assert environment["RAY_AUTH_MODE"] == "token"
+
+
+def test_a_stop_leaves_ray_its_time_to_drain() -> None:
+    from stacks.host_setup import STOP_TIMEOUT_S
+
+    drain_s = int(os.environ.get("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "30"))
+    assert drain_s + 15 < STOP_TIMEOUT_S
+
+
+# --- network -------------------------------------------------------------------------------------
+def test_the_address_towards_a_host_and_its_interface_are_asked_of_the_kernel() -> None:
+    address = network.address_towards("127.0.0.1")
+    assert address == "127.0.0.1"
+    assert network.interface_of(address) in {name for _, name in socket.if_nameindex()}
+    with pytest.raises(OSError, match=r"no interface has the address 203\.0\.113\.9"):
+        network.interface_of("203.0.113.9")
+
+
+def test_a_node_has_an_address_of_its_own() -> None:
+    assert network.interface_of(network.own_address())
+
+
+def test_waiting_ends_when_somebody_listens_or_time_is_up_or_it_is_told_to() -> None:
+    said: list[str] = []
+
+    def wait(host: str, port: int, *, stop: bool = False) -> str | None:
+        return network.wait_for_port(
+            host, port, timeout_s=0, should_stop=lambda: stop, say=said.append
+        )
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert wait("127.0.0.1", port) is None
+    assert "does not answer (Connection refused)" in str(wait("127.0.0.1", port))
+    assert wait("head.invalid", 1) == "the name head.invalid has no address yet"
+    assert wait("127.0.0.1", port, stop=True) == ""
+
+
+# --- GPUs ----------------------------------------------------------------------------------------
+@pytest.fixture
+def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for the driver's command, first on PATH; a test writes what it does."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return tmp_path / "nvidia-smi"
+
+
+def answer(command: Path, output: str, code: int = 0) -> None:
+    command.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {code}\n")
+    command.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "fault"),
+    [
+        ("0, NVIDIA A10G, 0", 0, "1 GPUs are visible, 2 should be"),
+        ("0, NVIDIA A10G, 0\n1, NVIDIA A10G, 3", 0, "GPU 1 (NVIDIA A10G) has 3 uncorrected"),
+        ("No devices were found", 6, "nvidia-smi failed: No devices were found"),
+        # As far as the driver is asked, these two are fit; this machine's torch has no GPU.
+        ("0, Tesla T4, [N/A]\n1, Tesla T4, 0", 0, "torch sees 0 GPUs, 2 should be visible"),
+    ],
+)
+def test_gpus_that_are_not_as_they_should_be_are_named(
+    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: int, fault: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    answer(nvidia_smi, output, code)
+    (found,) = gpus.faults(2)
+    assert fault in found
+
+
+def test_a_container_without_the_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert gpus.faults(1) == ["nvidia-smi is not here: the container was started without GPUs"]
+
+
+def test_a_node_with_bad_gpus_does_not_join(nvidia_smi: Path) -> None:
+    answer(nvidia_smi, "0, NVIDIA A10G, 7")
+    run = subprocess.run(
+        [sys.executable, "-m", "containers", "head"],
+        cwd=ROOT,
+        env={**os.environ, "RAY_AUTH_TOKEN": TOKEN, "TRAIN_NUM_GPUS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == contract.EXIT_BAD_HOST
+    assert "node: not joining: GPU 0 (NVIDIA A10G) has 7 uncorrected memory errors" in run.stderr
+
+
+# --- health and token ----------------------------------------------------------------------------
+class Answers(http.server.BaseHTTPRequestHandler):
+    """Ray's two endpoints, as far as they are asked here."""
+
+    healthy = True
+
+    def do_GET(self) -> None:
+        if self.path == "/api/version":
+            right = self.headers["Authorization"] == f"Bearer {TOKEN}"
+            self._answer(200 if right else 403, b"{}")
+        else:
+            self._answer(200 if self.healthy else 503, b"success" if self.healthy else b"no")
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def ray_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(Answers, "healthy", True)
+    with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for name in ("DASHBOARD_PORT", "AGENT_PORT"):
+            monkeypatch.setattr(contract, name, server.server_port)
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.usefixtures("ray_port")
+@pytest.mark.parametrize("kind", ["head", "worker"])
+def test_health_is_what_ray_says_of_this_node(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAIN_NODE", kind)
+    assert health.main() == 0
+    monkeypatch.setattr(Answers, "healthy", False)
+    assert health.main() == 1
+
+
+def test_a_node_without_ray_is_unhealthy(
+    ray_port: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        unused = free.getsockname()[1]
+    assert unused != ray_port
+    monkeypatch.setattr(contract, "AGENT_PORT", unused)
+    assert health.main() == 1
+    assert "unhealthy: http://127.0.0.1:" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("ray_port")
+def test_a_wrong_token_is_known_before_ray_tries_it() -> None:
+    assert node.token_refused("127.0.0.1", TOKEN) is None
+    refusal = node.token_refused("127.0.0.1", "another")
+    assert refusal == (
+        "the head 127.0.0.1 refuses this node's token: RAY_AUTH_TOKEN differs from the head's"
+    )

@@ -1,0 +1,204 @@
+"""A head and a worker on two hosts: they find each other, train together, and end as they should.
+
+The hosts are network namespaces of this machine, each with an address and an interface of its own,
+so that nothing can work by accident over loopback. Real Ray, real entry point, real training.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from training import contract
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+HEAD, WORKER = "10.213.77.1", "10.213.77.2"
+TOKEN = "0123456789abcdef0123"
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+class Host:
+    """One network namespace, and what runs in it."""
+
+    def __init__(self, name: str, address: str, folder: Path) -> None:
+        self.name, self.address, self.folder = name, address, folder
+        folder.mkdir()
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def command(self, *arguments: str) -> list[str]:
+        return ["ip", "netns", "exec", self.name, sys.executable, "-m", *arguments]
+
+    def environment(self, **changed: str) -> dict[str, str]:
+        # Ray's sockets lie in its temporary folder, and a path to a socket has 107 characters.
+        return {
+            **os.environ,
+            "RAY_AUTH_TOKEN": TOKEN,
+            "RAY_AUTH_MODE": "token",
+            "RAY_TMPDIR": f"/tmp/{self.name}",
+            "TRAIN_HEAD_ADDRESS": HEAD,
+            "TRAIN_NUM_CPUS": "1",
+            "TRAIN_NUM_GPUS": "0",
+            **changed,
+        }
+
+    def start(self, kind: str, **changed: str) -> subprocess.Popen[bytes]:
+        """Start the entry point of a node, as the container does."""
+        with (self.folder / "log").open("ab") as log:
+            process = subprocess.Popen(
+                self.command("containers", kind),
+                cwd=ROOT,
+                env=self.environment(**changed),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes.append(process)
+        return process
+
+    def run(self, *arguments: str, **changed: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            cwd=ROOT,
+            env=self.environment(**changed),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+
+    def is_healthy(self, kind: str) -> bool:
+        return self.run("containers.health", TRAIN_NODE=kind).returncode == 0
+
+    def said(self) -> str:
+        return (self.folder / "log").read_text(errors="replace")
+
+    def kill(self) -> None:
+        """What a lost host does: everything on it is gone at once."""
+        pids = subprocess.run(
+            ["ip", "netns", "pids", self.name], capture_output=True, text=True, check=False
+        ).stdout.split()
+        for pid in pids:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        for process in self.processes:
+            process.wait(timeout=30)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
+    """Two hosts with a cable between them."""
+    number = os.getpid() % 10_000
+    names = f"h{number}", f"w{number}"
+    try:
+        ip("netns", "add", names[0])
+    except (FileNotFoundError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
+    pair = Host(names[0], HEAD, tmp_path / "head"), Host(names[1], WORKER, tmp_path / "worker")
+    try:
+        ip("netns", "add", names[1])
+        cable = f"e{number}a", f"e{number}b"
+        ip("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
+        for host, end in zip(pair, cable, strict=True):
+            ip("link", "set", end, "netns", host.name)
+            ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", end)
+            ip("-n", host.name, "link", "set", end, "up")
+            ip("-n", host.name, "link", "set", "lo", "up")
+        yield pair
+    finally:
+        for host in pair:
+            host.kill()
+            subprocess.run(["ip", "netns", "del", host.name], check=False)
+
+
+def wait_until(true: Callable[[], bool], *, seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.5)
+
+
+def together(hosts: tuple[Host, Host]) -> tuple[subprocess.Popen[bytes], subprocess.Popen[bytes]]:
+    """Start both nodes, the worker first, and wait until both are healthy."""
+    head, worker = hosts
+    second = worker.start("worker")
+    wait_until(lambda: "waiting for the head" in worker.said(), seconds=20, what="worker waits")
+    first = head.start("head")
+    wait_until(lambda: head.is_healthy("head"), seconds=60, what="head is healthy")
+    wait_until(lambda: worker.is_healthy("worker"), seconds=60, what="worker is healthy")
+    return first, second
+
+
+def test_two_nodes_train_one_model_and_leave_when_told(
+    hosts: tuple[Host, Host], tmp_path: Path
+) -> None:
+    head, worker = hosts
+    first, second = together(hosts)
+
+    def nodes() -> int:
+        status = head.run("ray.scripts.scripts", "status", "--address", f"{HEAD}:6379")
+        return status.stdout.count("\n 1 node_")
+
+    # `ray status` looks every few seconds.
+    wait_until(lambda: nodes() == 2, seconds=30, what="ray status shows both nodes")
+
+    # One CPU on each: the two ranks cannot be on the same node.
+    run = head.run(
+        *("training.launch", "ddp", "--workers", "2", "--preset", "digits", "--epochs", "4"),
+        *("--storage", str(tmp_path / "runs"), "--run", "two"),
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    result = json.loads((tmp_path / "runs" / "two" / contract.RESULT_FILE).read_text())
+    assert result["status"] == "succeeded"
+    assert result["world_size"] == 2
+    assert result["accuracy"] >= 0.95
+    assert (tmp_path / "runs" / "two" / contract.REPORT_FILE).is_file()
+
+    # A node with another token is refused, and says that it is the token.
+    stranger = worker.run("containers", "worker", RAY_AUTH_TOKEN="another-token-of-20-chars")
+    assert stranger.returncode == contract.EXIT_REFUSED
+    assert "refuses this node's token" in stranger.stderr
+
+    for host, process in ((worker, second), (head, first)):
+        process.terminate()  # as ECS does; Ray drains
+        assert process.wait(timeout=45) == contract.EXIT_OK
+        assert "Draining" in host.said()
+        assert host.said().rstrip().endswith("stopped as told, Ray has drained (exit code 1)")
+
+
+def test_a_worker_whose_head_is_lost_ends_and_says_so(hosts: tuple[Host, Host]) -> None:
+    head, worker = hosts
+    _, second = together(hosts)
+    began = time.monotonic()
+    head.kill()
+    assert second.wait(timeout=60) == contract.EXIT_NO_HEAD
+    assert "the head is lost" in worker.said()
+    assert time.monotonic() - began < 60
+
+
+def test_a_worker_without_a_head_gives_up_and_says_so(hosts: tuple[Host, Host]) -> None:
+    _, worker = hosts
+    process = worker.start("worker", TRAIN_HEAD_WAIT_S="2")
+    assert process.wait(timeout=30) == contract.EXIT_NO_HEAD
+    assert f"giving up after 2 s: {HEAD}:6379 does not answer" in worker.said()
+
+
+def test_a_worker_that_is_stopped_while_it_waits_ends_at_once(hosts: tuple[Host, Host]) -> None:
+    _, worker = hosts
+    process = worker.start("worker")
+    wait_until(lambda: "waiting for the head" in worker.said(), seconds=20, what="worker waits")
+    process.terminate()
+    assert process.wait(timeout=10) == contract.EXIT_TERMINATED
