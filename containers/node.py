@@ -20,7 +20,9 @@ from training import contract
 from training.contract import InputError
 
 TOKEN: Final = "RAY_AUTH_TOKEN"
-HEAD_WAIT_S: Final = 600  # a host may still pull its image while others wait
+# A host may still pull its image while others wait, and a resolver may keep the answer that the
+# head's name does not exist for five minutes.
+HEAD_WAIT_S: Final = 600
 
 # Fixed, so that a security group, a tunnel or a person can know them. Worker ports follow.
 PORTS: Final = {

@@ -149,7 +149,8 @@ class Dashboard(Construct):
         # An alarm takes no search; a query it does. A busy GPU dips to zero while it saves or
         # evaluates, so a host counts by its busiest moment in five minutes, and the least busy
         # host is what is compared. Without hosts there is no value, and no alarm.
-        dimensions = ",".join(GPU_DIMENSIONS)
+        # Quoted: some of the names are words of the query language.
+        dimensions = ", ".join(f'"{name}"' for name in GPU_DIMENSIONS)
         query = (
             f'SELECT MAX(nvidia_smi_utilization_gpu) FROM SCHEMA("{contract.METRICS_NAMESPACE}", '
             f"{dimensions}) GROUP BY InstanceId ORDER BY MAX() ASC LIMIT 1"

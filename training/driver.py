@@ -82,7 +82,6 @@ class Driver:
             _start_coordinator()
         if self._signals:
             return self._interrupted()
-        self._check_cluster()
 
         self._record = record.RunRecord(
             self._run_uri, self._config, record.environment(), self._display
@@ -166,14 +165,6 @@ class Driver:
             object_store_memory=_OBJECT_STORE_BYTES,
             **settings,
         )
-
-    def _check_cluster(self) -> None:
-        import ray
-
-        num_gpus = ray.cluster_resources().get("GPU", 0)
-        workers = self._config.num_workers
-        if num_gpus and workers > num_gpus and self._options.local:
-            raise InputError(f"--workers is {workers}, but Ray sees {num_gpus:.0f} GPUs")
 
     def _trainer(self, trainer_class: Any, events: Any) -> Any:
         import ray

@@ -105,6 +105,16 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
         yield running
 
 
+@pytest.fixture
+def cdk(aws: LocalAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cdk:
+    """The command line in a bootstrapped account; boto3 is sent there too."""
+    for name, value in aws.environment().items():
+        monkeypatch.setenv(name, value)
+    command = Cdk(tmp_path, aws.environment())
+    command("bootstrap", ENVIRONMENT, "--app", "")
+    return command
+
+
 def physical_ids(stack: str) -> dict[str, str]:
     pages = boto3.client("cloudformation").get_paginator("list_stack_resources")
     return {
@@ -134,13 +144,7 @@ def start_hosts_and_a_task(training: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("preset", ["cpu", "fsdp"])
-def test_deploy_change_and_destroy(
-    aws: LocalAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, preset: str
-) -> None:
-    for name, value in aws.environment().items():
-        monkeypatch.setenv(name, value)
-    cdk = Cdk(tmp_path, aws.environment())
-    cdk("bootstrap", ENVIRONMENT, "--app", "")
+def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None:
     before = inventory(aws.endpoint)
     settings = (*SETTINGS, "-c", f"preset={preset}")
     deploy = ("deploy", contract.CORE_STACK, contract.TRAINING_STACK)
@@ -184,13 +188,7 @@ def test_deploy_change_and_destroy(
     assert difference(before, inventory(aws.endpoint)) == {}
 
 
-def test_a_bucket_that_is_to_be_retained_is_all_that_stays(
-    aws: LocalAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in aws.environment().items():
-        monkeypatch.setenv(name, value)
-    cdk = Cdk(tmp_path, aws.environment())
-    cdk("bootstrap", ENVIRONMENT, "--app", "")
+def test_a_bucket_that_is_to_be_retained_is_all_that_stays(aws: LocalAws, cdk: Cdk) -> None:
     before = inventory(aws.endpoint)
     cdk("deploy", contract.CORE_STACK, "--require-approval", "never")
     bucket = outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
