@@ -53,8 +53,10 @@ def start(host: str, port: int) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
-    # `kill` ends it like Ctrl-C, so that its folder is removed too.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # `kill` ends it like Ctrl-C, so that its folder is removed too; and Ctrl-C does where a shell
+    # has started this in the background, with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         return start(arguments.host, arguments.port)
     except LocalAwsError as error:

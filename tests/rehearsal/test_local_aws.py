@@ -853,7 +853,10 @@ def test_command_prints_what_to_export_and_ends_on_interrupt(aws: LocalAws) -> N
         assert is_healthy(endpoint)
         messages = command.stderr.readline()
         command.send_signal(signal.SIGINT)
-        command.communicate(timeout=30)
+        try:
+            command.communicate(timeout=30)
+        finally:
+            command.kill()  # or leaving the block would wait for ever
     assert f"answers at {endpoint}" in messages
     assert command.returncode == 0
     assert not is_healthy(endpoint)
