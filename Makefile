@@ -49,7 +49,9 @@ bench: venv-dev ## compare with the plain loop, and time the start; one JSON obj
 	@$(PYTHON) -m benchmarks.ddp --json
 	@$(PYTHON) -m benchmarks.startup --json
 
-pictures: ## redraw docs/images/report.png from the report of RUN (needs Chromium)
+pictures: synth ## redraw docs/images: the architecture, and the report of RUN (needs Chromium)
+	@$(PYTHON) docs/diagram.py cdk.out > cdk.out/architecture.svg
+	@mv cdk.out/architecture.svg docs/images/
 	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --blink-settings=preferredColorScheme=1 \
 		--window-size=1200,1560 --screenshot=docs/images/report.png "file://$(abspath $(RUN))/report.html"
 
