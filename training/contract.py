@@ -6,7 +6,8 @@ Renaming anything here breaks runs that are already in a bucket.
 
 import re
 import time
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 # What ``python -m training.launch`` returns to the shell.
 EXIT_OK: Final = 0
@@ -75,6 +76,9 @@ ENV_TRAINS: Final = "TRAIN_ON_THIS_NODE"  # "1": training processes may run here
 ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
 ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
 
+# What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.
+_CLUSTER = re.compile(r"cluster: (\d+) nodes, (\d+) CPUs, (\d+) GPUs$")
+
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -107,6 +111,28 @@ def check_run_name(name: str) -> str:
             "beginning with a letter or digit (no slash: --storage says where runs are kept)"
         )
     return name
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterSize:
+    """What Ray has to offer at a moment, head included."""
+
+    num_nodes: int
+    num_cpus: int
+    num_gpus: int
+
+    def line(self) -> str:
+        """The line of the head's log."""
+        return f"cluster: {self.num_nodes} nodes, {self.num_cpus} CPUs, {self.num_gpus} GPUs"
+
+    @classmethod
+    def from_line(cls, line: str) -> Self | None:
+        """What a line of the head's log says, or None when it is about something else."""
+        match = _CLUSTER.search(line.rstrip())
+        if not match:
+            return None
+        nodes, cpus, gpus = map(int, match.groups())
+        return cls(num_nodes=nodes, num_cpus=cpus, num_gpus=gpus)
 
 
 def checkpoint_name(step: int) -> str:
