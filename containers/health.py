@@ -11,7 +11,7 @@ from typing import Final
 
 from training import contract
 
-TIMEOUT_S: Final = 4
+TIMEOUT_S: Final = 3
 
 
 def url(kind: str) -> str:

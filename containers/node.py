@@ -9,13 +9,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Final, Self
 
-from containers import gpus, network
+from containers import cluster, gpus, network
 from training import contract
 from training.contract import InputError
 
@@ -182,7 +183,13 @@ class Node:
         self._ray = subprocess.Popen(ray_command(config, address), env=environment)
         if self._stopped_by is not None:  # told so while it was being started
             self._ray.send_signal(signal.SIGTERM)
+        ended = threading.Event()
+        if config.kind == contract.HEAD:
+            threading.Thread(
+                target=cluster.watch, args=(os.environ[TOKEN], say, ended), daemon=True
+            ).start()
         code = self._ray.wait()
+        ended.set()
         return self._explain(code, time.monotonic() - began)
 
     def _meet_head(self) -> int | None:

@@ -12,13 +12,23 @@ the new one, and deletes the old one after the stack is updated.
 
 import json
 import re
+import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ministack.core import lambda_runtime
 from ministack.core.responses import get_account_id, get_region
-from ministack.services import autoscaling, cloudwatch, ec2, ecs, iam, lambda_svc, s3
+from ministack.services import (
+    autoscaling,
+    cloudwatch,
+    ec2,
+    ecs,
+    iam,
+    lambda_svc,
+    s3,
+    secretsmanager,
+)
 from ministack.services.cloudformation import custom_resource, provisioners
 
 Properties = dict[str, Any]
@@ -577,6 +587,89 @@ def mend_cluster_update() -> None:
     handler["update"] = update
 
 
+def mend_container_definitions() -> None:
+    """Limits, health checks, secrets and the rest of a container must reach ECS as its API has them.
+
+    Stock translates the names of a few members and leaves the others as the template writes them.
+    """
+
+    def normalize(definitions: list[Properties]) -> list[dict[str, Any]]:
+        labels = "DockerLabels"  # its keys are the user's
+        return [
+            provisioners._pascal_to_camel({k: v for k, v in each.items() if k != labels})
+            | ({"dockerLabels": each[labels]} if labels in each else {})
+            for each in definitions
+        ]
+
+    provisioners._normalize_container_defs = normalize
+
+
+def mend_service() -> None:
+    """A service must keep its Cloud Map names and its right to a shell."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::ECS::Service"]
+    stock_create, stock_update = handler["create"], handler["update"]
+
+    def keep(result: Result, properties: Properties) -> Result:
+        cluster, name = result[0].split("/")[-2:]
+        ecs._services[f"{cluster}/{name}"] |= {
+            "serviceRegistries": provisioners._pascal_to_camel(
+                properties.get("ServiceRegistries") or []
+            ),
+            "enableExecuteCommand": provisioners._cfn_bool(
+                properties.get("EnableExecuteCommand", False)
+            ),
+            "enableECSManagedTags": provisioners._cfn_bool(
+                properties.get("EnableECSManagedTags", False)
+            ),
+            "propagateTags": properties.get("PropagateTags", "NONE"),
+        }
+        return result
+
+    def create(logical_id: str, properties: Properties, stack: str) -> Result:
+        return keep(stock_create(logical_id, properties, stack), properties)
+
+    def update(physical_id: str, old: Properties, new: Properties, stack: str) -> Result:
+        return keep(stock_update(physical_id, old, new, stack), new)
+
+    handler |= {"create": create, "update": update}
+
+
+def mend_secret() -> None:
+    """A reference to a secret is its ARN, and a generated one keeps to the characters allowed."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::SecretsManager::Secret"]
+    stock = dict(handler)
+    stock_string = provisioners._sm_secret_string
+
+    def name_of(arn: str) -> str:
+        names = [name for name, each in secretsmanager._secrets.items() if each["ARN"] == arn]
+        return names[0] if names else arn
+
+    def create(logical_id: str, properties: Properties, stack: str) -> Result:
+        _name, attributes = stock["create"](logical_id, properties, stack)
+        return attributes["Arn"], attributes
+
+    def update(
+        arn: str, old: Properties, new: Properties, stack: str, logical_id: str
+    ) -> Result:
+        _name, attributes = stock["update"](name_of(arn), old, new, stack, logical_id)
+        return attributes["Arn"], attributes
+
+    def generated(properties: Properties) -> str:
+        wanted = dict(properties.get("GenerateSecretString") or {})
+        if provisioners._cfn_bool(wanted.get("ExcludePunctuation", False)):
+            wanted["ExcludeCharacters"] = wanted.get("ExcludeCharacters", "") + string.punctuation
+            properties = {**properties, "GenerateSecretString": wanted}
+        made: str = stock_string(properties)
+        return made
+
+    provisioners._sm_secret_string = generated
+    handler |= {
+        "create": create,
+        "update": update,
+        "delete": lambda arn, properties: stock["delete"](name_of(arn), properties),
+    }
+
+
 def mend_function_delete() -> None:
     """Deleting a Lambda function must end its worker process too."""
     handler = provisioners._RESOURCE_HANDLERS["AWS::Lambda::Function"]
@@ -666,6 +759,9 @@ def register() -> None:
         if "Tags" in kind.in_place:
             provisioners._STACK_TAG_PROPERTY[name] = ("Tags", "list")
     mend_cluster_update()
+    mend_container_definitions()
+    mend_service()
+    mend_secret()
     mend_function_delete()
     mend_bucket()
     mend_alarm_on_expressions()

@@ -4,7 +4,7 @@
         subprocess.run(["npx", "cdk", "deploy"], env=os.environ | aws.environment())
 
 Standard library only, and Python of the project's environment; the emulator itself runs in
-``.venv-aws``. State is in memory and ends with the server.
+``.venv-aws``. State is in memory and ends with the server; with ``Containers`` it is also on disk.
 """
 
 import http.client
@@ -20,6 +20,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[1]
+PYTHON = ROOT / ".venv-aws" / "bin" / "python"
 
 ACCOUNT = "000000000000"
 REGION = "us-east-1"
@@ -29,6 +30,20 @@ SECONDS_TO_STOP = 15
 
 class LocalAwsError(RuntimeError):
     """The local AWS cannot start; the message says why, and what to do about it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Containers:
+    """Where ECS tasks run as containers; see ``rehearsal.ecs_runtime``."""
+
+    name: str
+    """Of the rehearsal: a label of all its containers."""
+    engine: str
+    """Address of the Docker Engine, such as ``unix:///var/run/docker.sock``."""
+    network: str
+    """Docker network of the tasks. The local AWS should listen on its gateway."""
+    registry: str
+    """``host:port`` of the registry that stands for ECR; "": images are in the engine itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,27 +88,47 @@ def is_healthy(endpoint: str) -> bool:
 
 @contextmanager
 def local_aws(
-    folder: Path,
-    *,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    python: Path | None = None,
-    docker_host: str | None = None,
+    folder: Path, *, host: str = "127.0.0.1", port: int = 0, python: Path | None = None
 ) -> Iterator[LocalAws]:
     """Start a local AWS, wait until it answers, and stop it and all its processes at the end.
+
+    ECS tasks are only records there.
 
     Args:
         folder: for its log and its scratch files; made if it does not exist.
         host: address to listen on. Loopback, unless containers are to reach it.
         port: 0 takes a free one.
         python: interpreter with the emulator. Default: that of ``.venv-aws``.
-        docker_host: address of the Docker engine for ECS tasks, such as
-            ``unix:///var/run/docker.sock``. Default: none, and ECS tasks are only records.
 
     Raises:
         LocalAwsError: it is not installed, the port is taken, or it ended while starting.
     """
-    python = python or ROOT / ".venv-aws" / "bin" / "python"
+    server, aws = _start(folder, host, port, python or PYTHON, containers=None)
+    try:
+        _wait_until_healthy(server, aws)
+        yield aws
+    finally:
+        _stop(server)
+
+
+def start_detached(folder: Path, *, host: str, port: int, containers: Containers) -> LocalAws:
+    """Start a local AWS that stays when this process ends; ``rehearsal.processes`` ends it.
+
+    Raises:
+        LocalAwsError: as ``local_aws``.
+    """
+    server, aws = _start(folder, host, port, PYTHON, containers=containers)
+    try:
+        _wait_until_healthy(server, aws)
+    except BaseException:
+        _stop(server)
+        raise
+    return aws
+
+
+def _start(
+    folder: Path, host: str, port: int, python: Path, *, containers: Containers | None
+) -> tuple[subprocess.Popen[bytes], LocalAws]:
     if not python.exists():
         raise LocalAwsError(f"no local AWS: {python} does not exist; run `make venv-aws`")
     port = _bindable_port(host, port)
@@ -101,22 +136,19 @@ def local_aws(
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
-
+    command = [str(python), "-m", "rehearsal.server"]
     with log.open("wb") as output:
         server = subprocess.Popen(
-            [python, "-m", "rehearsal.server", "--end-with-parent"],
-            env=_server_environment(folder, endpoint, host, port, docker_host),
+            command if containers else [*command, "--end-with-parent"],
+            env=_server_environment(folder, endpoint, host, port, containers),
             cwd=folder,
-            stdin=subprocess.PIPE,  # never written to: it closes when this process ends
+            # Never written to: it closes when this process ends.
+            stdin=subprocess.DEVNULL if containers else subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    try:
-        _wait_until_healthy(server, endpoint, log)
-        yield LocalAws(endpoint=endpoint, log=log, pid=server.pid)
-    finally:
-        _stop(server)
+    return server, LocalAws(endpoint=endpoint, log=log, pid=server.pid)
 
 
 def _bindable_port(host: str, port: int) -> int:
@@ -133,10 +165,25 @@ def _bindable_port(host: str, port: int) -> int:
 
 
 def _server_environment(
-    folder: Path, endpoint: str, host: str, port: int, docker_host: str | None
+    folder: Path, endpoint: str, host: str, port: int, containers: Containers | None
 ) -> dict[str, str]:
     """Everything the server sees: nothing of the caller's own AWS settings."""
-    return {
+    if containers:
+        own = {
+            "DOCKER_HOST": containers.engine,
+            "REHEARSAL_NAME": containers.name,
+            "REHEARSAL_NETWORK": containers.network,
+            "REHEARSAL_REGISTRY": containers.registry,
+            # Checkpoints are large, and a server that is started again finds its state.
+            "PERSIST_STATE": "1",
+            "STATE_DIR": str(folder / "state"),
+            "S3_PERSIST": "1",
+            "S3_DATA_DIR": str(folder / "s3"),
+        }
+    else:
+        # Where Docker runs, it would stop what an earlier emulator has started there.
+        own = {"DOCKER_HOST": f"unix://{folder}/no-docker"}
+    return own | {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
@@ -154,13 +201,12 @@ def _server_environment(
         "AWS_CONFIG_FILE": os.devnull,
         "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         "MINISTACK_REGION": REGION,
-        # Where Docker runs, it would stop what an earlier emulator has started there.
-        "DOCKER_HOST": docker_host or f"unix://{folder}/no-docker",
     }
 
 
-def _wait_until_healthy(server: subprocess.Popen[bytes], endpoint: str, log: Path) -> None:
+def _wait_until_healthy(server: subprocess.Popen[bytes], aws: LocalAws) -> None:
     deadline = time.monotonic() + SECONDS_TO_START
+    endpoint, log = aws.endpoint, aws.log
     while not is_healthy(endpoint):
         if server.poll() is not None:
             reason = f"ended with code {server.returncode}"
@@ -175,7 +221,6 @@ def _wait_until_healthy(server: subprocess.Popen[bytes], endpoint: str, log: Pat
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
     """End the server, politely and then not, and with it everything in its process group."""
-    assert server.stdin is not None
     server.terminate()
     try:
         with suppress(subprocess.TimeoutExpired):
@@ -185,4 +230,5 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()
-        server.stdin.close()
+        if server.stdin is not None:
+            server.stdin.close()

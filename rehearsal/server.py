@@ -5,6 +5,7 @@
 It is MiniStack, configured by the environment that MiniStack itself reads (GATEWAY_PORT, BIND_HOST
 ...), with more CloudFormation types (``rehearsal.cloudformation_types``), the SSM parameters under
 which AWS publishes the images for ECS instances, and the modules that AWS gives Lambda functions.
+Where it is told a Docker network, ECS tasks are containers there (``rehearsal.ecs_runtime``).
 ``rehearsal.local_aws`` starts it; nothing in the project's environment can import it.
 """
 
@@ -93,6 +94,10 @@ def main() -> None:
     cloudformation_types.register()
     for family in ECS_IMAGE_FAMILIES:
         ssm._PUBLIC_AMI_PARAMETERS[f"{ECS_IMAGES}/{family}/recommended/image_id"] = ECS_IMAGE_ID
+    if os.environ.get("REHEARSAL_NETWORK"):
+        from rehearsal.ecs_runtime import Runtime, Settings
+
+        Runtime(Settings.from_environment()).install()
     app.main()
 
 

@@ -202,9 +202,9 @@ class RayNodes(Construct):
             stop_timeout=Duration.seconds(STOP_TIMEOUT_S),
             health_check=ecs.HealthCheck(
                 command=["CMD", "python", "-m", "containers.health"],
-                interval=Duration.seconds(10),
-                timeout=Duration.seconds(5),
-                retries=6,
+                interval=Duration.seconds(5),
+                timeout=Duration.seconds(4),
+                retries=10,
                 # A first start may have to pull the image's pages from a cold volume.
                 start_period=Duration.seconds(120),
             ),

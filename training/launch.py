@@ -87,9 +87,10 @@ def parser(recipe: str | None = None) -> argparse.ArgumentParser:
     )
     what.add_argument(
         "--storage",
-        default="runs",
+        default=os.environ.get(contract.ENV_STORAGE) or "runs",
         metavar="PLACE",
-        help="folder or s3://BUCKET[/PREFIX] that keeps the runs (default: runs)",
+        help="folder or s3://BUCKET[/PREFIX] that keeps the runs (default: the cluster's bucket on "
+        "a node, else runs)",
     )
     what.add_argument("--run", metavar="NAME", help="name of the run (default: recipe and time)")
     what.add_argument(

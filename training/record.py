@@ -56,6 +56,7 @@ class RunRecord:
         self._start: Event = {}
         self._resumed_from: int | None = None
         self._phases: list[Event] = []
+        self._hosts: list[str] = []
         self._step = 0
         self._first_step_at: float | None = None
         self._evaluation: Event = {}
@@ -68,6 +69,7 @@ class RunRecord:
                 self._on_start(event)
             case "phase":
                 self._phases.append(event)
+                self._hosts = event.get("hosts", self._hosts)
             case "step":
                 self._step = event["step"]
                 if self._first_step_at is None:
@@ -166,6 +168,7 @@ class RunRecord:
             "steps": final["step"],
             rate_name: statistics.median(self._rates) if self._rates else None,
             "world_size": self._start["world_size"],
+            "hosts": self._hosts,
             "resumed_from": self._resumed_from,
             "parameters": self._start["parameters"],
             "flops_per_s": self._evaluation.get("flops_per_s"),

@@ -175,6 +175,15 @@ class TorchrunWorker:
         dist.destroy_process_group()
 
 
+def _hosts(world_size: int) -> list[str]:
+    """Address of each rank's node, in the order of ranks. Every rank calls this."""
+    import ray.util
+
+    addresses: list[Any] = [None] * world_size
+    dist.all_gather_object(addresses, ray.util.get_node_ip_address())
+    return addresses
+
+
 def ray_entry(arguments: Mapping[str, Any]) -> None:
     """What Ray Train runs in each process: the recipe's loop with a ``RayWorker``.
 
@@ -185,7 +194,7 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
 
     config = recipes.config_from_json(arguments["config"])
     worker = RayWorker(run_uri=arguments["run_uri"], events=arguments["events"])
-    worker.emit(phase("workers_ready"))
+    worker.emit({**phase("workers_ready"), "hosts": _hosts(worker.world_size)})
     try:
         recipes.loop(config.recipe)(worker, config)
         worker.finish_saves()

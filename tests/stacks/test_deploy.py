@@ -5,7 +5,6 @@ there; afterwards the account is as it was. What an emulator cannot show is in d
 """
 
 import json
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 import boto3
 import pytest
 
+from rehearsal.cdk import Cdk
+from rehearsal.commands import CommandError
 from rehearsal.inventory import difference, inventory
 from rehearsal.local_aws import LocalAws, local_aws
 from tests.conftest import ROOT
@@ -21,53 +22,7 @@ from training import contract
 
 pytestmark = pytest.mark.slow
 
-ENVIRONMENT = f"aws://{'0' * 12}/us-east-1"
 SETTINGS = ("-c", "retain_bucket=false", "-c", "alarm_email=ops@example.org")
-
-
-class Cdk:
-    """The pinned command line, in a home of its own, with its output kept for messages."""
-
-    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
-        self.command = ROOT / "node_modules" / ".bin" / "cdk"
-        if not self.command.exists():
-            pytest.fail("no CDK command line: `make node` installs it")
-        self.folder = folder
-        self.environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(folder),  # it remembers accounts in ~/.cdk
-            "TMPDIR": str(folder),
-            "CDK_DISABLE_CLI_TELEMETRY": "true",
-            "NODE_NO_WARNINGS": "1",  # its AWS client's, about a Node that will be too old
-            **environment,
-        }
-
-    @property
-    def templates(self) -> Path:
-        """The cloud assembly of the last synth."""
-        return self.folder / "cdk.out"
-
-    def __call__(self, *arguments: str, before: tuple[str, ...] = (), again: bool = False) -> str:
-        """Run it; return what it printed on both streams. Fails the test when it fails.
-
-        Args:
-            before: A command to run it under.
-            again: Take the templates of the last synth instead of making them.
-        """
-        output = ("--app", self.templates) if again else ("--output", self.templates)
-        run = subprocess.run(
-            [*before, self.command, *arguments, *output],
-            cwd=ROOT,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=240,
-            check=False,
-        )
-        assert run.returncode == 0, f"cdk {' '.join(arguments)}:\n{run.stdout[-4000:]}"
-        return run.stdout
 
 
 # --- without an account ---------------------------------------------------------------------------
@@ -88,7 +43,7 @@ def test_synth_needs_no_network_no_account_and_warns_of_nothing(tmp_path: Path) 
 
 def test_a_bad_setting_ends_the_command_line_with_one_sentence(tmp_path: Path) -> None:
     cdk = Cdk(tmp_path, {})
-    with pytest.raises(AssertionError) as caught:
+    with pytest.raises(CommandError) as caught:
         cdk("synth", "--quiet", "-c", "max_workers=1000")
     message = str(caught.value)
     assert "error: setting max_workers is 1000: it must be 1 to 64" in message
@@ -111,7 +66,7 @@ def cdk(aws: LocalAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cdk:
     for name, value in aws.environment().items():
         monkeypatch.setenv(name, value)
     command = Cdk(tmp_path, aws.environment())
-    command("bootstrap", ENVIRONMENT, "--app", "")
+    command.bootstrap()
     return command
 
 

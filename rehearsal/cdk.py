@@ -1,0 +1,60 @@
+"""The pinned CDK command line, against a local AWS."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from rehearsal import commands
+from rehearsal.commands import CommandError
+from rehearsal.local_aws import ACCOUNT, REGION, ROOT
+
+COMMAND: Final = ROOT / "node_modules" / ".bin" / "cdk"
+TIMEOUT_S: Final = 240
+
+
+class Cdk:
+    """Runs the command line in a home of its own, so that it remembers no account."""
+
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str], *, log: Path | None = None
+    ) -> None:
+        if not COMMAND.exists():
+            raise CommandError("there is no CDK command line: `make node` installs it")
+        self.templates = folder / "cdk.out"
+        """The cloud assembly of the last synth."""
+        self._log = log
+        self._environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),  # it remembers accounts in ~/.cdk
+            "TMPDIR": str(folder),
+            "CDK_DISABLE_CLI_TELEMETRY": "true",
+            "NODE_NO_WARNINGS": "1",  # its AWS client's, about a Node that will be too old
+            "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
+            **environment,
+        }
+
+    def __call__(self, *arguments: str, before: tuple[str, ...] = (), again: bool = False) -> str:
+        """Run it; return what it printed on both streams.
+
+        Args:
+            before: A command to run it under.
+            again: Take the templates of the last synth instead of making them.
+
+        Raises:
+            CommandError: it failed; the message has what it printed.
+        """
+        place = str(self.templates)
+        output = ("--app", place) if again else ("--output", place)
+        return commands.run(
+            [*before, str(COMMAND), *arguments, *output],
+            environment=self._environment,
+            folder=ROOT,
+            log=self._log,
+            timeout_s=TIMEOUT_S,
+            streams_together=True,
+        )
+
+    def bootstrap(self) -> None:
+        """Prepare the account, as is done once for each account and region."""
+        self("bootstrap", f"aws://{ACCOUNT}/{REGION}", "--app", "")

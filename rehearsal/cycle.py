@@ -1,0 +1,441 @@
+"""The whole system on one machine: bring it up, train on it, take it away.
+
+The unchanged CDK app on a local AWS, the images of production as real containers, the command line
+that people use. ``trainctl local`` and ``make rehearse`` are this module.
+
+Whatever the rehearsal makes carries its name: containers and the network by a label, processes by
+their environment. Taking it away looks for the name, so it works after any kind of end.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Self
+
+from containers import publish
+from rehearsal import commands, images, local_aws, processes, registry
+from rehearsal.cdk import Cdk
+from rehearsal.engine import Engine, check_space, find_engine
+from rehearsal.inventory import account_at, difference, inventory
+from rehearsal.local_aws import ROOT, LocalAws, is_healthy
+from training import contract
+
+PORT: Final = 4566
+WORKERS: Final = 2
+#: Every deploy of the rehearsal: no GPU, and a bucket that goes with it.
+SETTINGS: Final = {"preset": "cpu", "retain_bucket": "false"}
+RECIPE: Final = ("ddp", "--preset", "digits", "--workers", str(WORKERS), "--json")
+#: How much a run in containers may differ from the same run in plain processes.
+ACCURACY_TOLERANCE: Final = 0.02
+
+
+class RehearsalError(RuntimeError):
+    """The rehearsal did not show what it must show; the message says what it showed."""
+
+
+class Steps:
+    """Says what is being done, and how long it took, on stderr."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._number = 0
+        self._is_line_open = False
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        self._number += 1
+        began = time.monotonic()
+        self._print(f"[{self._number:2}/{self._total}] {what} ... ", end="")
+        self._is_line_open = True
+        yield
+        self.seconds[what] = time.monotonic() - began
+        if not self._is_line_open:
+            self._print("        ", end="")
+        self._print(f"{self.seconds[what]:.0f} s")
+        self._is_line_open = False
+
+    def say(self, text: str) -> None:
+        """A line about the step that is going on."""
+        if self._is_line_open:
+            self._print("")
+            self._is_line_open = False
+        for line in text.splitlines():
+            self._print(f"        {line}")
+
+    @staticmethod
+    def _print(text: str, end: str = "\n") -> None:
+        print(text, end=end, file=sys.stderr, flush=True)
+
+
+class Rehearsal:
+    """One checkout's rehearsal; another checkout has another name and does not see it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.name = f"ecs-train-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
+        self.folder = ROOT / ".rehearsal"
+        self.log = self.folder / "log"
+        self._state_file = self.folder / "state.json"
+
+    @classmethod
+    def here(cls) -> Self:
+        """Raises EngineError: there is no usable Docker Engine, and what to do about it."""
+        if not sys.platform.startswith("linux"):
+            raise RehearsalError(
+                "the rehearsal runs on Linux: elsewhere the Docker Engine is inside a virtual "
+                "machine, and its containers do not reach a local AWS on the host"
+            )
+        return cls(find_engine())
+
+    # --- what there is ------------------------------------------------------------------------
+    def state(self) -> dict[str, Any]:
+        """What the last ``up`` has written; empty when nothing is up."""
+        try:
+            found: dict[str, Any] = json.loads(self._state_file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return found
+
+    def _remember(self, **values: Any) -> None:
+        self.folder.mkdir(exist_ok=True)
+        temporary = self._state_file.with_suffix(".part")
+        temporary.write_text(json.dumps(self.state() | values, indent=1))
+        temporary.replace(self._state_file)
+
+    def environment(self) -> dict[str, str]:
+        """Variables that send AWS clients of this machine to the local AWS.
+
+        Raises:
+            RehearsalError: nothing is up.
+        """
+        endpoint = self.state().get("endpoint")
+        if not endpoint:
+            raise RehearsalError("no local deployment is up: trainctl local up")
+        return LocalAws(endpoint=endpoint, log=self.folder / "aws" / "log", pid=0).environment()
+
+    def status(self) -> dict[str, Any]:
+        """What is up, for people and for ``--json``."""
+        state = self.state()
+        endpoint = state.get("endpoint", "")
+        return {
+            "name": self.name,
+            "aws": endpoint,
+            "aws_answers": bool(endpoint) and is_healthy(endpoint),
+            "registry": state.get("registry", ""),
+            "image_tag": state.get("image_tag", ""),
+            "processes": len(processes.find(self.name)),
+            "containers": len(self.engine.labelled("container", self.name)),
+            "networks": len(self.engine.labelled("network", self.name)),
+        }
+
+    # --- up -----------------------------------------------------------------------------------
+    def up(self, steps: Steps) -> None:
+        """Bring up the local AWS, the stacks, the images and the standing cluster."""
+        # Whatever this starts is found by it, should this process be killed.
+        os.environ[processes.NAME] = self.name
+        self.folder.mkdir(exist_ok=True)
+        with steps.step("check the Docker Engine"):
+            check_space(self.engine)
+        with steps.step("start the local AWS and the image registry"):
+            gateway = self.engine.make_network(self.name)
+            store = ""
+            if registry.program():
+                store = registry.start(self.folder / "registry", name=self.name)
+            else:
+                steps.say("no docker-registry here: the nodes take the images from the engine")
+            aws = local_aws.start_detached(
+                self.folder / "aws",
+                host=gateway,
+                port=PORT,
+                containers=local_aws.Containers(
+                    name=self.name,
+                    engine=self.engine.address,
+                    network=self.name,
+                    registry=store,
+                ),
+            )
+            self._remember(endpoint=aws.endpoint, registry=store)
+        tag = images.tag()
+        docker = self._docker()
+        with steps.step("build the images of head and worker"):
+            built = images.build(self.engine, docker, image_tag=tag, say=steps.say)
+        with steps.step("deploy CoreStack and TrainingStack"):
+            self.deploy(aws.environment(), image_tag=tag)
+        with steps.step("push the images"):
+            for node, image in built.items():
+                self._push(docker, image, self._repository(node), tag)
+        self._remember(image_tag=tag)
+        with steps.step(f"bring up the standing cluster: a head, {WORKERS} workers"):
+            self.trainctl("cluster", "up", "--workers", str(WORKERS), "--yes")
+
+    def deploy(self, environment: Mapping[str, str], *, image_tag: str) -> None:
+        """``cdk bootstrap`` and ``cdk deploy`` of both stacks."""
+        cdk = self._cdk(environment)
+        cdk.bootstrap()  # stays in an account, and so it counts as there before
+        self._remember(before=inventory(environment["AWS_ENDPOINT_URL"]))
+        settings = [f"{name}={value}" for name, value in SETTINGS.items()]
+        context = [
+            part for each in (*settings, f"image_tag={image_tag}") for part in ("-c", each)
+        ]
+        stacks = (contract.CORE_STACK, contract.TRAINING_STACK)
+        cdk("deploy", *stacks, "--require-approval", "never", *context)
+
+    def _cdk(self, environment: Mapping[str, str]) -> Cdk:
+        mark = {processes.NAME: self.name}
+        return Cdk(self.folder, {**environment, **mark}, log=self.log)
+
+    def _docker(self) -> images.Docker:
+        return images.Docker(
+            client=self.engine.client,
+            environment=self.engine.environment(),
+            name=self.name,
+            log=self.log,
+        )
+
+    def _repository(self, node: str) -> str:
+        """URI of a node's image repository, as the stacks name it."""
+        output = {
+            contract.HEAD: contract.OUT_HEAD_REPOSITORY,
+            contract.WORKER: contract.OUT_WORKER_REPOSITORY,
+        }[node]
+        return self.outputs(contract.CORE_STACK)[output]
+
+    def outputs(self, stack: str) -> dict[str, str]:
+        """Outputs of a deployed stack."""
+        client = account_at(self.state()["endpoint"]).client("cloudformation")
+        (found,) = client.describe_stacks(StackName=stack)["Stacks"]
+        return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
+
+    def _push(self, docker: images.Docker, image: str, repository: str, tag: str) -> None:
+        """Push as the pipeline does; without a registry, the engine itself is the place."""
+        store, path = self.state()["registry"], repository.partition("/")[2]
+        name = f"{store}/{path}:{tag}" if store else f"{path}:{tag}"
+        self.engine("tag", image, name)
+        if store:
+            digest = publish.push(docker, name)
+            # Only the registry has it under this name now: what a node runs was pulled from there.
+            self.engine("image", "rm", "--no-prune", name)
+            self._remember(digests=self.state().get("digests", {}) | {path: digest})
+
+    # --- run ----------------------------------------------------------------------------------
+    def run(self, steps: Steps) -> dict[str, Any]:
+        """Train on the standing cluster and look at what came of it; return the figures.
+
+        Raises:
+            RehearsalError: it is not what it must be.
+        """
+        with steps.step("ray status, inside the head"):
+            nodes = self._nodes_of_ray()
+            if nodes != WORKERS + 1:
+                raise RehearsalError(f"ray status shows {nodes} nodes, not {WORKERS + 1}")
+        with steps.step("train the DDP recipe on the two workers"):
+            began = time.time()
+            command = ("python", "-m", "training.launch", *RECIPE, "--run", "rehearsal")
+            result = json.loads(self.trainctl("shell", "--", *command))
+        with steps.step("look at the run's record in the bucket"):
+            first_step_s = self._check_record(result) - began
+        with steps.step("train the same in plain processes, to compare"):
+            local = self._train_locally()
+        if abs(local["accuracy"] - result["accuracy"]) > ACCURACY_TOLERANCE:
+            raise RehearsalError(
+                f"accuracy {result['accuracy']:.4f} in containers, {local['accuracy']:.4f} in "
+                f"plain processes: they differ by more than {ACCURACY_TOLERANCE}"
+            )
+        return {
+            "nodes": nodes,
+            "hosts_of_the_ranks": result["hosts"],
+            "accuracy": result["accuracy"],
+            "accuracy_in_plain_processes": local["accuracy"],
+            "submit_to_first_step_s": round(first_step_s, 1),
+            "images_per_s": result.get("images_per_s"),
+        }
+
+    def _nodes_of_ray(self) -> int:
+        shown = self.trainctl("shell", "--", "ray", "status")
+        active = shown.partition("Active:")[2].partition("Pending:")[0]
+        return sum(
+            int(words[0]) for line in active.splitlines() if (words := line.split()) and words[0].isdecimal()
+        )
+
+    def _check_record(self, result: dict[str, Any]) -> float:
+        """Look at the run's folder in the bucket; return when the first step was done."""
+        if result["status"] != "succeeded" or len({*result["hosts"]}) != WORKERS:
+            raise RehearsalError(f"the run ended as {result}")
+        account = account_at(self.state()["endpoint"])
+        bucket = self.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
+        prefix = f"{contract.RUNS_PREFIX}/rehearsal/"
+        keys = [
+            each["Key"].removeprefix(prefix)
+            for each in account.items(
+                "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix
+            )
+        ]
+        wanted = (contract.METRICS_FILE, contract.RESULT_FILE, contract.REPORT_FILE)
+        lacking = [name for name in wanted if name not in keys]
+        if not any(key.startswith(f"{contract.CHECKPOINTS_DIR}/") for key in keys):
+            lacking.append(contract.CHECKPOINTS_DIR)
+        if lacking:
+            raise RehearsalError(f"s3://{bucket}/{prefix} lacks {', '.join(lacking)}; it has {keys}")
+        body = account.client("s3").get_object(Bucket=bucket, Key=prefix + contract.METRICS_FILE)
+        for line in body["Body"].read().decode().splitlines():
+            event = json.loads(line)
+            if event["type"] == "step":
+                return float(event["time"])
+        raise RehearsalError(f"{contract.METRICS_FILE} has no step")
+
+    def _train_locally(self) -> dict[str, Any]:
+        place = self.folder / "runs"
+        printed = commands.run(
+            [
+                *(sys.executable, "-m", "training.launch", *RECIPE, "--local"),
+                *("--run", "local", "--storage", str(place), "--overwrite"),
+            ],
+            environment={**os.environ, "OMP_NUM_THREADS": "1"},
+            folder=ROOT,
+            log=self.log,
+        )
+        result: dict[str, Any] = json.loads(printed)
+        return result
+
+    def trainctl(self, *arguments: str) -> str:
+        """The command line as a user gives it; return what it prints on stdout."""
+        return commands.run(
+            [sys.executable, "-m", "trainctl", *arguments],
+            environment={**self._clean_environment(), **self.environment()},
+            folder=ROOT,
+            log=self.log,
+            timeout_s=600,
+        )
+
+    def _clean_environment(self) -> dict[str, str]:
+        own = {"DOCKER_HOST": self.engine.address, processes.NAME: self.name}
+        return {k: v for k, v in os.environ.items() if not k.startswith("AWS_")} | own
+
+    # --- down -----------------------------------------------------------------------------------
+    def undeploy(self, steps: Steps) -> None:
+        """Bring the cluster down and destroy the stacks; nothing may be left in the account.
+
+        Raises:
+            RehearsalError: something is.
+        """
+        with steps.step("bring down the standing cluster"):
+            self.trainctl("cluster", "down", "--yes")
+        with steps.step("cdk destroy"):
+            self._cdk(self.environment())("destroy", "--all", "--force", again=True)
+        left = difference(self.state()["before"], inventory(self.state()["endpoint"]))
+        if left:
+            raise RehearsalError(f"cdk destroy has left: {left}")
+
+    def down(self, steps: Steps, *, keep_logs: bool = False) -> bool:
+        """Take all of the rehearsal away but its images; return whether there was anything.
+
+        Raises:
+            RehearsalError: something is still there.
+        """
+        with steps.step("remove processes, containers and the network"):
+            for container in self.engine.labelled("container", self.name):
+                self._keep_log(container)
+            # The local AWS first: it would replace the containers that are removed.
+            found = processes.end(self.name, timeout_s=10)
+            found += self.engine.remove(self.name)
+            if keep_logs:
+                steps.say(f"what every part has said is in {self.folder}")
+            else:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            self._state_file.unlink(missing_ok=True)
+        left = {
+            "processes": processes.find(self.name),
+            "containers": self.engine.labelled("container", self.name),
+            "networks": self.engine.labelled("network", self.name),
+        }
+        if any(left.values()):
+            raise RehearsalError(f"still there: {left}")
+        return found > 0
+
+    def _keep_log(self, container: str) -> None:
+        if self.folder.is_dir():
+            said = subprocess.run(
+                [self.engine.client, "logs", container],
+                env=self.engine.environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                check=False,
+            ).stdout
+            (self.folder / f"container-{container[:12]}.log").write_bytes(said)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and Ctrl-C both raise KeyboardInterrupt, also where a shell ignores SIGINT."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Cleaning up goes on to its end, however often somebody presses Ctrl-C."""
+
+    def refuse(_number: int, _frame: Any) -> None:
+        print("\nalready taking everything down; a moment", file=sys.stderr, flush=True)
+
+    before = {
+        number: signal.signal(number, refuse) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def up() -> None:
+    """Bring everything up; after a failure or Ctrl-C, nothing of it is left."""
+    rehearsal = Rehearsal.here()
+    with interruptible():
+        try:
+            rehearsal.up(Steps(6))
+        except BaseException:
+            _take_away(rehearsal, keep_logs=True)
+            raise
+
+
+def rehearse() -> dict[str, Any]:
+    """Up, run, down; return the figures. After a failure or Ctrl-C, nothing of it is left."""
+    rehearsal = Rehearsal.here()
+    began = time.monotonic()
+    steps = Steps(13)
+    with interruptible():
+        try:
+            # What an earlier one has left, should it have been killed.
+            with uninterrupted():
+                rehearsal.down(steps)
+            rehearsal.up(steps)
+            figures = rehearsal.run(steps)
+            rehearsal.undeploy(steps)
+        except BaseException:
+            _take_away(rehearsal, keep_logs=True)
+            raise
+        _take_away(rehearsal)
+    return {**figures, "seconds": round(time.monotonic() - began), "steps_s": steps.seconds}
+
+
+def _take_away(rehearsal: Rehearsal, *, keep_logs: bool = False) -> None:
+    print("", file=sys.stderr)
+    with uninterrupted():
+        rehearsal.down(Steps(1), keep_logs=keep_logs)

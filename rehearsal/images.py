@@ -1,0 +1,159 @@
+"""The images that the rehearsal runs: those of production, built here, from what can be had here.
+
+Where no image registry can be reached, the base image is made of Debian's packages, and the wheels
+are fetched by this machine's pip, with whatever settings that needs. Nothing of the machine gets
+into an image: its certificates and package sources stay outside.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from containers import publish
+from rehearsal import commands
+from rehearsal.commands import CommandError
+from rehearsal.engine import LABEL, Engine, EngineError
+from rehearsal.local_aws import ROOT
+from training import contract
+
+BASE_IMAGE: Final = "python:3.12-slim-bookworm"
+DEBIAN_IMAGE: Final = "ecs-train-base"
+DEBIAN_PYTHON: Final = "3.11"
+WHEELS_IMAGE: Final = "ecs-train-wheels"
+SOURCES: Final = ("training", "containers", "requirements.lock")
+
+
+class ImageError(RuntimeError):
+    """The images cannot be built here; the message says what is lacking."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Docker(publish.Docker):
+    """The engine, for the functions that build, try out and push: quiet, and easy to interrupt."""
+
+    name: str
+    """Of the rehearsal; what an interrupted command leaves in the engine is found by it."""
+    log: Path
+
+    def run(self, *arguments: str, capture: bool = False) -> str:
+        if arguments[0] == "run":
+            arguments = ("run", "--label", f"{LABEL}={self.name}", *arguments[1:])
+        try:
+            output = commands.run(
+                [self.client, *arguments], environment=self.environment, folder=ROOT, log=self.log
+            )
+        except CommandError as error:
+            raise publish.PublishError(str(error)) from None
+        return output if capture else ""
+
+
+def tag() -> str:
+    """A name for what the images hold: the same sources have the same tag."""
+    content = hashlib.sha256()
+    for source in SOURCES:
+        path = ROOT / source
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file() and "__pycache__" not in file.parts:
+                content.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
+    return f"content-{content.hexdigest()[:12]}"
+
+
+def build(
+    engine: Engine, docker: Docker, *, image_tag: str, say: Callable[[str], None]
+) -> dict[str, str]:
+    """Build both images; return their names in the engine by node.
+
+    Raises:
+        ImageError, CommandError, publish.PublishError: it does not work; the message says why.
+    """
+    images = {node: f"ecs-train-{node}:{image_tag}" for node in (contract.HEAD, contract.WORKER)}
+    arguments = ["WORKER_TORCH=cpu"]
+    base = os.environ.get("BASE_IMAGE") or _reachable(engine, BASE_IMAGE)
+    if base is None:
+        say(f"no image registry can be reached for {BASE_IMAGE}: using Debian's packages")
+        base = _debian(engine)
+        arguments.append(f"WHEELS_IMAGE={_wheels(engine, DEBIAN_PYTHON)}")
+    arguments.append(f"BASE_IMAGE={base}")
+    publish.build(docker, targets=images, git_sha=_git_sha(), build_arguments=arguments)
+    return images
+
+
+def _git_sha() -> str:
+    try:
+        return commands.run(
+            ["git", "rev-parse", "HEAD"], environment=os.environ, folder=ROOT
+        ).strip()
+    except (OSError, CommandError):
+        return "unknown"
+
+
+def _reachable(engine: Engine, image: str) -> str | None:
+    """``image`` if the engine has it or can get it."""
+    if engine.inspect("image", image):
+        return image
+    try:
+        engine("pull", "--quiet", image)
+    except EngineError:
+        return None
+    return image
+
+
+def _debian(engine: Engine) -> str:
+    """A base image of Debian's packages, made once for each version of its recipe."""
+    recipe = ROOT / "rehearsal" / "debian_base.sh"
+    image = f"{DEBIAN_IMAGE}:{_digest(recipe.read_bytes())}"
+    if engine.inspect("image", image):
+        return image
+    if shutil.which("debootstrap") is None or os.geteuid() != 0:
+        raise ImageError(
+            f"the base image {BASE_IMAGE} cannot be pulled, and making one here needs root and "
+            "debootstrap (apt-get install debootstrap); or name another with BASE_IMAGE=..."
+        )
+    with tempfile.TemporaryDirectory(prefix="debian-base-") as folder:
+        commands.run(
+            ["sh", str(recipe), engine.client, image, folder],
+            environment=engine.environment(),
+            folder=ROOT,
+        )
+    return image
+
+
+def _wheels(engine: Engine, python: str) -> str:
+    """An image with the wheels of all locked packages, made once for each state of the lock."""
+    files = (ROOT / "requirements.lock", ROOT / "containers" / "requirements.txt")
+    key = _digest(*(file.read_bytes() for file in files), python.encode())
+    image = f"{WHEELS_IMAGE}:{key}"
+    if engine.inspect("image", image):
+        return image
+    pin = next(
+        line for line in files[0].read_text().splitlines() if line.startswith("pip==")
+    )
+    with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
+        wheels = Path(folder, "wheels")
+        own = ".".join(platform.python_version_tuple()[:2])
+        other = [] if own == python else ["--python-version", python, "--only-binary", ":all:"]
+        commands.run(
+            [
+                *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(wheels)),
+                *(*other, "--constraint", str(files[0]), "--requirement", str(files[1]), pin),
+            ],
+            environment=os.environ,
+            folder=ROOT,
+        )
+        commands.run(
+            ["sh", "-c", 'tar -c wheels | "$0" import - "$1"', engine.client, image],
+            environment=engine.environment(),
+            folder=Path(folder),
+        )
+    return image
+
+
+def _digest(*contents: bytes) -> str:
+    return hashlib.sha256(b"\0".join(contents)).hexdigest()[:12]

@@ -1,0 +1,71 @@
+"""Processes that a rehearsal leaves running, found again by what it wrote into their environment.
+
+No file of process ids: one that is written too late loses a process, and one that is read too late
+names somebody else's. Linux only, as the rehearsal in containers is.
+"""
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+#: Name of the rehearsal, in the environment of each of its processes.
+NAME: Final = "REHEARSAL_NAME"
+#: What a process is for.
+ROLE: Final = "REHEARSAL_ROLE"
+
+
+def start(
+    command: Sequence[str], *, name: str, role: str, environment: Mapping[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    """Start a process that stays when this one ends."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            command,
+            env={**environment, NAME: name, ROLE: role},
+            cwd=log.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def find(name: str, role: str | None = None) -> list[int]:
+    """Ids of the processes of a rehearsal, of those with a role, or of all."""
+    wanted = {f"{NAME}={name}".encode()} | ({f"{ROLE}={role}".encode()} if role else set())
+    found = []
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
+            continue
+        # Ended in between, or somebody else's.
+        with suppress(OSError):
+            values = (folder / "environ").read_bytes().split(b"\0")
+            if wanted <= {*values} and not _is_zombie(folder):
+                found.append(int(folder.name))
+    return sorted(found)
+
+
+def end(name: str, *, timeout_s: float) -> int:
+    """End all processes of a rehearsal, politely and then not; return how many there were."""
+    pids = find(name)
+    for number, patience_s in ((signal.SIGTERM, timeout_s), (signal.SIGKILL, 5.0)):
+        for pid in find(name):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        deadline = time.monotonic() + patience_s
+        while find(name) and time.monotonic() < deadline:
+            # Those that this process has started wait for it to take note of their end.
+            with suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
+            time.sleep(0.1)
+    return len(pids)
+
+
+def _is_zombie(folder: Path) -> bool:
+    return (folder / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
