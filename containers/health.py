@@ -1,12 +1,13 @@
 """Health check of a node's container: ``python -m containers.health``, exit code 0 or 1.
 
-Standard library only, and quick: ECS runs it every few seconds. Asks Ray on this node itself; both
-addresses stay open without a token.
+ECS starts it every few seconds beside the training, so it imports next to nothing: a client for
+HTTP would be most of its work. Asks Ray on this node itself; both addresses stay open without a
+token.
 """
 
 import os
+import socket
 import sys
-import urllib.request
 from typing import Final
 
 from training import contract
@@ -14,23 +15,39 @@ from training import contract
 TIMEOUT_S: Final = 3
 
 
-def url(kind: str) -> str:
-    """What is asked: on the head whether the cluster's control service lives, else the raylet."""
+def place(kind: str) -> tuple[int, str]:
+    """Port and path asked: on the head whether the cluster's control service lives, else the
+    raylet."""
     if kind == contract.HEAD:
-        return f"http://127.0.0.1:{contract.DASHBOARD_PORT}/api/gcs_healthz"
-    return f"http://127.0.0.1:{contract.AGENT_PORT}/api/local_raylet_healthz"
+        return contract.DASHBOARD_PORT, "/api/gcs_healthz"
+    return contract.AGENT_PORT, "/api/local_raylet_healthz"
+
+
+def ask(port: int, path: str) -> str:
+    """The answer of this machine's server at ``port``, headers included. Raises OSError."""
+    request = f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
+        connection.settimeout(TIMEOUT_S)
+        connection.sendall(request.encode())
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    return answer.decode(errors="replace")
 
 
 def main() -> int:
-    kind = os.environ.get(contract.ENV_NODE, contract.WORKER)
+    port, path = place(os.environ.get(contract.ENV_NODE, contract.WORKER))
+    url = f"http://127.0.0.1:{port}{path}"
     try:
-        with urllib.request.urlopen(url(kind), timeout=TIMEOUT_S) as answer:
-            body = answer.read().decode(errors="replace")
+        head, _, body = ask(port, path).partition("\r\n\r\n")
     except OSError as error:
-        print(f"unhealthy: {url(kind)}: {error}", file=sys.stderr)
+        print(f"unhealthy: {url}: {error}", file=sys.stderr)
+        return 1
+    if " 200 " not in head.partition("\r\n")[0] or "success" not in body:
+        print(f"unhealthy: {url}: {head.partition(chr(13))[0]}: {body}", file=sys.stderr)
         return 1
     print(body)
-    return 0 if "success" in body else 1
+    return 0
 
 
 if __name__ == "__main__":

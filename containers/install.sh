@@ -32,11 +32,18 @@ prune() { # what no node runs
     find "$packages" -name '*.a' -delete
 }
 
+# A process without the right to write bytecode would compile anew at each start. Some packages carry
+# templates that are no Python yet: not an error.
+compile() {
+    "$VENV/bin/python" -m compileall -q -j 0 --invalidation-mode unchecked-hash "$@" >/dev/null || true
+}
+
 finish() { # bytecode of what is new in a folder, and nothing that tells when this ran
-    # A process without the right to write here would compile anew at each start. Some packages
-    # carry templates that are no Python yet: not an error.
-    find "$1" -mindepth 1 -maxdepth 1 -newermt 2000-01-02 -exec "$VENV/bin/python" -m compileall \
-        -q -j 0 --invalidation-mode unchecked-hash {} + >/dev/null || true
+    # All at once: compileall starts its processes anew for each call.
+    find "$1" -mindepth 1 -maxdepth 1 -newermt 2000-01-02 >/tmp/new
+    # Names of packages have no spaces.
+    # shellcheck disable=SC2046
+    [ ! -s /tmp/new ] || compile $(cat /tmp/new)
     find /opt -newermt 2000-01-02 -exec touch --no-dereference --date=2000-01-01 {} +
     find /tmp /var/tmp -mindepth 1 -delete
 }
@@ -46,6 +53,13 @@ case $1 in
         # A base image with torch brings CUDA, EFA and their libraries: its packages count.
         if python3 -c 'import torch' 2>/dev/null; then shared=--system-site-packages; else shared=''; fi
         python3 -m venv $shared "$VENV"
+        # Slim images come without the bytecode of Python itself.
+        library=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
+        if [ ! -d "$library/__pycache__" ]; then
+            compile -x '/(test|tests|idlelib|lib2to3|turtledemo|site-packages|dist-packages)/' "$library"
+            find "$library" -name __pycache__ -exec touch --date=2000-01-01 {} +
+            find "$library" -name '*.pyc' -exec touch --date=2000-01-01 {} +
+        fi
         pip_pin=$(sed -n 's/^pip==/pip==/p' "$LOCK")
         install --upgrade "$pip_pin"
         sed '/^torch==/d' /build/requirements.txt >/tmp/requirements.txt

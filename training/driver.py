@@ -188,6 +188,9 @@ class Driver:
                 num_workers=self._config.num_workers,
                 use_gpu=on_gpus,
                 resources_per_worker=per_worker,
+                # GPUs of one host talk faster than hosts do. Without GPUs it is the processors
+                # that count, so every host takes its share.
+                placement_strategy="PACK" if on_gpus or self._options.local else "SPREAD",
             ),
             run_config=RunConfig(
                 name=self._config.run,
