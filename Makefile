@@ -36,7 +36,7 @@ UNASKED := $(strip $(YES)$(CI))
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo fashion pictures synth diff deploy destroy test test-fast check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo rehearse fashion pictures synth diff deploy destroy test test-fast check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -44,6 +44,9 @@ demo: venv ## train on real images with $(WORKERS) processes on this machine, an
 
 fashion: venv ## train on the whole FashionMNIST from FASHION, several seeds (long: not for CI)
 	@$(PYTHON) -m benchmarks.fashion --data $(FASHION)
+
+rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
+	@$(PYTHON) -m rehearsal all
 
 bench: venv-dev ## compare with the plain loop, and time the start; one JSON object each
 	@$(PYTHON) -m benchmarks.ddp --json
@@ -96,7 +99,7 @@ lock: ## resolve the requirement files into requirements.lock (UPGRADE=1: newest
 	@rm -rf .venv-lock
 
 clean: ## remove caches and what builds leave behind; runs/ and the environments stay
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info cdk.out .venv-lock
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info cdk.out .venv-lock .rehearsal
 	find training trainctl stacks containers benchmarks rehearsal tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environments too

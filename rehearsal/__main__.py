@@ -1,6 +1,9 @@
-"""``python -m rehearsal start``: a local AWS in the foreground, until Ctrl-C."""
+"""``python -m rehearsal start``: a local AWS in the foreground, until Ctrl-C.
+``python -m rehearsal all``: the whole system in containers, up, run and down.
+"""
 
 import argparse
+import json
 import shlex
 import signal
 import sys
@@ -9,7 +12,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rehearsal.local_aws import LocalAwsError, is_healthy, local_aws
+from rehearsal import cycle
+from rehearsal.local_aws import is_healthy, local_aws
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -27,6 +31,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     start.add_argument("--port", type=int, default=4566, help="0 takes a free one [%(default)s]")
     start.add_argument("--host", default="127.0.0.1", help="address to listen on [%(default)s]")
+    commands.add_parser(
+        "all",
+        help="the whole system: deploy, train, destroy (needs a Docker Engine)",
+        description="Build the images, deploy the stacks to a local AWS, train on a standing "
+        "cluster of three containers, check what came of it, and remove everything. Figures go to "
+        "stdout as JSON. After Ctrl-C nothing of it is left; the images stay for the next time.",
+    )
     return parser
 
 
@@ -58,12 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:
+        if arguments.command == "all":
+            print(json.dumps(cycle.rehearse(), indent=1))
+            return 0
         return start(arguments.host, arguments.port)
-    except LocalAwsError as error:
+    except cycle.ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 0
+        return 0 if arguments.command == "start" else 130
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 from containers import publish
 from rehearsal import commands, images, local_aws, processes, registry
 from rehearsal.cdk import Cdk
-from rehearsal.engine import Engine, check_space, find_engine
+from rehearsal.engine import Engine, EngineError, check_space, find_engine
 from rehearsal.inventory import account_at, difference, inventory
 from rehearsal.local_aws import ROOT, LocalAws, is_healthy
 from training import contract
@@ -39,6 +39,18 @@ ACCURACY_TOLERANCE: Final = 0.02
 
 class RehearsalError(RuntimeError):
     """The rehearsal did not show what it must show; the message says what it showed."""
+
+
+#: What goes wrong without this program being wrong; the message says what to do.
+ERRORS: Final = (
+    commands.CommandError,
+    EngineError,
+    images.ImageError,
+    local_aws.LocalAwsError,
+    publish.PublishError,
+    registry.RegistryError,
+    RehearsalError,
+)
 
 
 class Steps:
@@ -234,9 +246,12 @@ class Rehearsal:
             RehearsalError: it is not what it must be.
         """
         with steps.step("ray status, inside the head"):
-            nodes = self._nodes_of_ray()
-            if nodes != WORKERS + 1:
-                raise RehearsalError(f"ray status shows {nodes} nodes, not {WORKERS + 1}")
+            # It shows the autoscaler's last report, which may be some seconds old.
+            deadline = time.monotonic() + 20
+            while (nodes := self._nodes_of_ray()) != WORKERS + 1:
+                if time.monotonic() > deadline:
+                    raise RehearsalError(f"ray status shows {nodes} nodes, not {WORKERS + 1}")
+                time.sleep(1)
         with steps.step("train the DDP recipe on the two workers"):
             began = time.time()
             command = ("python", "-m", "training.launch", *RECIPE, "--run", "rehearsal")
@@ -262,9 +277,8 @@ class Rehearsal:
     def _nodes_of_ray(self) -> int:
         shown = self.trainctl("shell", "--", "ray", "status")
         active = shown.partition("Active:")[2].partition("Pending:")[0]
-        return sum(
-            int(words[0]) for line in active.splitlines() if (words := line.split()) and words[0].isdecimal()
-        )
+        counts = [line.split()[0] for line in active.splitlines() if line.strip()]
+        return sum(int(count) for count in counts if count.isdecimal())
 
     def _check_record(self, result: dict[str, Any]) -> float:
         """Look at the run's folder in the bucket; return when the first step was done."""
@@ -335,8 +349,14 @@ class Rehearsal:
         if left:
             raise RehearsalError(f"cdk destroy has left: {left}")
 
-    def down(self, steps: Steps, *, keep_logs: bool = False) -> bool:
-        """Take all of the rehearsal away but its images; return whether there was anything.
+    def down(
+        self, steps: Steps, *, keep_logs: bool = False, keep_images: bool = True
+    ) -> bool:
+        """Take all of the rehearsal away; return whether there was anything.
+
+        Args:
+            keep_images: leave the images, in the engine and in the registry's folder, so that the
+                next rehearsal need not build and push them.
 
         Raises:
             RehearsalError: something is still there.
@@ -347,11 +367,10 @@ class Rehearsal:
             # The local AWS first: it would replace the containers that are removed.
             found = processes.end(self.name, timeout_s=10)
             found += self.engine.remove(self.name)
+            self._forget_pulled_images()
+            self._tidy(keep_logs=keep_logs, keep_images=keep_images)
             if keep_logs:
                 steps.say(f"what every part has said is in {self.folder}")
-            else:
-                shutil.rmtree(self.folder, ignore_errors=True)
-            self._state_file.unlink(missing_ok=True)
         left = {
             "processes": processes.find(self.name),
             "containers": self.engine.labelled("container", self.name),
@@ -360,6 +379,37 @@ class Rehearsal:
         if any(left.values()):
             raise RehearsalError(f"still there: {left}")
         return found > 0
+
+    def _tidy(self, *, keep_logs: bool, keep_images: bool) -> None:
+        """Empty this rehearsal's folder."""
+        kept = {"registry"} if keep_images else set()
+        kept |= {"log", "aws"} if keep_logs else set()
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            if path.name in kept or (keep_logs and path.suffix == ".log"):
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if not keep_images:
+            names = ("ecs-train-head", "ecs-train-worker", images.DEBIAN_IMAGE, images.WHEELS_IMAGE)
+            for name in names:
+                if found := self.engine("image", "ls", "--quiet", name).split():
+                    self.engine("image", "rm", "--force", *found, check=False)
+        if self.folder.is_dir() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
+
+    def _forget_pulled_images(self) -> None:
+        """Names by which images were pulled from a registry that is gone; the images stay."""
+        shown = self.engine("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
+        for node in (contract.HEAD, contract.WORKER):
+            pulled = [
+                name
+                for name in shown
+                if name.startswith("127.0.0.1:") and f"/corestack-{node}repository-" in name
+            ]
+            if pulled:
+                self.engine("image", "rm", "--no-prune", *pulled, check=False)
 
     def _keep_log(self, container: str) -> None:
         if self.folder.is_dir():

@@ -1,50 +1,90 @@
-"""``trainctl``: the name is taken, the commands are to come.
+"""``trainctl``: the command line of a deployment.
 
-Cluster commands arrive with the CDK app. Until then training is local, through
-``python -m training.launch``, and this command says so instead of not existing. Standard library
-only, so that it answers on a laptop without torch and Ray.
+One file per command, one module that talks to AWS, and one place, here, where errors end.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from typing import Annotated
 
-from training.contract import EXIT_OK
+import click
+import typer
 
-_NOTICE = """\
-There are no cluster commands in this version yet: it trains on one machine.
+from trainctl import cluster, local, show
+from trainctl.errors import explained
+from trainctl.shell import shell
+from training import contract
 
-  python -m training.launch ddp --local --workers 2     train here, with two processes
-  python -m training.launch --help                      recipes, presets and options
-"""
+_EPILOG = (
+    "Exit codes: 0 done; 1 it failed, the message says why; 2 wrong input; 130 Ctrl-C, which never "
+    "stops what runs in the cloud. Data goes to stdout, everything else to stderr."
+)
+
+app = typer.Typer(
+    name="trainctl",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_EPILOG,
+)
+app.add_typer(cluster.app, name="cluster")
+app.command()(shell)
+app.add_typer(local.app, name="local")
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="trainctl",
-        description="Distributed training on Amazon ECS, from the command line.",
-        epilog=_NOTICE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--version", action="version", version=f"trainctl {metadata.version('ecs-train')}"
-    )
-    parser.add_argument("command", nargs="?", metavar="COMMAND", help="none in this version")
-    return parser
+def _version_text() -> str:
+    return f"trainctl {metadata.version('ecs-train')}"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(_version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def trainctl(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+        ),
+    ] = False,
+) -> None:
+    """Distributed training on Amazon ECS, from a laptop.
+
+    Finds what make deploy has put into the account and region in use. Training itself starts on
+    the head of a cluster, or here: python -m training.launch ddp --local
+    """
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    print(_version_text())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the help; any command is refused with exit code 2, as argparse does."""
-    commands = parser()
-    arguments, unknown = commands.parse_known_args(argv)
-    if arguments.command is not None:
-        # Checked before the options: those after an unknown command are not what is wrong.
-        commands.error(f"unknown command {arguments.command!r}: {_NOTICE.splitlines()[0]}")
-    if unknown:
-        commands.error(f"unknown option {unknown[0]!r}")
-    commands.print_help()
-    return EXIT_OK
+    """Run a command; return its exit code."""
+    try:
+        code = app(list(argv) if argv is not None else None, standalone_mode=False)
+        return code if isinstance(code, int) else contract.EXIT_OK
+    except click.UsageError as error:
+        error.show()
+        return contract.EXIT_BAD_INPUT
+    except click.exceptions.Exit as error:
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        show.say("\ninterrupted")
+        return contract.EXIT_INTERRUPTED
+    except Exception as error:
+        known = explained(error)
+        if known is None:
+            raise
+        show.say(f"error: {known}")
+        return known.exit_code
 
 
 if __name__ == "__main__":

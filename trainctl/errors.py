@@ -1,0 +1,68 @@
+"""What ends a command: an error that a user can act upon, and what AWS's errors mean to one."""
+
+from typing import Any
+
+from botocore import exceptions as aws
+
+from training.contract import EXIT_BAD_INPUT, EXIT_FAILED
+
+
+class CliError(Exception):
+    """What happened, why, and what to do next. Printed without a traceback."""
+
+    def __init__(self, message: str, *, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class UsageError(CliError):
+    """The user gave something that cannot be."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, exit_code=EXIT_BAD_INPUT)
+
+
+_EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
+_DENIED = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
+_UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch")
+
+
+def explained(error: Exception) -> CliError | None:
+    """``error`` in a user's words; None when it is a fault of this program."""
+    match error:
+        case CliError():
+            return error
+        case aws.ProfileNotFound():
+            return UsageError(f"{error}. The profiles there are: aws configure list-profiles")
+        case aws.NoCredentialsError() | aws.PartialCredentialsError():
+            return CliError(
+                "no AWS credentials were found: log in (aws sso login, aws configure), name a "
+                "profile with --profile, or use a local deployment (trainctl local up)"
+            )
+        case aws.TokenRetrievalError() | aws.SSOTokenLoadError() | aws.UnauthorizedSSOTokenError():
+            return CliError("the AWS login has expired: aws sso login")
+        case aws.NoRegionError():
+            return UsageError("no region is set: give --region, or set AWS_REGION")
+        case aws.EndpointConnectionError() | aws.ConnectTimeoutError() | aws.ReadTimeoutError():
+            return CliError(
+                f"AWS does not answer: {error} Check the network and the region; for a local "
+                "deployment, trainctl local status tells whether it is still up"
+            )
+        case aws.ClientError():
+            return _of_the_service(error)
+    return None
+
+
+def _of_the_service(error: Any) -> CliError:
+    code = error.response.get("Error", {}).get("Code", "")
+    said = error.response.get("Error", {}).get("Message", str(error))
+    if code in _EXPIRED:
+        return CliError("the AWS login has expired: log in again (aws sso login)")
+    if code in _UNKNOWN_KEY:
+        return CliError(f"AWS does not know these credentials ({code}): check --profile")
+    if code in _DENIED:
+        return CliError(
+            f"not allowed: {error.operation_name}: {said}. Ask whoever deploys for the right, or "
+            "use another --profile"
+        )
+    return CliError(f"AWS refused {error.operation_name}: {said} ({code})")
