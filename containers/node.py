@@ -102,10 +102,14 @@ def ray_command(config: NodeConfig, address: str) -> list[str]:
     return command
 
 
-def ray_environment(kind: str, interface: str) -> dict[str, str]:
+def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
     """What Ray and the training processes below it inherit; a task definition may override it."""
+    only_coordinates = config.kind == contract.HEAD and config.num_cpus == 0
     return {
-        contract.ENV_NODE: kind,
+        contract.ENV_NODE: config.kind,
+        # A node that trains gets Ray's 30 s to say so and to save. A head that does not has nothing
+        # to hand over, and would wait for itself.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1" if only_coordinates else "30",
         "RAY_AUTH_MODE": "token",
         "PYTHONUNBUFFERED": "1",
         # Found by its address: awsvpc names it one way, a laptop's Docker another. Gloo and NCCL
@@ -175,7 +179,7 @@ class Node:
             f"{config.kind} on {address} ({interface}), {config.num_cpus} CPUs, "
             f"{config.num_gpus} GPUs for training"
         )
-        environment = ray_environment(config.kind, interface) | os.environ
+        environment = ray_environment(config, interface) | os.environ
         # Named here and not found by each process: an interface in the image's environment is
         # somebody else's.
         environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface

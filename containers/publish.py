@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from training import __version__, contract
+from training import contract
 from training.contract import InputError
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -29,6 +29,7 @@ TWO_STEPS: Final = (
     *("ddp", "--local", "--workers", "1", "--run", "try-out", "--json"),
     *("--preset", "digits", "--epochs", "1", "--batch-per-worker", "700"),
 )
+_STDERR: Final = 2  # the file descriptor: stdout is for the result
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
@@ -57,11 +58,11 @@ class Docker:
                 cwd=ROOT,
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if capture else sys.stderr,
+                stdout=subprocess.PIPE if capture else _STDERR,
                 text=True,
                 check=False,
             )
-        except FileNotFoundError:
+        except OSError:
             raise PublishError(f"there is no command {self.client!r}: install Docker") from None
         if done.returncode:
             raise PublishError(f"docker {arguments[0]} failed with exit code {done.returncode}")
@@ -82,7 +83,7 @@ def build(
         build_arguments: as ``NAME=VALUE``, those of the Dockerfile.
         options: more options of ``docker build``, such as where its cache is.
     """
-    given = [*build_arguments, f"VERSION={__version__}", f"GIT_SHA={git_sha}"]
+    given = [*build_arguments, f"VERSION={version()}", f"GIT_SHA={git_sha}"]
     # An action of a CI pipeline that keeps the cache elsewhere needs the command of buildx.
     command = ["buildx", "build", "--load"] if options else ["build"]
     for target, image in targets.items():
@@ -125,6 +126,14 @@ def push(docker: Docker, image: str) -> str:
         if name.partition("@")[0] == repository:
             return str(name.partition("@")[2])
     raise PublishError(f"{image} has no digest after its push")
+
+
+def version() -> str:
+    """The project's, read and not imported: it names what is in this folder."""
+    source = (ROOT / "training" / "__init__.py").read_text(encoding="utf-8")
+    found = re.search(r'__version__ = "([^"]+)"', source)
+    assert found, "training/__init__.py has a version"
+    return found[1]
 
 
 def commit() -> str:
@@ -198,7 +207,7 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="OPTION",
-        help="another option of docker buildx build, such as --cache-from=type=gha; may be repeated",
+        help="another option of docker buildx build: --cache-from=type=gha; may be repeated",
     )
     parser.add_argument("--no-push", action="store_true", help="build and try out, push nothing")
     parser.add_argument(

@@ -588,7 +588,7 @@ def mend_cluster_update() -> None:
 
 
 def mend_container_definitions() -> None:
-    """Limits, health checks, secrets and the rest of a container must reach ECS as its API has them.
+    """Limits, health checks and secrets of a container must reach ECS as its API has them.
 
     Stock translates the names of a few members and leaves the others as the template writes them.
     """
@@ -648,9 +648,7 @@ def mend_secret() -> None:
         _name, attributes = stock["create"](logical_id, properties, stack)
         return attributes["Arn"], attributes
 
-    def update(
-        arn: str, old: Properties, new: Properties, stack: str, logical_id: str
-    ) -> Result:
+    def update(arn: str, old: Properties, new: Properties, stack: str, logical_id: str) -> Result:
         _name, attributes = stock["update"](name_of(arn), old, new, stack, logical_id)
         return attributes["Arn"], attributes
 

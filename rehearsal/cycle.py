@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Final, Self
 
 from containers import publish
@@ -195,9 +194,7 @@ class Rehearsal:
         cdk.bootstrap()  # stays in an account, and so it counts as there before
         self._remember(before=inventory(environment["AWS_ENDPOINT_URL"]))
         settings = [f"{name}={value}" for name, value in SETTINGS.items()]
-        context = [
-            part for each in (*settings, f"image_tag={image_tag}") for part in ("-c", each)
-        ]
+        context = [part for each in (*settings, f"image_tag={image_tag}") for part in ("-c", each)]
         stacks = (contract.CORE_STACK, contract.TRAINING_STACK)
         cdk("deploy", *stacks, "--require-approval", "never", *context)
 
@@ -298,7 +295,9 @@ class Rehearsal:
         if not any(key.startswith(f"{contract.CHECKPOINTS_DIR}/") for key in keys):
             lacking.append(contract.CHECKPOINTS_DIR)
         if lacking:
-            raise RehearsalError(f"s3://{bucket}/{prefix} lacks {', '.join(lacking)}; it has {keys}")
+            raise RehearsalError(
+                f"s3://{bucket}/{prefix} lacks {', '.join(lacking)}; it has {keys}"
+            )
         body = account.client("s3").get_object(Bucket=bucket, Key=prefix + contract.METRICS_FILE)
         for line in body["Body"].read().decode().splitlines():
             event = json.loads(line)
@@ -349,9 +348,7 @@ class Rehearsal:
         if left:
             raise RehearsalError(f"cdk destroy has left: {left}")
 
-    def down(
-        self, steps: Steps, *, keep_logs: bool = False, keep_images: bool = True
-    ) -> bool:
+    def down(self, steps: Steps, *, keep_logs: bool = False, keep_images: bool = True) -> bool:
         """Take all of the rehearsal away; return whether there was anything.
 
         Args:
@@ -444,9 +441,7 @@ def uninterrupted() -> Iterator[None]:
     def refuse(_number: int, _frame: Any) -> None:
         print("\nalready taking everything down; a moment", file=sys.stderr, flush=True)
 
-    before = {
-        number: signal.signal(number, refuse) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    before = {number: signal.signal(number, refuse) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:

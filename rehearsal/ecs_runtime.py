@@ -1,4 +1,4 @@
-"""ECS tasks as containers, the way hosts of a cluster run them. Imported inside ``.venv-aws`` alone.
+"""ECS tasks as containers, as the hosts of a cluster run them. Imported inside ``.venv-aws`` alone.
 
 The emulator can start containers by itself, but without what this project's tasks are made of: a
 network with names, limits, health, a polite end, a pause after a failure, the digest of the image.
@@ -211,7 +211,9 @@ class Runtime:
     # --- the life of a task -------------------------------------------------------------------
     def task_is_active(self, arn: str, task: Task) -> bool:
         """Also for the thread that brings a task to its end, which the stock calls inactive."""
-        ends_here = task.get("_ended_by") == threading.get_ident() and task["lastStatus"] != "STOPPED"
+        ends_here = (
+            task.get("_ended_by") == threading.get_ident() and task["lastStatus"] != "STOPPED"
+        )
         return bool(self._stock["_task_is_active"](arn, task)) or ends_here
 
     def mark_task_running(self, arn: str, task: Task) -> bool:
@@ -273,9 +275,7 @@ class Runtime:
             health = state.get("Health", {}).get("Status")
             container["healthStatus"] = task["healthStatus"] = HEALTH.get(health, "UNKNOWN")
             if state.get("OOMKilled"):
-                container["reason"] = (
-                    "OutOfMemoryError: Container killed due to memory usage"
-                )
+                container["reason"] = "OutOfMemoryError: Container killed due to memory usage"
         if any(state["Status"] == "exited" for state in states):
             ecs._maybe_mark_stopped(task, self.engine)
         elif task["healthStatus"] == "UNHEALTHY" and service_key(task):
@@ -287,9 +287,7 @@ class Runtime:
                 }
             )
 
-    def stop_task(
-        self, data: dict[str, Any], stop_code: str = "ServiceSchedulerInitiated"
-    ) -> Any:
+    def stop_task(self, data: dict[str, Any], stop_code: str = "ServiceSchedulerInitiated") -> Any:
         """SIGTERM, the container's stop timeout, SIGKILL; the call itself returns at once."""
         cluster = ecs._resolve_cluster_name(data.get("cluster", "default"))
         task = cluster and ecs._resolve_task(data.get("task", ""), cluster)

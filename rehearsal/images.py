@@ -132,9 +132,7 @@ def _wheels(engine: Engine, python: str) -> str:
     image = f"{WHEELS_IMAGE}:{key}"
     if engine.inspect("image", image):
         return image
-    pin = next(
-        line for line in files[0].read_text().splitlines() if line.startswith("pip==")
-    )
+    pin = next(line for line in files[0].read_text().splitlines() if line.startswith("pip=="))
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
         wheels = Path(folder, "wheels")
         own = ".".join(platform.python_version_tuple()[:2])

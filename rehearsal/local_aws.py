@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rehearsal import processes
+
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ROOT / ".venv-aws" / "bin" / "python"
 
 ACCOUNT = "000000000000"
 REGION = "us-east-1"
+ROLE = "aws"
 SECONDS_TO_START = 60
 SECONDS_TO_STOP = 15
 
@@ -137,17 +140,22 @@ def _start(
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     command = [str(python), "-m", "rehearsal.server"]
-    with log.open("wb") as output:
-        server = subprocess.Popen(
-            command if containers else [*command, "--end-with-parent"],
-            env=_server_environment(folder, endpoint, host, port, containers),
-            cwd=folder,
-            # Never written to: it closes when this process ends.
-            stdin=subprocess.DEVNULL if containers else subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+    environment = _server_environment(folder, endpoint, host, port, containers)
+    if containers:
+        server = processes.start(
+            command, name=containers.name, role=ROLE, environment=environment, log=log
         )
+    else:
+        with log.open("wb") as output:
+            server = subprocess.Popen(
+                [*command, "--end-with-parent"],
+                env=environment,
+                cwd=folder,
+                stdin=subprocess.PIPE,  # never written to: it closes when this process ends
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
     return server, LocalAws(endpoint=endpoint, log=log, pid=server.pid)
 
 
@@ -171,7 +179,6 @@ def _server_environment(
     if containers:
         own = {
             "DOCKER_HOST": containers.engine,
-            "REHEARSAL_NAME": containers.name,
             "REHEARSAL_NETWORK": containers.network,
             "REHEARSAL_REGISTRY": containers.registry,
             # Checkpoints are large, and a server that is started again finds its state.

@@ -18,6 +18,9 @@ NAME: Final = "REHEARSAL_NAME"
 #: What a process is for.
 ROLE: Final = "REHEARSAL_ROLE"
 
+# Started here: they wait for this process to take note of their end.
+_started: list[subprocess.Popen[bytes]] = []
+
 
 def start(
     command: Sequence[str], *, name: str, role: str, environment: Mapping[str, str], log: Path
@@ -25,7 +28,7 @@ def start(
     """Start a process that stays when this one ends."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command,
             env={**environment, NAME: name, ROLE: role},
             cwd=log.parent,
@@ -34,6 +37,8 @@ def start(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    _started.append(process)
+    return process
 
 
 def find(name: str, role: str | None = None) -> list[int]:
@@ -60,11 +65,16 @@ def end(name: str, *, timeout_s: float) -> int:
                 os.kill(pid, number)
         deadline = time.monotonic() + patience_s
         while find(name) and time.monotonic() < deadline:
-            # Those that this process has started wait for it to take note of their end.
-            with suppress(ChildProcessError):
-                os.waitpid(-1, os.WNOHANG)
+            _take_note()
             time.sleep(0.1)
+    _take_note()
     return len(pids)
+
+
+def _take_note() -> None:
+    """A process is a zombie until the one that has started it asks how it ended."""
+    for process in _started:
+        process.poll()
 
 
 def _is_zombie(folder: Path) -> bool:

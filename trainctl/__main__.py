@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from importlib import metadata
 from typing import Annotated
 
-import click
 import typer
 
 from trainctl import cluster, local, show
@@ -69,22 +68,16 @@ def version() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     try:
-        code = app(list(argv) if argv is not None else None, standalone_mode=False)
-        return code if isinstance(code, int) else contract.EXIT_OK
-    except click.UsageError as error:
-        error.show()
-        return contract.EXIT_BAD_INPUT
-    except click.exceptions.Exit as error:
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        show.say("\ninterrupted")
-        return contract.EXIT_INTERRUPTED
+        app(list(argv) if argv is not None else None, prog_name="trainctl")
+    except SystemExit as end:  # typer's way to return a code, after it has shown a usage error
+        return end.code if isinstance(end.code, int) else contract.EXIT_OK
     except Exception as error:
         known = explained(error)
         if known is None:
             raise
         show.say(f"error: {known}")
         return known.exit_code
+    return contract.EXIT_OK
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
+from trainctl.errors import CliError
 from training import contract
 from training.contract import ClusterSize, InputError
 from training.instance_types import InstanceType, instance_type
-from trainctl.errors import CliError
 
 #: No account of AWS has this number; the rehearsal's local AWS has.
 LOCAL_ACCOUNT: Final = "000000000000"

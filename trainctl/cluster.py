@@ -40,7 +40,8 @@ _EXITS: Final = {
 _FINAL_EXITS: Final = (contract.EXIT_BAD_INPUT, contract.EXIT_REFUSED, contract.EXIT_BAD_HOST)
 
 app = typer.Typer(
-    no_args_is_help=True, help="The standing cluster: a head and workers that stay until taken down."
+    no_args_is_help=True,
+    help="The standing cluster: a head and workers that stay until taken down.",
 )
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -179,9 +180,7 @@ def down(
         while tasks := deployment.tasks() + _ending(deployment):
             progress.update(f"waiting for {len(tasks)} nodes to end")
             time.sleep(POLL_S)
-    show.say(
-        "Down. Empty hosts end within 15 minutes; make destroy removes the deployment itself."
-    )
+    show.say("Down. Empty hosts end within 15 minutes; make destroy removes the deployment itself.")
 
 
 # --- waiting -----------------------------------------------------------------------------------
@@ -254,9 +253,7 @@ def _check_for_faults(
     after = "The cluster is left as it is: trainctl cluster down ends it"
     for service in services.values():
         if service.rollout == "FAILED":
-            raise CliError(
-                f"ECS gives up on the {service.node}: {service.rollout_reason} {after}"
-            )
+            raise CliError(f"ECS gives up on the {service.node}: {service.rollout_reason} {after}")
     ended = [task for task in deployment.tasks(stopped=True) if task.since and task.since >= began]
     # What was stopped on purpose, a worker too many say, is no fault.
     ended = [task for task in ended if task.stop_code != "ServiceSchedulerInitiated"]

@@ -45,9 +45,7 @@ def up() -> None:
 
 
 @app.command()
-def status(
-    *, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
-) -> None:
+def status(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """What of it is there."""
     with _errors():
         found = Rehearsal.here().status()

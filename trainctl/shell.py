@@ -66,21 +66,19 @@ def choose(tasks: list[Task], *, node: str, task_id: str | None) -> Task:
     return found[0]
 
 
-def _in_docker(
-    deployment: Deployment, task: Task, command: list[str], _profile: str | None
-) -> int:
+def _in_docker(deployment: Deployment, task: Task, command: list[str], _profile: str | None) -> int:
     del deployment
     client = shutil.which("docker")
     if client is None:
         raise CliError("there is no docker command, and the node is a container on this machine")
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     options = ["--interactive", "--tty"] if is_terminal else []
-    return subprocess.run([client, "exec", *options, task.runtime_id, *command], check=False).returncode
+    return subprocess.run(
+        [client, "exec", *options, task.runtime_id, *command], check=False
+    ).returncode
 
 
-def _in_session(
-    deployment: Deployment, task: Task, command: list[str], profile: str | None
-) -> int:
+def _in_session(deployment: Deployment, task: Task, command: list[str], profile: str | None) -> int:
     plugin = shutil.which(PLUGIN)
     if plugin is None:
         raise CliError(

@@ -78,8 +78,7 @@ class Driver:
         self._start_ray()
         self._catch_signals()  # Ray has put its own handlers in place
         trainer_class = prepared.result()
-        if self._options.local:
-            _start_coordinator()
+        _start_coordinator()
         if self._signals:
             return self._interrupted()
 
@@ -124,12 +123,15 @@ class Driver:
         from training.data import images
 
         images.load(self._config.data)  # bad data is better found here than on every worker
-        return _quick_trainer(TorchTrainer) if self._options.local else TorchTrainer
+        return _quick_trainer(TorchTrainer)
 
     def _set_environment(self) -> None:
         """Ray reads these when it is first imported, so they come before the thread that does."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it prints every line twice
+        os.environ.setdefault(
+            "RAY_TRAIN_METRICS_ENABLED", "0"
+        )  # for a Prometheus that is not there
         if self._options.local:
             # A token of this command's own, so that no file in the home folder is needed.
             os.environ["RAY_AUTH_MODE"] = "token"
@@ -138,7 +140,6 @@ class Driver:
             os.environ.setdefault("RAY_worker_niceness", "0")
             # Each of these starts a process, and on a laptop they compete with the training.
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-            os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
 
     def _start_ray(self) -> None:
@@ -267,11 +268,11 @@ def _start_coordinator() -> None:
 
 
 def _quick_trainer(trainer_class: Any) -> Any:
-    """A trainer without the helpers that a cluster of one command's own does not need.
+    """A trainer without two helpers that are not needed here.
 
-    Ray Train starts a process that cleans up after a lost controller, which here would take all
-    of Ray with it, and one that serves Ray Data's data sets, of which there are none: together
-    3 of 15 seconds from command to first step on two cores.
+    Ray Train starts a process that cleans up after a lost controller, which ends with this command
+    anyway, as its placement group does, and one that serves Ray Data's data sets, of which there
+    are none: together 3 of 15 seconds from command to first step on two cores.
     """
     unneeded = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from containers import gpus, health, network, node
+from containers import cluster, gpus, health, network, node
 from containers.node import NodeConfig
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, text
 from training import contract
-from training.contract import InputError
+from training.contract import ClusterSize, InputError
 
 TOKEN = "0123456789abcdef0123"
 WORKER = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_HEAD_ADDRESS": "head.training.internal"}
@@ -91,7 +91,7 @@ def test_ray_is_told_its_ports_and_no_two_are_the_same() -> None:
 
 
 def test_collectives_use_the_interface_that_leads_to_the_head() -> None:
-    environment = node.ray_environment("worker", "ens7")
+    environment = node.ray_environment(worker(), "ens7")
     assert environment["GLOO_SOCKET_IFNAME"] == environment["NCCL_SOCKET_IFNAME"] == "ens7"
     assert environment["RAY_AUTH_MODE"] == "token"
 
@@ -99,8 +99,36 @@ def test_collectives_use_the_interface_that_leads_to_the_head() -> None:
 def test_a_stop_leaves_ray_its_time_to_drain() -> None:
     from stacks.host_setup import STOP_TIMEOUT_S
 
-    drain_s = int(os.environ.get("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "30"))
-    assert drain_s + 15 < STOP_TIMEOUT_S
+    drain = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+    head = NodeConfig.from_environment("head", {"RAY_AUTH_TOKEN": TOKEN})
+    for config in (worker(), head):
+        assert 25 <= int(node.ray_environment(config, "eth0")[drain]) < STOP_TIMEOUT_S - 15
+
+
+def test_a_head_that_only_coordinates_does_not_wait_for_itself() -> None:
+    environment = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_ON_THIS_NODE": "0"}
+    head = NodeConfig.from_environment("head", environment)
+    assert node.ray_environment(head, "eth0")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "1"
+
+
+# --- the size of the cluster ---------------------------------------------------------------------
+def test_the_size_that_the_head_says_is_what_the_command_line_reads() -> None:
+    nodes = [
+        {"state": "ALIVE", "resources_total": {"memory": 1e9}},
+        {"state": "ALIVE", "resources_total": {"CPU": 4.0, "GPU": 1.0}},
+        {"state": "ALIVE", "resources_total": {"CPU": 4.0, "GPU": 1.0}},
+        {"state": "DEAD", "resources_total": {"CPU": 4.0, "GPU": 1.0}},
+    ]
+    size = cluster.counted({"result": True, "data": {"result": {"result": nodes}}})
+    assert size == ClusterSize(num_nodes=3, num_cpus=8, num_gpus=2)
+    assert ClusterSize.from_line(f"node: {size.line()}\n") == size
+    assert ClusterSize.from_line("To connect to this Ray cluster:") is None
+
+
+def test_another_answer_of_the_dashboard_is_no_size() -> None:
+    for answer in ({}, {"data": None}, {"data": {"result": {"result": [{"state": "ALIVE"}]}}}):
+        with pytest.raises(ValueError, match="no list of nodes"):
+            cluster.counted(answer)
 
 
 # --- network -------------------------------------------------------------------------------------

@@ -1,0 +1,391 @@
+"""The standing cluster in real containers, and what happens to it when parts of it fail.
+
+One deployment for the whole file: the unchanged stacks on a local AWS, the images of production,
+the command line as a user gives it. `make rehearse` shows the way it should go; here is the rest.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from containers import publish
+from rehearsal import processes
+from rehearsal.cycle import Rehearsal, Steps
+from rehearsal.engine import EngineError
+from rehearsal.inventory import account_at
+from tests.conftest import ROOT
+from training import contract
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MAX_IMAGE_BYTES = 1.9e9
+
+
+@pytest.fixture(scope="module")
+def rehearsal() -> Iterator[Rehearsal]:
+    """Everything up; whatever a test does to it, nothing is left afterwards."""
+    try:
+        found = Rehearsal.here()
+    except EngineError as error:
+        pytest.skip(f"no Docker Engine: {error}")
+    if any(found.status()[what] for what in ("processes", "containers", "networks")):
+        pytest.skip("a local deployment is up already: trainctl local down")
+    try:
+        found.up(Steps(6))
+        yield found
+    finally:
+        os.environ.pop(processes.NAME, None)
+        found.down(Steps(1))
+
+
+def trainctl(
+    rehearsal: Rehearsal, *arguments: str, timeout_s: float = 120
+) -> subprocess.CompletedProcess[str]:
+    """The command line, with its exit code and both streams."""
+    return subprocess.run(
+        [sys.executable, "-m", "trainctl", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **rehearsal.environment(), "DOCKER_HOST": rehearsal.engine.address},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+def status(rehearsal: Rehearsal) -> dict[str, Any]:
+    run = trainctl(rehearsal, "cluster", "status", "--json")
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def tasks_of(rehearsal: Rehearsal, node: str) -> list[dict[str, Any]]:
+    return [task for task in status(rehearsal)["tasks"] if task["node"] == node]
+
+
+def eventually(what: str, condition: Callable[[], bool], *, timeout_s: float) -> float:
+    """Wait until it holds; return how long that took."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(1)
+    return time.monotonic() - began
+
+
+def inside(rehearsal: Rehearsal, image: str, script: str) -> str:
+    return rehearsal.engine("run", "--rm", "--user", "0", "--entrypoint", "sh", image, "-c", script)
+
+
+def ecs(rehearsal: Rehearsal) -> Any:
+    return account_at(rehearsal.state()["endpoint"]).client("ecs")
+
+
+# --- the images -----------------------------------------------------------------------------------
+def images(rehearsal: Rehearsal) -> dict[str, dict[str, Any]]:
+    found = {}
+    for node in (contract.HEAD, contract.WORKER):
+        name = f"ecs-train-{node}:{rehearsal.state()['image_tag']}"
+        record = rehearsal.engine.inspect("image", name)
+        assert record is not None
+        found[name] = record
+    return found
+
+
+def test_images_are_small_and_share_their_large_layers(rehearsal: Rehearsal) -> None:
+    head, worker = images(rehearsal).values()
+    assert head["Size"] <= MAX_IMAGE_BYTES
+    assert worker["Size"] <= MAX_IMAGE_BYTES
+    assert head["RootFS"]["Layers"] == worker["RootFS"]["Layers"], "with CPU builds of torch"
+
+
+def test_images_run_as_an_ordinary_user_and_say_what_they_are(rehearsal: Rehearsal) -> None:
+    for record in images(rehearsal).values():
+        config = record["Config"]
+        assert config["User"] == "1000:1000"
+        assert config["Entrypoint"][0] == "tini"
+        assert config["Healthcheck"]["Test"][-1] == "containers.health"
+        labels = config["Labels"]
+        assert re.fullmatch(r"\d+\.\d+\.\d+", labels["org.opencontainers.image.version"])
+        assert re.fullmatch(r"[0-9a-f]{40}|unknown", labels["org.opencontainers.image.revision"])
+
+
+def test_images_hold_nothing_of_the_machine_and_nothing_to_build_with(
+    rehearsal: Rehearsal,
+) -> None:
+    name = next(iter(images(rehearsal)))
+    environment = images(rehearsal)[name]["Config"]["Env"]
+    assert not [each for each in environment if "CERT" in each or "TOKEN" in each or "PIP_" in each]
+    found = inside(
+        rehearsal,
+        name,
+        "find / -xdev ! -user root ! -path '/proc/*' ! -path '/sys/*';"
+        "ls -A /tmp /var/tmp /root/.cache /var/cache/pip /var/cache/apt/archives/*.deb 2>/dev/null"
+        " | grep -v ':$';"
+        "command -v gcc cc g++ make ld;"
+        # Certificates: those of Debian's package and no other.
+        'for f in /usr/share/ca-certificates/mozilla/*.crt; do cat "$f"; done >/tmp/all;'
+        "sort -u /tmp/all >/tmp/all.sorted; rm /tmp/all;"
+        "grep -v -e '^-----' /etc/ssl/certs/ca-certificates.crt | sort -u |"
+        " comm -23 - /tmp/all.sorted | head -n 3",
+    )
+    assert found.split() == []
+
+
+def test_an_image_trains_without_a_network_on_a_file_system_that_cannot_be_written(
+    rehearsal: Rehearsal,
+) -> None:
+    image = f"ecs-train-{contract.WORKER}:{rehearsal.state()['image_tag']}"
+    assert publish.try_out(rehearsal._docker(), image)["steps"] == 2
+
+
+# --- the cluster ----------------------------------------------------------------------------------
+def test_the_cluster_is_what_the_templates_say(rehearsal: Rehearsal) -> None:
+    found = status(rehearsal)
+    assert found["ray"] == {"num_nodes": 3, "num_cpus": 4, "num_gpus": 0}
+    assert [task["health"] for task in found["tasks"]] == ["HEALTHY"] * 3
+    assert len({task["address"] for task in found["tasks"]}) == 3
+    definitions = {
+        node: ecs(rehearsal).describe_task_definition(
+            taskDefinition=rehearsal.outputs(contract.TRAINING_STACK)[output]
+        )["taskDefinition"]["containerDefinitions"][0]
+        for node, output in (
+            (contract.HEAD, contract.OUT_HEAD_TASK),
+            (contract.WORKER, contract.OUT_WORKER_TASK),
+        )
+    }
+    for task in found["tasks"]:
+        record = rehearsal.engine.inspect("container", task["runtime_id"])
+        assert record is not None
+        host, wanted = record["HostConfig"], definitions[task["node"]]
+        assert host["Memory"] == wanted["memory"] * 2**20
+        assert host["ShmSize"] == wanted["linuxParameters"]["sharedMemorySize"] * 2**20
+        assert host["Init"] is True
+        assert record["Config"]["User"] == "1000:1000"
+
+
+def test_what_runs_is_what_was_pushed(rehearsal: Rehearsal) -> None:
+    pushed = rehearsal.state().get("digests")
+    if not pushed:
+        pytest.skip("no image registry here: install docker-registry")
+    arns = ecs(rehearsal).list_tasks(
+        cluster=rehearsal.outputs(contract.TRAINING_STACK)[contract.OUT_CLUSTER]
+    )["taskArns"]
+    found = ecs(rehearsal).describe_tasks(
+        cluster=rehearsal.outputs(contract.TRAINING_STACK)[contract.OUT_CLUSTER], tasks=arns
+    )["tasks"]
+    assert {task["containers"][0]["imageDigest"] for task in found} == {*pushed.values()}
+
+
+def test_up_a_second_time_says_that_it_is_up(rehearsal: Rehearsal) -> None:
+    run = trainctl(rehearsal, "cluster", "up", "--workers", "2", "--yes")
+    assert run.returncode == 0, run.stderr
+    assert "Already asked for: a head, 2 workers." in run.stderr
+    assert "trainctl shell -- ray status" in run.stdout
+
+
+def test_a_command_in_the_shell_has_its_own_exit_code_and_output(rehearsal: Rehearsal) -> None:
+    run = trainctl(rehearsal, "shell", "--", "sh", "-c", "echo data; echo note >&2; exit 7")
+    assert (run.returncode, run.stdout, run.stderr) == (7, "data\n", "note\n")
+
+
+def test_a_worker_that_is_killed_is_replaced_and_joins_again(rehearsal: Rehearsal) -> None:
+    before = {task["id"] for task in tasks_of(rehearsal, contract.WORKER)}
+    victim = tasks_of(rehearsal, contract.WORKER)[0]
+    rehearsal.engine("kill", victim["runtime_id"])
+
+    def is_whole() -> bool:
+        found = status(rehearsal)
+        workers = [task for task in found["tasks"] if task["node"] == contract.WORKER]
+        are_healthy = all(task["health"] == "HEALTHY" for task in workers)
+        are_others = {task["id"] for task in workers} != before
+        return len(workers) == 2 and are_others and are_healthy and found["ray"]["num_nodes"] == 3
+
+    eventually("another worker has joined", is_whole, timeout_s=90)
+
+
+def test_a_worker_with_another_token_is_refused_and_says_so(rehearsal: Rehearsal) -> None:
+    outputs = rehearsal.outputs(contract.TRAINING_STACK)
+    client = ecs(rehearsal)
+    override = {
+        "name": contract.CONTAINER,
+        "environment": [{"name": "RAY_AUTH_TOKEN", "value": "another-token-of-some-length"}],
+    }
+    (task,) = client.run_task(
+        cluster=outputs[contract.OUT_CLUSTER],
+        taskDefinition=outputs[contract.OUT_WORKER_TASK],
+        overrides={"containerOverrides": [override]},
+    )["tasks"]
+    arguments = {"cluster": outputs[contract.OUT_CLUSTER], "tasks": [task["taskArn"]]}
+
+    def has_ended() -> bool:
+        (now,) = client.describe_tasks(**arguments)["tasks"]
+        return bool(now["lastStatus"] == "STOPPED")
+
+    eventually("the worker has ended", has_ended, timeout_s=60)
+    (ended,) = client.describe_tasks(**arguments)["tasks"]
+    assert ended["containers"][0]["exitCode"] == contract.EXIT_REFUSED
+    events = (
+        account_at(rehearsal.state()["endpoint"])
+        .client("logs")
+        .get_log_events(
+            logGroupName=outputs[contract.OUT_LOG_GROUP],
+            logStreamName=f"worker/{contract.CONTAINER}/{task['taskArn'].rpartition('/')[2]}",
+        )["events"]
+    )
+    assert any("refuses this node's token" in event["message"] for event in events)
+
+
+def test_workers_end_when_their_head_is_gone_and_a_new_cluster_forms(rehearsal: Rehearsal) -> None:
+    (head,) = tasks_of(rehearsal, contract.HEAD)
+    workers = {task["id"]: task["runtime_id"] for task in tasks_of(rehearsal, contract.WORKER)}
+    rehearsal.engine("kill", head["runtime_id"])
+
+    def workers_have_ended() -> bool:
+        return not workers.keys() & {task["id"] for task in tasks_of(rehearsal, contract.WORKER)}
+
+    eventually("both workers have ended", workers_have_ended, timeout_s=60)
+    run = trainctl(rehearsal, "cluster", "up", "--workers", "2", "--yes", timeout_s=150)
+    assert run.returncode == 0, run.stderr
+    assert tasks_of(rehearsal, contract.HEAD)[0]["id"] != head["id"]
+
+
+def test_a_missing_image_ends_the_command_with_its_name(rehearsal: Rehearsal) -> None:
+    outputs, client = rehearsal.outputs(contract.TRAINING_STACK), ecs(rehearsal)
+    assert trainctl(rehearsal, "cluster", "down", "--yes").returncode == 0
+    definition = client.describe_task_definition(taskDefinition=outputs[contract.OUT_WORKER_TASK])[
+        "taskDefinition"
+    ]
+    (container,) = definition["containerDefinitions"]
+    container["image"] = container["image"].rpartition(":")[0] + ":never-pushed"
+    wrong = client.register_task_definition(
+        family="wrong", networkMode="awsvpc", containerDefinitions=[container]
+    )["taskDefinition"]["taskDefinitionArn"]
+    service = {
+        "cluster": outputs[contract.OUT_CLUSTER],
+        "service": outputs[contract.OUT_WORKER_SERVICE],
+    }
+    client.update_service(**service, taskDefinition=wrong)
+    try:
+        began = time.monotonic()
+        run = trainctl(rehearsal, "cluster", "up", "--workers", "1", "--yes")
+        assert run.returncode == contract.EXIT_FAILED
+        assert "the image of the worker cannot be pulled: CannotPullContainerError" in run.stderr
+        assert ":never-pushed" in run.stderr
+        assert "trainctl cluster down" in run.stderr
+        assert time.monotonic() - began < 60
+    finally:
+        trainctl(rehearsal, "cluster", "down", "--yes")
+        client.update_service(**service, taskDefinition=outputs[contract.OUT_WORKER_TASK])
+
+
+def test_down_when_nothing_is_up_says_so(rehearsal: Rehearsal) -> None:
+    assert trainctl(rehearsal, "cluster", "down", "--yes").returncode == 0
+    run = trainctl(rehearsal, "cluster", "down", "--yes")
+    assert (run.returncode, run.stderr) == (0, "The standing cluster is down already.\n")
+    shell = trainctl(rehearsal, "shell")
+    assert shell.returncode == contract.EXIT_FAILED
+    assert "no head runs: trainctl cluster up" in shell.stderr
+
+
+def test_after_the_local_aws_has_died_commands_say_so_and_all_can_be_removed(
+    rehearsal: Rehearsal,
+) -> None:
+    assert trainctl(rehearsal, "cluster", "up", "--yes", "--no-wait").returncode == 0
+    eventually(
+        "containers run",
+        lambda: len(rehearsal.engine.labelled("container", rehearsal.name)) == 3,
+        timeout_s=30,
+    )
+    for pid in processes.find(rehearsal.name):
+        if pid != os.getpid():
+            os.kill(pid, signal.SIGKILL)
+    run = trainctl(rehearsal, "cluster", "status")
+    assert run.returncode == contract.EXIT_FAILED
+    assert "AWS does not answer" in run.stderr
+    assert "trainctl local status" in run.stderr
+    assert "Traceback" not in run.stderr
+    shown = trainctl(rehearsal, "local", "status")
+    assert "the local AWS does not answer: trainctl local down" in shown.stderr
+    removed = trainctl(rehearsal, "local", "down")
+    assert removed.returncode == 0, removed.stderr
+    assert rehearsal.engine.labelled("container", rehearsal.name) == []
+    assert rehearsal.engine.labelled("network", rehearsal.name) == []
+    again = trainctl_without(rehearsal, "local", "down")
+    assert again.stderr.endswith("Nothing was up.\n")
+
+
+def trainctl_without(rehearsal: Rehearsal, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command line, where no local deployment can give it its variables."""
+    return subprocess.run(
+        [sys.executable, "-m", "trainctl", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "DOCKER_HOST": rehearsal.engine.address},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+# --- interruptions --------------------------------------------------------------------------------
+def engine_state(rehearsal: Rehearsal) -> tuple[str, str, str]:
+    return (
+        rehearsal.engine("ps", "--all", "--quiet"),
+        rehearsal.engine("network", "ls", "--quiet"),
+        rehearsal.engine("volume", "ls", "--quiet"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("moment", "after_s"),
+    [
+        ("start the local AWS", 0.3),
+        ("deploy CoreStack", 2.0),
+        ("deploy CoreStack", 14.0),
+        ("bring up the standing cluster", 6.0),
+        ("train the DDP recipe", 12.0),
+    ],
+)
+def test_an_interrupted_rehearsal_leaves_nothing(
+    rehearsal: Rehearsal, moment: str, after_s: float, tmp_path: Path
+) -> None:
+    rehearsal.down(Steps(1))  # what the tests above have left
+    before = engine_state(rehearsal)
+    environment = {k: v for k, v in os.environ.items() if k != processes.NAME}
+    with (tmp_path / "said").open("wb") as said:
+        run = subprocess.Popen(
+            [sys.executable, "-m", "rehearsal", "all"],
+            cwd=ROOT,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+        )
+        try:
+            eventually(
+                moment,
+                lambda: moment in (tmp_path / "said").read_text() or run.poll() is not None,
+                timeout_s=180,
+            )
+            time.sleep(after_s)
+            run.send_signal(signal.SIGINT)
+            code = run.wait(timeout=60)
+        finally:
+            run.kill()
+    text = (tmp_path / "said").read_text()
+    assert code == contract.EXIT_INTERRUPTED, text
+    assert "Traceback" not in text
+    assert engine_state(rehearsal) == before
+    assert processes.find(rehearsal.name) == []
+    assert not rehearsal.state()
