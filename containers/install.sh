@@ -1,5 +1,5 @@
 #!/bin/sh
-# A stage of the image build: `install.sh packages|torch|project`. Runs as root inside the build.
+# A stage of the image build: `install.sh packages | torch cpu|cuda | project`. Runs as root inside the build.
 #
 # Each stage leaves only what a node needs: no cache, no tests, no headers, and the same bytes from
 # the same inputs, so that a rebuilt layer has the digest it had before.
@@ -71,9 +71,17 @@ case $1 in
         ;;
     torch)
         pin=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' /build/requirements.txt)
-        [ -z "$TORCH_INDEX" ] || [ -n "${PIP_NO_INDEX:-}" ] || set -- --index-url "$TORCH_INDEX"
-        [ "$1" != torch ] || shift
-        install "$@" "$pin"
+        if [ -n "${PIP_NO_INDEX:-}" ] || "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
+            install "$pin"
+        elif [ -n "$TORCH_INDEX" ]; then
+            install --index-url "$TORCH_INDEX" "$pin"
+        elif [ "$2" = cuda ]; then
+            install "$pin"
+        else
+            echo "error: no index for torch's CPU build: give --build-arg TORCH_CPU_INDEX=ADDRESS," \
+                "which PyTorch's page 'Start Locally' shows for the compute platform CPU" >&2
+            exit 1
+        fi
         prune
         finish "$(site_packages)"
         ;;

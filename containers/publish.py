@@ -183,8 +183,10 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m containers.publish",
         description="Build the images of head and worker, train two steps inside each, and push "
         "them. The repositories are outputs of CoreStack.",
-        epilog="Log in to the registry first: aws ecr get-login-password | docker login ... Exit "
-        "codes: 0 pushed, 1 something failed, 2 wrong input.",
+        epilog="TORCH_INDEX in the environment says where the CPU build of torch comes from: the "
+        "page 'Start Locally' of PyTorch shows the address. Log in to the registry first: aws ecr "
+        "get-login-password | docker login ... Exit codes: 0 pushed, 1 something failed, 2 wrong "
+        "input.",
     )
     parser.add_argument("--head", metavar="URI", help="repository of the head's image")
     parser.add_argument("--worker", metavar="URI", help="repository of the workers' image")
@@ -209,6 +211,9 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="OPTION",
         help="another option of docker buildx build: --cache-from=type=gha; may be repeated",
     )
+    parser.add_argument(
+        "--no-build", action="store_true", help="push what an earlier call has built and tried out"
+    )
     parser.add_argument("--no-push", action="store_true", help="build and try out, push nothing")
     parser.add_argument(
         "--write-tag", metavar="FILE", type=Path, help="then set image_tag in this cdk.json"
@@ -227,18 +232,24 @@ def publish(options: argparse.Namespace) -> dict[str, Any]:
         raise InputError(f"tag {tag!r} is not usable: letters, digits, '.', '_' and '-', up to 128")
     docker = Docker()
     images = {node: f"{uri or f'ecs-train-{node}'}:{tag}" for node, uri in repositories.items()}
-    build(
-        docker,
-        targets=images,
-        git_sha=sha,
-        build_arguments=[f"WORKER_TORCH={options.worker_torch}", *options.build_arg],
-        options=options.build_option,
-    )
-    done: dict[str, Any] = {"tag": tag}
-    for node, image in images.items():
-        try_out(docker, image)
-        print(f"publish: {image}: two steps of training succeeded", file=sys.stderr)
-        done[node] = {"image": image}
+    arguments = [f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
+    if index := os.environ.get("TORCH_INDEX"):
+        arguments.insert(0, f"TORCH_CPU_INDEX={index}")
+    done: dict[str, Any] = {
+        "tag": tag,
+        **{node: {"image": image} for node, image in images.items()},
+    }
+    if not options.no_build:
+        build(
+            docker,
+            targets=images,
+            git_sha=sha,
+            build_arguments=arguments,
+            options=options.build_option,
+        )
+        for image in images.values():
+            try_out(docker, image)
+            print(f"publish: {image}: two steps of training succeeded", file=sys.stderr)
     if not options.no_push:
         for node, image in images.items():
             done[node]["digest"] = push(docker, image)

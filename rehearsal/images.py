@@ -80,9 +80,25 @@ def build(
         say(f"no image registry can be reached for {BASE_IMAGE}: using Debian's packages")
         base = _debian(engine)
         arguments.append(f"WHEELS_IMAGE={_wheels(engine, DEBIAN_PYTHON)}")
+    elif index := _torch_index():
+        arguments.append(f"TORCH_CPU_INDEX={index}")
+    else:
+        raise ImageError(
+            "the images need the CPU build of torch, and nothing says where that is: give its "
+            "index once, make rehearse TORCH_INDEX=ADDRESS. PyTorch's page 'Start Locally' shows "
+            "the address for the compute platform CPU"
+        )
     arguments.append(f"BASE_IMAGE={base}")
     publish.build(docker, targets=images, git_sha=_git_sha(), build_arguments=arguments)
     return images
+
+
+def _torch_index() -> str:
+    """The index given to `make`, now or when the environment was made."""
+    remembered = ROOT / ".venv" / "torch-index"
+    return os.environ.get("TORCH_INDEX") or (
+        remembered.read_text().strip() if remembered.exists() else ""
+    )
 
 
 def _git_sha() -> str:
