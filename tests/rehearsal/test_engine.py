@@ -1,0 +1,200 @@
+"""What the rehearsal says of a Docker that is not there, not running, or not able to build; and
+that other programs, and the processes left running, end when they must.
+
+The docker command here is a script that answers as the real one does; the real one is the business
+of ``test_in_containers``.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rehearsal import commands, cycle, images, processes, registry
+from rehearsal.commands import CommandError
+from rehearsal.engine import Engine, EngineError, check_space, find_engine
+from tests.conftest import ROOT
+
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Puts scripts called ``docker`` on the PATH, one folder each, and nothing else."""
+    folders: list[Path] = []
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+
+    def add(*, version: str = "20.10.24", buildx: bool = False, answers: bool = True) -> None:
+        folder = tmp_path / f"bin{len(folders)}"
+        folder.mkdir()
+        script = folder / "docker"
+        script.write_text(
+            "#!/bin/sh\ncase $1 in\n"
+            f"buildx) exit {0 if buildx else 1} ;;\n"
+            "context) echo unix:///var/run/docker.sock ;;\n"
+            "version) "
+            + (f"echo {version} 20.10.24" if answers else "echo no daemon >&2; exit 1")
+            + " ;;\ninfo) echo /var/lib/docker-of-another-machine ;;\nesac\n"
+        )
+        script.chmod(0o755)
+        folders.append(folder)
+        monkeypatch.setenv("PATH", os.pathsep.join(map(str, folders)))
+
+    return add
+
+
+def test_without_a_docker_command_it_says_what_to_install(install: Install) -> None:
+    del install
+    with pytest.raises(EngineError, match="no docker command on the PATH"):
+        find_engine()
+
+
+def test_an_engine_that_does_not_answer_is_named_with_its_address(install: Install) -> None:
+    install(answers=False)
+    with pytest.raises(EngineError, match=r"no Docker Engine answers at unix://.*no daemon"):
+        find_engine()
+
+
+def test_a_client_that_cannot_build_is_named(install: Install) -> None:
+    install(version="28.2.2")
+    with pytest.raises(EngineError, match="cannot build with BuildKit: it has no buildx"):
+        find_engine()
+
+
+@pytest.mark.parametrize(
+    "client",
+    [{"version": "20.10.24"}, {"version": "28.2.2", "buildx": True}],
+    ids=["builds by itself", "has buildx"],
+)
+def test_a_client_that_can_build_is_taken_also_behind_one_that_cannot(
+    client: dict[str, object], install: Install, tmp_path: Path
+) -> None:
+    install(version="28.2.2")
+    install(**client)
+    assert find_engine().client == str(tmp_path / "bin1" / "docker")
+
+
+def test_a_full_disk_is_found_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "docker"
+    script.write_text(f"#!/bin/sh\necho {tmp_path}\n")
+    script.chmod(0o755)
+    engine = Engine(client=str(script), address="unix:///nowhere")
+    check_space(engine)
+    monkeypatch.setattr("rehearsal.engine.NEEDED_GB", 10**6)
+    with pytest.raises(EngineError, match=r"too little space: .* has .* GB free.*system prune"):
+        check_space(engine)
+
+
+def test_elsewhere_than_on_linux_it_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rehearsal.cycle.sys.platform", "darwin")
+    with pytest.raises(cycle.RehearsalError, match="runs on Linux"):
+        cycle.Rehearsal.here()
+
+
+def test_without_an_index_for_torch_the_images_are_not_built_by_guessing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BASE_IMAGE", "python:3.12-slim-bookworm")
+    monkeypatch.delenv("TORCH_INDEX", raising=False)
+    monkeypatch.setattr(images, "ROOT", tmp_path)
+    engine = Engine(client="docker", address="unix:///nowhere")
+    docker = images.Docker(client="docker", environment={}, name="n", log=tmp_path / "log")
+    with pytest.raises(images.ImageError, match="make rehearse TORCH_INDEX=ADDRESS"):
+        images.build(engine, docker, image_tag="t", say=print)
+
+
+def test_the_tag_names_what_the_images_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("training", "containers"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "requirements.lock").write_text("a==1\n")
+    monkeypatch.setattr(images, "ROOT", tmp_path)
+    empty = images.tag()
+    (tmp_path / "training" / "x.py").write_text("1")
+    (tmp_path / "training" / "__pycache__").mkdir()
+    filled = images.tag()
+    (tmp_path / "training" / "__pycache__" / "x.pyc").write_text("1")
+    assert images.tag() == filled != empty
+
+
+def test_a_registry_that_ends_at_once_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "docker-registry"
+    broken.write_text("#!/bin/sh\necho out of luck\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(registry, "program", lambda: str(broken))
+    with pytest.raises(registry.RegistryError, match="out of luck"):
+        registry.start(tmp_path / "registry", name=f"test-{os.getpid()}")
+
+
+# --- other programs -------------------------------------------------------------------------------
+def run(script: str, **arguments: object) -> str:
+    command = [sys.executable, "-c", script]
+    return commands.run(command, environment=os.environ, folder=ROOT, **arguments)  # type: ignore[arg-type]
+
+
+def test_what_a_program_prints_is_returned_and_logged(tmp_path: Path) -> None:
+    script = "import sys; print('out'); print('err', file=sys.stderr)"
+    assert run(script, log=tmp_path / "log") == "out\n"
+    assert "err" in (tmp_path / "log").read_text()
+    assert run(script, streams_together=True) in ("out\nerr\n", "err\nout\n")
+
+
+def test_a_program_that_fails_or_hangs_is_an_error_with_its_words() -> None:
+    with pytest.raises(CommandError, match=r"(?s)failed with exit code 3:.*no luck"):
+        run("import sys; sys.exit('no luck') if 0 else print('no luck'); sys.exit(3)")
+    with pytest.raises(CommandError, match="took longer than 0 s"):
+        run("import time; time.sleep(60)", timeout_s=0.3)
+
+
+def test_an_interruption_ends_the_program_and_all_that_it_has_started(tmp_path: Path) -> None:
+    mark = f"{os.getpid()}.{time.monotonic_ns()}"
+    script = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60) # {mark}'])\n"
+        f"open({str(tmp_path / 'up')!r}, 'w').close()\n"
+        "time.sleep(60)\n"
+    )
+
+    def interrupt() -> None:
+        while not (tmp_path / "up").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), cycle.interruptible():
+        run(script)
+    shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert mark not in shown.stdout
+
+
+def test_processes_are_found_by_their_mark_and_ended_even_if_they_do_not_want_to(
+    tmp_path: Path,
+) -> None:
+    name = f"test-{os.getpid()}-{time.monotonic_ns()}"
+    stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    for role in ("a", "b"):
+        processes.start(
+            [sys.executable, "-c", stubborn],
+            name=name,
+            role=role,
+            environment={"PATH": os.environ["PATH"]},
+            log=tmp_path / role,
+        )
+    assert len(processes.find(name)) == 2
+    assert len(processes.find(name, "b")) == 1
+    time.sleep(0.3)  # until it ignores the signal
+    assert processes.end(name, timeout_s=0.5) == 2
+    assert processes.find(name) == []
+    assert processes.end(name, timeout_s=0.5) == 0
