@@ -75,6 +75,7 @@ ENV_NUM_CPUS: Final = "TRAIN_NUM_CPUS"  # CPUs that Ray may count on here
 ENV_TRAINS: Final = "TRAIN_ON_THIS_NODE"  # "1": training processes may run here
 ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
 ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
+ENV_GIT_SHA: Final = "TRAIN_GIT_SHA"  # the commit an image was built from
 
 # What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.
 _CLUSTER = re.compile(r"cluster: (\d+) nodes, (\d+) CPUs, (\d+) GPUs$")

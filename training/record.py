@@ -6,6 +6,7 @@ epoch and at the end.
 """
 
 import json
+import os
 import platform
 import shutil
 import statistics
@@ -229,7 +230,9 @@ def environment() -> dict[str, Any]:
         "cpu": machine.cpu_name(),
         "cores": machine.num_cpus(),
         "gpus": machine.gpu_names(),
-        "git_sha": machine.output("git", "-C", str(_HERE), "rev-parse", "HEAD") or None,
+        "git_sha": os.environ.get(contract.ENV_GIT_SHA)
+        or machine.output("git", "-C", str(_HERE), "rev-parse", "HEAD")
+        or None,
         "command": " ".join(["python -m training.launch", *sys.argv[1:]]),
         "started_at": datetime.now(tz=UTC).isoformat(timespec="seconds"),
     }
