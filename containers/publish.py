@@ -91,9 +91,17 @@ def build(
             *command,
             *("--file", DOCKERFILE, "--target", target, "--tag", image),
             *[part for each in given for part in ("--build-arg", each)],
+            *[part for each in _versions() for part in ("--label", each)],
             *options,
             ".",
         )
+
+
+def _versions() -> list[str]:
+    """Labels that say which Ray and which PyTorch are inside, without starting the image."""
+    pins = (ROOT / "containers" / "requirements.txt").read_text(encoding="utf-8")
+    found = re.findall(r"^(ray|torch|transformers)\b[^=]*==(\S+)", pins, re.MULTILINE)
+    return [f"ecs-train.{name}={number}" for name, number in found]
 
 
 def try_out(docker: Docker, image: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any, ClassVar
@@ -101,6 +102,13 @@ def test_both_targets_are_built_with_what_they_are_in_their_labels(docker: Recor
     assert worker[3:7] == ("--target", "worker", "--tag", "w:1")
     for call in docker.calls:
         assert {"A=b", "GIT_SHA=abc"} < {*call}
+        labels = [part for part in call if part.startswith("ecs-train.")]
+        assert [label.partition("=")[0] for label in labels] == [
+            "ecs-train.ray",
+            "ecs-train.torch",
+            "ecs-train.transformers",
+        ]
+        assert all(re.fullmatch(r"\d+\.\d+\.\d+", label.partition("=")[2]) for label in labels)
 
 
 def test_a_cache_elsewhere_needs_buildx(docker: Recorder) -> None:
