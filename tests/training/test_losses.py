@@ -1,0 +1,79 @@
+"""The loss without logits is the loss, its gradients are the gradients, and it stores no logits."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from training.losses import IGNORE, linear_cross_entropy, plain_cross_entropy
+
+WIDTH, VOCAB = 16, 101
+
+
+def inputs(num: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(num)
+    hidden = torch.randn(num, WIDTH, generator=generator, dtype=torch.float64)
+    weight = torch.randn(VOCAB, WIDTH, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, VOCAB, (num,), generator=generator)
+    return hidden.to(dtype).requires_grad_(), weight.to(dtype).requires_grad_(), labels
+
+
+@pytest.mark.parametrize("num", [1, 7, 8, 9, 64])
+@pytest.mark.parametrize("ignored", [0, 1])
+def test_loss_and_gradients_are_those_of_stored_logits(num: int, ignored: int) -> None:
+    hidden, weight, labels = inputs(num, torch.float32)
+    labels[:ignored] = IGNORE
+    if ignored == num:
+        labels = torch.cat([labels, labels.new_zeros(1)])
+        hidden = torch.cat([hidden, hidden.detach()]).detach().requires_grad_()
+    loss = linear_cross_entropy(hidden, weight, labels, chunk_tokens=8)
+    found = torch.autograd.grad(loss * 3, (hidden, weight))
+    expected_loss = plain_cross_entropy(hidden, weight, labels)
+    expected = torch.autograd.grad(expected_loss * 3, (hidden, weight))
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_in_bf16_it_is_as_close_to_the_truth_as_stored_logits_are() -> None:
+    exact_hidden, exact_weight, labels = inputs(256)
+    truth = plain_cross_entropy(exact_hidden, exact_weight, labels)
+    hidden, weight, _ = inputs(256, torch.bfloat16)
+    error = (linear_cross_entropy(hidden, weight, labels) - truth).abs()
+    reference = (plain_cross_entropy(hidden, weight, labels) - truth).abs()
+    assert error <= reference + 1e-3
+
+
+def test_no_tensor_of_the_size_of_the_logits_is_kept_for_backward() -> None:
+    hidden, weight, labels = inputs(1024, torch.float32)
+    kept: list[int] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        linear_cross_entropy(hidden, weight, labels, chunk_tokens=64)
+        assert max(kept) == 1024 * WIDTH
+        plain_cross_entropy(hidden, weight, labels)
+        assert max(kept) == 1024 * VOCAB
+
+
+def test_where_no_label_counts_the_loss_is_zero_and_nothing_is_learned() -> None:
+    hidden, weight, labels = inputs(8, torch.float32)
+    loss = linear_cross_entropy(hidden, weight, torch.full_like(labels, IGNORE))
+    assert loss.item() == 0
+    assert all(not grad.any() for grad in torch.autograd.grad(loss, (hidden, weight)))
+
+
+def test_a_frozen_output_embedding_gets_no_gradient() -> None:
+    hidden, weight, labels = inputs(8, torch.float32)
+    weight = weight.detach()
+    linear_cross_entropy(hidden, weight, labels).backward()
+    assert hidden.grad is not None
+    assert weight.grad is None
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    hidden, weight, labels = inputs(8, torch.float32)
+    with pytest.raises(ValueError, match=r"hidden is \[8, 16\], labels \[7\]"):
+        linear_cross_entropy(hidden, weight, labels[:7])

@@ -1,0 +1,293 @@
+"""Text becomes tokens once, completely and in order; each step's sequences depend on the step and
+the seed alone; what is no text is refused in one sentence."""
+
+import gzip
+import json
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+
+from training.contract import InputError
+from training.data import text
+from training.data.text import SequenceOrder, TokenStore, positions_in_documents, store_for
+
+WORDS = ["<|endoftext|>", "[unknown]", *(f"w{i}" for i in range(98))]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A vocabulary of a hundred words."""
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    made = Tokenizer(WordLevel(vocabulary, unk_token="[unknown]"))
+    made.pre_tokenizer = Whitespace()
+    path = tmp_path / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def document(number: int) -> str:
+    return " ".join(f"w{(number + i) % 98}" for i in range(5))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Forty documents of five words in one file."""
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(document(i) for i in range(40)) + "\n")
+    return path
+
+
+def decoded(tokens: npt.NDArray[Any]) -> list[str]:
+    names = [WORDS[int(token)] for token in tokens]
+    return [part.strip() for part in " ".join(names).split("<|endoftext|>") if part.strip()]
+
+
+# --- building -------------------------------------------------------------------------------------
+def test_every_document_is_there_once_in_order_and_ends_with_end_of_text(
+    corpus: Path, tokenizer: Path
+) -> None:
+    store = store_for(str(corpus), tokenizer, held_out_every=10)
+    documents = [document(i) for i in range(40)]
+    assert decoded(store.held_out) == documents[9::10]
+    assert decoded(store.train) == [d for i, d in enumerate(documents) if i % 10 != 9]
+    assert store.train[-1] == store.held_out[-1] == store.info.end_of_text == 0
+    assert store.info.num_train_tokens + store.info.num_held_out_tokens == 40 * 6
+    assert store.train.dtype == np.uint16
+
+
+@pytest.mark.parametrize("kind", ["txt", "txt.gz", "jsonl", "jsonl.gz"])
+def test_the_kind_of_file_does_not_matter(kind: str, tmp_path: Path, tokenizer: Path) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    documents = [document(i) for i in range(40)]
+    if kind.startswith("jsonl"):
+        content = "\n".join(json.dumps({"text": each}) for each in documents)
+    else:
+        content = "\n\n".join(documents)
+    data = content.encode()
+    (folder / f"a.{kind}").write_bytes(gzip.compress(data) if kind.endswith("gz") else data)
+    store = store_for(str(folder), tokenizer, held_out_every=10)
+    assert decoded(store.held_out) == documents[9::10]
+
+
+def test_a_folder_is_read_in_the_order_of_its_names(tmp_path: Path, tokenizer: Path) -> None:
+    folder = tmp_path / "files"
+    (folder / "b").mkdir(parents=True)
+    for name, first in (("b/x.txt", 20), ("a.txt", 0)):
+        (folder / name).write_text("\n\n".join(document(first + i) for i in range(20)))
+    store = store_for(str(folder), tokenizer, held_out_every=10)
+    assert decoded(store.held_out) == [document(i) for i in (9, 19, 29, 39)]
+
+
+def test_a_store_is_built_once_and_anew_for_another_text_tokenizer_or_split(
+    corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = store_for(str(corpus), tokenizer, held_out_every=10)
+    keys = {first.info.key}
+    with monkeypatch.context() as patch:
+        patch.setattr(text, "build", lambda *_a, **_k: pytest.fail("built a second time"))
+        assert store_for(str(corpus), tokenizer, held_out_every=10).info == first.info
+    keys.add(store_for(str(corpus), tokenizer, held_out_every=20).info.key)
+    corpus.write_text(corpus.read_text() + "\n\nw1 w2\n")
+    keys.add(store_for(str(corpus), tokenizer, held_out_every=10).info.key)
+    other = tmp_path / "other.json"
+    other.write_text(tokenizer.read_text().replace('"w97"', '"z97"'))
+    keys.add(store_for(str(corpus), other, held_out_every=10).info.key)
+    assert len(keys) == 4
+
+
+def _open(source: str, tokenizer: Path, results: "multiprocessing.Queue[int]") -> None:
+    results.put(store_for(source, tokenizer, held_out_every=10).info.num_train_tokens)
+
+
+def test_several_processes_at_once_get_the_same_whole_store(corpus: Path, tokenizer: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[int] = context.Queue()
+    workers = [
+        context.Process(target=_open, args=(str(corpus), tokenizer, results)) for _ in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    assert [results.get(timeout=60) for _ in workers] == [36 * 6] * 4
+    for worker in workers:
+        worker.join()
+
+
+def test_a_build_that_fails_leaves_nothing(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
+    corpus.write_bytes(corpus.read_bytes() + b"\n\n\xff\xfe broken")
+    with pytest.raises(InputError, match="is not UTF-8 text"):
+        store_for(str(corpus), tokenizer, held_out_every=10)
+    left = [path.name for path in (tmp_path / "cache" / "tokens").iterdir()]
+    assert [name for name in left if not name.endswith(".lock")] == []
+
+
+def test_progress_goes_up_to_the_whole(corpus: Path, tokenizer: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    store_for(str(corpus), tokenizer, held_out_every=10, report=lambda *each: seen.append(each))
+    assert seen == sorted(seen)
+    assert seen[-1] == (corpus.stat().st_size,) * 2
+
+
+def _empty(path: Path, _tokenizer: Path) -> None:
+    path.write_text("\n \n\n")
+
+
+def _short(path: Path, _tokenizer: Path) -> None:
+    path.write_text("w1 w2 w3")
+
+
+def _binary(path: Path, _tokenizer: Path) -> None:
+    path.write_bytes(b"w1\0\0\0\n")
+
+
+def _gone(path: Path, _tokenizer: Path) -> None:
+    path.unlink()
+
+
+def _bad_tokenizer(_path: Path, tokenizer: Path) -> None:
+    tokenizer.write_text("{}")
+
+
+def _no_end(_path: Path, tokenizer: Path) -> None:
+    tokenizer.write_text(tokenizer.read_text().replace("<|endoftext|>", "<|begin|>"))
+
+
+def _no_tokenizer(_path: Path, tokenizer: Path) -> None:
+    tokenizer.unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_empty, "the text has 0 documents"),
+        (_short, "the text has 1 documents, and one in 10"),
+        (_binary, "zero bytes: it is binary"),
+        (_gone, "does not exist: give a file, a folder or an address"),
+        (_bad_tokenizer, "cannot be read"),
+        (_no_end, "has no end-of-text token"),
+        (_no_tokenizer, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_in_one_sentence(
+    spoil: Callable[[Path, Path], None], message: str, corpus: Path, tokenizer: Path
+) -> None:
+    spoil(corpus, tokenizer)
+    with pytest.raises(InputError, match=message):
+        store_for(str(corpus), tokenizer, held_out_every=10)
+
+
+def test_a_folder_without_text_a_bad_line_and_a_bad_split_are_refused(
+    tmp_path: Path, tokenizer: Path, corpus: Path
+) -> None:
+    (tmp_path / "none").mkdir()
+    with pytest.raises(InputError, match=r"holds no text: files must end in \.txt"):
+        store_for(str(tmp_path / "none"), tokenizer)
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text('{"text": "w1"}\n{"body": "w2"}\n')
+    with pytest.raises(InputError, match='line 2: no JSON object with a "text"'):
+        store_for(str(lines), tokenizer)
+    with pytest.raises(InputError, match="one document in 1 cannot be held out"):
+        store_for(str(corpus), tokenizer, held_out_every=1)
+
+
+def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: Path) -> None:
+    folder = store_for(str(corpus), tokenizer, held_out_every=10).folder
+    (folder / text.TRAIN_FILE).write_bytes(b"123")
+    with pytest.raises(InputError, match=r"has 3 bytes instead of 432: .* remove"):
+        TokenStore.open(folder)
+    (folder / text.STORE_FILE).write_text("{")
+    with pytest.raises(InputError, match="is no token store"):
+        TokenStore.open(folder)
+
+
+def test_the_unigram_loss_is_the_cross_entropy_of_frequencies(
+    tmp_path: Path, tokenizer: Path
+) -> None:
+    path = tmp_path / "two.txt"
+    path.write_text("\n\n".join(["w0 w0 w0 w1"] * 20))
+    store = store_for(str(path), tokenizer, held_out_every=10)
+    # 18 documents: 54 times w0, 18 times w1 and end of text; one more of each of 100 tokens.
+    total = 18 * 5 + 100
+    logs = {"w0": np.log(55 / total), "w1": np.log(19 / total), "end": np.log(19 / total)}
+    # The held-out row without its first token: w0 w0 w1 end, w0 w0 w0 w1 end.
+    expected = -(5 * logs["w0"] + 2 * logs["w1"] + 2 * logs["end"]) / 9
+    assert store.unigram_loss() == pytest.approx(expected)
+
+
+def test_real_text_and_the_real_tokenizer(data_dir: Path) -> None:
+    store = store_for(
+        str(data_dir / "tiny-shakespeare" / "input.txt"), data_dir / "gpt-neox-tokenizer"
+    )
+    assert store.info.num_documents == 7222
+    assert store.info.vocab_size == 50277
+    tokenizer = Tokenizer.from_file(str(data_dir / "gpt-neox-tokenizer" / "tokenizer.json"))
+    assert tokenizer.decode(store.train[:12].tolist()).startswith("First Citizen:\nBefore we")
+    assert 5.5 < store.unigram_loss() < 7.5
+
+
+# --- the order of sequences -----------------------------------------------------------------------
+@settings(max_examples=50, deadline=None)
+@given(
+    num_tokens=st.integers(200, 2000),
+    seq_len=st.integers(1, 20),
+    seed=st.integers(0, 2**31 - 1),
+    world_size=st.sampled_from([1, 2, 4]),
+)
+def test_an_epoch_predicts_each_token_once_whatever_the_number_of_workers(
+    num_tokens: int, seq_len: int, seed: int, world_size: int
+) -> None:
+    tokens = np.arange(num_tokens, dtype=np.uint32)
+    order = SequenceOrder(num_tokens=num_tokens, seq_len=seq_len, global_batch=4, seed=seed)
+    labels: list[int] = []
+    for step in range(order.steps_per_epoch):
+        parts = [
+            order.batch(tokens, step, rank=rank, world_size=world_size)
+            for rank in range(world_size)
+        ]
+        assert {part.shape for part in parts} == {(4 // world_size, seq_len + 1)}
+        whole = order.batch(tokens, step, rank=0, world_size=1)
+        shared = np.concatenate(parts)
+        assert sorted(shared[:, 0].tolist()) == sorted(whole[:, 0].tolist())
+        labels += whole[:, 1:].ravel().tolist()
+    assert len(labels) == len({*labels}) == order.steps_per_epoch * 4 * seq_len
+    assert num_tokens - len(labels) <= 5 * seq_len
+
+
+def test_a_step_depends_on_its_number_and_the_seed_alone() -> None:
+    order = SequenceOrder(num_tokens=1001, seq_len=10, global_batch=8, seed=3)
+    assert order.steps_per_epoch == 12
+    assert order.sequences(5).tolist() == order.sequences(5).tolist()
+    assert order.sequences(5).tolist() != order.sequences(5 + order.steps_per_epoch).tolist()
+    other = SequenceOrder(num_tokens=1001, seq_len=10, global_batch=8, seed=4)
+    assert order.sequences(5).tolist() != other.sequences(5).tolist()
+
+
+def test_an_order_that_does_not_divide_or_does_not_fill_a_step_is_refused() -> None:
+    with pytest.raises(InputError, match="10 sequences of 10, fewer than the 11 of one step"):
+        SequenceOrder(num_tokens=101, seq_len=10, global_batch=11, seed=0)
+    order = SequenceOrder(num_tokens=101, seq_len=10, global_batch=4, seed=0)
+    with pytest.raises(InputError, match="cannot be shared by 3 workers"):
+        order.batch(np.zeros(101, np.uint16), 0, rank=0, world_size=3)
+
+
+def test_positions_begin_anew_after_each_end_of_text() -> None:
+    inputs = np.array([[5, 6, 0, 7, 8, 0, 0, 9], [0, 1, 2, 3, 4, 5, 6, 7]])
+    assert positions_in_documents(inputs, 0).tolist() == [
+        [0, 1, 2, 0, 1, 2, 0, 0],
+        [0, 0, 1, 2, 3, 4, 5, 6],
+    ]
