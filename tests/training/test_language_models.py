@@ -1,0 +1,289 @@
+"""A language model is the same model however it is built, sharded and filled, and its loss is that
+of transformers; sharded training takes the same steps as data-parallel training.
+
+Two architectures stand for all: GPT-NeoX, whose output embedding has a name of its own on disk, and
+Llama with tied embeddings. Sharded ones run in real processes over gloo.
+"""
+
+import functools
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+
+from training import language_models
+from training.contract import InputError
+from training.data.text import positions_in_documents
+from training.language_models import WithLoss
+
+VOCAB, SEQ_LEN = 257, 24
+
+
+def neox() -> Any:
+    from transformers import GPTNeoXConfig
+
+    make: Any = GPTNeoXConfig
+    return make(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        rotary_pct=0.25,
+        tie_word_embeddings=False,
+    )
+
+
+def llama() -> Any:
+    from transformers import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        tie_word_embeddings=True,
+    )
+
+
+CONFIGS = {"neox": neox, "llama": llama}
+every_model = pytest.mark.parametrize("name", CONFIGS)
+
+
+def tokens(step: int, num: int = 8) -> Tensor:
+    generator = torch.Generator().manual_seed(step)
+    return torch.randint(0, VOCAB, (num, SEQ_LEN + 1), generator=generator)
+
+
+def reference(name: str) -> Any:
+    """transformers' own model with its own random weights."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(7)
+    make: Any = AutoModelForCausalLM
+    return make.from_config(CONFIGS[name]()).eval()
+
+
+def built(name: str, fill: Callable[[nn.Module], None]) -> WithLoss:
+    model = language_models.build_on_meta(CONFIGS[name]())
+    language_models.allocate(model, torch.device("cpu"))
+    fill(model)
+    return WithLoss(model)
+
+
+def randomly(seed: int) -> Callable[[nn.Module], None]:
+    return functools.partial(language_models.initialise, seed=seed)
+
+
+@pytest.fixture
+def saved(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A Hugging Face folder of the model that the test is about, in several files."""
+    folder = tmp_path / "model"
+    model = reference(request.getfixturevalue("name"))
+    model.save_pretrained(folder, max_shard_size="40KB")
+    assert (folder / language_models.INDEX_FILE).exists()
+    return folder
+
+
+# --- one process ----------------------------------------------------------------------------------
+@every_model
+def test_a_loaded_model_has_the_loss_of_transformers(name: str, saved: Path) -> None:
+    model = built(name, lambda model: language_models.load(model, saved))
+    batch = tokens(0)
+    with torch.no_grad():
+        logits = reference(name)(input_ids=batch[:, :-1]).logits
+        expected = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        assert model(batch).item() == pytest.approx(expected.item(), rel=1e-6)
+
+
+@every_model
+def test_with_positions_a_document_does_not_see_the_one_before(name: str) -> None:
+    model = built(name, randomly(0)).eval()
+    batch = tokens(1, num=1)
+    batch[:, 9] = 0  # end of text
+    second = batch[:, 10:]
+    positions = torch.from_numpy(positions_in_documents(batch[:, :-1].numpy(), 0))
+    with torch.no_grad():
+        alone = model(second) * (second.shape[1] - 1)
+        first = model(batch[:, :11]) * 10
+        apart = model(batch, positions) * SEQ_LEN
+        together = model(batch) * SEQ_LEN
+    assert apart.item() == pytest.approx((first + alone).item(), rel=1e-5)
+    assert abs(together.item() - apart.item()) > 1e-4
+
+
+@every_model
+def test_random_weights_depend_on_the_seed_and_the_names_alone(name: str) -> None:
+    models = [built(name, randomly(seed)) for seed in (0, 0, 1)]
+    first, again, other = (dict(model.named_parameters()) for model in models)
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    matrices = [key for key in first if first[key].dim() > 1]
+    assert not any(torch.equal(first[key], other[key]) for key in matrices)
+    for key in matrices:
+        assert first[key].std().item() == pytest.approx(0.02, rel=0.1)
+    norms = [value for key, value in first.items() if "norm" in key and key.endswith("weight")]
+    assert norms
+    assert all(bool((value == 1).all()) for value in norms)
+
+
+def test_parameters_and_operations_are_counted() -> None:
+    model = language_models.build_on_meta(neox())
+    whole = sum(p.numel() for p in reference("neox").parameters())
+    assert language_models.num_parameters(model) == whole
+    assert len(language_models.blocks(model)) == 3
+    multiplied = language_models.num_parameters(model) - VOCAB * 32
+    expected = 6 * multiplied + 12 * 3 * 32 * 100
+    assert language_models.flops_per_token(model, 100) == expected
+
+
+@pytest.mark.parametrize("name", ["neox"])
+def test_weights_that_do_not_fit_are_refused_by_name(name: str, saved: Path) -> None:
+    other = CONFIGS[name]()
+    other.intermediate_size = 128
+    model = language_models.build_on_meta(other)
+    language_models.allocate(model, torch.device("cpu"))
+    with pytest.raises(InputError, match=r"has shape .* configuration says"):
+        language_models.load(model, saved)
+    other = neox()
+    other.num_hidden_layers = 4
+    model = language_models.build_on_meta(other)
+    language_models.allocate(model, torch.device("cpu"))
+    with pytest.raises(InputError, match=r"lacks weights of this model: gpt_neox\.layers\.3\."):
+        language_models.load(model, saved)
+    next(saved.glob("*.safetensors")).unlink()
+    with pytest.raises(InputError, match="download it again"):
+        language_models.load(model, saved)
+    (saved / language_models.INDEX_FILE).write_text("{}")
+    with pytest.raises(InputError, match="is not an index of safetensors"):
+        language_models.load(model, saved)
+    (saved / language_models.INDEX_FILE).unlink()
+    with pytest.raises(InputError, match=r"has no model\.safetensors"):
+        language_models.load(model, saved)
+    (saved / language_models.SINGLE_FILE).write_bytes(b"no weights")
+    with pytest.raises(InputError, match="cannot be read"):
+        language_models.load(model, saved)
+
+
+def test_what_is_no_language_model_is_refused() -> None:
+    from transformers import Gemma2Config, ResNetConfig
+
+    with pytest.raises(InputError, match="no causal language model for 'resnet'"):
+        language_models.build_on_meta(ResNetConfig())
+    with pytest.raises(InputError, match="final_logit_softcapping"):
+        language_models.build_on_meta(Gemma2Config())
+
+
+# --- several processes ----------------------------------------------------------------------------
+def in_processes(world_size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run ``work(rank, *arguments)`` in processes of one gloo group; return what each returns."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    context = torch.multiprocessing.get_context("spawn")
+    results = context.SimpleQueue()
+    processes = [
+        context.Process(target=_member, args=(rank, world_size, port, results, work, arguments))
+        for rank in range(world_size)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=120)
+    assert [process.exitcode for process in processes] == [0] * world_size
+    return [value for _rank, value in sorted(results.get() for _ in processes)]
+
+
+def _member(rank: int, world_size: int, port: int, results: Any, work: Any, arguments: Any) -> None:
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world_size)
+    try:
+        results.put((rank, work(rank, *arguments)))
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded(name: str, shape: tuple[int, ...]) -> WithLoss:
+    model = WithLoss(language_models.build_on_meta(CONFIGS[name]()))
+    names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
+    language_models.shard(model, init_device_mesh("cpu", shape, mesh_dim_names=names), bf16=False)
+    language_models.allocate(model.model, torch.device("cpu"))
+    return model
+
+
+def _losses_and_bytes(_rank: int, name: str, shape: tuple[int, ...], folder: str) -> Any:
+    model = sharded(name, shape)
+    language_models.load(model.model, Path(folder))
+    own = sum(p.to_local().numel() for p in model.parameters())  # type: ignore[attr-defined]
+    with torch.no_grad():
+        loaded = model(tokens(0)).item()
+    model.reshard()  # type: ignore[operator]
+    language_models.initialise(model.model, seed=3)
+    with torch.no_grad():
+        random = model(tokens(0)).item()
+    return loaded, random, own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("llama", (2,)), ("neox", (3,)), ("neox", (2, 2))],
+    ids=["two share", "three share unevenly", "two pairs replicate"],
+)
+def test_a_sharded_model_is_the_whole_one(name: str, shape: tuple[int, ...], saved: Path) -> None:
+    world_size = shape[0] * (shape[1] if len(shape) > 1 else 1)
+    found = in_processes(world_size, _losses_and_bytes, name, shape, str(saved))
+    whole = built(name, lambda model: language_models.load(model, saved))
+    with torch.no_grad():
+        loaded = whole(tokens(0)).item()
+        language_models.initialise(whole.model, seed=3)
+        random = whole(tokens(0)).item()
+    for rank_loaded, rank_random, _own in found:
+        assert rank_loaded == pytest.approx(loaded, rel=1e-6)
+        assert rank_random == pytest.approx(random, rel=1e-6)
+    held = sum(own for _l, _r, own in found)
+    copies = shape[0] if len(shape) > 1 else 1
+    assert held == language_models.num_parameters(whole.model) * copies, "nobody holds it twice"
+
+
+def _train(rank: int, name: str, is_sharded: bool) -> list[float]:
+    if is_sharded:
+        model = sharded(name, (dist.get_world_size(),))
+        language_models.initialise(model.model, seed=0)
+        trained: nn.Module = model
+    else:
+        model = built(name, randomly(0))
+        trained = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
+    losses = []
+    for step in range(20):
+        loss = trained(tokens(step % 4)[rank :: dist.get_world_size()])
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / dist.get_world_size())
+    return losses
+
+
+@pytest.mark.slow
+@every_model
+def test_sharded_training_takes_the_steps_of_data_parallel_training(name: str) -> None:
+    fsdp = in_processes(2, _train, name, True)[0]
+    ddp = in_processes(2, _train, name, False)[0]
+    assert fsdp == pytest.approx(ddp, abs=1e-5)
+    assert min(ddp) < ddp[0] - 0.01, "and they lead somewhere"
