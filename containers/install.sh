@@ -1,11 +1,16 @@
 #!/bin/sh
 # A stage of the image build: `install.sh packages | torch cpu|cuda | project`. Runs as root inside the build.
 #
-# Each stage leaves only what a node needs: no cache, no tests, no headers, and the same bytes from
-# the same inputs, so that a rebuilt layer has the digest it had before.
+# What it reads is mounted, so that it is in no layer; what a stage changes gets one date.
+#
+# Each stage leaves only what a node needs: no cache, no tests, no headers, and from the same inputs
+# the same files with the same dates. (The builder itself dates /etc anew, for what it mounts there.)
 set -eu
+export PYTHONHASHSEED=0 # or sets would have another order in each run's bytecode
+touch /tmp/began
 VENV=/opt/venv
-LOCK=/build/requirements.lock
+SOURCE=/mnt/build
+LOCK=$SOURCE/requirements.lock
 export PIP_CACHE_DIR=/var/cache/pip PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_COMPILE=1 \
     PIP_ROOT_USER_ACTION=ignore PIP_NO_WARN_SCRIPT_LOCATION=1 PIP_PROGRESS_BAR=off
 # Wheels given to the build replace the package index altogether.
@@ -44,8 +49,12 @@ finish() { # bytecode of what is new in a folder, and nothing that tells when th
     # Names of packages have no spaces.
     # shellcheck disable=SC2046
     [ ! -s /tmp/new ] || compile $(cat /tmp/new)
-    find /opt -newermt 2000-01-02 -exec touch --no-dereference --date=2000-01-01 {} +
-    find /tmp /var/tmp -mindepth 1 -delete
+    find /tmp /var/tmp -mindepth 1 ! -path /tmp/began -delete
+    find / -xdev \( -path /proc -o -path /sys -o -path /dev -o -path /mnt -o -path /var/cache \
+        -o -path /etc/hosts -o -path /etc/hostname -o -path /etc/resolv.conf \) -prune \
+        -o -cnewer /tmp/began -exec touch --no-dereference --date=2000-01-01 {} +
+    rm -f /tmp/began
+    touch --date=2000-01-01 /tmp
 }
 
 case $1 in
@@ -57,12 +66,10 @@ case $1 in
         library=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')
         if [ ! -d "$library/__pycache__" ]; then
             compile -x '/(test|tests|idlelib|lib2to3|turtledemo|site-packages|dist-packages)/' "$library"
-            find "$library" -name __pycache__ -exec touch --date=2000-01-01 {} +
-            find "$library" -name '*.pyc' -exec touch --date=2000-01-01 {} +
         fi
-        pip_pin=$(sed -n 's/^pip==/pip==/p' "$LOCK")
-        install --upgrade "$pip_pin"
-        sed '/^torch==/d' /build/requirements.txt >/tmp/requirements.txt
+        # torch wants setuptools; here already, or its layer would have to hide the one of venv.
+        install --upgrade "$(sed -n '/^pip==/p' "$LOCK")" "$(sed -n '/^setuptools==/p' "$LOCK")"
+        sed '/^torch==/d' "$SOURCE/requirements.txt" >/tmp/requirements.txt
         install --requirement /tmp/requirements.txt
         # Importable from everywhere, also by the workers that Ray starts.
         echo /opt/train >"$(site_packages)/train.pth"
@@ -70,7 +77,7 @@ case $1 in
         finish "$(site_packages)"
         ;;
     torch)
-        pin=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' /build/requirements.txt)
+        pin=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$SOURCE/requirements.txt")
         if [ -n "${PIP_NO_INDEX:-}" ] || "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
             install "$pin"
         elif [ -n "$TORCH_INDEX" ]; then
@@ -87,9 +94,12 @@ case $1 in
         ;;
     project)
         "$VENV/bin/python" -m pip check
-        finish /opt/train
+        mkdir -p /opt/train/containers
+        cp -R "$SOURCE/training" /opt/train/
+        cp "$SOURCE"/containers/*.py /opt/train/containers/
         # Fails here and not on a host that somebody pays for.
-        cd / && "$VENV/bin/python" -c 'import containers.node, training.launch, training.driver, training.ddp, ray.train.torch, pyarrow.fs, s3fs'
-        find /tmp /var/tmp -mindepth 1 -delete
+        modules='containers.node, training.launch, training.driver, training.ddp'
+        cd / && "$VENV/bin/python" -c "import $modules, ray.train.torch, pyarrow.fs, s3fs"
+        finish /opt/train
         ;;
 esac

@@ -148,7 +148,8 @@ def _wheels(engine: Engine, python: str) -> str:
     image = f"{WHEELS_IMAGE}:{key}"
     if engine.inspect("image", image):
         return image
-    pin = next(line for line in files[0].read_text().splitlines() if line.startswith("pip=="))
+    tools = ("pip==", "setuptools==")
+    pins = [line for line in files[0].read_text().splitlines() if line.startswith(tools)]
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
         wheels = Path(folder, "wheels")
         own = ".".join(platform.python_version_tuple()[:2])
@@ -156,7 +157,7 @@ def _wheels(engine: Engine, python: str) -> str:
         commands.run(
             [
                 *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(wheels)),
-                *(*other, "--constraint", str(files[0]), "--requirement", str(files[1]), pin),
+                *(*other, "--constraint", str(files[0]), "--requirement", str(files[1]), *pins),
             ],
             environment=os.environ,
             folder=ROOT,
