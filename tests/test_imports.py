@@ -39,6 +39,8 @@ LAYERS: Mapping[str, int] = {
     "training.fsdp": 3,
     "training.imagenet": 3,
     "training.bandwidth": 3,
+    "training.export": 4,
+    "training.generate": 4,
     "training.driver": 4,
     "training.torchrun": 4,
     "training.launch": 4,

@@ -16,7 +16,7 @@ import json
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,8 @@ import torch.distributed as dist
 from torch import nn
 
 from training import contract, models, storage
+from training.contract import InputError
+from training.metrics import StepMetrics
 from training.models import Window
 from training.worker import Worker
 
@@ -47,7 +49,7 @@ class Position:
     """Optimizer steps done."""
     epoch_loss_sum: float = 0.0
     """Summed over the images of the current epoch."""
-    epoch_images: int = 0
+    epoch_items: int = 0
     seconds: float = 0.0
     """Spent training, over all attempts."""
 
@@ -149,9 +151,27 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int) -> str:
     uri = publish(
         run_uri, f"{contract.CHECKPOINTS_DIR}/{name}", lambda folder: write(snapshot, folder)
     )
+    prune(run_uri, keep=keep)
+    return uri
+
+
+def prune(run_uri: str, *, keep: int) -> None:
+    """Remove all checkpoints but the newest ``keep``."""
     for old in names(run_uri)[:-keep]:
         storage.remove_folder(storage.join(run_uri, contract.CHECKPOINTS_DIR, old))
-    return uri
+
+
+def set_aside(run_uri: str, name: str) -> None:
+    """Take a damaged checkpoint out of the way: training is about to write the same steps again.
+
+    One whose upload was cut off is removed, one that was whole once becomes ``damaged-step-...``.
+    """
+    uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, name)
+    if storage.exists(storage.join(uri, MANIFEST_FILE)):
+        aside = storage.join(run_uri, contract.CHECKPOINTS_DIR, f"damaged-{name}")
+        storage.rename_folder(uri, aside)
+    else:
+        storage.remove_folder(uri)
 
 
 def save_in_background(worker: Worker, snapshot: Snapshot | None, *, keep: int) -> None:
@@ -177,6 +197,25 @@ def names(run_uri: str) -> list[str]:
         if (step := contract.checkpoint_step(name)) is not None
     ]
     return [name for _, name in sorted(found)]
+
+
+def stop_if_diverged(
+    steps: Sequence[StepMetrics], first_step: int, *, lr: float, worker: Worker
+) -> None:
+    """Raise InputError at the first step whose loss or gradient is not a number.
+
+    Called before each save, so a diverged model never becomes a checkpoint.
+    """
+    for number, found in enumerate(steps, start=first_step):
+        if not found.is_finite:
+            worker.finish_saves()
+            saved = names(worker.run_uri)
+            kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
+            raise InputError(
+                f"training diverged at step {number}: loss {found.loss}, gradient norm "
+                f"{found.grad_norm}; {kept}. Start again under another --run with a lower --lr "
+                f"(now {lr:g})"
+            )
 
 
 def remove_leftovers(run_uri: str) -> None:
@@ -238,8 +277,7 @@ def read(folder: Path) -> Snapshot:
 def newest(run_uri: str, warn: Callable[[str], None]) -> Snapshot | None:
     """Return the newest usable checkpoint of a run, or None; ``warn`` of each one passed over.
 
-    One whose upload was cut off is removed. One that was whole once is set aside as
-    ``damaged-step-...``: training is about to write the same steps again.
+    Those are set aside.
     """
     remove_leftovers(run_uri)
     for name in reversed(names(run_uri)):
@@ -249,11 +287,7 @@ def newest(run_uri: str, warn: Callable[[str], None]) -> Snapshot | None:
                 snapshot = read(storage.fetch_folder(uri, Path(scratch)))
             except DamagedError as damage:
                 warn(f"checkpoint {name} is damaged ({damage}): the one before it is used")
-                if storage.exists(storage.join(uri, MANIFEST_FILE)):
-                    aside = storage.join(run_uri, contract.CHECKPOINTS_DIR, f"damaged-{name}")
-                    storage.rename_folder(uri, aside)
-                else:
-                    storage.remove_folder(uri)
+                set_aside(run_uri, name)
             else:
                 return snapshot
     return None

@@ -26,6 +26,7 @@ from training import checkpoints, metrics, models
 from training.config import DdpConfig
 from training.contract import Event, InputError, phase
 from training.data import images
+from training.schedule import warmup_cosine
 from training.worker import Worker
 
 _EVALUATION_BATCH = 500
@@ -89,6 +90,8 @@ def train(worker: Worker, config: DdpConfig) -> None:
             "resumed": snapshot is not None,
             "world_size": world_size,
             "global_batch": order.global_batch,
+            "items": "images",
+            "items_per_step": order.global_batch,
             "steps_per_epoch": order.steps_per_epoch,
             "total_steps": total_steps,
             "parameters": num_parameters,
@@ -106,30 +109,29 @@ def train(worker: Worker, config: DdpConfig) -> None:
     model.train()
     for step in range(start_step, total_steps):
         timer.start()
-        lr = learning_rate(config, step, total_steps)
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = learning_rate(config, step, total_steps)
         pixels, labels, size = _batch(train_set, order, config, step, worker)
-        timer.mark()
+        timer.mark("data")
 
         with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
             logits = forward(pixels).logits
         loss_sum = F.cross_entropy(
             logits.float(), labels, reduction="sum", label_smoothing=config.label_smoothing
         )
-        timer.mark()
+        timer.mark("forward")
 
         # DDP averages gradients over the workers, whose shares may differ by an image: this
         # gives every image of the global batch the same weight.
         (loss_sum * (world_size / size)).backward()
-        timer.mark()
+        timer.mark("backward")
 
         limit = config.max_grad_norm or math.inf
         norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         log.add(loss_sum=loss_sum, norm=norm, size=size)
-        timer.mark(items=len(labels))
+        timer.mark("optimizer", items=len(labels))
 
         num_done = step + 1
         epoch = step // order.steps_per_epoch + 1
@@ -142,10 +144,10 @@ def train(worker: Worker, config: DdpConfig) -> None:
         steps, stopping = log.collect(stop=worker.stop_requested())
         first_step = num_done - len(steps) + 1
         # Checked before every save, so a diverged model never becomes a checkpoint.
-        _check_finite(steps, first_step, config, worker)
+        checkpoints.stop_if_diverged(steps, first_step, lr=config.lr, worker=worker)
         position.step = num_done
         position.epoch_loss_sum += sum(found.loss * found.size for found in steps)
-        position.epoch_images += sum(found.size for found in steps)
+        position.epoch_items += sum(found.size for found in steps)
         worker.emit(
             *(
                 {
@@ -181,7 +183,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
                     "step": num_done,
                     "loss": evaluation.loss,
                     "accuracy": evaluation.accuracy,
-                    "train_loss": position.epoch_loss_sum / position.epoch_images,
+                    "train_loss": position.epoch_loss_sum / position.epoch_items,
                     "images_per_s": images_per_s,
                     "seconds": earlier_s + time.monotonic() - began,
                     "flops_per_s": flops_per_s,
@@ -193,7 +195,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
                     "memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
                 },
             )
-            position.epoch_loss_sum, position.epoch_images = 0.0, 0
+            position.epoch_loss_sum, position.epoch_items = 0.0, 0
         if due or stopping:
             position.seconds = earlier_s + time.monotonic() - began
             if rank == 0:
@@ -230,18 +232,10 @@ def train(worker: Worker, config: DdpConfig) -> None:
 
 
 def learning_rate(config: DdpConfig, step: int, total_steps: int) -> float:
-    """Learning rate of ``step`` (counted from 0): a linear rise, then half a cosine to zero.
-
-    The one-cycle policy of Smith and Topin (arXiv 1708.07120) without its momentum cycle. A
-    function of the step alone, so nothing of it needs saving.
-    """
+    """Learning rate of ``step`` (counted from 0)."""
     if config.schedule == "constant":
         return config.lr
-    done = (step + 0.5) / total_steps
-    warmup = config.warmup_fraction
-    if done < warmup:
-        return config.lr * done / warmup
-    return config.lr * 0.5 * (1 + math.cos(math.pi * (done - warmup) / (1 - warmup)))
+    return warmup_cosine(step, total_steps, peak=config.lr, warmup_fraction=config.warmup_fraction)
 
 
 def build_optimizer(
@@ -387,22 +381,6 @@ def _batch(
         indices[first:end], shifts=shifts[:, first:end], mirrored=mirrored[first:end]
     )
     return *batch, len(indices)
-
-
-def _check_finite(
-    steps: list[metrics.StepMetrics], first_step: int, config: DdpConfig, worker: Worker
-) -> None:
-    """Raise InputError at the first step whose loss or gradient is not a number."""
-    for number, found in enumerate(steps, start=first_step):
-        if not found.is_finite:
-            worker.finish_saves()
-            saved = checkpoints.names(worker.run_uri)
-            kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
-            raise InputError(
-                f"training diverged at step {number}: loss {found.loss}, gradient norm "
-                f"{found.grad_norm}; {kept}. Start again under another --run with a lower --lr "
-                f"(now {config.lr:g})"
-            )
 
 
 def _average_running_statistics(model: nn.Module, world_size: int) -> None:

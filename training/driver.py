@@ -77,7 +77,7 @@ class Driver:
         prepared = _Background(self._prepare)
         self._start_ray()
         self._catch_signals()  # Ray has put its own handlers in place
-        trainer_class = prepared.result()
+        trainer_class, self._config = prepared.result()
         _start_coordinator()
         if self._signals:
             return self._interrupted()
@@ -117,13 +117,16 @@ class Driver:
             failure = None  # it follows from the end that was asked for
         return self._finish(failure)
 
-    def _prepare(self) -> Any:
+    def _prepare(self) -> tuple[Any, RunConfig]:
         from ray.train.torch import TorchTrainer
 
-        from training.data import images
+        from training import recipes
 
-        images.load(self._config.data)  # bad data is better found here than on every worker
-        return _quick_trainer(TorchTrainer)
+        config = recipes.prepare(self._config, self._on_reading)
+        return _quick_trainer(TorchTrainer), config
+
+    def _on_reading(self, done: int, total: int) -> None:
+        self._display.phase(f"reading the text: {done / max(total, 1):.0%}", transient=True)
 
     def _set_environment(self) -> None:
         """Ray reads these when it is first imported, so they come before the thread that does."""

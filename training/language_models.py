@@ -5,22 +5,37 @@ its shards and, for a moment, one tensor. Whatever transformers has as a causal 
 do; its own loss is not used, because it stores the logits.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from training.contract import InputError
 from training.losses import linear_cross_entropy
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
+
+_aten: Final = torch.ops.aten
+# What selective recomputation keeps: all that takes more than a pass over memory.
+_KEPT: Final = (
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_flash_attention_for_cpu.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+)
 
 
 class WithLoss(nn.Module):
@@ -30,7 +45,9 @@ class WithLoss(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor | None = None, *, predict: bool = False
+    ) -> Tensor:
         """Mean loss, in nats per token, of predicting each token from those before it.
 
         Args:
@@ -38,12 +55,18 @@ class WithLoss(nn.Module):
             positions: of the inputs within their documents, ``[num_sequences, seq_len]``;
                 attention then stays within a document. Without them it reaches over the whole
                 sequence.
+            predict: return the logits of the token after the last one instead,
+                ``[num_sequences, vocab]`` in fp32; ``tokens`` are then inputs alone.
         """
         model: Any = self.model
         base = model.get_submodule(model.base_model_prefix)
         arguments = {} if positions is None else {"position_ids": positions}
-        hidden = base(input_ids=tokens[:, :-1], **arguments).last_hidden_state
+        inputs = tokens if predict else tokens[:, :-1]
+        hidden = base(input_ids=inputs, **arguments).last_hidden_state
         weight = model.get_output_embeddings().weight
+        if predict:
+            logits: Tensor = (hidden[:, -1] @ weight.t()).float()
+            return logits
         return linear_cross_entropy(hidden.flatten(0, 1), weight, tokens[:, 1:].flatten())
 
 
@@ -98,6 +121,22 @@ def flops_per_token(model: nn.Module, seq_len: int) -> float:
     return float(6 * multiplied + attention)
 
 
+def recompute(model: nn.Module, mode: str) -> None:
+    """Compute activations again in backward instead of keeping them.
+
+    Args:
+        mode: ``none``; ``selective``, which keeps what matrix products and attention give and
+            makes the cheap rest again; or ``full``, which keeps each block's input alone.
+    """
+    if mode == "none":
+        return
+    arguments: dict[str, Any] = {"use_reentrant": False}
+    if mode == "selective":
+        arguments["context_fn"] = functools.partial(create_selective_checkpoint_contexts, [*_KEPT])
+    of: Any = model  # transformers' own method
+    of.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+
+
 def shard(trained: WithLoss, mesh: DeviceMesh, *, bf16: bool) -> None:
     """Shard a model block by block over ``mesh``, so that only one block is ever whole.
 
@@ -109,9 +148,63 @@ def shard(trained: WithLoss, mesh: DeviceMesh, *, bf16: bool) -> None:
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32
     )
-    for block in blocks(trained.model):
+    stack: list[Any] = [*blocks(trained.model)]
+    for block in stack:
         fully_shard(block, mesh=mesh, mp_policy=policy)
+    # Ask for the next block while this one computes, and not only once it is due.
+    for block, after in pairwise(stack):
+        block.set_modules_to_forward_prefetch([after])
+    for block, before in pairwise(reversed(stack)):
+        block.set_modules_to_backward_prefetch([before])
     fully_shard(trained, mesh=mesh, mp_policy=policy)  # last: takes what the blocks left over
+
+
+def generate(trained: nn.Module, prompts: Tensor, *, num: int, seed: int) -> Tensor:
+    """Continue each prompt by ``num`` tokens drawn from the model's own distribution.
+
+    Args:
+        trained: a ``WithLoss``; where it is sharded, every rank calls this and gets the same.
+        prompts: ids ``[num_prompts, length]``.
+        seed: of the draws.
+
+    Returns:
+        Prompts and what follows, ``[num_prompts, length + num]``. Each token is a pass over all so
+        far: for samples, not for serving.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    was_training = trained.training
+    trained.eval()
+    tokens = prompts
+    with torch.no_grad():
+        for _ in range(num):
+            logits = trained(tokens, predict=True).float().cpu()
+            drawn = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
+            drawn = drawn.to(tokens.device)
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                dist.broadcast(drawn, src=0)  # hosts may round differently
+            tokens = torch.cat([tokens, drawn], dim=1)
+    trained.train(was_training)
+    return tokens
+
+
+def add_adapters(model: nn.Module, *, rank: int) -> None:
+    """Freeze a model and put low-rank adapters (LoRA, arXiv 2106.09685) beside each matrix of its
+    blocks; the embeddings stay as they are.
+
+    Raises:
+        InputError: the package peft is not there.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise InputError(
+            "--lora-rank needs the package peft: install it, or leave the option out"
+        ) from None
+    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    with torch.device("meta"):
+        inject_adapter_in_model(settings, model)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_("lora_" in name)
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -135,22 +228,32 @@ def initialise(model: nn.Module, *, seed: int) -> None:
     So they are the same on any number of processes, however the model is sharded. Matrices are
     normal with the configuration's ``initializer_range``, vectors 0, weights of norms 1.
     """
-    deviation = float(getattr(model.config, "initializer_range", 0.02))
     for name, parameter in model.named_parameters():
-        if parameter.dim() < 2:
-            is_norm = name.endswith("weight")
-            _fill(parameter, lambda p=parameter, one=is_norm: torch.full(p.shape, float(one)))
-            continue
-        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        _initialise(model, name, parameter, seed=seed)
+
+
+def _initialise(model: nn.Module, name: str, parameter: Tensor, *, seed: int) -> None:
+    deviation = float(getattr(model.config, "initializer_range", 0.02))
+    is_zero, is_one = parameter.dim() < 2 or "lora_B" in name, False
+    if parameter.dim() < 2:
+        is_one = name.endswith("weight")
+    elif "lora_A" in name:
+        deviation = parameter.shape[1] ** -0.5
+    digest = hashlib.sha256(f"{seed}/{_base_name(name)}".encode()).digest()
+
+    def make() -> Tensor:
+        if is_zero:
+            return torch.full(parameter.shape, float(is_one))
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        _fill(
-            parameter,
-            lambda p=parameter, g=generator: torch.randn(p.shape, generator=g) * deviation,
-        )
+        return torch.randn(parameter.shape, generator=generator) * deviation
+
+    _fill(parameter, make)
 
 
-def load(model: nn.Module, folder: Path) -> None:
+def load(model: nn.Module, folder: Path, *, seed: int = 0) -> None:
     """Fill a model from a Hugging Face folder of safetensors; each process reads its part.
+
+    Adapters, which no folder has, begin as ``initialise`` makes them from ``seed``.
 
     Raises:
         InputError: the folder has no safetensors, or not the weights of this model.
@@ -160,7 +263,11 @@ def load(model: nn.Module, folder: Path) -> None:
     files = _files(folder)
     missing = []
     for name, parameter in model.named_parameters():
-        found = next((each for each in _names_on_disk(model, name) if each in files), None)
+        if "lora_" in name:
+            _initialise(model, name, parameter, seed=seed)
+            continue
+        candidates = _names_on_disk(model, _base_name(name))
+        found = next((each for each in candidates if each in files), None)
         if found is None:
             missing.append(name)
             continue
@@ -202,6 +309,11 @@ def _files(folder: Path) -> dict[str, Path]:
         except Exception as error:  # the library has an exception of its own, not exported
             raise InputError(f"{single} cannot be read: {error}") from None
     raise InputError(f"{folder} has no {SINGLE_FILE}: give a model that is saved as safetensors")
+
+
+def _base_name(name: str) -> str:
+    """What a weight was called before adapters were put beside it."""
+    return name.replace(".base_layer.", ".")
 
 
 def _names_on_disk(model: nn.Module, name: str) -> Iterator[str]:

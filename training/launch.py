@@ -16,7 +16,14 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from training import contract, storage
-from training.config import CONFIGS, PRESETS, RunConfig, differences
+from training.config import (
+    BUILT_IN_DATA,
+    BUILT_IN_PRESET,
+    CONFIGS,
+    PRESETS,
+    RunConfig,
+    differences,
+)
 from training.contract import InputError
 from training.data import sources
 
@@ -29,10 +36,18 @@ exit codes:
 
 examples:
   python -m training.launch ddp --local
+  python -m training.launch fsdp --local --workers 2
   python -m training.launch ddp --local --workers 2 --data DIR --run mine
   python -m training.launch ddp --storage s3://BUCKET --workers 8 --data s3://BUCKET/data
   torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp --data DIR
 """
+
+
+_DATA_HELP: Final = {
+    "ddp": "folder, http(s):// or s3:// address of the data (default: built-in digits)",
+    "fsdp": "text: a file, a folder, http(s)://, s3:// or a Hugging Face data set, "
+    "hf://owner/name, as .txt, .jsonl or .parquet (default: Python's help texts)",
+}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,7 +98,7 @@ def parser(recipe: str | None = None) -> argparse.ArgumentParser:
     what.add_argument(
         "--data",
         metavar="SOURCE",
-        help="folder, http(s):// or s3:// address of the data (default: built-in digits)",
+        help=_DATA_HELP.get(recipe or "", "folder, http(s):// or s3:// address of the data"),
     )
     what.add_argument(
         "--storage",
@@ -107,7 +122,7 @@ def _add_settings(top: argparse.ArgumentParser, recipe: str) -> None:
     group = top.add_argument_group("settings (defaults are those of the preset)")
     presets = PRESETS[recipe]
     group.add_argument("--preset", help=f"starting point: {', '.join(presets)}")
-    kinds = {"int": int, "float": float, "str": str}
+    kinds: dict[str, Any] = {"int": int, "float": float, "str": str}
     for field in dataclasses.fields(CONFIGS[recipe]):
         limits = field.metadata
         if not limits["cli"]:
@@ -168,8 +183,9 @@ def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
     """
     presets = PRESETS[recipe]
     data = options["data"]
-    # Without data the digits train, and what suits 60,000 photographs does not suit them.
-    preset = options["preset"] or ("digits" if data is None else next(iter(presets)))
+    # What suits 60,000 photographs does not suit the digits that train without --data.
+    fitting = BUILT_IN_PRESET[recipe] if data is None else next(iter(presets))
+    preset = options["preset"] or fitting
     if preset not in presets:
         raise InputError(
             f"unknown preset {preset!r}{_guess(preset, list(presets))}; {recipe} has "
@@ -188,7 +204,7 @@ def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
         "recipe": recipe,
         "run": run,
         "storage": root,
-        "data": _absolute(data) if data is not None else sources.DIGITS,
+        "data": _absolute(data) if data is not None else BUILT_IN_DATA[recipe],
         "num_workers": num_workers,
         "preset": preset,
     }
@@ -196,10 +212,19 @@ def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
     if options["max_failures"] < 0:
         raise InputError(f"--max-failures is {options['max_failures']}: it must be at least 0")
     # What can be seen at once is said at once; the content is looked at while Ray starts.
-    if config.data != sources.DIGITS and not sources.is_remote(config.data):
-        sources.local_files(config.data, sources.FILES)
+    if config.data != BUILT_IN_DATA[recipe] and not sources.is_remote(config.data):
+        _look_at_data(config)
     storage.check_writable(root)
     return _continued(config, own, overwrite=options["overwrite"])
+
+
+def _look_at_data(config: RunConfig) -> None:
+    if config.recipe == "ddp":
+        sources.local_files(config.data, sources.FILES)
+    elif "://" not in config.data and not Path(config.data).exists():
+        raise InputError(
+            f"text {config.data} does not exist: give --data a file, a folder or an address"
+        )
 
 
 def _continued(config: RunConfig, own: dict[str, Any], *, overwrite: bool) -> RunConfig:
@@ -239,17 +264,18 @@ def _num_workers(options: dict[str, Any]) -> int:
     from training import machine
 
     available, kind = machine.num_devices()
-    if workers is not None and workers > available:
+    # Two to a CPU are slow but right, and enough to try how a run goes on elsewhere.
+    most = available if kind == "GPUs" else 2 * available
+    if workers is not None and workers > most:
         raise InputError(
-            f"--workers is {workers}, but this machine has {available} {kind}: use at most "
-            f"{available}"
+            f"--workers is {workers}, but this machine has {available} {kind}: use at most {most}"
         )
     return workers or (available if kind == "GPUs" else 1)
 
 
 def _absolute(data: str) -> str:
     """Workers run in another folder: make a local folder's path absolute."""
-    if "://" in data or data == sources.DIGITS:
+    if "://" in data or data in BUILT_IN_DATA.values():
         return data
     return str(Path(data).expanduser().absolute())
 

@@ -1,10 +1,14 @@
 """What is measured while training: where a step's time goes, and how much of the peak is used."""
 
 import math
+import os
+import resource
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from itertools import pairwise
+from typing import Any, Final, Self
 
 import torch
 import torch.distributed as dist
@@ -39,15 +43,21 @@ class StepMetrics:
     """One optimizer step over all workers."""
 
     loss: float
-    """Mean over the images of the global batch."""
+    """Mean over the images or tokens of the global batch."""
     grad_norm: float
     """Before clipping."""
     size: int
-    """Images in the global batch."""
+    """Images or tokens in the global batch."""
 
     @property
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+@dataclass
+class _Step:
+    marks: list[tuple[str, "float | torch.cuda.Event"]]
+    items: int = 0
 
 
 class StepTimer:
@@ -61,33 +71,35 @@ class StepTimer:
         self._rate = f"{items}_per_s"
         self.phases = tuple(phases)
         self._on_gpu = device.type == "cuda"
-        self._marks: list[list[float | torch.cuda.Event]] = []
-        self._items = 0
+        self._steps: list[_Step] = []
 
     def start(self) -> None:
         """Begin a step."""
-        self._marks.append([self._now()])
+        self._steps.append(_Step([("", self._now())]))
 
-    def mark(self, *, items: int = 0) -> None:
-        """End the step's next phase; at the last one, say how many items the step trained on."""
-        self._marks[-1].append(self._now())
-        self._items += items
+    def mark(self, phase: str, *, items: int = 0) -> None:
+        """End a stretch of a step that belongs to ``phase``, and say on how many items the step
+        trained there. A phase may come several times in a step."""
+        assert phase in self.phases, phase
+        self._steps[-1].marks.append((phase, self._now()))
+        self._steps[-1].items += items
 
     def means(self) -> dict[str, float]:
         """Mean seconds per step of each phase (``<phase>_s``) and of the whole (``step_time_s``)
         since the last call, and this worker's ``<items>_per_s``."""
-        steps = [marks for marks in self._marks if len(marks) == len(self.phases) + 1]
-        items, self._marks, self._items = self._items, [], 0
+        steps = [step for step in self._steps if step.items]  # one that never ended has none
+        items = sum(step.items for step in steps)
+        self._steps = []
         if self._on_gpu:
             torch.cuda.synchronize()
-        totals = [
-            sum(self._seconds(marks[i], marks[i + 1]) for marks in steps)
-            for i in range(len(self.phases))
-        ]
+        totals = dict.fromkeys(self.phases, 0.0)
+        for step in steps:
+            for (_, before), (phase, after) in pairwise(step.marks):
+                totals[phase] += self._seconds(before, after)
         num = max(1, len(steps))
-        split = {f"{name}_s": total / num for name, total in zip(self.phases, totals, strict=True)}
-        total = sum(totals)
+        total = sum(totals.values())
         rate = items / total if total else 0.0
+        split = {f"{phase}_s": seconds / num for phase, seconds in totals.items()}
         return {**split, "step_time_s": total / num, self._rate: rate}
 
     def _now(self) -> float | torch.cuda.Event:
@@ -145,6 +157,58 @@ class StepLog:
         ]
         self._loss_sums, self._norms, self._sizes = [], [], []
         return steps, votes > 0
+
+
+class Communication:
+    """Watches one step with torch's profiler and says how long its collectives took.
+
+    That is the time in which any of them was at work, whether training waited or computed beside
+    it: what communication would cost if nothing hid it. Usable as a context manager, once.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # it announces itself on stderr
+        from torch.profiler import ProfilerActivity, profile
+
+        self._on_gpu = device.type == "cuda"
+        activity = ProfilerActivity.CUDA if self._on_gpu else ProfilerActivity.CPU
+        self._profile: Any = profile(activities=[activity])
+
+    def __enter__(self) -> Self:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        self._profile.__exit__(*error)
+
+    def seconds(self) -> float:
+        """Length of the union of all collectives, in seconds."""
+        marks = ("nccl",) if self._on_gpu else ("gloo:",)
+        spans = sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in self._profile.events()
+            if event.name.startswith(marks)
+        )
+        return union_length(spans) / 1e6
+
+
+def union_length(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of what sorted intervals cover together."""
+    covered, reached = 0.0, -math.inf
+    for start, end in spans:
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that this process has held so far: allocated on its GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib if sys.platform == "darwin" else kib * 1024  # macOS counts bytes
 
 
 def gather(values: Mapping[str, float], device: torch.device) -> list[dict[str, float]]:

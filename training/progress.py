@@ -39,8 +39,12 @@ class LiveDisplay:
         self._start: Event = {}
         self._progress.start()
 
-    def phase(self, text: str) -> None:
-        """Say what is going on before the first step and after the last."""
+    def phase(self, text: str, *, transient: bool = False) -> None:
+        """Say what is going on before the first step and after the last.
+
+        ``transient`` texts come often and are worth no line in a log.
+        """
+        del transient
         self._progress.update(self._task, description=text, figures="")
 
     def say(self, text: str) -> None:
@@ -56,7 +60,7 @@ class LiveDisplay:
                 self.say(_start_line(event))
             case "step":
                 self._rate.add(event)
-                epochs = self._start["total_steps"] // self._start["steps_per_epoch"]
+                epochs = _num_epochs(self._start)
                 self._progress.update(
                     self._task,
                     completed=event["step"],
@@ -64,10 +68,9 @@ class LiveDisplay:
                     figures=f"step {event['step']}/{self._start['total_steps']}  "
                     f"loss {event['loss']:.4f}  {self._rate.text(self._start, event)}",
                 )
-            case "evaluation":
-                self.say(_evaluation_line(event))
-            case "warning":
-                self.say(f"warning: {event['message']}")
+            case _:
+                if line := _line_of(event):
+                    self.say(line)
 
     def close(self) -> None:
         self._progress.stop()
@@ -77,10 +80,11 @@ class PlainDisplay:
     """A line per epoch and rank: what a log file or a CI job can use."""
 
     def __init__(self) -> None:
-        self._epochs = 0
+        self._start: Event = {}
 
-    def phase(self, text: str) -> None:
-        self.say(text)
+    def phase(self, text: str, *, transient: bool = False) -> None:
+        if not transient:
+            self.say(text)
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -88,18 +92,18 @@ class PlainDisplay:
     def show(self, event: Event) -> None:
         match event["type"]:
             case "start":
-                self._epochs = event["total_steps"] // event["steps_per_epoch"]
+                self._start = event
                 self.say(_start_line(event))
             case "rank":
+                items = self._start["items"]
                 self.say(
-                    f"epoch {event['epoch']}/{self._epochs} rank {event['rank']}: "
+                    f"epoch {_epoch(event)}/{_num_epochs(self._start)} rank {event['rank']}: "
                     f"{event['step_time_s'] * 1e3:.1f} ms/step, "
-                    f"{event['images_per_s']:.0f} images/s"
+                    f"{event[f'{items}_per_s']:.0f} {items}/s"
                 )
-            case "evaluation":
-                self.say(_evaluation_line(event))
-            case "warning":
-                self.say(f"warning: {event['message']}")
+            case _:
+                if line := _line_of(event):
+                    self.say(line)
 
     def close(self) -> None:
         pass
@@ -118,9 +122,13 @@ def result_table(result: dict[str, Any], places: dict[str, str]) -> Table:
     if result["accuracy"] is not None:
         rows["test accuracy"] = f"{result['accuracy']:.4f}"
     if result["loss"] is not None:
-        rows["test loss"] = f"{result['loss']:.4f}"
-    if result.get("images_per_s"):
-        rows["throughput"] = f"{result['images_per_s']:,.0f} images/s on {result['device']}"
+        what = "test loss" if result.get("perplexity") is None else "held-out loss"
+        rows[what] = f"{result['loss']:.4f}"
+    if result.get("perplexity") is not None:
+        rows["perplexity"] = f"{result['perplexity']:,.2f}"
+    for items in ("images", "tokens"):
+        if rate := result.get(f"{items}_per_s"):
+            rows["throughput"] = f"{rate:,.0f} {items}/s on {result['device']}"
     rows["steps"] = f"{result['steps']:,} on {result['world_size']} workers"
     if result["resumed_from"] is not None:
         rows["steps"] += f", resumed from {result['resumed_from']:,}"
@@ -153,7 +161,8 @@ class _Rate:
             return ""
         per_s = (s1 - s0) / (t1 - t0)
         left = (start["total_steps"] - event["step"]) / per_s
-        return f"{per_s * start['global_batch']:,.0f} images/s  {_duration(left)} left"
+        rate = per_s * start["items_per_step"]
+        return f"{rate:,.0f} {start['items']}/s  {_duration(left)} left"
 
 
 def _start_line(event: Event) -> str:
@@ -161,16 +170,47 @@ def _start_line(event: Event) -> str:
     return (
         f"{how}: {event['parameters']:,} parameters, {event['world_size']} workers on "
         f"{event['device']} ({event['precision']}), {event['total_steps']:,} steps of "
-        f"{event['global_batch']} images"
+        f"{event['items_per_step']:,} {event['items']}"
     )
+
+
+def _line_of(event: Event) -> str:
+    """The line that stays of an event; empty for those that have none."""
+    match event["type"]:
+        case "evaluation":
+            return _evaluation_line(event)
+        case "loaded":
+            return f"checkpoint of step {event['step']:,}: held-out loss {event['loss']:.4f}"
+        case "warning":
+            return f"warning: {event['message']}"
+    return ""
 
 
 def _evaluation_line(event: Event) -> str:
+    if "perplexity" not in event:
+        return (
+            f"epoch {event['epoch']}: train loss {event['train_loss']:.4f}, test loss "
+            f"{event['loss']:.4f}, accuracy {event['accuracy']:.4f}, "
+            f"{event['images_per_s']:,.0f} images/s"
+        )
+    figures = f"held-out loss {event['loss']:.4f}, perplexity {event['perplexity']:,.1f}"
+    if "tokens_per_s" not in event:
+        return f"before training: {figures}"
     return (
-        f"epoch {event['epoch']}: train loss {event['train_loss']:.4f}, test loss "
-        f"{event['loss']:.4f}, accuracy {event['accuracy']:.4f}, "
-        f"{event['images_per_s']:,.0f} images/s"
+        f"epoch {_epoch(event)}, step {event['step']:,}: train loss {event['train_loss']:.4f}, "
+        f"{figures}, {event['tokens_per_s']:,.0f} tokens/s"
     )
+
+
+def _epoch(event: Event) -> str:
+    """The epoch, with a fraction where it is under way."""
+    epoch = event["epoch"]
+    return f"{epoch:.0f}" if epoch == int(epoch) else f"{epoch:.2f}"
+
+
+def _num_epochs(start: Event) -> int:
+    num: int = -(-start["total_steps"] // start["steps_per_epoch"])
+    return num
 
 
 def _duration(seconds: float) -> str:

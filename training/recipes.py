@@ -8,15 +8,37 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from training.config import CONFIGS, RunConfig
+from training.config import CONFIGS, FsdpConfig, RunConfig
 
-LOOPS: Final[Mapping[str, str]] = {"ddp": "training.ddp"}
+LOOPS: Final[Mapping[str, str]] = {"ddp": "training.ddp", "fsdp": "training.fsdp"}
 
 
 def loop(recipe: str) -> Callable[..., None]:
     """Return ``train(worker, config)`` of a recipe."""
     function: Callable[..., None] = import_module(LOOPS[recipe]).train
     return function
+
+
+def prepare(config: RunConfig, report: Callable[[int, int], None] | None = None) -> RunConfig:
+    """Look at a run's data before any worker does, and make of it what they share.
+
+    Args:
+        report: called with the bytes read and the bytes there are, where that takes time.
+
+    Returns:
+        The settings, with what was decided.
+
+    Raises:
+        InputError: the data cannot be used; here it is said once and not by every worker.
+    """
+    if isinstance(config, FsdpConfig):
+        from training.data import text
+
+        return text.prepare(config, report)
+    from training.data import images
+
+    images.load(config.data)
+    return config
 
 
 def config_from_json(values: Mapping[str, Any]) -> RunConfig:

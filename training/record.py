@@ -76,12 +76,12 @@ class RunRecord:
                 if self._first_step_at is None:
                     self._first_step_at = event["time"]
                 self._append(event)
-            case "rank":
+            case "rank" | "sample" | "loaded":
                 self._append(event)
             case "evaluation":
                 self._append(event)
                 self._evaluation = event
-                self._rates += [event[name] for name in _RATES if name in event]
+                self._rates += _rates_of(event)
                 self.flush()
             case "stopped":
                 self.stopped_at = event["step"]
@@ -155,16 +155,17 @@ class RunRecord:
         self._step = event["step"]
         evaluations = [line for line in kept if line["type"] == "evaluation"]
         self._evaluation = evaluations[-1] if evaluations else {}
-        self._rates = [line[name] for line in evaluations for name in _RATES if name in line]
+        self._rates = [rate for line in evaluations for rate in _rates_of(line)]
 
     def _finish(self, status: str, final: Event) -> None:
-        rate_name = next((name for name in _RATES if name in self._evaluation), _RATES[0])
+        rate_name = f"{self._start['items']}_per_s"
         result = {
             "run": self._config.run,
             "recipe": self._config.recipe,
             "status": status,
             "accuracy": final.get("accuracy"),
             "loss": final.get("loss"),
+            "perplexity": final.get("perplexity"),
             "seconds": final.get("seconds"),
             "steps": final["step"],
             rate_name: statistics.median(self._rates) if self._rates else None,
@@ -174,6 +175,7 @@ class RunRecord:
             "parameters": self._start["parameters"],
             "flops_per_s": self._evaluation.get("flops_per_s"),
             "mfu": self._evaluation.get("mfu"),
+            "memory_bytes": self._evaluation.get("memory_bytes"),
             "device": self._start["device"],
             "precision": self._start["precision"],
             "error": self.error,
@@ -190,6 +192,11 @@ class RunRecord:
         storage.write_bytes(str(self.folder / name), content)
         if self._in_s3:
             storage.write_bytes(storage.join(self.run_uri, name), content)
+
+
+def _rates_of(evaluation: Event) -> list[float]:
+    """Items per second, where an evaluation has them: that before the first step has none."""
+    return [evaluation[name] for name in _RATES if name in evaluation]
 
 
 def read_lines(path: Path) -> list[Event]:

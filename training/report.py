@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Record = Mapping[str, Any]
 
+CONFUSION: Final = "confusion_matrix"
 MAX_POINTS: Final = 1500  # of a curve; more cannot be told apart on a screen
 MAX_RANKS: Final = 16  # bars of the step time
 MAX_CLASSES: Final = 40  # rows of the confusion matrix
@@ -65,10 +66,17 @@ COLOURS: Final[Mapping[str, tuple[str, str]]] = {
     "navy": ("#173a66", "#4c8fdc"),
     "sky": ("#3a7fbf", "#a5d0fa"),
     "rose": ("#a8446f", "#e89ab8"),
+    "green": ("#2f7d5b", "#7fcfa9"),
     "grey": ("#6b7785", "#8a96a6"),
 }
 # The parts of a step, in the order in which they happen.
-PARTS: Final = {"data": "orange", "forward": "sky", "backward": "navy", "optimizer": "rose"}
+PARTS: Final = {
+    "data": "orange",
+    "forward": "sky",
+    "backward": "navy",
+    "optimizer": "rose",
+    "checkpoint": "green",
+}
 
 
 def write_report(run_dir: Path) -> Path:
@@ -121,8 +129,23 @@ class Run:
     ranks: Sequence[Record]
     evaluations: Sequence[Record]
     resumes: Sequence[Record]
+    texts: Sequence[Record]
+    """What a language model made of some prompts, before and after training."""
     notes: Sequence[str]
     """What could not be read, a sentence each."""
+
+    @property
+    def clock(self) -> str:
+        """What evaluations are counted by: epochs, or steps where some lie within an epoch."""
+        epochs = column(self.evaluations, "epoch")
+        return "epoch" if bool(np.all(epochs == np.floor(epochs))) else "step"
+
+    @property
+    def is_language(self) -> bool:
+        """Whether this is a language model's run."""
+        return self.config.get("recipe") == "fsdp" or any(
+            "perplexity" in record for record in self.evaluations
+        )
 
     @property
     def things(self) -> str:
@@ -184,6 +207,7 @@ def load_run(run_dir: Path) -> Run:
         ranks=metrics["rank"],
         evaluations=metrics["evaluation"],
         resumes=metrics["resume"],
+        texts=metrics["sample"],
         notes=notes,
     )
 
@@ -204,7 +228,8 @@ def _read_json(path: Path, notes: list[str]) -> dict[str, Any]:
 
 def _read_metrics(path: Path, notes: list[str]) -> dict[str, list[Record]]:
     """The records by type, without the steps that a resume did again."""
-    records: dict[str, list[Record]] = {"step": [], "rank": [], "evaluation": [], "resume": []}
+    kinds = ("step", "rank", "evaluation", "resume", "sample")
+    records: dict[str, list[Record]] = {kind: [] for kind in kinds}
     lines = path.read_bytes().split(b"\n") if path.is_file() else []
     num_damaged = 0
     for i, line in enumerate(lines, start=1):
@@ -215,7 +240,7 @@ def _read_metrics(path: Path, notes: list[str]) -> dict[str, list[Record]]:
             # The last line may still be being written.
             num_damaged += bool(line.strip()) and i < len(lines)
             continue
-        if kind not in records or step is None:
+        if kind not in kinds or step is None:
             continue
         if kind == "resume":
             for known in records:
@@ -288,7 +313,7 @@ def draw(run: Run) -> list[Plot]:
         throughput_plot(run),
         learning_rate_plot(run),
         step_time_plot(run),
-        confusion_plot(run),
+        *([] if run.is_language else [confusion_plot(run)]),
     ]
 
 
@@ -336,12 +361,16 @@ def loss_plot(run: Run, *, width: int = 980, height: int = 320, name: str = "los
 
 def accuracy_plot(run: Run) -> Plot:
     """Accuracy per epoch, or perplexity where a recipe has that instead."""
-    epochs, values = curve(run.evaluations, "epoch", "accuracy")
+    epochs, values = curve(run.evaluations, run.clock, "accuracy")
     name, low_is_good = "accuracy", False
     if not len(values):
-        by_perplexity = curve(run.evaluations, "epoch", "perplexity")
+        # That of a model that knows nothing would press the rest flat.
+        later = [record for record in run.evaluations if number(record.get("epoch")) != 0]
+        by_perplexity = curve(later, run.clock, "perplexity")
         if not len(by_perplexity[1]):
-            return Plot(name=name, title="Accuracy", text=f"{METRICS_FILE} has no accuracy yet.")
+            name = "perplexity" if run.is_language else "accuracy"
+            text = f"{METRICS_FILE} has no {name} yet."
+            return Plot(name=name, title=name.capitalize(), text=text)
         (epochs, values), name, low_is_good = by_perplexity, "perplexity", True
 
     figure, axes = _axes(468, 280)
@@ -363,17 +392,17 @@ def accuracy_plot(run: Run) -> Plot:
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.margins(y=0.12)
     words = _percent if name == "accuracy" else _significant
-    text = f"{words(values[-1])} after the last epoch"
+    text = f"{words(values[-1])} after the last {run.clock}"
     if values[best] == values[-1]:
         text += ", the best."
     else:
-        text += f"; best {words(values[best])} after epoch {epochs[best]:.0f}."
+        text += f"; best {words(values[best])} after {run.clock} {epochs[best]:,.0f}."
     return Plot(name=name, title=name.capitalize(), text=text, figure=figure)
 
 
 def throughput_plot(run: Run) -> Plot:
     name, title = "throughput", "Throughput"
-    epochs, rates = curve(run.evaluations, "epoch", f"{run.things}_per_s")
+    epochs, rates = curve(run.evaluations, run.clock, f"{run.things}_per_s")
     if not len(rates):
         text = f"{METRICS_FILE} has no {run.things} per second yet."
         return Plot(name=name, title=title, text=text)
@@ -385,7 +414,8 @@ def throughput_plot(run: Run) -> Plot:
     axes.yaxis.set_major_formatter(lambda value, _: _compact(value))
     settled = rates[1:] if len(rates) > 1 else rates
     text = f"{_compact(float(settled.mean()))} {run.things}/s over all workers"
-    text += ", mean without the first epoch." if len(rates) > 1 else " in the only epoch."
+    stretch = "epoch" if run.clock == "epoch" else "stretch"
+    text += f", mean without the first {stretch}." if len(rates) > 1 else f" in the only {stretch}."
     return Plot(name=name, title=title, text=text, figure=figure)
 
 
@@ -414,11 +444,12 @@ def step_time_plot(run: Run) -> Plot:
     epochs = {number(r.get("epoch")) for r in ranks}
     if not ranks:
         return Plot(name=name, title=title, text=f"{METRICS_FILE} has no times per rank yet.")
-    text = "Mean per rank over the only epoch."
+    stretch = "epoch" if run.clock == "epoch" else "stretch between evaluations"
+    text = f"Mean per rank over the only {stretch}."
     if len(epochs) > 1:  # the first one pays for warming up
         first = min(epoch or 0 for epoch in epochs)
         ranks = [r for r in ranks if number(r.get("epoch")) != first]
-        text = "Mean per rank without the first epoch."
+        text = f"Mean per rank without the first {stretch}."
 
     bars: list[tuple[int, dict[str, float], float]] = []  # rank, ms per part, ms altogether
     for rank in sorted({int(r["rank"]) for r in ranks}):
@@ -427,6 +458,10 @@ def step_time_plot(run: Run) -> Plot:
         total = max(_mean(column(own, "step_time_s")) * 1e3, sum(parts.values()))
         bars.append((rank, {**parts, "other": total - sum(parts.values())}, total))
     text += f" Slowest {max(bar[2] for bar in bars):,.0f} ms."
+    talking = _mean(column(ranks, "communication_s")) * 1e3
+    if talking:
+        text += f" Collectives were at work for {talking:,.0f} ms of it, much of that beside "
+        text += "forward and backward (one profiled step of each stretch)."
     if len(bars) > MAX_RANKS:
         text += f" The {MAX_RANKS} slowest of {len(bars)} ranks."
         bars = sorted(sorted(bars, key=lambda bar: -bar[2])[:MAX_RANKS])
@@ -463,7 +498,7 @@ def step_time_plot(run: Run) -> Plot:
 
 
 def confusion_plot(run: Run) -> Plot:
-    name, title = "confusion_matrix", "Confusion matrix"
+    name, title = CONFUSION, "Confusion matrix"
     names, counts = confusion(run)
     if not names:
         return Plot(name=name, title=title, text=f"{EVALUATION_FILE} has no confusion matrix yet.")
@@ -563,10 +598,10 @@ def _axes(
 def _epoch_line(axes: Axes, run: Run, epochs: Floats, values: Floats) -> None:
     marker = "o" if len(epochs) <= 40 else ""
     axes.plot(epochs, values, color=_light("blue"), linewidth=2, marker=marker, markersize=4.5)
-    axes.set_xlabel("epoch")
+    axes.set_xlabel(run.clock)
     if len(epochs) == 1:
         axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
-    steps, at = curve(run.evaluations, "step", "epoch")
+    steps, at = curve(run.evaluations, "step", run.clock)
     if len(steps):
         resumed = [resume["step"] for resume in run.resumes]
         marks = np.interp(resumed, np.r_[0, steps], np.r_[0, at])
@@ -641,7 +676,8 @@ def _png(plot: Plot) -> bytes:
 
 def page(run: Run, plots: Sequence[Plot], drawings: Mapping[str, str]) -> str:
     """The whole document. Every string of the record goes through ``html.escape``."""
-    loss, *rest, matrix = (_card(plot, drawings.get(plot.name)) for plot in plots)
+    loss, *rest = (_card(p, drawings.get(p.name)) for p in plots if p.name != CONFUSION)
+    matrix = "".join(_card(p, drawings.get(p.name)) for p in plots if p.name == CONFUSION)
     name = html.escape(run.name)
     # No script and no fetch: the browser refuses both, whatever the record holds.
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -666,8 +702,7 @@ def page(run: Run, plots: Sequence[Plot], drawings: Mapping[str, str]) -> str:
 </section>
 <section aria-labelledby="evaluation">
 <h2 id="evaluation">Evaluation</h2>
-<div class="grid">{matrix}{_classes(run)}</div>
-{_samples(run)}
+{_texts(run) if run.is_language else _images(run, matrix)}
 </section>
 <section aria-labelledby="record">
 <h2 id="record">Record</h2>
@@ -723,6 +758,7 @@ def _key_figures(run: Run) -> str:
         ("Steps", number(run.result.get("steps")), _compact),
         ("Parameters", number(run.result.get("parameters")), _compact),
         ("Model FLOP/s used", number(run.result.get("mfu")), _percent),
+        ("Memory per worker", run.last("memory_bytes"), lambda size: f"{size / 2**30:.3g} GiB"),
     ]
     tiles = [
         f"<div><dt>{label}</dt><dd>{html.escape(words(value))}</dd></div>"
@@ -759,7 +795,7 @@ def _resumes(run: Run) -> str:
 def _epochs(run: Run) -> str:
     """What the curves show, as numbers."""
     columns = [
-        ("Epoch", "epoch", _compact),
+        ("Epoch", "epoch", _significant),
         ("Step", "step", _compact),
         ("Training loss", "train_loss", _significant),
         ("Evaluation loss", "loss", _significant),
@@ -776,7 +812,43 @@ def _epochs(run: Run) -> str:
         values = [(number(record.get(key)), words) for _, key, words in columns]
         rows.append(["-" if value is None else words(value) for value, words in values])
     table = _table([label for label, _, _ in columns], rows, "numbers")
-    return f'<details class="card"><summary>Numbers per epoch</summary>{table}</details>'
+    return f'<details class="card"><summary>Numbers per evaluation</summary>{table}</details>'
+
+
+def _images(run: Run, matrix: str) -> str:
+    return f'<div class="grid">{matrix}{_classes(run)}</div>\n{_samples(run)}'
+
+
+def _texts(run: Run) -> str:
+    """Held-out loss against that of the plainest model, and what the model makes of prompts."""
+    loss, unigram = number(run.evaluation.get("loss")), number(run.evaluation.get("unigram_loss"))
+    words = _line(f"Held-out loss: left out. {EVALUATION_FILE} has none yet.")
+    if loss is not None and unigram is not None:
+        verdict = "better" if loss < unigram else "not better"
+        words = _line(
+            f"Loss {loss:.4f} nats per token over {run.evaluation.get('num_tokens', 0):,} held-out "
+            f"tokens: {verdict} than {unigram:.4f}, which the frequencies of the tokens alone give."
+        )
+    by_prompt: dict[str, list[Record]] = {}
+    for record in run.texts:
+        by_prompt.setdefault(str(record.get("prompt")), []).append(record)
+    if not by_prompt:
+        return words + _line("Samples: left out. No prompt was continued.")
+    items = []
+    for prompt, records in by_prompt.items():
+        rows = "".join(
+            f"<dt>{'before training' if not record['step'] else _after(record)}</dt>"
+            f"<dd>{html.escape(prompt)}<b>{html.escape(str(record.get('text')))}</b></dd>"
+            for record in records
+        )
+        items.append(f'<dl class="texts">{rows}</dl>')
+    return f"""{words}<div class="card"><h3>Samples</h3>
+<p>How held-out documents begin, and in bold how the model goes on: drawn, not chosen.</p>
+{"".join(items)}</div>"""
+
+
+def _after(record: Record) -> str:
+    return f"after {record['step']:,.0f} steps"
 
 
 def _classes(run: Run) -> str:
@@ -933,7 +1005,7 @@ def _footer(run: Run) -> str:
     else:
         words = "The record does not say on what this was measured."
     words += f" {run.things.capitalize()}/s are those of all workers together; times per step are "
-    words += "each rank's own means, the first epoch left out where there are more."
+    words += "each rank's own means, the first stretch left out where there are more."
     return f"<footer>{_line(' '.join([words, *run.notes]))}</footer>"
 
 
@@ -1070,6 +1142,11 @@ image-rendering:pixelated;background:#000;border-radius:6px;border:2px solid var
 text-align:center;font-size:12px;line-height:20px;font-weight:700;color:var(--surface);
 background:var(--blue)}
 .wrong .mark{background:var(--orange)}
+.texts{margin-top:14px;padding-top:12px;border-top:1px solid var(--line)}
+.texts dt{margin-top:6px}
+.texts dd{font:13.5px/1.55 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
+white-space:pre-wrap;overflow-wrap:anywhere}
+.texts dd b{color:var(--blue);font-weight:600}
 .samples b{font-weight:600}
 .samples small{display:block;color:var(--muted);font-size:12px}
 .truth{display:block;color:var(--muted)}

@@ -12,6 +12,7 @@ from training.worker import TorchrunWorker
 
 def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     """Train as one of torchrun's processes; return the exit code. Rank 0 keeps the record."""
+    config = recipes.prepare(config)  # each process; the first of a node does the work
     run_uri = storage.join(config.storage, config.run)
     worker = TorchrunWorker(run_uri=run_uri)
     kept: record.RunRecord | None = None

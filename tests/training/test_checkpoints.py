@@ -45,7 +45,7 @@ def snapshot_of(
         model,
         optimizer,
         cut=cut,
-        position=Position(step=number, epoch_loss_sum=1.5, epoch_images=24, seconds=2.0),
+        position=Position(step=number, epoch_loss_sum=1.5, epoch_items=24, seconds=2.0),
         config={"lr": 1e-3},
         data="fingerprint",
     )
@@ -75,7 +75,7 @@ def test_training_goes_on_as_if_it_had_not_stopped_in_either_layout(
     found = checkpoints.newest(str(tmp_path), pytest.fail)
     assert found is not None
     checkpoints.apply(found, fresh, fresh_optimizer, cut=fresh_cut)
-    assert found.position == Position(step=3, epoch_loss_sum=1.5, epoch_images=24, seconds=2.0)
+    assert found.position == Position(step=3, epoch_loss_sum=1.5, epoch_items=24, seconds=2.0)
     assert (found.config, found.data) == ({"lr": 1e-3}, "fingerprint")
     continued = [step(fresh, fresh_optimizer, number) for number in range(3, 6)]
     tolerance = 0 if saved == loaded else 2e-4

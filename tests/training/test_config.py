@@ -1,24 +1,30 @@
 """Proves that settings are checked where they live, and that a run keeps those it must keep."""
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
 
 from training import contract
-from training.config import CONFIGS, PRESETS, DdpConfig, differences
+from training.config import CONFIGS, PRESETS, DdpConfig, FsdpConfig, differences
 from training.contract import InputError
+
+NEEDED = {"recipe": "ddp", "run": "r", "storage": "/s", "data": "digits"}
 
 
 def config(**changes: Any) -> DdpConfig:
-    needed = {"recipe": "ddp", "run": "r", "storage": "/s", "data": "digits"}
-    return DdpConfig(**{**needed, **changes})
+    return DdpConfig(**{**NEEDED, **changes})
+
+
+def fsdp(**changes: Any) -> FsdpConfig:
+    return FsdpConfig(**{**NEEDED, "recipe": "fsdp", **changes})
 
 
 @pytest.mark.parametrize("recipe", CONFIGS)
 def test_every_preset_of_every_recipe_is_valid(recipe: str) -> None:
     for name, values in PRESETS[recipe].items():
-        built = config(preset=name, **values)
+        built = CONFIGS[recipe](**{**NEEDED, "recipe": recipe, "preset": name, **values})
         assert {key: getattr(built, key) for key in values} == dict(values)
 
 
@@ -28,7 +34,7 @@ def test_the_ddp_preset_has_the_references_settings() -> None:
 
 
 def test_every_setting_has_a_help_text_and_a_default() -> None:
-    for field in dataclasses.fields(DdpConfig):
+    for field in itertools.chain(*map(dataclasses.fields, CONFIGS.values())):
         assert field.metadata["help"]
         if field.metadata["cli"]:
             assert field.default is not dataclasses.MISSING
@@ -96,3 +102,22 @@ def test_checkpoint_names_sort_by_step_and_say_it() -> None:
     assert [contract.checkpoint_step(name) for name in names] == [2, 10, 900, 12345678, 123456789]
     for other in ("step-12", "damaged-step-00000012", "step-0000001x", ".step-00000001"):
         assert contract.checkpoint_step(other) is None
+
+
+def test_a_layout_that_does_not_divide_is_refused_with_one_that_does() -> None:
+    with pytest.raises(InputError, match=r"--replicas is 3.*4 workers.*one of 1, 2, 4"):
+        fsdp(num_workers=4, replicas=3, global_batch=8)
+    with pytest.raises(InputError, match=r"batch of 16.*3 workers.*\(1, 2, 4, 8, 16\).*batch 18"):
+        fsdp(num_workers=3, global_batch=16)
+
+
+@pytest.mark.parametrize(
+    ("workers", "microbatch", "passes"), [(1, 4, 4), (2, 4, 2), (4, 4, 1), (1, 5, 4), (2, 3, 4)]
+)
+def test_a_worker_takes_the_fewest_passes_of_equal_size(
+    workers: int, microbatch: int, passes: int
+) -> None:
+    found = fsdp(num_workers=workers, global_batch=16, microbatch=microbatch)
+    assert found.num_microbatches == passes
+    assert 16 // workers % passes == 0
+    assert 16 // workers // passes <= microbatch

@@ -56,7 +56,7 @@ LOCAL = ["ddp", "--local"]
         ([*LOCAL, "--seed", "-3"], ["--seed is -3"]),
         ([*LOCAL, "--workers", "0"], ["--workers is 0", "at least 1"]),
         ([*LOCAL, "--workers", "-2"], ["--workers is -2", "at least 1"]),
-        ([*LOCAL, "--workers", "3"], ["--workers is 3", "2 CPUs", "at most 2"]),
+        ([*LOCAL, "--workers", "5"], ["--workers is 5", "2 CPUs", "at most 4"]),
         ([*LOCAL, "--max-failures", "-1"], ["--max-failures is -1"]),
         ([*LOCAL, "--run", "a/b"], ["run name 'a/b'", "no slash"]),
         ([*LOCAL, "--run", ""], ["run name ''"]),

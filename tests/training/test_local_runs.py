@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,14 +64,14 @@ class Command:
         return found
 
 
-@pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
-    """Start ``python -m training.launch ddp --local``; whatever is left at the end is killed."""
-    folder = tmp_path_factory.mktemp("runs")
+@contextmanager
+def launcher(folder: Path, recipe: str) -> Iterator[Callable[..., Command]]:
+    """Start ``python -m training.launch RECIPE --local`` in a folder; whatever is left at the end
+    is killed."""
     started: list[subprocess.Popen[str]] = []
 
     def run(name: str, *arguments: str, local: bool = True) -> Command:
-        command = [sys.executable, "-m", "training.launch", "ddp", "--run", name, *arguments]
+        command = [sys.executable, "-m", "training.launch", recipe, "--run", name, *arguments]
         process = subprocess.Popen(
             [*command, "--local"] if local else command,
             cwd=folder,
@@ -87,6 +88,12 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
     for process in started:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
+    with launcher(tmp_path_factory.mktemp("runs"), "ddp") as run:
+        yield run
 
 
 def processes_of(run: str) -> list[psutil.Process]:

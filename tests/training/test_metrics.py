@@ -19,11 +19,11 @@ def test_the_phases_of_a_step_add_up_to_the_step() -> None:
     for _ in range(3):
         timer.start()
         time.sleep(0.01)
-        timer.mark()
+        timer.mark("data")
         time.sleep(0.02)
-        timer.mark(items=8)
+        timer.mark("forward", items=8)
     timer.start()  # a step that never ended does not count
-    timer.mark()
+    timer.mark("data")
     means = timer.means()
     assert means["data_s"] >= 0.01
     assert means["forward_s"] >= 0.02

@@ -37,6 +37,8 @@ def start(step: int = 0, *, resumed: bool = False) -> Event:
         "resumed": resumed,
         "world_size": 2,
         "global_batch": 64,
+        "items": "images",
+        "items_per_step": 64,
         "steps_per_epoch": 4,
         "total_steps": 8,
         "parameters": 10,

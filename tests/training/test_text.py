@@ -199,7 +199,7 @@ def test_a_folder_without_text_a_bad_line_and_a_bad_split_are_refused(
         store_for(str(tmp_path / "none"), tokenizer)
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"text": "w1"}\n{"body": "w2"}\n')
-    with pytest.raises(InputError, match='line 2: no JSON object with a "text"'):
+    with pytest.raises(InputError, match='line 2: no JSON object with a text under "text"'):
         store_for(str(lines), tokenizer)
     with pytest.raises(InputError, match="one document in 1 cannot be held out"):
         store_for(str(corpus), tokenizer, held_out_every=1)

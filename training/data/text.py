@@ -14,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Final, Self, cast
 
@@ -22,8 +22,11 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from training import storage
+from training.config import BUILT_IN_DATA, FsdpConfig
 from training.contract import InputError
 from training.data import sources
+from training.pretrained import fetch_hub, shared_cache, tokenizer_file
 
 FORMAT: Final = 1
 STORE_FILE: Final = "store.json"
@@ -31,6 +34,10 @@ TRAIN_FILE: Final = "train.bin"
 HELD_OUT_FILE: Final = "held-out.bin"
 #: What the end of a document is called by the tokenizers that are in use.
 END_OF_TEXT: Final = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>")
+#: Endings of the files that are text.
+KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
+BUILT_IN: Final = BUILT_IN_DATA["fsdp"]
+HUB: Final = "hf://"
 _BATCH_DOCUMENTS: Final = 1024  # the tokenizer works on one batch with all processors
 
 Tokens = npt.NDArray[np.int64]
@@ -89,8 +96,10 @@ class TokenStore:
             )
         return np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)
 
-    def unigram_loss(self) -> float:
+    def unigram_loss(self, num_tokens: int | None = None) -> float:
         """Held-out loss, in nats per token, of a model that knows only how frequent a token is.
+
+        ``num_tokens`` are the first labels that count; without it, all do.
 
         The frequencies are those of the training part, plus one for each token of the vocabulary.
         A model that is not clearly better has learned nothing of the text's order.
@@ -98,7 +107,16 @@ class TokenStore:
         size = self.info.vocab_size
         counts = np.bincount(self.train, minlength=size) + 1.0
         log_probability = np.log(counts / counts.sum())
-        return float(-log_probability[self.held_out[1:]].mean())
+        return float(-log_probability[self.held_out[1:][:num_tokens]].mean())
+
+    def prompts(self, *, num: int, length: int) -> Tokens:
+        """First tokens of the first held-out documents that have twice as many, ``[num, length]``
+        or fewer rows."""
+        ends = np.flatnonzero(self.held_out[: 10**6] == self.info.end_of_text)
+        starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
+        chosen = starts[ends - starts >= 2 * length][:num]
+        found: Tokens = self.held_out[chosen[:, None] + np.arange(length)].astype(np.int64)
+        return found
 
 
 # --- building -----------------------------------------------------------------------------------
@@ -107,36 +125,87 @@ def store_for(
     tokenizer_file: Path,
     *,
     held_out_every: int = 20,
+    field: str = "text",
+    shared: str | None = None,
     report: Report | None = None,
 ) -> TokenStore:
     """The store of a text, from the node's cache or built now; one process of a node builds it.
 
     Args:
-        source: a file or folder of ``.txt`` (documents are separated by empty lines) or ``.jsonl``
-            (a document a line, under ``text``), each also with ``.gz``; or the address of one such
-            file, ``http(s)://`` or ``s3://``.
+        source: a file or folder of ``.txt`` (documents are separated by empty lines), ``.jsonl``
+            (a document a line) or ``.parquet`` (a document a row), the first two also with
+            ``.gz``; the address of one such file, ``http(s)://``, of a file or a folder,
+            ``s3://``, or of a data set of the Hugging Face Hub, ``hf://owner/name[@revision]``;
+            or ``python-help``.
         tokenizer_file: a ``tokenizer.json``.
         held_out_every: one document in so many is held out.
+        field: of a line or a row, the one that holds the document.
+        shared: address of a folder in which the nodes of a cluster share stores.
         report: called with the bytes read and the bytes there are.
 
     Raises:
         InputError: there is no text, it is no text, or the tokenizer cannot be used.
     """
     files = text_files(source)
-    key = _key(files, tokenizer_file, held_out_every)
-    folder = sources.cache_dir() / "tokens" / key
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    key = _key(files, tokenizer_file, held_out_every, field)
+    folder = _place(key)
     with FileLock(f"{folder}.lock"):
-        if not (folder / STORE_FILE).exists():
+        if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
             build(
                 files,
                 tokenizer_file,
                 folder,
                 key=key,
                 held_out_every=held_out_every,
+                field=field,
                 report=report,
             )
+            if shared:
+                _share_store(folder, shared)
     return TokenStore.open(folder)
+
+
+def open_store(key: str, *, shared: str | None) -> TokenStore | None:
+    """The store of a key, from the node's cache or from where the nodes share them; or None."""
+    folder = _place(key)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
+            return None
+    return TokenStore.open(folder)
+
+
+def _place(key: str) -> Path:
+    folder = sources.cache_dir() / "tokens" / key
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cache folder {folder.parent} cannot be made ({error.strerror}): set "
+            f"{sources.CACHE_VARIABLE} to a folder that can be written"
+        ) from None
+    return folder
+
+
+def _fetch_store(folder: Path, shared: str | None) -> bool:
+    if shared is None:
+        return False
+    uri = storage.join(shared, "tokens", folder.name)
+    if not storage.exists(storage.join(uri, STORE_FILE)):
+        return False
+    part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        storage.fetch_folder(uri, part)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return True
+
+
+def _share_store(folder: Path, shared: str) -> None:
+    uri = storage.join(shared, "tokens", folder.name)
+    fs = storage.filesystem(uri)
+    for name in (TRAIN_FILE, HELD_OUT_FILE, STORE_FILE):  # the last one says that all is there
+        fs.put_file(str(folder / name), storage.join(uri, name))
 
 
 def build(
@@ -146,6 +215,7 @@ def build(
     *,
     key: str,
     held_out_every: int,
+    field: str = "text",
     report: Report | None = None,
 ) -> None:
     """Write a store to ``folder``, which appears whole or not at all."""
@@ -159,7 +229,7 @@ def build(
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with (part / TRAIN_FILE).open("wb") as train, (part / HELD_OUT_FILE).open("wb") as held:
-            for batch in _batches(_documents(files, report), _BATCH_DOCUMENTS):
+            for batch in _batches(_documents(files, field, report), _BATCH_DOCUMENTS):
                 for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
                     is_held_out = number % held_out_every == held_out_every - 1
                     output = held if is_held_out else train
@@ -195,19 +265,54 @@ def text_files(source: str) -> list[Path]:
     Raises:
         InputError: there is nothing at ``source``, or nothing of a kind that can be read.
     """
-    if sources.is_remote(source):
-        place, _, name = source.rpartition("/")
-        return sources.local_files(place, [name])
-    path = Path(source).expanduser()
+    if source == BUILT_IN:
+        return [_python_help()]
+    if source.startswith(HUB):
+        patterns = tuple(f"*{kind}" for kind in KINDS)
+        path = fetch_hub(source.removeprefix(HUB), patterns, kind="dataset", what="data set")
+    elif sources.is_remote(source):
+        if source.endswith(KINDS) or not storage.is_s3(source):
+            place, _, name = source.rpartition("/")
+            return sources.local_files(place, [name])
+        return _s3_files(source.rstrip("/"))
+    else:
+        path = Path(source).expanduser()
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise InputError(f"text {source} does not exist: give a file, a folder or an address")
-    kinds = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
-    files = sorted(each for each in path.rglob("*") if each.name.endswith(kinds))
+    files = sorted(each for each in path.rglob("*") if each.name.endswith(KINDS))
     if not files:
-        raise InputError(f"folder {source} holds no text: files must end in {', '.join(kinds)}")
+        raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
     return files
+
+
+def _s3_files(source: str) -> list[Path]:
+    try:
+        found = storage.filesystem(source).find(source)
+    except Exception as error:  # s3fs lets botocore's many exceptions through
+        raise InputError(f"text {source} cannot be read: {error}") from None
+    bucket = source.removeprefix("s3://").partition("/")[0]
+    names = sorted(each.removeprefix(f"{bucket}/") for each in found if each.endswith(KINDS))
+    if not names:
+        raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
+    return [
+        sources.local_files(f"s3://{bucket}/{Path(each).parent}", [Path(each).name])[0]
+        for each in names
+    ]
+
+
+def _python_help() -> Path:
+    """The help texts that come with Python, some 80 documents: real text without a download."""
+    from pydoc_data.topics import topics
+
+    lines = [json.dumps({"text": topics[name]}) + "\n" for name in sorted(topics)]
+    content = "".join(lines).encode()
+    digest = hashlib.sha256(content).hexdigest()[:16]  # each version of Python has its own
+    file = sources.cache_dir() / "text" / f"python-help-{digest}.jsonl"
+    if not file.exists():
+        storage.write_bytes(str(file), content)
+    return file
 
 
 def _tokenizer(file: Path) -> tuple[Any, int]:
@@ -225,11 +330,17 @@ def _tokenizer(file: Path) -> tuple[Any, int]:
     raise InputError(f"tokenizer {path} has no end-of-text token ({', '.join(END_OF_TEXT)})")
 
 
-def _documents(files: Sequence[Path], report: Report | None) -> Iterator[str]:
+def _documents(files: Sequence[Path], field: str, report: Report | None) -> Iterator[str]:
     """The documents of all files, in order; only one document is in memory."""
     total = sum(file.stat().st_size for file in files)
     done = 0
     for file in files:
+        if file.name.endswith(".parquet"):
+            yield from _parquet_rows(file, field)
+            done += file.stat().st_size
+            if report:
+                report(done, total)
+            continue
         with ExitStack() as stack:
             raw = stack.enter_context(file.open("rb"))
             is_packed = file.name.endswith(".gz")
@@ -237,7 +348,7 @@ def _documents(files: Sequence[Path], report: Report | None) -> Iterator[str]:
             lines = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8"))
             try:
                 is_json = file.name.removesuffix(".gz").endswith(".jsonl")
-                for document in _json_lines(lines, file) if is_json else _paragraphs(lines):
+                for document in _json_lines(lines, file, field) if is_json else _paragraphs(lines):
                     yield document
                     if report:
                         report(done + raw.tell(), total)
@@ -265,16 +376,36 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(block).rstrip("\n")
 
 
-def _json_lines(lines: Iterable[str], file: Path) -> Iterator[str]:
+def _parquet_rows(file: Path, field: str) -> Iterator[str]:
+    """One column of a table, a thousand rows at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(file)
+        if field not in table.schema_arrow.names:
+            raise InputError(
+                f"{file} has no column {field!r} but {', '.join(table.schema_arrow.names)}: give "
+                "--text-field one of them"
+            )
+        for batch in table.iter_batches(batch_size=_BATCH_DOCUMENTS, columns=[field]):
+            for value in batch.column(0).to_pylist():
+                if isinstance(value, str) and value.strip():
+                    yield value
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file} cannot be read: {error}") from None
+
+
+def _json_lines(lines: Iterable[str], file: Path, field: str) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)["text"]
+            text = json.loads(line)[field]
         except (ValueError, KeyError, TypeError):
             text = None
         if not isinstance(text, str):
-            raise InputError(f'{file}, line {number}: no JSON object with a "text"')
+            raise InputError(f'{file}, line {number}: no JSON object with a text under "{field}"')
         if text.strip():
             yield text
 
@@ -290,8 +421,8 @@ def _batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _key(files: Sequence[Path], tokenizer_file: Path, held_out_every: int) -> str:
-    parts = [f"{FORMAT}", f"{held_out_every}", _sha256(tokenizer_file)]
+def _key(files: Sequence[Path], tokenizer_file: Path, held_out_every: int, field: str) -> str:
+    parts = [f"{FORMAT}", f"{held_out_every}", field, _sha256(tokenizer_file)]
     parts += [f"{file.name}:{_sha256(file)}" for file in files]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
@@ -369,3 +500,37 @@ def positions_in_documents(inputs: Tokens, end_of_text: int) -> Tokens:
     begins[:, 1:] = np.where(inputs[:, :-1] == end_of_text, place[:, 1:], 0)
     inside: Tokens = place - np.maximum.accumulate(begins, axis=1)
     return inside
+
+
+# --- for the command ----------------------------------------------------------------------------
+def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
+    """Make the store of a run's text; return the settings with its key.
+
+    Raises:
+        InputError: text or tokenizer cannot be used, or the run has been trained on others.
+    """
+    store = _store(config, report)
+    if config.text_key and config.text_key != store.info.key:
+        raise InputError(
+            f"run {config.run!r} was trained on another text, tokenizer or split than "
+            f"{config.data}: give the same --data, --tokenizer and --held-out-every, or another "
+            "--run"
+        )
+    return replace(config, text_key=store.info.key)
+
+
+def store_of(config: FsdpConfig) -> TokenStore:
+    """The store of a prepared run, on any of its nodes."""
+    store = open_store(config.text_key, shared=shared_cache(config.storage))
+    return store or _store(config, None)
+
+
+def _store(config: FsdpConfig, report: Report | None) -> TokenStore:
+    return store_for(
+        config.data,
+        tokenizer_file(config.tokenizer, config.model, runs=config.storage),
+        held_out_every=config.held_out_every,
+        field=config.text_field,
+        shared=shared_cache(config.storage),
+        report=report,
+    )

@@ -1,0 +1,216 @@
+"""Write a sharded run's model as a Hugging Face folder: ``python -m training.export RUN --to DIR``.
+
+Weights are read tensor by tensor and written file by file, so the model never has to fit on a GPU,
+nor twice in memory: one output file is held at a time. What comes out is read by
+``AutoModelForCausalLM.from_pretrained`` and by everything else that knows the layout.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from training import contract, language_models, pretrained, sharded_checkpoints, storage
+from training.contract import InputError
+from training.language_models import INDEX_FILE, SINGLE_FILE
+
+#: Most bytes of one output file; the memory that an export takes follows from it.
+FILE_BYTES: Final = 2 * 10**9
+_TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def export(
+    found: sharded_checkpoints.Found,
+    to: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    file_bytes: int = FILE_BYTES,
+    say: Callable[[str], None] | None = None,
+) -> str:
+    """Write a checkpoint's model to a folder or an ``s3://`` address; return it.
+
+    The folder appears whole or not at all; in S3 the index, or the only file, comes last.
+
+    Raises:
+        InputError: ``to`` is there already, or the checkpoint holds adapters whose base model is
+            not to be had.
+    """
+    if storage.exists(to) and storage.filesystem(to).ls(to):
+        raise InputError(f"{to} is there already: give --to another place")
+    settings = found.config
+    adapters = _Adapters(found) if settings.get("lora_rank") else None
+    parts = _parts(adapters.weights() if adapters else found.weights(), dtype, file_bytes)
+    folder = storage.staging_folder(to)
+    try:
+        index: dict[str, str] = {}
+        total = 0
+        config = _model_config(found, dtype)
+        for number, (names, size) in enumerate(parts, start=1):
+            name = SINGLE_FILE
+            if len(parts) > 1:
+                name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+            if say:
+                say(f"writing {name}, {size / 1e9:.2f} GB")
+            tensors = adapters.read(names) if adapters else found.read_weights(names)
+            on_disk = {
+                disk_name(each, config["model_type"]): tensor.to(dtype)
+                for each, tensor in tensors.items()
+            }
+            _save(on_disk, folder / name)
+            index |= dict.fromkeys(on_disk, name)
+            total += size
+        (folder / pretrained.CONFIG_FILE).write_text(json.dumps(config, indent=1), "utf-8")
+        if (tokenizer := found.read(pretrained.TOKENIZER_FILE)) is not None:
+            (folder / pretrained.TOKENIZER_FILE).write_bytes(tokenizer)
+            (folder / "tokenizer_config.json").write_text(
+                json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), "utf-8"
+            )
+        last = SINGLE_FILE
+        if len(parts) > 1:
+            last = INDEX_FILE
+            content = {"metadata": {"total_size": total}, "weight_map": index}
+            (folder / last).write_text(json.dumps(content, indent=1), "utf-8")
+        storage.publish_folder(folder, to, last=last)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return to
+
+
+def disk_name(name: str, model_type: str) -> str:
+    """What a weight is called in a file; GPT-NeoX's output embedding has an older name there."""
+    if model_type == "gpt_neox" and name.startswith("lm_head."):
+        return name.replace("lm_head.", "embed_out.", 1)
+    return name
+
+
+def _parts(
+    weights: dict[str, tuple[torch.Size, torch.dtype]], dtype: torch.dtype, limit: int
+) -> list[tuple[list[str], int]]:
+    """Names of the weights of each output file, and its bytes."""
+    parts: list[tuple[list[str], int]] = []
+    names: list[str] = []
+    size = 0
+    for name, (shape, _) in weights.items():
+        own = shape.numel() * dtype.itemsize
+        if names and size + own > limit:
+            parts.append((names, size))
+            names, size = [], 0
+        names.append(name)
+        size += own
+    return [*parts, (names, size)]
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype) -> dict[str, Any]:
+    config: dict[str, Any] = json.loads(found.read(pretrained.CONFIG_FILE) or b"{}")
+    if "model_type" not in config:
+        raise InputError(f"{found.uri} has no {pretrained.CONFIG_FILE}: it is not of an fsdp run")
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    config["use_cache"] = True  # training switches it off, and whoever generates wants it
+    return config
+
+
+class _Adapters:
+    """Base weights with a run's adapters merged into them."""
+
+    def __init__(self, found: sharded_checkpoints.Found) -> None:
+        from training import fsdp
+        from training.config import FsdpConfig
+        from training.data import text
+
+        config = FsdpConfig.from_json({**found.config, "num_workers": 1, "replicas": 1})
+        model, _ = fsdp.build(config, text.store_of(config))
+        language_models.allocate(model, torch.device("cpu"))
+        fsdp.fill(model, config)
+        trained = found.read_weights(found.weights())
+        missing = model.load_state_dict(trained, strict=False)
+        assert not missing.unexpected_keys, missing.unexpected_keys
+        self._merged: dict[str, torch.Tensor] = {}
+        for name, module in model.named_modules():
+            if hasattr(module, "merge") and hasattr(module, "base_layer"):
+                module.merge()
+                for own, parameter in module.base_layer.named_parameters():
+                    self._merged[f"{name}.{own}"] = parameter.detach()
+        for name, parameter in model.named_parameters():
+            if ".base_layer." not in name and "lora_" not in name:
+                self._merged[name] = parameter.detach()
+
+    def weights(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        return {name: (each.shape, each.dtype) for name, each in self._merged.items()}
+
+    def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        return {name: self._merged[name].contiguous() for name in names}
+
+
+def run_address(run: str, place: str) -> str:
+    """Address of a run's folder, from its name and ``--storage``, or from its address itself.
+
+    Raises:
+        InputError: there is no such run.
+    """
+    is_address = storage.is_s3(run) or "/" in run
+    uri = run.rstrip("/") if is_address else storage.join(storage.runs_root(place), run)
+    if not storage.exists(uri):
+        known = "" if is_address else _known_runs(storage.runs_root(place))
+        raise InputError(f"there is no run at {uri}{known}")
+    return uri
+
+
+def _known_runs(root: str) -> str:
+    names = storage.list_folders(root)
+    return f"; {root} has {', '.join(names[:8])}" if names else f"; {root} has none"
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """The options that say which checkpoint of which run is meant."""
+    parser.add_argument("run", metavar="RUN", help="name of an fsdp run, or its folder or address")
+    parser.add_argument(
+        "--storage",
+        default=os.environ.get(contract.ENV_STORAGE) or "runs",
+        metavar="PLACE",
+        help="where runs are kept (default: the cluster's bucket on a node, else runs)",
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_run(parser)
+    parser.add_argument("--to", required=True, metavar="PLACE", help="new folder or s3:// address")
+    parser.add_argument("--dtype", choices=[*_TYPES], default="fp32", help="(default: fp32)")
+    options = parser.parse_args(arguments)
+    try:
+        found = sharded_checkpoints.newest_of(run_address(options.run, options.storage))
+        print(f"step {found.position.step:,} of {options.run}", file=sys.stderr)
+        to = options.to if storage.is_s3(options.to) else str(Path(options.to).expanduser())
+        place = export(found, to, dtype=_TYPES[options.dtype], say=_say)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print("interrupted; nothing was left behind", file=sys.stderr)
+        return contract.EXIT_INTERRUPTED
+    print(place)
+    return contract.EXIT_OK
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,463 @@
+"""FSDP2 recipe: a causal language model, sharded over all workers, trained on every token once.
+
+Use it when model plus optimizer do not fit on one GPU, or for any language model; ``training.ddp``
+is for models that fit whole. To step through it on a laptop, without AWS and without a GPU:
+
+    python -m training.launch fsdp --local                    (under Ray Train)
+    torchrun --standalone --nproc-per-node 2 -m training.launch -- fsdp    (PyTorch alone)
+
+``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
+the batch of step N depends on N and the seed alone (see ``training.data.text``).
+"""
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from training import (
+    checkpoints,
+    language_models,
+    metrics,
+    optimizers,
+    plan,
+    pretrained,
+    sharded_checkpoints,
+)
+from training.config import FsdpConfig
+from training.contract import InputError, phase
+from training.data import text
+from training.language_models import WithLoss
+from training.schedule import warmup_cosine
+from training.worker import Worker
+
+_NUM_PROMPTS: Final = 3
+_PROMPT_TOKENS: Final = 16
+_PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
+
+
+def train(worker: Worker, config: FsdpConfig) -> None:
+    """Train until the last step, or until someone asks to stop; continues what is there."""
+    try:
+        _train(worker, config)
+    except torch.OutOfMemoryError as error:
+        saved = checkpoints.names(worker.run_uri)
+        kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
+        raise InputError(
+            f"out of GPU memory on rank {worker.rank}; {kept}. {plan.advice(config)} "
+            f"({str(error).splitlines()[0]})"
+        ) from None
+
+
+def _train(worker: Worker, config: FsdpConfig) -> None:
+    rank, world_size, device = worker.rank, worker.world_size, worker.device
+    on_gpu = device.type == "cuda"
+    use_bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
+    if on_gpu:
+        torch.set_float32_matmul_precision("high")
+
+    store = text.store_of(config)
+    order = text.SequenceOrder(
+        num_tokens=len(store.train),
+        seq_len=config.seq_len,
+        global_batch=config.global_batch,
+        seed=config.seed,
+    )
+    total_steps = config.max_steps or config.epochs * order.steps_per_epoch
+    evaluate_every = config.evaluate_every or order.steps_per_epoch
+    checkpoint_every = config.checkpoint_every or evaluate_every
+    tokens_per_step = config.global_batch * config.seq_len
+    held_out = HeldOut(store, config)
+
+    model, model_config = build(config, store)
+    mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
+    language_models.recompute(model, config.recompute)
+    if config.compile:
+        for block in language_models.blocks(model):
+            block.compile()
+    trained = WithLoss(model)
+    language_models.shard(trained, mesh, bf16=use_bf16)
+    language_models.allocate(model, device)
+    fill(model, config)
+    optimizer = optimizers.build(model, config, device)
+    flops_per_token = language_models.flops_per_token(model, config.seq_len)
+    saver = sharded_checkpoints.Saver(
+        worker,
+        model,
+        optimizer,
+        files=describe(config, model_config),
+        keep=config.checkpoints_to_keep,
+    )
+
+    position = checkpoints.Position()
+    found = sharded_checkpoints.newest(worker)
+    if found is not None:
+        found.load(model, optimizer)
+        position = found.position
+    start_step, earlier_s = position.step, position.seconds
+
+    worker.emit(phase("model_ready"))
+    worker.emit(
+        {
+            "type": "start",
+            "step": start_step,
+            "resumed": found is not None,
+            "world_size": world_size,
+            "global_batch": config.global_batch,
+            "items": "tokens",
+            "items_per_step": tokens_per_step,
+            "steps_per_epoch": order.steps_per_epoch,
+            "total_steps": total_steps,
+            "parameters": language_models.num_parameters(model),
+            "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
+            "device": torch.cuda.get_device_name(device) if on_gpu else "CPU",
+            "precision": "bf16" if use_bf16 else "fp32",
+        }
+    )
+    loss = held_out.loss(trained, worker)
+    if found is None:
+        worker.emit(_evaluation(0, 0, loss))
+        _sample(trained, store, config, worker, step=0)
+    else:
+        worker.emit({"type": "loaded", "step": start_step, "loss": loss})
+
+    timer = metrics.StepTimer(_PHASES, device, items="tokens")
+    log = metrics.StepLog(device)
+    profiled: metrics.Communication | None = None
+    began = time.monotonic()
+    trained.train()
+    for step in range(start_step, total_steps):
+        # Dropout, where a model has any, is that of the step, whenever and wherever it is taken.
+        torch.manual_seed((config.seed * 1_000_003 + step) * 65_537 + rank)
+        timer.start()
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step, total_steps)
+        # One step of each interval is watched; the watching takes time, so it is not timed.
+        watch = metrics.Communication(device) if profiled is None and step > start_step else None
+        with watch or _nothing():
+            loss_sum = torch.zeros((), device=device)
+            microbatches = _microbatches(store, order, config, step, worker)
+            for number, (tokens, positions) in enumerate(microbatches, start=1):
+                timer.mark("data")
+                # Gradients are exchanged once per step, not once per microbatch.
+                _sync_gradients(trained, number == config.num_microbatches)
+                loss = trained(tokens, positions)
+                timer.mark("forward")
+                (loss / config.num_microbatches).backward()
+                loss_sum += loss.detach() * (len(tokens) * config.seq_len)
+                timer.mark("backward")
+            norm = clip(model, config.max_grad_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        log.add(loss_sum=loss_sum, norm=norm, size=tokens_per_step)
+        own_tokens = tokens_per_step // world_size
+        timer.mark("optimizer", items=0 if watch else own_tokens)
+        if watch:
+            profiled = watch
+
+        num_done = step + 1
+        last = num_done == total_steps
+        evaluates = last or num_done % evaluate_every == 0
+        saves = last or num_done % checkpoint_every == 0
+        if not (evaluates or saves) and num_done % config.report_every:
+            continue
+
+        # One small reduction per report: the losses since the last one, and whether any worker
+        # was asked to stop, so that all of them leave at the same step.
+        steps, stopping = log.collect(stop=worker.stop_requested())
+        first_step = num_done - len(steps) + 1
+        checkpoints.stop_if_diverged(steps, first_step, lr=config.lr, worker=worker)
+        position.step = num_done
+        position.epoch_loss_sum += sum(each.loss * each.size for each in steps)
+        position.epoch_items += sum(each.size for each in steps)
+        worker.emit(
+            *(
+                {
+                    "type": "step",
+                    "step": number,
+                    "epoch": (number - 1) // order.steps_per_epoch + 1,
+                    "loss": each.loss,
+                    "lr": learning_rate(config, number - 1, total_steps),
+                    "grad_norm": each.grad_norm,
+                    "time": time.time(),
+                }
+                for number, each in enumerate(steps, start=first_step)
+            )
+        )
+        if saves or stopping:
+            # The loss since the last evaluation belongs to whoever evaluates next.
+            position.seconds = earlier_s + time.monotonic() - began
+            after = checkpoints.Position(step=num_done, seconds=position.seconds)
+            saver.save(after if evaluates else position, config.to_json())
+            timer.mark("checkpoint")
+        if evaluates:
+            epoch = num_done / order.steps_per_epoch
+            means = timer.means()
+            communication = profiled.seconds() if profiled else 0.0
+            figures = {
+                **means,
+                "communication_s": communication,
+                "memory_bytes": float(metrics.peak_memory(device)),
+            }
+            ranks = metrics.gather(figures, device)
+            loss = held_out.loss(trained, worker)
+            tokens_per_s = sum(each["tokens_per_s"] for each in ranks)
+            flops_per_s = flops_per_token * tokens_per_s
+            worker.emit(
+                *(
+                    {"type": "rank", "epoch": epoch, "step": num_done, "rank": number, **each}
+                    for number, each in enumerate(ranks)
+                ),
+                _evaluation(num_done, epoch, loss)
+                | {
+                    "train_loss": position.epoch_loss_sum / position.epoch_items,
+                    "tokens_per_s": tokens_per_s,
+                    "seconds": earlier_s + time.monotonic() - began,
+                    "flops_per_s": flops_per_s,
+                    "mfu": metrics.model_flops_utilization(
+                        flops_per_s=flops_per_s,
+                        num_workers=world_size,
+                        peak=metrics.peak_flops(device),
+                    ),
+                    "memory_bytes": max(each["memory_bytes"] for each in ranks),
+                },
+            )
+            position.epoch_loss_sum, position.epoch_items = 0.0, 0
+            profiled = None
+        if stopping and not last:
+            worker.finish_saves()
+            worker.emit({"type": "stopped", "step": num_done})
+            return
+
+    if start_step < total_steps or found is None:
+        _sample(trained, store, config, worker, step=total_steps)
+    worker.finish_saves()
+    worker.emit(
+        {
+            "type": "finished",
+            "step": total_steps,
+            "loss": loss,
+            "perplexity": math.exp(loss),
+            "seconds": earlier_s + time.monotonic() - began,
+            "evaluation": {
+                "loss": loss,
+                "perplexity": math.exp(loss),
+                "unigram_loss": held_out.unigram_loss,
+                "num_tokens": held_out.num_tokens,
+            },
+        }
+    )
+
+
+def build(config: FsdpConfig, store: text.TokenStore) -> tuple[nn.Module, Any]:
+    """The model on the meta device, and its transformers configuration.
+
+    Raises:
+        InputError: there is no such model, or it is not for this text or length of sequence.
+    """
+    model_config = pretrained.model_config(
+        config.model, runs=config.storage, vocab_size=store.info.vocab_size
+    )
+    if store.info.vocab_size > model_config.vocab_size:
+        raise InputError(
+            f"the tokenizer has {store.info.vocab_size:,} tokens, model {config.model} knows "
+            f"{model_config.vocab_size:,}: give the model's own --tokenizer"
+        )
+    longest = getattr(model_config, "max_position_embeddings", None)
+    if longest and config.seq_len > longest:
+        raise InputError(
+            f"--seq-len is {config.seq_len}, model {config.model} has {longest} positions: use at "
+            f"most {longest}"
+        )
+    model = language_models.build_on_meta(model_config)
+    if config.lora_rank:
+        language_models.add_adapters(model, rank=config.lora_rank)
+    return model, model_config
+
+
+def fill(model: nn.Module, config: FsdpConfig) -> None:
+    """Give a model its first weights; each process fills its own shards."""
+    if pretrained.is_new(config.model):
+        language_models.initialise(model, seed=config.seed)
+    else:
+        language_models.load(
+            model,
+            pretrained.model_folder(config.model, runs=config.storage),
+            seed=config.seed,
+        )
+
+
+def describe(config: FsdpConfig, model_config: Any) -> dict[str, bytes]:
+    """The small files of a checkpoint that make a model of its weights."""
+    tokenizer = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
+    return {
+        pretrained.CONFIG_FILE: model_config.to_json_string(use_diff=False).encode(),
+        pretrained.TOKENIZER_FILE: tokenizer.read_bytes(),
+    }
+
+
+def make_mesh(device: torch.device, *, world_size: int, replicas: int) -> DeviceMesh:
+    """All workers as one dimension to shard over, or as ``replicas`` groups of them."""
+    if replicas == 1:
+        return init_device_mesh(device.type, (world_size,), mesh_dim_names=("dp_shard",))
+    shape = (replicas, world_size // replicas)
+    return init_device_mesh(device.type, shape, mesh_dim_names=("dp_replicate", "dp_shard"))
+
+
+def learning_rate(config: FsdpConfig, step: int, total_steps: int) -> float:
+    """Learning rate of ``step`` (counted from 0)."""
+    if config.schedule == "constant":
+        return config.lr
+    return warmup_cosine(
+        step,
+        total_steps,
+        peak=config.lr,
+        warmup_fraction=config.warmup_fraction,
+        floor=config.lr * config.min_lr_fraction,
+    )
+
+
+def clip(model: nn.Module, limit: float) -> Tensor:
+    """Clip the gradients of all shards together; return their norm before, a scalar."""
+    parameters = [each for each in model.parameters() if each.grad is not None]
+    norm: Any = nn.utils.clip_grad_norm_(parameters, limit or math.inf)
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole
+
+
+class HeldOut:
+    """The sequences that no step trains on, and the loss over them."""
+
+    def __init__(self, store: text.TokenStore, config: FsdpConfig) -> None:
+        """
+        Raises:
+            InputError: the held-out part is shorter than a sequence.
+        """
+        self._store, self._config = store, config
+        there = (len(store.held_out) - 1) // config.seq_len
+        if there < 1:
+            raise InputError(
+                f"the held-out part has {len(store.held_out):,} tokens, less than a sequence of "
+                f"{config.seq_len}: give more text, a smaller --held-out-every or --seq-len"
+            )
+        self._num = min(there, config.eval_sequences or there)
+        self.num_tokens = self._num * config.seq_len
+        self.unigram_loss = store.unigram_loss(self.num_tokens)
+
+    def loss(self, trained: WithLoss, worker: Worker) -> float:
+        """Mean loss per token, in nats; every rank takes part and gets the same number."""
+        config, world_size = self._config, worker.world_size
+        window = np.arange(config.seq_len + 1)
+        total = torch.zeros((), dtype=torch.float64, device=worker.device)
+        trained.eval()
+        with torch.no_grad():
+            per_round = world_size * config.microbatch
+            for first in range(0, self._num, per_round):
+                mine = np.arange(first, min(first + per_round, self._num))[
+                    worker.rank :: world_size
+                ]
+                # All ranks gather the weights together, so one without a part computes in vain.
+                places = mine if len(mine) else np.zeros(1, int)
+                batch = self._store.held_out[places[:, None] * config.seq_len + window]
+                loss = trained(*_on_device(batch.astype(np.int64), self._store, config, worker))
+                total += loss.double() * len(mine)
+        _reshard(trained)
+        trained.train()
+        if world_size > 1:
+            dist.all_reduce(total)
+        return total.item() / self._num
+
+
+def _evaluation(step: int, epoch: float, loss: float) -> dict[str, Any]:
+    return {
+        "type": "evaluation",
+        "epoch": epoch,
+        "step": step,
+        "loss": loss,
+        "perplexity": math.exp(min(loss, 700.0)),
+    }
+
+
+def _microbatches(
+    store: text.TokenStore,
+    order: text.SequenceOrder,
+    config: FsdpConfig,
+    step: int,
+    worker: Worker,
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """This worker's part of a step, in as many parts as it has passes."""
+    batch = order.batch(store.train, step, rank=worker.rank, world_size=worker.world_size)
+    for part in np.split(batch, config.num_microbatches):
+        yield _on_device(part, store, config, worker)
+
+
+def _on_device(
+    batch: text.Tokens, store: text.TokenStore, config: FsdpConfig, worker: Worker
+) -> tuple[Tensor, Tensor | None]:
+    tokens = torch.from_numpy(batch).to(worker.device)
+    if not config.isolate_documents:
+        return tokens, None
+    positions = text.positions_in_documents(batch[:, :-1], store.info.end_of_text)
+    return tokens, torch.from_numpy(positions).to(worker.device)
+
+
+def _sample(
+    trained: WithLoss,
+    store: text.TokenStore,
+    config: FsdpConfig,
+    worker: Worker,
+    *,
+    step: int,
+) -> None:
+    """Let the model continue the first words of some held-out documents, and report it."""
+    if not config.sample_tokens:
+        return
+    prompts = store.prompts(num=_NUM_PROMPTS, length=_PROMPT_TOKENS)
+    if not len(prompts):
+        return
+    longest = getattr(getattr(trained.model, "config", None), "max_position_embeddings", None)
+    num = min(config.sample_tokens, (longest or 2**20) - _PROMPT_TOKENS)
+    tokens = language_models.generate(
+        trained, torch.from_numpy(prompts).to(worker.device), num=num, seed=config.seed
+    )
+    _reshard(trained)
+    if worker.rank:
+        return
+    from tokenizers import Tokenizer
+
+    path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
+    tokenizer = Tokenizer.from_file(str(path))
+    worker.emit(
+        *(
+            {
+                "type": "sample",
+                "step": step,
+                "prompt": tokenizer.decode(prompt),
+                "text": tokenizer.decode(continued),
+            }
+            for prompt, continued in zip(
+                prompts.tolist(), tokens[:, _PROMPT_TOKENS:].tolist(), strict=True
+            )
+        )
+    )
+
+
+def _sync_gradients(trained: Any, now: bool) -> None:
+    trained.set_requires_gradient_sync(now)
+
+
+def _reshard(trained: Any) -> None:
+    """Free the weights that the root keeps whole after a pass without gradients."""
+    trained.reshard()
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

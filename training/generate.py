@@ -1,0 +1,91 @@
+"""Let a run's model continue a prompt, before and after training.
+
+    python -m training.generate RUN "To be, or not"
+
+Reads the newest checkpoint of a sharded run into the memory of this machine, so it is for models
+that fit there; export larger ones (``training.export``) and serve them with what is made for it.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from training import contract, export, fsdp, language_models, sharded_checkpoints
+from training.config import FsdpConfig
+from training.contract import InputError
+from training.data import text
+from training.language_models import WithLoss
+from training.pretrained import TOKENIZER_FILE
+
+
+def continuations(
+    found: sharded_checkpoints.Found, prompt: str, *, num: int, seed: int
+) -> tuple[str, str]:
+    """What the model makes of a prompt before and after training, ``num`` tokens each.
+
+    Raises:
+        InputError: the prompt is empty or too long.
+    """
+    from tokenizers import Tokenizer
+
+    # The run's settings, on one process, wherever it was trained.
+    config = FsdpConfig.from_json({**found.config, "num_workers": 1, "replicas": 1})
+    tokenizer = Tokenizer.from_buffer(found.read(TOKENIZER_FILE) or b"")
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if not ids:
+        raise InputError("the prompt is empty: give some text")
+    model, model_config = fsdp.build(config, text.store_of(config))
+    longest = getattr(model_config, "max_position_embeddings", None) or 2**20
+    if len(ids) + num > longest:
+        raise InputError(
+            f"{len(ids)} tokens of prompt and {num} more exceed the model's {longest} positions"
+        )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    language_models.allocate(model, device)
+    fsdp.fill(model, config)
+    tokens = torch.tensor([ids], device=device)
+    texts = []
+    for is_trained in (False, True):
+        if is_trained:
+            # Frozen weights are not in it.
+            model.load_state_dict(found.read_weights(found.weights()), strict=False)
+        drawn = language_models.generate(WithLoss(model), tokens, num=num, seed=seed)
+        texts.append(tokenizer.decode(drawn[0, len(ids) :].tolist()))
+    return texts[0], texts[1]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m training.generate",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    export.add_run(parser)
+    parser.add_argument("prompt", metavar="PROMPT", help="text to be continued")
+    parser.add_argument("--tokens", type=int, default=60, help="tokens to add (default: 60)")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    options = parser.parse_args(arguments)
+    try:
+        if options.tokens < 1:
+            raise InputError(f"--tokens is {options.tokens}: it must be at least 1")
+        found = sharded_checkpoints.newest_of(export.run_address(options.run, options.storage))
+        before, after = continuations(found, options.prompt, num=options.tokens, seed=options.seed)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_BAD_INPUT
+    step = found.position.step
+    if options.json:
+        result = {"prompt": options.prompt, "before": before, "after": after, "step": step}
+        print(json.dumps(result, indent=1))
+    else:
+        print(f"before training:\n{options.prompt}{before}\n")
+        print(f"after {step:,} steps:\n{options.prompt}{after}")
+    return contract.EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

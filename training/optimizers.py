@@ -1,0 +1,44 @@
+"""Optimizers of the language models."""
+
+import shutil
+
+import torch
+from torch import nn
+
+from training.config import FsdpConfig
+from training.contract import InputError
+
+# Of GPT-3 (arXiv 2005.14165, appendix B) and most since: a shorter memory of squared gradients.
+_BETAS = (0.9, 0.95)
+
+
+def build(model: nn.Module, config: FsdpConfig, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW over what is trained; weight decay spares biases and normalisation.
+
+    Raises:
+        InputError: ``adamw-8bit`` cannot be had here.
+    """
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    if config.optimizer == "adamw":
+        fused = device.type in ("cuda", "cpu")  # one kernel over all parameters: 2-3x on both
+        return torch.optim.AdamW(groups, lr=config.lr, betas=_BETAS, fused=fused)
+    if device.type != "cuda":
+        raise InputError("--optimizer is adamw-8bit, which needs a GPU: use adamw here")
+    if not shutil.which("cc"):
+        raise InputError(
+            "--optimizer is adamw-8bit, whose kernels are compiled when first used, and this image "
+            "has no C compiler: build the worker with one (docs/fsdp.md), or use adamw"
+        )
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError:
+        raise InputError(
+            "--optimizer is adamw-8bit, which needs the package torchao: install it, or use adamw"
+        ) from None
+    optimizer: torch.optim.Optimizer = AdamW8bit(groups, lr=config.lr, betas=_BETAS)
+    return optimizer

@@ -1,0 +1,246 @@
+"""Where models and tokenizers come from: a folder, S3, the Hugging Face Hub, or nowhere (random).
+
+Everything ends up as a folder on this node. What comes from the Hub is put into the bucket of the
+runs by the first who fetches it, so that eight workers take it from there, free of charge for
+traffic, and need no token of the Hub.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock
+
+from training import storage
+from training.contract import InputError
+from training.data import sources
+from training.model_shapes import SHAPES, read_config
+
+NEW: Final = "new:"
+CONFIG_FILE: Final = "config.json"
+TOKENIZER_FILE: Final = "tokenizer.json"
+BYTES: Final = "bytes"
+END_OF_TEXT: Final = "<|endoftext|>"
+#: Below the storage of the runs: hidden, so that nothing takes it for a run.
+SHARED_CACHE: Final = ".cache"
+
+_COMPLETE: Final = ".complete"
+_MODEL_FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.json")
+_TOKENIZER_FILES: Final = (TOKENIZER_FILE,)
+
+
+def is_new(model: str) -> bool:
+    """Whether a model is to be made with random weights."""
+    return model.startswith(NEW)
+
+
+def model_config(model: str, *, runs: str, vocab_size: int = 0) -> Any:
+    """The transformers configuration of a model.
+
+    Args:
+        model: as in ``FsdpConfig.model``.
+        runs: storage of the runs.
+        vocab_size: of the tokenizer; a built-in shape takes it, rounded up to a multiple of 128.
+
+    Raises:
+        InputError: there is no such model, or transformers does not know its type.
+    """
+    from transformers import AutoConfig
+
+    shape = model.removeprefix(NEW)
+    if is_new(model) and shape in SHAPES:
+        values = dict(SHAPES[shape])
+        if vocab_size:
+            values["vocab_size"] = -(-vocab_size // 128) * 128
+    else:
+        values = read_config(model_folder(model, runs=runs) / CONFIG_FILE)
+    kind = values.pop("model_type", None)
+    try:
+        return AutoConfig.for_model(kind, **values)
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"model {model}: transformers cannot use its {CONFIG_FILE}: {error}"
+        ) from None
+
+
+def model_folder(model: str, *, runs: str) -> Path:
+    """Folder on this node with a model's ``config.json`` and, unless ``model`` is new, weights."""
+    place = model.removeprefix(NEW)
+    if is_new(model) and place in SHAPES:
+        raise InputError(f"{model} is a built-in shape and has no folder")
+    patterns = (CONFIG_FILE,) if is_new(model) else _MODEL_FILES
+    folder = _folder(place, patterns, runs=runs, what="model")
+    if not (folder / CONFIG_FILE).is_file():
+        raise InputError(
+            f"model {place} has no {CONFIG_FILE}: give a folder that save_pretrained has written"
+        )
+    return folder
+
+
+def tokenizer_file(tokenizer: str, model: str, *, runs: str) -> Path:
+    """The ``tokenizer.json`` to use, on this node.
+
+    Args:
+        tokenizer: a file, a folder, an ``s3://`` folder, a Hub id, ``bytes``, or empty: the
+            model's own, and bytes for a new model.
+    """
+    if not tokenizer:
+        tokenizer = BYTES if is_new(model) else model
+    if tokenizer == BYTES:
+        return _byte_tokenizer()
+    path = Path(tokenizer).expanduser()
+    if path.is_file():
+        return path
+    folder = _folder(tokenizer, _TOKENIZER_FILES, runs=runs, what="tokenizer")
+    file = folder / TOKENIZER_FILE
+    if not file.is_file():
+        raise InputError(
+            f"tokenizer {tokenizer} has no {TOKENIZER_FILE}: give --tokenizer one in that format"
+        )
+    return file
+
+
+def shared_cache(runs: str) -> str | None:
+    """Where the nodes of a cluster share what one of them has made; None for runs on a disk."""
+    return storage.join(runs, SHARED_CACHE) if storage.is_s3(runs) else None
+
+
+def fetch_hub(
+    name: str, patterns: tuple[str, ...], *, kind: str = "model", what: str = "model"
+) -> Path:
+    """Files of a repository of the Hugging Face Hub, in the node's cache.
+
+    Args:
+        name: ``owner/name`` or ``owner/name@revision``.
+        patterns: of the file names wanted.
+        kind: ``model`` or ``dataset``.
+        what: how an error calls it.
+
+    Raises:
+        InputError: there is none, it needs a token, or the Hub cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repository, _, revision = name.partition("@")
+    try:
+        folder = snapshot_download(
+            repository, repo_type=kind, revision=revision or None, allow_patterns=[*patterns]
+        )
+    except GatedRepoError:
+        raise InputError(
+            f"{what} {name} is only for accounts that its owner has admitted: ask on its page, "
+            "then set HF_TOKEN to a token of that account"
+        ) from None
+    except RevisionNotFoundError:
+        raise InputError(f"{what} {repository} has no revision {revision!r}") from None
+    except LocalEntryNotFoundError:
+        raise InputError(
+            f"{what} {name} is no folder here, and the Hugging Face Hub cannot be reached: give a "
+            "folder or an s3:// address, or allow the way to the Hub (HF_HUB_OFFLINE is "
+            f"{os.environ.get('HF_HUB_OFFLINE', 'not set')})"
+        ) from None
+    except RepositoryNotFoundError:
+        token = (
+            "the token in HF_TOKEN may not see it"
+            if os.environ.get("HF_TOKEN")
+            else ("if it is private, set HF_TOKEN to a token that may read it")
+        )
+        raise InputError(
+            f"{what} {name} is not known to the Hugging Face Hub: check the name; {token}"
+        ) from None
+    except HFValidationError:
+        raise InputError(
+            f"{what} {name!r} is neither a folder, nor an s3:// address, nor a Hugging Face id "
+            "(owner/name)"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        raise InputError(f"{what} {name} could not be fetched: {error}") from None
+    return Path(folder)
+
+
+def _folder(place: str, patterns: tuple[str, ...], *, runs: str, what: str) -> Path:
+    path = Path(place).expanduser()
+    if path.is_dir():
+        return path
+    if place.startswith(("/", ".", "~")):
+        raise InputError(f"{what} folder {place} does not exist")
+    if storage.is_s3(place):
+        return _from_s3(place.rstrip("/"), patterns, what=what)
+    if "://" in place:
+        raise InputError(f"{what} {place}: give a folder, s3://BUCKET/PREFIX or a Hugging Face id")
+    if (shared := shared_cache(runs)) is None:
+        return fetch_hub(place, patterns, what=what)
+    kind = "tokenizers" if patterns == _TOKENIZER_FILES else "models"
+    copy = storage.join(shared, kind, _digest(place + "".join(patterns)))
+    if not storage.exists(storage.join(copy, _COMPLETE)):
+        _put(fetch_hub(place, patterns, what=what), copy)
+    return _from_s3(copy, patterns, what=what)
+
+
+def _put(folder: Path, copy: str) -> None:
+    """Copy a folder to S3, the mark of completeness last."""
+    fs = storage.filesystem(copy)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            fs.put_file(str(path), storage.join(copy, path.relative_to(folder).as_posix()))
+    storage.write_bytes(storage.join(copy, _COMPLETE), b"")
+
+
+def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
+    """The files of a folder in S3 that match, in the node's cache; fetched once."""
+    folder = sources.cache_dir() / "s3" / _digest(uri + "".join(patterns))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        try:
+            listed = storage.filesystem(uri).ls(uri, detail=True)
+        except FileNotFoundError:
+            raise InputError(f"{what} {uri} does not exist, or may not be read") from None
+        except Exception as error:  # s3fs lets botocore's many exceptions through
+            raise InputError(f"{what} {uri} cannot be read: {error}") from None
+        wanted = {
+            Path(each["name"]).name: each
+            for each in listed
+            if each["type"] == "file" and any(Path(each["name"]).match(p) for p in patterns)
+        }
+        if not wanted:
+            raise InputError(f"{what} {uri} holds none of {', '.join(patterns)}")
+        # Other content under the same address is fetched anew.
+        marks = {name: each.get("ETag", each["size"]) for name, each in wanted.items()}
+        mark = folder / _COMPLETE
+        if mark.exists() and json.loads(mark.read_text(encoding="utf-8")) == marks:
+            return folder
+        folder.mkdir(exist_ok=True)
+        mark.unlink(missing_ok=True)
+        for name, each in wanted.items():
+            storage.filesystem(uri).get_file(f"s3://{each['name']}", str(folder / name))
+        mark.write_text(json.dumps(marks), encoding="utf-8")
+    return folder
+
+
+def _byte_tokenizer() -> Path:
+    """A tokenizer that has each byte for a token, and the end of text: made, not fetched."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    file = sources.cache_dir() / "tokenizers" / "bytes" / TOKENIZER_FILE
+    if not file.exists():
+        vocabulary = {each: i for i, each in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.add_special_tokens([END_OF_TEXT])
+        storage.write_bytes(str(file), tokenizer.to_str().encode())
+    return file
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

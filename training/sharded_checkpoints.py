@@ -1,0 +1,354 @@
+"""Checkpoints of a sharded model: each rank writes its own part, in the background.
+
+    <run>/checkpoints/step-00000470/
+        __0_0.distcp, __1_0.distcp …   a file per rank: its shards of weights and moments
+        .metadata                      where each piece of each tensor lies (torch's own format)
+        config.json, tokenizer.json    what an export needs beside the weights
+        state.json                     position and settings
+        manifest.json                  size and SHA-256 of the others; written last
+
+``torch.distributed.checkpoint`` reads them on any number of workers. Training waits while the
+shards are copied to host memory, and then for nothing: planning and writing have a gloo group of
+their own, because on the group of the training they would take turns with its collectives. Use
+``training.checkpoints`` for a model that every worker has whole.
+"""
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from training import checkpoints, contract, storage
+from training.checkpoints import MANIFEST_FILE, DamagedError, Position
+from training.contract import InputError
+from training.worker import Worker
+
+STATE_FILE: Final = "state.json"
+_METADATA_FILE: Final = ".metadata"
+_MODEL, _OPTIMIZER = "model", "optimizer"
+_READ_BYTES: Final = 1 << 22
+
+
+class Saver:
+    """Saves one run's model and optimizer; every rank has one and calls it at the same steps."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        files: Mapping[str, bytes],
+        keep: int,
+    ) -> None:
+        """
+        Args:
+            files: small ones to put beside the shards, by name.
+            keep: newest checkpoints that stay.
+        """
+        self._worker, self._model, self._optimizer = worker, model, optimizer
+        self._files, self._keep = dict(files), keep
+        self._group = dist.new_group(backend="gloo")
+        on_gpu = worker.device.type == "cuda"
+        # Its buffers in host memory are made once: fresh pages cost more than the copy.
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=on_gpu,
+                use_shared_memory=False,
+                use_async_staging=False,
+                use_non_blocking_copy=on_gpu,
+            )
+        )
+
+    def save(self, position: Position, settings: Mapping[str, Any]) -> float:
+        """Copy the state and begin to write it; return the seconds that training waited."""
+        began = time.perf_counter()
+        self._worker.finish_saves()  # the buffers are in use until then
+        state = _stage(self._stager, state_of(self._model, self._optimizer))
+        files = {
+            **self._files,
+            STATE_FILE: json.dumps(
+                {"position": asdict(replace(position)), "config": dict(settings)}, indent=1
+            ).encode(),
+        }
+
+        def write() -> str:
+            uri = write_checkpoint(
+                self._worker.run_uri, position.step, state, files=files, group=self._group
+            )
+            if self._worker.rank == 0:
+                checkpoints.prune(self._worker.run_uri, keep=self._keep)
+            return uri
+
+        position = replace(position)
+        self._worker.save(position.step, write)
+        return time.perf_counter() - began
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What is saved: trained weights and moments by the model's own names, as DTensors."""
+    options = StateDictOptions(ignore_frozen_params=True)
+    return {
+        _MODEL: get_model_state_dict(model, options=options),
+        _OPTIMIZER: get_optimizer_state_dict(model, optimizer, options=options),
+    }
+
+
+def write_checkpoint(
+    run_uri: str,
+    step: int,
+    state: dict[str, Any],
+    *,
+    files: Mapping[str, bytes],
+    group: dist.ProcessGroup,
+) -> str:
+    """Write a checkpoint with all ranks of ``group``; return its address."""
+    uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, contract.checkpoint_name(step))
+    # A folder on disk appears whole; in S3 the manifest is what makes one whole.
+    target = uri if storage.is_s3(uri) else f"{_parent(uri)}/.{contract.checkpoint_name(step)}.part"
+    is_first = dist.get_rank(group) == 0
+    if is_first:
+        storage.remove_folder(target)  # what an attempt that was killed has left
+    dist.barrier(group=group)
+    writer = _Writer(target)
+    save(state, storage_writer=writer, process_group=group)
+    written: list[Any] = [None] * dist.get_world_size(group)
+    dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
+    if is_first:
+        manifest = {name: entry for part in written for name, entry in part.items()}
+        for name, content in files.items():
+            storage.write_bytes(storage.join(target, name), content)
+            manifest[name] = _entry(len(content), hashlib.sha256(content))
+        storage.write_bytes(
+            storage.join(target, MANIFEST_FILE),
+            json.dumps({"files": dict(sorted(manifest.items()))}, indent=1).encode(),
+        )
+        if target != uri:
+            storage.remove_folder(uri)
+            Path(target).rename(uri)
+    return uri
+
+
+class Found:
+    """A checkpoint that has been checked."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        state = json.loads(storage.read_bytes(storage.join(uri, STATE_FILE)) or b"{}")
+        self.position = Position(**state["position"])
+        self.config: dict[str, Any] = state["config"]
+
+    def read(self, name: str) -> bytes | None:
+        """One of the small files beside the shards."""
+        return storage.read_bytes(storage.join(self.uri, name))
+
+    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Put it into a model and its optimizer, whatever number of workers has written it.
+
+        Raises:
+            InputError: it is of another model.
+        """
+        state = state_of(model, optimizer)
+        try:
+            load(state, storage_reader=FsspecReader(self.uri))
+        except (CheckpointException, ValueError, KeyError, RuntimeError) as error:
+            raise InputError(
+                f"checkpoint {self.uri} does not fit the model: {_first_line(error)}; give the "
+                "model that the run began with, or another --run"
+            ) from None
+        options = StateDictOptions(strict=False)  # frozen weights are not in it
+        set_model_state_dict(model, state[_MODEL], options=options)
+        set_optimizer_state_dict(model, optimizer, state[_OPTIMIZER], options=options)
+
+    def read_weights(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Whole weights, for one process by itself; what is not asked for is not read."""
+        known = self.weights()
+        tensors = {name: torch.empty(known[name][0], dtype=known[name][1]) for name in names}
+        load({_MODEL: tensors}, storage_reader=FsspecReader(self.uri), no_dist=True)
+        return tensors
+
+    def weights(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shape and type of each weight that it holds."""
+        metadata = FsspecReader(self.uri).read_metadata().state_dict_metadata
+        prefix = f"{_MODEL}."
+        return {
+            name.removeprefix(prefix): (entry.size, entry.properties.dtype)
+            for name, entry in metadata.items()
+            if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
+        }
+
+
+def newest(worker: Worker) -> Found | None:
+    """The newest usable checkpoint of a run, or None; all ranks read and check their share.
+
+    One that was cut off is removed; a damaged one is set aside as ``damaged-step-…``, with a
+    warning, and the one before it is used.
+    """
+    run_uri = worker.run_uri
+    if worker.rank == 0:
+        checkpoints.remove_leftovers(run_uri)
+    while True:
+        box = [checkpoints.names(run_uri)[-1:] if worker.rank == 0 else []]
+        dist.broadcast_object_list(box, src=0)
+        if not box[0]:
+            return None
+        name = box[0][0]
+        uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, name)
+        damage = ""
+        try:
+            verify(uri, part=worker.rank, num_parts=worker.world_size)
+        except DamagedError as error:
+            damage = str(error)
+        found: list[str] = [""] * worker.world_size
+        dist.all_gather_object(found, damage)
+        damage = next((each for each in found if each), "")
+        if not damage:
+            return Found(uri)
+        if worker.rank == 0:
+            checkpoints.set_aside(run_uri, name)
+            worker.emit(
+                {
+                    "type": "warning",
+                    "message": f"checkpoint {name} is damaged ({damage}): the one before it is "
+                    "used",
+                }
+            )
+
+
+def newest_of(run_uri: str) -> Found:
+    """The newest whole checkpoint of a run, for one process that only reads.
+
+    Raises:
+        InputError: there is none.
+    """
+    for name in reversed(checkpoints.names(run_uri)):
+        uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, name)
+        try:
+            verify(uri)
+        except DamagedError:
+            continue
+        if storage.exists(storage.join(uri, _METADATA_FILE)):
+            return Found(uri)
+    raise InputError(
+        f"{run_uri} has no whole checkpoint of a sharded model: give the name of an fsdp run that "
+        "has saved one (--storage says where runs are kept)"
+    )
+
+
+def verify(uri: str, *, part: int = 0, num_parts: int = 1) -> None:
+    """Check sizes of all files of a checkpoint, and the content of one part of them in so many.
+
+    Raises:
+        DamagedError: one is missing, has another size or another content.
+    """
+    content = storage.read_bytes(storage.join(uri, MANIFEST_FILE))
+    if content is None:
+        raise DamagedError(f"{MANIFEST_FILE} is missing: its upload was cut off")
+    try:
+        files = sorted(json.loads(content)["files"].items())
+    except (ValueError, KeyError, AttributeError):
+        raise DamagedError(f"{MANIFEST_FILE} cannot be read") from None
+    fs = storage.filesystem(uri)
+    for number, (name, expected) in enumerate(files):
+        place = storage.join(uri, name)
+        try:
+            size = fs.size(place)
+        except FileNotFoundError:
+            raise DamagedError(f"{name} is missing") from None
+        if size != expected["bytes"]:
+            raise DamagedError(f"{name} has {size:,} bytes instead of {expected['bytes']:,}")
+        if number % num_parts != part:
+            continue
+        digest = hashlib.sha256()
+        with fs.open(place, "rb") as file:
+            while block := file.read(_READ_BYTES):
+                digest.update(block)
+        if digest.hexdigest() != expected["sha256"]:
+            raise DamagedError(f"{name} does not match its checksum")
+
+
+class _Writer(FsspecWriter):
+    """Torch's writer, which also notes size and hash of what passes through it."""
+
+    def __init__(self, uri: str) -> None:
+        # One rank, one file; S3 has nothing to sync, and torch would sync the whole machine.
+        super().__init__(uri, sync_files=not storage.is_s3(uri))
+        self.files: dict[str, dict[str, Any]] = {}
+        self.fs = _HashingFileSystem(self.files)  # type: ignore[assignment]
+        self.path = self.fs.init_path(uri)
+
+
+class _HashingFileSystem(FileSystem):
+    def __init__(self, files: dict[str, dict[str, Any]]) -> None:
+        super().__init__()
+        self._files = files
+
+    @contextlib.contextmanager
+    def create_stream(self, path: Any, mode: str) -> Iterator[Any]:
+        with super().create_stream(path, mode) as stream:
+            if "w" not in mode:
+                yield stream
+                return
+            hashing = _HashingStream(stream)
+            yield hashing
+        name = Path(path).name.removesuffix(".tmp")  # the metadata is renamed after writing
+        self._files[name] = _entry(hashing.size, hashing.digest)
+
+
+class _HashingStream:
+    """A stream that is written from its beginning to its end."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.digest = hashlib.sha256()
+        self.size = 0
+
+    def write(self, content: Any) -> int:
+        self.digest.update(content)
+        self.size += memoryview(content).nbytes
+        return int(self._stream.write(content))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("seek", "truncate"):
+            raise AttributeError(name)  # the hash is that of one pass
+        return getattr(self._stream, name)
+
+
+def _stage(stager: DefaultStager, state: dict[str, Any]) -> dict[str, Any]:
+    staged = stager.stage(state)
+    assert isinstance(staged, dict)
+    return staged
+
+
+def _entry(size: int, digest: Any) -> dict[str, Any]:
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _parent(uri: str) -> str:
+    return uri.rpartition("/")[0]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__
