@@ -344,7 +344,8 @@ PRESETS: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
             "epochs": 1,
             "seq_len": 512,
             "global_batch": 64,
-            "microbatch": 2,
+            # One pass per step: on machines without NVLink each pass costs two gathers.
+            "microbatch": 8,
             "recompute": "full",
             "report_every": 1,
         },

@@ -14,7 +14,7 @@ import base64
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training import checkpoints, metrics, models
+from training import checkpoints, machine, metrics, models
 from training.config import DdpConfig
 from training.contract import Event, InputError, phase
 from training.data import images
@@ -82,7 +82,10 @@ def train(worker: Worker, config: DdpConfig) -> None:
 
     worker.emit(phase("model_ready"))
     replica = distribute(model, config)
-    forward = torch.compile(replica) if config.compile else replica
+    forward: nn.Module = replica
+    if config.compile:
+        machine.check_compiler("--compile")
+        forward = cast("nn.Module", torch.compile(replica))
     worker.emit(
         {
             "type": "start",

@@ -25,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from training import (
     checkpoints,
     language_models,
+    machine,
     metrics,
     optimizers,
     plan,
@@ -80,6 +81,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
     language_models.recompute(model, config.recompute)
     if config.compile:
+        machine.check_compiler("--compile")
         for block in language_models.blocks(model):
             block.compile()
     trained = WithLoss(model)

@@ -134,7 +134,7 @@ def recompute(model: nn.Module, mode: str) -> None:
     if mode == "selective":
         arguments["context_fn"] = functools.partial(create_selective_checkpoint_contexts, [*_KEPT])
     of: Any = model  # transformers' own method
-    of.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+    of.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
 
 
 def shard(trained: WithLoss, mesh: DeviceMesh, *, bf16: bool) -> None:
@@ -280,7 +280,7 @@ def load(model: nn.Module, folder: Path, *, seed: int = 0) -> None:
                 )
             first, last = _rows(parameter)
             with torch.no_grad():
-                _local(parameter).copy_(part[first:last] if parameter.dim() else part[:])
+                local(parameter).copy_(part[first:last] if parameter.dim() else part[:])
     if missing:
         raise InputError(
             f"{folder} lacks weights of this model: {', '.join(missing[:3])}"
@@ -332,7 +332,7 @@ def _tie(model: nn.Module) -> None:
         tie()
 
 
-def _local(parameter: Tensor) -> Tensor:
+def local(parameter: Tensor) -> Tensor:
     """This process's part of a parameter."""
     part: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
     return part
@@ -355,4 +355,4 @@ def _rows(parameter: Tensor) -> tuple[int, int]:
 def _fill(parameter: Tensor, make: Any) -> None:
     first, last = _rows(parameter)
     with torch.no_grad():
-        _local(parameter).copy_(make()[first:last])
+        local(parameter).copy_(make()[first:last])

@@ -2,8 +2,11 @@
 
 import os
 import platform
+import shutil
 import subprocess
 from pathlib import Path
+
+from training.contract import InputError
 
 
 def num_devices() -> tuple[int, str]:
@@ -33,6 +36,19 @@ def cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def check_compiler(option: str) -> None:
+    """Make sure that there is a C compiler, which torch's compiler calls.
+
+    Raises:
+        InputError: there is none, as in this project's images, which run what they are built with.
+    """
+    if not (shutil.which("cc") or shutil.which("gcc")):
+        raise InputError(
+            f"{option} compiles kernels when they are first used, and there is no C compiler here: "
+            "build the worker's image with one (docs/fsdp.md), or leave the option out"
+        )
 
 
 def output(*command: str) -> str:

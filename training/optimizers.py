@@ -1,10 +1,9 @@
 """Optimizers of the language models."""
 
-import shutil
-
 import torch
 from torch import nn
 
+from training import machine
 from training.config import FsdpConfig
 from training.contract import InputError
 
@@ -29,11 +28,7 @@ def build(model: nn.Module, config: FsdpConfig, device: torch.device) -> torch.o
         return torch.optim.AdamW(groups, lr=config.lr, betas=_BETAS, fused=fused)
     if device.type != "cuda":
         raise InputError("--optimizer is adamw-8bit, which needs a GPU: use adamw here")
-    if not shutil.which("cc"):
-        raise InputError(
-            "--optimizer is adamw-8bit, whose kernels are compiled when first used, and this image "
-            "has no C compiler: build the worker with one (docs/fsdp.md), or use adamw"
-        )
+    machine.check_compiler("--optimizer adamw-8bit")
     try:
         from torchao.optim import AdamW8bit
     except ImportError:

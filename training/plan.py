@@ -164,8 +164,9 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     network = 0.0
     if setup.num_hosts > 1:
         bandwidth = setup.machine.network_gbps / 8 * 1e9 * _NETWORK
-        # Into a host, per pass: the weights twice in bf16; per step: gradients in fp32.
-        across = (hosts - 1) / hosts
+        # Through each link of NCCL's ring, per pass: the weights twice in bf16; per step: gradients
+        # in fp32. One link of the ring is the way into a host.
+        across = (shards - 1) / shards if hosts > 1 else 0.0
         gathers = 2 * 2.0 * shape.parameters * across * setup.num_microbatches
         reduced = 0.0 if setup.lora_rank else 4.0 * shape.parameters * across
         if setup.replicas > 1:

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import json
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -185,7 +186,9 @@ class Found:
         """Whole weights, for one process by itself; what is not asked for is not read."""
         known = self.weights()
         tensors = {name: torch.empty(known[name][0], dtype=known[name][1]) for name in names}
-        load({_MODEL: tensors}, storage_reader=FsspecReader(self.uri), no_dist=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that this is one process: it is
+            load({_MODEL: tensors}, storage_reader=FsspecReader(self.uri), no_dist=True)
         return tensors
 
     def weights(self) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -85,7 +85,7 @@ def test_a_run_learns_and_leaves_its_whole_record(whole: Command) -> None:
 def test_the_losses_are_those_stored(whole: Command) -> None:
     # Stored on a CPU in fp32, seed 0. A change of these is a change of the recipe. Rounding
     # differs from one kind of CPU to the next, and grows with the steps.
-    expected = {1: (0.0, 1e-3), 2: (0.0, 2e-3), 5: (0.0, 5e-3), 20: (0.0, 2e-2)}
+    expected = {1: (6.0171, 1e-3), 2: (5.4020, 2e-3), 5: (4.1193, 5e-3), 20: (2.7397, 2e-2)}
     for step, (loss, tolerance) in expected.items():
         assert losses(whole)[step] == pytest.approx(loss, abs=tolerance)
 
@@ -218,7 +218,7 @@ def test_shakespeare_is_learned_better_than_its_words_are_frequent(
     start: Callable[..., Command], data_dir: Path
 ) -> None:
     arguments = ["--preset", "tiny", "--data", str(data_dir / "tiny-shakespeare" / "input.txt")]
-    arguments += ["--tokenizer", str(data_dir / "gpt-neox-tokenizer"), "--max-steps", "25"]
+    arguments += ["--tokenizer", str(data_dir / "gpt-neox-tokenizer"), "--max-steps", "40"]
     command = start("shakespeare", *arguments, *TWO)
     code, _, err = command.end()
     assert code == 0, err

@@ -1,0 +1,189 @@
+"""Models and tokenizers are found wherever they are said to be; where they are not, the error says
+what to do. The Hugging Face Hub is a server on loopback that answers as the real one does."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from training import pretrained, storage
+from training.contract import InputError
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+FILES = {
+    "config.json": json.dumps({"model_type": "gpt_neox", "hidden_size": 64}).encode(),
+    "model.safetensors": b"weights",
+    "pytorch_model.bin": b"not wanted",
+}
+
+
+class Hub(BaseHTTPRequestHandler):
+    """owner/open is there, owner/gated wants a permission, nothing else is known."""
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        path = self.path.partition("?")[0]
+        if path.startswith("/api/models/owner/open"):
+            files = [{"rfilename": name, "size": len(FILES[name])} for name in FILES]
+            tree = [
+                {"type": "file", "path": name, "size": len(FILES[name]), "oid": "0" * 40}
+                for name in FILES
+            ]
+            info = {"id": "owner/open", "sha": COMMIT, "siblings": files}
+            self._send(200, json.dumps(tree if "/tree/" in path else info).encode(), with_body)
+        elif path.startswith("/owner/open/resolve/") and (name := path.rpartition("/")[2]) in FILES:
+            self._send(200, FILES[name], with_body, ETag=f'"{name}"', **{"X-Repo-Commit": COMMIT})
+        elif "owner/gated" in path:
+            self._send(403, b"{}", with_body, **{"X-Error-Code": "GatedRepo"})
+        else:
+            self._send(401, b"{}", with_body, **{"X-Error-Code": "RepoNotFound"})
+
+    def _send(self, code: int, body: bytes, with_body: bool, **headers: str) -> None:
+        self.send_response(code)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *_arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def asked(models: list[str], hub: str, tmp_path: Path) -> list[str]:
+    """What a process that may reach the Hub makes of each model: its files, or the error."""
+    script = """
+import json, sys
+from training import pretrained
+from training.contract import InputError
+found = []
+for model in sys.argv[1:]:
+    try:
+        folder = pretrained.model_folder(model, runs="runs")
+        found.append(" ".join(sorted(path.name for path in folder.iterdir())))
+    except InputError as error:
+        found.append(str(error))
+print(json.dumps(found))
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
+    environment |= {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *models],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers: list[str] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.mark.slow
+def test_the_hub_gives_what_it_has_and_its_refusals_say_what_to_do(
+    hub: str, tmp_path: Path
+) -> None:
+    models = ["owner/open", "owner/gated", "owner/none", "not a name"]
+    there, gated, unknown, bad = asked(models, hub, tmp_path)
+    assert there == "config.json model.safetensors"
+    assert "owner/gated is only for accounts that its owner has admitted" in gated
+    assert "HF_TOKEN" in gated
+    assert "owner/none is not known to the Hugging Face Hub" in unknown
+    assert "set HF_TOKEN" in unknown
+    assert "neither a folder, nor an s3:// address, nor a Hugging Face id" in bad
+
+
+def test_without_a_way_to_the_hub_the_error_names_the_other_ways() -> None:
+    with pytest.raises(InputError, match=r"no folder here, and the Hugging Face Hub cannot be"):
+        pretrained.model_folder("owner/name", runs="runs")
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("./nowhere", r"model folder \./nowhere does not exist"),
+        ("ftp://host/model", r"give a folder, s3://BUCKET/PREFIX or a Hugging Face id"),
+    ],
+)
+def test_a_model_that_is_not_there_is_refused(model: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        pretrained.model_folder(model, runs="runs")
+
+
+def test_a_folder_must_have_a_configuration_that_transformers_knows(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        pretrained.model_config(str(tmp_path), runs="runs")
+    (tmp_path / "config.json").write_text('{"model_type": "zebra"}')
+    with pytest.raises(InputError, match=r"transformers cannot use its config\.json"):
+        pretrained.model_config(str(tmp_path), runs="runs")
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(InputError, match=r"is no JSON"):
+        pretrained.model_config(str(tmp_path), runs="runs")
+
+
+def test_a_new_model_takes_the_tokenizers_vocabulary_rounded_up() -> None:
+    config = pretrained.model_config("new:tiny", runs="runs", vocab_size=257)
+    assert (config.vocab_size, config.hidden_size) == (384, 128)
+
+
+def test_the_byte_tokenizer_gives_back_every_text() -> None:
+    from tokenizers import Tokenizer
+
+    file = pretrained.tokenizer_file("", "new:tiny", runs="runs")
+    tokenizer = Tokenizer.from_file(str(file))
+    text = "naïve 日本\n\tx"
+    ids = tokenizer.encode(text).ids
+    assert len(ids) == len(text.encode())
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.get_vocab_size() == 257
+    assert tokenizer.token_to_id(pretrained.END_OF_TEXT) == 256
+
+
+def test_a_tokenizer_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no tokenizer\.json"):
+        pretrained.tokenizer_file(str(tmp_path), "new:tiny", runs="runs")
+
+
+@pytest.mark.slow
+def test_a_model_in_s3_is_fetched_once_and_again_when_it_changed(
+    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del s3_endpoint  # the environment points at it
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
+    storage.filesystem("s3://").mkdir("s3://models")
+    with pytest.raises(InputError, match=r"holds none of|does not exist"):
+        pretrained.model_folder("s3://models/a", runs="runs")
+    storage.write_bytes("s3://models/a/config.json", b'{"model_type": "gpt_neox"}')
+    storage.write_bytes("s3://models/a/model.safetensors", b"one")
+    folder = pretrained.model_folder("s3://models/a", runs="runs")
+    assert (folder / "model.safetensors").read_bytes() == b"one"
+    before = (folder / "config.json").stat().st_mtime_ns
+    assert pretrained.model_folder("s3://models/a/", runs="runs") == folder
+    assert (folder / "config.json").stat().st_mtime_ns == before
+    storage.write_bytes("s3://models/a/model.safetensors", b"other")
+    assert pretrained.model_folder("s3://models/a", runs="runs") == folder
+    assert (folder / "model.safetensors").read_bytes() == b"other"
