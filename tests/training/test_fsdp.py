@@ -124,6 +124,34 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
         assert losses(command)[step] == pytest.approx(losses(whole)[step], abs=1e-3)
 
 
+def test_how_memory_is_saved_changes_no_loss(start: Callable[..., Command], whole: Command) -> None:
+    # Two copies of the model, three times as many passes per step, activations made again.
+    saving = ["--replicas", "2", "--microbatch", "2", "--recompute", "selective"]
+    command = start("saving", *TINY, *TWO, *saving)
+    code, _, err = command.end()
+    assert code == 0, err
+    for step, loss in losses(whole).items():
+        assert losses(command)[step] == pytest.approx(loss, abs=2e-3)
+
+
+def test_adapters_are_trained_beside_frozen_weights_and_merged_by_an_export(
+    start: Callable[..., Command], tmp_path: Path
+) -> None:
+    command = start("lora", *TINY, "--lora-rank", "4", "--lr", "3e-2", "--recompute", "full")
+    code, _, err = command.end()
+    assert code == 0, err
+    found = held_out(command)
+    assert found[20] < found[0] - 0.05
+    shards = command.run_folder / "checkpoints" / "step-00000020"
+    assert sum(path.stat().st_size for path in shards.glob("*.distcp")) < 2e6, "adapters alone"
+    from training import export, sharded_checkpoints
+
+    checkpoint = sharded_checkpoints.newest_of(str(command.run_folder))
+    assert all("lora_" in name for name in checkpoint.weights())
+    place = export.export(checkpoint, str(tmp_path / "model"))
+    assert loss_by_transformers(place, checkpoint) == pytest.approx(found[20], abs=1e-4)
+
+
 def test_a_torn_and_a_corrupt_checkpoint_are_passed_over(
     start: Callable[..., Command], whole: Command
 ) -> None:
@@ -150,11 +178,9 @@ def test_an_export_is_read_by_transformers_with_the_same_loss(
     whole: Command, tmp_path: Path
 ) -> None:
     from tokenizers import Tokenizer
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from training import export, sharded_checkpoints
-    from training.config import FsdpConfig
-    from training.data import text
 
     found = sharded_checkpoints.newest_of(str(whole.run_folder))
     # Small files, so that there are several.
@@ -165,23 +191,34 @@ def test_an_export_is_read_by_transformers_with_the_same_loss(
     assert all(
         path.stat().st_size < 600_000 for path in Path(place).iterdir() if "model-" in path.name
     )
+    assert loss_by_transformers(place, found) == pytest.approx(whole.result()["loss"], abs=1e-5)
+    tokenizer: Any = AutoTokenizer
+    ids = tokenizer.from_pretrained(place)("for i in x:").input_ids
+    assert ids == Tokenizer.from_file(f"{place}/tokenizer.json").encode("for i in x:").ids
+
+
+def loss_by_transformers(place: str, found: Any) -> float:
+    """Held-out loss of an exported model, computed by transformers and torch alone."""
+    from transformers import AutoModelForCausalLM
+
+    from training.config import FsdpConfig
+    from training.data import text
+
     load: Any = AutoModelForCausalLM.from_pretrained
     model, report = load(place, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     store = text.store_of(FsdpConfig.from_json(found.config))
-    seq_len = found.config["seq_len"]
-    total = 0.0
-    for first in range(16):
+    seq_len, num = found.config["seq_len"], found.config["eval_sequences"]
+    num = min(num, (len(store.held_out) - 1) // seq_len)
+    total: float = 0.0
+    for first in range(num):
         window = store.held_out[first * seq_len : (first + 1) * seq_len + 1].astype("int64")
         tokens = torch.from_numpy(window)[None]
         with torch.no_grad():
             logits = model(tokens[:, :-1]).logits
-        total += torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:]).item()
-    assert total / 16 == pytest.approx(whole.result()["loss"], abs=1e-5)
-    tokenizer: Any = AutoTokenizer
-    ids = tokenizer.from_pretrained(place)("for i in x:").input_ids
-    assert ids == Tokenizer.from_file(f"{place}/tokenizer.json").encode("for i in x:").ids
+        total += float(torch.nn.functional.cross_entropy(logits[0], tokens[0, 1:]))
+    return total / int(num)
 
 
 def command_of(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,252 @@
+"""What a user may get wrong with the sharded recipe is said in a sentence, before it costs much."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from training import checkpoints, contract, fsdp, launch, machine, optimizers, sharded_checkpoints
+from training.checkpoints import DamagedError
+from training.config import FsdpConfig
+from training.contract import InputError
+from training.data import text
+
+TEXT = str(ROOT / "LICENSE")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def config(tmp_path: Path, **changes: Any) -> FsdpConfig:
+    values = {
+        "recipe": "fsdp",
+        "run": "r",
+        "storage": str(tmp_path),
+        "data": TEXT,
+        "held_out_every": 5,
+        "seq_len": 64,
+        "global_batch": 4,
+    }
+    return FsdpConfig(**{**values, **changes})
+
+
+def test_a_sequence_longer_than_the_models_positions_is_refused(tmp_path: Path) -> None:
+    prepared = text.prepare(config(tmp_path, seq_len=2048))
+    with pytest.raises(InputError, match=r"--seq-len is 2048.*has 1024 positions: use at most"):
+        fsdp.build(prepared, text.store_of(prepared))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "small"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        '{"model_type": "gpt_neox", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 1,'
+        ' "num_attention_heads": 2, "intermediate_size": 32}'
+    )
+    prepared = text.prepare(config(tmp_path, model=f"new:{folder}"))
+    with pytest.raises(InputError, match=r"tokenizer has 257 tokens.*knows 100: give the model's"):
+        fsdp.build(prepared, text.store_of(prepared))
+
+
+def test_a_held_out_part_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
+    prepared = text.prepare(config(tmp_path, seq_len=1024, held_out_every=30))
+    with pytest.raises(InputError, match=r"held-out part has .* less than a sequence of 1024"):
+        fsdp.HeldOut(text.store_of(prepared), prepared)
+
+
+def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> None:
+    prepared = text.prepare(config(tmp_path))
+    other = tmp_path / "other.txt"
+    other.write_text("\n\n".join(f"document {number}" for number in range(40)))
+    resumed = config(tmp_path, data=str(other), text_key=prepared.text_key)
+    with pytest.raises(InputError, match=r"was trained on another text, tokenizer or split"):
+        text.prepare(resumed)
+    assert text.prepare(config(tmp_path, text_key=prepared.text_key)) == prepared
+
+
+def test_a_run_does_not_go_on_with_another_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "runs" / "r"
+    folder.mkdir(parents=True)
+    arguments = ["fsdp", "--local", "--run", "r", "--storage", str(folder.parent)]
+    options = vars(launch.parser("fsdp").parse_args(arguments[1:]))
+    (folder / contract.CONFIG_FILE).write_bytes(
+        str(launch.build_config("fsdp", options).to_json())
+        .replace("'", '"')
+        .replace("False", "false")
+        .encode()
+    )
+    assert launch.main([*arguments, "--model", "new:160m"]) == contract.EXIT_BAD_INPUT
+    assert "model: the run has 'new:tiny', now 'new:160m'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "nowhere.txt"], "nowhere.txt does not exist"),
+        (["--workers", "2", "--global-batch", "3"], "cannot be shared by 2 workers"),
+        (["--workers", "2", "--replicas", "3"], "--replicas is 3"),
+        (["--seq-len", "4"], "--seq-len is 4"),
+        (["--recompute", "some"], "choose one of none, selective, full"),
+        (["--optimizer", "sgd"], "choose one of adamw, adamw-8bit"),
+        (["--held-out-every", "1"], "at least 2"),
+        (["--microbach", "2"], "did you mean --microbatch?"),
+    ],
+)
+def test_a_wrong_option_is_refused(
+    arguments: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = launch.main(["fsdp", "--local", "--storage", str(tmp_path), *arguments])
+    except SystemExit as end:  # argparse's own way out
+        code = end.code
+    assert code == contract.EXIT_BAD_INPUT
+    assert words in capsys.readouterr().err
+
+
+def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _name: None)
+    with pytest.raises(InputError, match=r"--compile .* no C compiler here"):
+        machine.check_compiler("--compile")
+    with pytest.raises(InputError, match=r"adamw-8bit, which needs a GPU"):
+        optimizers.build(
+            torch.nn.Linear(2, 2), config(tmp_path, optimizer="adamw-8bit"), torch.device("cpu")
+        )
+
+
+def test_out_of_memory_says_what_is_kept_and_what_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+
+    class Rank:
+        rank = 1
+        run_uri = str(tmp_path / "r")
+
+    monkeypatch.setattr(fsdp, "_train", full)
+    worker: Any = Rank()
+    with pytest.raises(InputError, match=r"on rank 1; nothing was saved before it"):
+        fsdp.train(worker, config(tmp_path))
+    (tmp_path / "r" / "checkpoints" / "step-00000007").mkdir(parents=True)
+    words = r"checkpoint step-00000007 is kept.*--microbatch 2, --recompute full.*Tried to allocate"
+    with pytest.raises(InputError, match=words):
+        fsdp.train(worker, config(tmp_path))
+
+
+def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Path) -> None:
+    folder = tmp_path / "step-00000003"
+    folder.mkdir()
+    (folder / "__0_0.distcp").write_bytes(b"shard")
+    with pytest.raises(DamagedError, match=r"manifest.json is missing"):
+        sharded_checkpoints.verify(str(folder))
+    for content, words in (("{", "cannot be read"), ('{"files": 3}', "cannot be read")):
+        (folder / checkpoints.MANIFEST_FILE).write_text(content)
+        with pytest.raises(DamagedError, match=words):
+            sharded_checkpoints.verify(str(folder))
+    entry = '{"files": {"%s": {"bytes": %d, "sha256": "%s"}}}'
+    digest = "0" * 64
+    for name, size, words in (
+        ("__1_0.distcp", 5, "__1_0.distcp is missing"),
+        ("__0_0.distcp", 6, "has 5 bytes instead of 6"),
+        ("__0_0.distcp", 5, "does not match its checksum"),
+    ):
+        (folder / checkpoints.MANIFEST_FILE).write_text(entry % (name, size, digest))
+        with pytest.raises(DamagedError, match=words):
+            sharded_checkpoints.verify(str(folder))
+    # Another rank has the content of this file among its part.
+    sharded_checkpoints.verify(str(folder), part=1, num_parts=2)
+
+
+def test_a_run_without_a_whole_checkpoint_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has no whole checkpoint of a sharded model"):
+        sharded_checkpoints.newest_of(str(tmp_path))
+
+
+def test_the_batches_of_all_ranks_are_one_batch_however_many_they_are(tmp_path: Path) -> None:
+    prepared = text.prepare(config(tmp_path))
+    store = text.store_of(prepared)
+    order = text.SequenceOrder(
+        num_tokens=len(store.train), seq_len=64, global_batch=4, seed=prepared.seed
+    )
+    whole = order.batch(store.train, 3, rank=0, world_size=1)
+    parts = [order.batch(store.train, 3, rank=rank, world_size=4) for rank in range(4)]
+    assert sorted(map(tuple, np.concatenate(parts))) == sorted(map(tuple, whole))
+
+
+@pytest.mark.slow
+def test_nodes_share_a_store_through_the_bucket(
+    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del s3_endpoint  # the environment points at it
+    from training import storage
+
+    storage.filesystem("s3://").mkdir("s3://stores")
+    source = tmp_path / "text.txt"
+    shutil.copy(TEXT, source)
+    on_head = text.prepare(config(tmp_path, storage="s3://stores/runs", data=str(source)))
+    built = text.store_of(on_head)
+    source.unlink()
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "worker"))
+    fetched = text.store_of(on_head)
+    assert fetched.folder != built.folder
+    assert np.array_equal(fetched.train, built.train)
+    assert np.array_equal(fetched.held_out, built.held_out)
+
+
+@pytest.mark.slow
+def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
+    s3_endpoint: str, tmp_path: Path
+) -> None:
+    del s3_endpoint, tmp_path
+    from training import storage
+
+    storage.filesystem("s3://").mkdir("s3://texts")
+    with pytest.raises(InputError, match=r"s3://texts/a holds no text"):
+        text.text_files("s3://texts/a")
+    storage.write_bytes("s3://texts/a/two.txt", b"two")
+    storage.write_bytes("s3://texts/a/deep/one.jsonl", b'{"text": "one"}')
+    storage.write_bytes("s3://texts/a/picture.png", b"no text")
+    found = text.text_files("s3://texts/a/")
+    assert [path.read_bytes() for path in found] == [b'{"text": "one"}', b"two"]
+
+
+def test_a_column_of_a_table_is_text(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    words = [f"document {number}" for number in range(30)] + [None, " "]
+    table = tmp_path / "table.parquet"
+    pq.write_table(pa.table({"body": words, "id": range(32)}), table)
+    plain = tmp_path / "plain.txt"
+    plain.write_text("\n\n".join(word for word in words if word and word.strip()))
+    stores = [
+        text.store_of(text.prepare(config(tmp_path, data=str(path), text_field="body")))
+        for path in (table, plain)
+    ]
+    assert stores[0].info.num_documents == stores[1].info.num_documents == 30
+    assert np.array_equal(stores[0].train, stores[1].train)
+    with pytest.raises(InputError, match=r"no column 'text' but body, id: give --text-field"):
+        text.prepare(config(tmp_path, data=str(table)))
+    table.write_bytes(b"PAR1 no table PAR1")
+    with pytest.raises(InputError, match=r"table\.parquet cannot be read"):
+        text.prepare(config(tmp_path, data=str(table), text_field="body"))
+
+
+def test_the_built_in_text_is_the_same_documents_each_time(tmp_path: Path) -> None:
+    prepared = text.prepare(config(tmp_path, data="python-help", held_out_every=20))
+    store = text.store_of(prepared)
+    assert store.info.num_documents > 70
+    assert store.info.num_train_tokens > 300_000
+    assert text.prepare(config(tmp_path, data="python-help", held_out_every=20)) == prepared
+    prompts = store.prompts(num=3, length=16)
+    assert prompts.shape == (3, 16)
