@@ -252,8 +252,7 @@ class Driver:
         return contract.EXIT_TERMINATED if terminated else contract.EXIT_INTERRUPTED
 
     def _print_result(self, result: Event, report: Path | None = None) -> None:
-        names = {"report": contract.REPORT_FILE, "model": contract.MODEL_DIR}
-        places = {what: storage.join(self._run_uri, name) for what, name in names.items()}
+        places = launch.places(self._run_uri, self._config.recipe)
         if report is not None:
             places["report"] = os.path.relpath(report)
         launch.print_result(result, places, as_json=self._options.json)

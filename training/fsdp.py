@@ -78,6 +78,10 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     held_out = HeldOut(store, config)
 
     model, model_config = build(config, store)
+    if on_gpu:
+        gpu_name = torch.cuda.get_device_name(device)
+        if tight := plan.warning(model_config.to_dict(), config, gpu_name):
+            worker.emit({"type": "warning", "message": tight})
     mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
     language_models.recompute(model, config.recompute)
     if config.compile:

@@ -280,6 +280,14 @@ def _absolute(data: str) -> str:
     return str(Path(data).expanduser().absolute())
 
 
+def places(run_uri: str, recipe: str) -> dict[str, str]:
+    """Where the result of a complete run is to be found, for ``print_result``."""
+    found = {"report": storage.join(run_uri, contract.REPORT_FILE)}
+    if recipe == "fsdp":  # sharded; whole only if somebody wants it so
+        return {**found, "model": f"python -m training.export {run_uri} --to DIR"}
+    return {**found, "model": storage.join(run_uri, contract.MODEL_DIR)}
+
+
 def print_result(result: dict[str, Any], places: dict[str, str], *, as_json: bool) -> None:
     """Print a run's figures on stdout, as JSON or as a table."""
     if as_json:

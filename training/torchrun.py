@@ -37,6 +37,8 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
             report = kept.close()
             display.close()
     if kept is not None and kept.is_complete:
-        places = {"report": str(report) if report else storage.join(run_uri, contract.REPORT_FILE)}
+        places = launch.places(run_uri, config.recipe)
+        if report is not None:
+            places["report"] = str(report)
         launch.print_result(kept.result, places, as_json=as_json)
     return code

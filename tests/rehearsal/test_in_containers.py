@@ -199,6 +199,81 @@ def test_a_command_in_the_shell_has_its_own_exit_code_and_output(rehearsal: Rehe
     assert (run.returncode, run.stdout, run.stderr) == (7, "data\n", "note\n")
 
 
+def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: Rehearsal) -> None:
+    account = account_at(rehearsal.state()["endpoint"])
+    bucket = rehearsal.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
+    run = f"{contract.RUNS_PREFIX}/sharded"
+
+    def keys(prefix: str) -> set[str]:
+        found = account.items("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)
+        return {each["Key"].removeprefix(prefix) for each in found}
+
+    def read(name: str) -> str:
+        body = account.client("s3").get_object(Bucket=bucket, Key=f"{run}/{name}")["Body"]
+        return str(body.read().decode())
+
+    command = ["shell", "--", "python", "-m", "training.launch", "fsdp", "--workers", "2"]
+    command += ["--run", "sharded", "--max-steps", "56", "--evaluate-every", "8", "--json"]
+    first = subprocess.Popen(
+        [sys.executable, "-m", "trainctl", *command],
+        cwd=ROOT,
+        env={**os.environ, **rehearsal.environment(), "DOCKER_HOST": rehearsal.engine.address},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    saved = "checkpoints/step-00000008/manifest.json"
+    eventually(
+        "a checkpoint is whole",
+        lambda: f"/{saved}" in keys(run) or first.poll() is not None,
+        timeout_s=150,
+    )
+    # The command in the head is killed, as if its host were lost; Ray ends its workers.
+    (head,) = tasks_of(rehearsal, contract.HEAD)
+    kill = (
+        "import os, pathlib\n"
+        "for each in pathlib.Path('/proc').glob('[0-9]*'):\n"
+        "    words = each.joinpath('cmdline').read_bytes().split(b'\\0')\n"
+        "    if b'training.launch' in words:\n"
+        "        os.kill(int(each.name), 9)\n"
+    )
+    rehearsal.engine("exec", head["runtime_id"], "python", "-c", kill)
+    said = first.communicate(timeout=60)[0]
+    assert first.returncode != 0, said
+    assert "/result.json" not in keys(run)
+
+    again = trainctl(rehearsal, *command, timeout_s=240)
+    assert again.returncode == 0, again.stderr
+    result = json.loads(again.stdout)
+    assert result == json.loads(read("result.json"))
+    assert len({*result["hosts"]}) == 2, "a rank on each worker"
+    assert result["resumed_from"] in range(8, 56, 8)
+    evaluation = json.loads(read("evaluation.json"))
+    assert evaluation["loss"] < evaluation["unigram_loss"]
+    events = [json.loads(line) for line in read("metrics.jsonl").splitlines()]
+    (loaded,) = [each for each in events if each["type"] == "loaded"]
+    (before,) = [
+        each
+        for each in events
+        if each["type"] == "evaluation" and each["step"] == result["resumed_from"]
+    ]
+    assert loaded["loss"] == pytest.approx(before["loss"], abs=1e-5)
+    newest = keys(f"{run}/checkpoints/step-00000056/")
+    assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"} <= newest
+
+    place = f"s3://{bucket}/exported"
+    export = ["shell", "--", "python", "-m", "training.export", "sharded", "--to", place]
+    done = trainctl(rehearsal, *export)
+    assert (done.returncode, done.stdout.strip()) == (0, place), done.stderr
+    assert keys("exported/") == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+
+
 def test_a_worker_that_is_killed_is_replaced_and_joins_again(rehearsal: Rehearsal) -> None:
     before = {task["id"] for task in tasks_of(rehearsal, contract.WORKER)}
     victim = tasks_of(rehearsal, contract.WORKER)[0]

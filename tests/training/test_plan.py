@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from training import language_models, optimizers, plan, pretrained
-from training.config import FsdpConfig
+from training.config import PRESETS, FsdpConfig
 from training.instance_types import instance_type
 from training.model_shapes import SHAPES, ModelShape
 
@@ -104,10 +104,26 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     assert not plan.make(shape("6.9b"), wanted).fits
     first, *_ = plan.smaller(shape("6.9b"), wanted)
     assert plan.make(shape("6.9b"), first).fits
-    assert plan.differences(wanted, first).startswith("--microbatch")
+    assert "--microbatch" in plan.differences(wanted, first)
+    assert (first.optimizer, first.lora_rank) == ("adamw", 0)
     best = plan.cheapest(shape("6.9b"), wanted, tokens=1e6)
     assert best is not None
     assert best.fits
+
+
+def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -> None:
+    def said(gpu: str, **changes: Any) -> str:
+        settings = {**PRESETS["fsdp"]["dolly"], "num_workers": 8, **changes}
+        config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **settings)
+        return plan.warning(SHAPES["6.9b"], config, gpu)
+
+    assert said("NVIDIA A10G") == ""
+    tight = said("NVIDIA A10G", recompute="none")
+    assert "GiB of each GPU" in tight
+    assert tight.endswith("--recompute full would fit")
+    assert said("NVIDIA H200", recompute="none") == ""
+    assert said("NVIDIA A10G", num_workers=1).endswith("give more --workers")
+    assert said("a GPU of next year", num_workers=1) == ""
 
 
 def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
