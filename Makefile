@@ -48,9 +48,12 @@ fashion: venv ## train on the whole FashionMNIST from FASHION, several seeds (lo
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all
 
-bench: venv-dev ## compare with the plain loop, and time the start; one JSON object each
+bench: venv-dev venv-aws ## compare with the plain ways, and time the start; one JSON object each
 	@$(PYTHON) -m benchmarks.ddp --json
 	@$(PYTHON) -m benchmarks.startup --json
+	@$(PYTHON) -m benchmarks.checkpoint --json
+	@$(PYTHON) -m benchmarks.loading --json
+	@$(PYTHON) -m benchmarks.fsdp --json
 
 pictures: synth ## redraw docs/images: the architecture, and the report of RUN (needs Chromium)
 	@$(PYTHON) docs/diagram.py cdk.out > cdk.out/architecture.svg

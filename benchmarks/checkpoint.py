@@ -17,6 +17,8 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +27,7 @@ import torch.distributed as dist
 
 from benchmarks import processes
 from benchmarks.output import report, say
+from rehearsal.local_aws import local_aws
 from training import checkpoints, language_models, sharded_checkpoints, storage
 from training.checkpoints import Position
 from training.fsdp import make_mesh
@@ -33,6 +36,7 @@ from training.worker import TorchrunWorker
 
 ROUNDS: Final = 5
 WORKERS: Final = 2
+ROOT: Final = Path(__file__).parents[1]
 _WIDTH: Final = 768
 _VOCAB: Final = 512
 _BYTES_PER_PARAMETER: Final = 12  # a weight and two moments, fp32
@@ -155,23 +159,39 @@ def kill_while_writing(run_uri: str, mb: int, after_s: float) -> dict[str, Any]:
     return {"killed_after_s": after_s, "was_torn": was_torn, "loaded_step": steps[0]}
 
 
+@contextmanager
+def place(wanted: str | None) -> Iterator[str]:
+    """Where the checkpoints go: what is wanted, or the S3 of the local AWS, or a folder."""
+    if wanted:
+        yield wanted
+        return
+    scratch = Path(tempfile.mkdtemp(prefix="checkpoint-"))
+    try:
+        if not (ROOT / ".venv-aws" / "bin" / "python").exists():
+            say("no AWS emulator (make venv-aws): checkpoints go to a folder")
+            yield str(scratch)
+            return
+        with local_aws(scratch) as aws:
+            os.environ |= aws.environment()
+            storage.filesystem("s3://").mkdir("s3://checkpoints")
+            yield "s3://checkpoints/runs"
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
-    parser.add_argument("--storage", help="folder or s3:// address (default: a temporary folder)")
+    parser.add_argument("--storage", help="folder or s3:// address (default: the emulator's S3)")
     parser.add_argument("--mb", type=int, default=600, help="size of the state (default: 600)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
-    scratch = tempfile.mkdtemp(prefix="checkpoint-")
-    root = options.storage or scratch
-    try:
+    with place(options.storage) as root:
         found = processes.run(WORKERS, measure, storage.join(root, "timed"), options.mb)
         kills = []
         for number, after_s in enumerate((0.02, 0.15)):
             uri = storage.join(root, f"killed-{number}")
             kills.append(kill_while_writing(uri, options.mb, after_s))
             say(f"killed: {kills[-1]}")
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     # A step waits for its slowest rank.
     waited = {
         way: statistics.median(

@@ -100,7 +100,8 @@ def main() -> int:
         if number >= WARM_UP:
             seconds.append(time.perf_counter() - began)
         if worker.rank == 0:
-            say(f"step {number}: {time.perf_counter() - began:.3f} s, loss {loss.item():.3f}")
+            spent = time.perf_counter() - began
+            say(f"step {number}: {spent:.3f} s, loss {loss.item() * options.passes:.3f}")
     with metrics.Communication(device) as watched:
         step()
     if options.profile and worker.rank == 0:

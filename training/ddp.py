@@ -152,17 +152,11 @@ def train(worker: Worker, config: DdpConfig) -> None:
         position.epoch_loss_sum += sum(found.loss * found.size for found in steps)
         position.epoch_items += sum(found.size for found in steps)
         worker.emit(
-            *(
-                {
-                    "type": "step",
-                    "step": number,
-                    "epoch": epoch,
-                    "loss": found.loss,
-                    "lr": learning_rate(config, number - 1, total_steps),
-                    "grad_norm": found.grad_norm,
-                    "time": time.time(),
-                }
-                for number, found in enumerate(steps, start=first_step)
+            *metrics.step_events(
+                steps,
+                first_step,
+                steps_per_epoch=order.steps_per_epoch,
+                learning_rate=lambda number: learning_rate(config, number, total_steps),
             )
         )
 

@@ -184,17 +184,11 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         position.epoch_loss_sum += sum(each.loss * each.size for each in steps)
         position.epoch_items += sum(each.size for each in steps)
         worker.emit(
-            *(
-                {
-                    "type": "step",
-                    "step": number,
-                    "epoch": (number - 1) // order.steps_per_epoch + 1,
-                    "loss": each.loss,
-                    "lr": learning_rate(config, number - 1, total_steps),
-                    "grad_norm": each.grad_norm,
-                    "time": time.time(),
-                }
-                for number, each in enumerate(steps, start=first_step)
+            *metrics.step_events(
+                steps,
+                first_step,
+                steps_per_epoch=order.steps_per_epoch,
+                learning_rate=lambda number: learning_rate(config, number, total_steps),
             )
         )
         if saves or stopping:

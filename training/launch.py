@@ -149,6 +149,8 @@ def _add_settings(top: argparse.ArgumentParser, recipe: str) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
+    # Before torch is loaded: its profiler announces itself on stderr with every use.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         parser().print_help()

@@ -1,11 +1,10 @@
 """What is measured while training: where a step's time goes, and how much of the peak is used."""
 
 import math
-import os
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final, Self
@@ -13,6 +12,7 @@ from typing import Any, Final, Self
 import torch
 import torch.distributed as dist
 
+from training.contract import Event
 from training.instance_types import INSTANCE_TYPES
 
 # GPU -> dense bf16 tensor-core peak (fp16 where the chip has no bf16), operations per second.
@@ -58,6 +58,28 @@ class StepMetrics:
 class _Step:
     marks: list[tuple[str, "float | torch.cuda.Event"]]
     items: int = 0
+
+
+def step_events(
+    steps: Sequence[StepMetrics],
+    first_step: int,
+    *,
+    steps_per_epoch: int,
+    learning_rate: Callable[[int], float],
+) -> list[Event]:
+    """An event for the record per step; ``learning_rate`` is that of a step, counted from 0."""
+    return [
+        {
+            "type": "step",
+            "step": number,
+            "epoch": (number - 1) // steps_per_epoch + 1,
+            "loss": found.loss,
+            "lr": learning_rate(number - 1),
+            "grad_norm": found.grad_norm,
+            "time": time.time(),
+        }
+        for number, found in enumerate(steps, start=first_step)
+    ]
 
 
 class StepTimer:
@@ -167,7 +189,6 @@ class Communication:
     """
 
     def __init__(self, device: torch.device) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # it announces itself on stderr
         from torch.profiler import ProfilerActivity, profile
 
         self._on_gpu = device.type == "cuda"

@@ -6,8 +6,6 @@ Llama with tied embeddings. Sharded ones run in real processes over gloo.
 """
 
 import functools
-import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
+from benchmarks import processes
 from training import language_models
 from training.contract import InputError
 from training.data.text import positions_in_documents
@@ -189,31 +188,12 @@ def test_what_is_no_language_model_is_refused() -> None:
 # --- several processes ----------------------------------------------------------------------------
 def in_processes(world_size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run ``work(rank, *arguments)`` in processes of one gloo group; return what each returns."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.SimpleQueue()
-    processes = [
-        context.Process(target=_member, args=(rank, world_size, port, results, work, arguments))
-        for rank in range(world_size)
-    ]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=120)
-    assert [process.exitcode for process in processes] == [0] * world_size
-    return [value for _rank, value in sorted(results.get() for _ in processes)]
+    return processes.run(world_size, _in_group, work, arguments)
 
 
-def _member(rank: int, world_size: int, port: int, results: Any, work: Any, arguments: Any) -> None:
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
-    results.put((rank, work(rank, *arguments)))
-    # Nobody leaves while another still talks; then at once: threads of gloo that outlive their
-    # group abort the end of an interpreter now and then, after all work is done.
-    dist.barrier()
-    os._exit(0)
+def _in_group(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    dist.init_process_group("gloo")
+    return work(dist.get_rank(), *arguments)
 
 
 def sharded(name: str, shape: tuple[int, ...]) -> WithLoss:

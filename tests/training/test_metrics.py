@@ -89,3 +89,8 @@ def test_losses_stops_and_times_are_shared_by_all_ranks() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     spawn(two_ranks, args=(port,), nprocs=2)
+
+
+def test_time_that_collectives_share_counts_once() -> None:
+    assert metrics.union_length([]) == 0
+    assert metrics.union_length([(0, 4), (1, 2), (3, 6), (10, 11)]) == 7

@@ -1,0 +1,47 @@
+"""The benchmarks of the sharded recipe run, at a small size, and say what they claim to say."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+
+def printed(*command: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", *command, "--json"],
+        cwd=ROOT,
+        env={**os.environ, "KINETO_LOG_LEVEL": "99"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_script_for_gpus_runs_on_a_cpu_and_says_so() -> None:
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m"]
+    found = printed(*launcher, "benchmarks.gpu_fsdp", "--", "--steps", "1", "--passes", "1")
+    assert found["device"].startswith("CPU")
+    assert (found["mfu"], found["ratio"]) == (None, 0.0)
+    assert found["tokens_per_s"] == found["tokens_per_step"] / found["seconds_per_step"]
+
+
+def test_no_process_holds_more_than_its_part_while_a_model_is_loaded() -> None:
+    found = printed("benchmarks.loading", "--shape", "160m")["sharded"]
+    # Memory, not time: pages do not depend on what else the machine does.
+    assert found["peak_bytes"] < 1.3 * (found["shard_bytes"] + found["largest_tensor_bytes"])
+
+
+def test_a_kill_while_a_checkpoint_is_written_loses_nothing_that_was_saved() -> None:
+    found = printed("benchmarks.checkpoint", "--mb", "60")
+    assert found["state_bytes"] > 50e6
+    assert [each["loaded_step"] for each in found["killed_while_writing"]] in ([1, 1], [1, 2])
