@@ -59,6 +59,8 @@ class RayWorker:
         self.rank = context.get_world_rank()
         self.world_size = context.get_world_size()
         self.device = ray.train.torch.get_device()
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # collectives of objects go by way of it
         self.run_uri = run_uri
         self._events = events
         self._answer: Any = None
