@@ -1,4 +1,4 @@
-"""``python -m containers head|worker``: the entry point of both images."""
+"""``python -m containers head|worker|job``: the entry point of both images."""
 
 import sys
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final, Self
 
-from containers import cluster, gpus, network
+from containers import cluster, gpus, metadata, network
 from training import contract
 from training.contract import InputError
 
@@ -70,17 +70,18 @@ class NodeConfig:
                 "its head"
             )
         trains = environment.get(contract.ENV_TRAINS, "1") == "1"
-        num_cpus = _count(environment, contract.ENV_NUM_CPUS, os.cpu_count() or 1)
+        num_cpus = count(environment, contract.ENV_NUM_CPUS, os.cpu_count() or 1)
         return cls(
             kind=kind,
             head=head,
             num_cpus=num_cpus if trains else 0,
-            num_gpus=_count(environment, contract.ENV_NUM_GPUS, 0),
-            head_wait_s=_count(environment, contract.ENV_HEAD_WAIT, HEAD_WAIT_S),
+            num_gpus=count(environment, contract.ENV_NUM_GPUS, 0),
+            head_wait_s=count(environment, contract.ENV_HEAD_WAIT, HEAD_WAIT_S),
         )
 
 
-def _count(environment: Mapping[str, str], name: str, default: int) -> int:
+def count(environment: Mapping[str, str], name: str, default: int) -> int:
+    """A whole number of the environment. Raises InputError when it is none."""
     value = environment.get(name, str(default))
     if not value.isdecimal():
         raise InputError(f"{name} is {value!r}: it must be a whole number")
@@ -183,6 +184,9 @@ class Node:
         # Named here and not found by each process: an interface in the image's environment is
         # somebody else's.
         environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface
+        if os.environ.get("RAY_NODE_TYPE_NAME") and (task := metadata.own_task()):
+            # Started by a job's autoscaler, which knows its nodes by their tasks.
+            environment["RAY_CLOUD_INSTANCE_ID"] = task.arn
         began = time.monotonic()
         self._ray = subprocess.Popen(ray_command(config, address), env=environment)
         if self._stopped_by is not None:  # told so while it was being started
@@ -244,10 +248,14 @@ def say(message: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m containers head|worker``."""
+    """``python -m containers head|worker|job``."""
+    if arguments == [contract.JOB]:
+        from containers import job
+
+        return job.main()
     try:
         if len(arguments) != 1:
-            raise InputError("one argument is needed: head or worker")
+            raise InputError("one argument is needed: head, worker or job")
         return Node(NodeConfig.from_environment(arguments[0], os.environ)).run()
     except InputError as error:
         say(f"error: {error}")

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import sysconfig
 from importlib import metadata
 from pathlib import Path
 
@@ -93,7 +94,8 @@ def test_what_is_installed_is_what_is_locked() -> None:
     lock = locked() | {"ecs-train": metadata.version("ecs-train")}
     installed = {
         canonical(found.metadata["Name"]): found.version.partition("+")[0]
-        for found in metadata.distributions()
+        # The environment's own folder: Ray adds others to the path, with packages inside of it.
+        for found in metadata.distributions(path=[sysconfig.get_path("purelib")])
     }
     strays = {
         f"{name} {version} (locked: {lock.get(name, 'not at all')})"

@@ -21,6 +21,10 @@ EXIT_NO_HEAD: Final = 3  # the head did not answer in time, or was lost
 EXIT_REFUSED: Final = 4  # the head does not accept this node's token
 EXIT_BAD_HOST: Final = 5  # the host's GPUs are not what they should be
 
+# What the head of a job returns beside what its command does.
+EXIT_NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time
+EXIT_DEADLINE: Final = 124  # it was ended at its deadline; timeout(1) has the same
+
 # The record of a run: <storage>/<run>/...
 CONFIG_FILE: Final = "config.json"
 ENVIRONMENT_FILE: Final = "environment.json"
@@ -38,6 +42,7 @@ RUNS_PREFIX: Final = "runs"
 # The deployment, as its stacks name it and the command line and the nodes look it up.
 CORE_STACK: Final = "CoreStack"
 TRAINING_STACK: Final = "TrainingStack"
+JOB: Final = "job"  # what the container of a head runs that brings its own workers
 HEAD: Final = "head"  # the two kinds of node: task definition, service, image repository, DNS name
 WORKER: Final = "worker"
 CONTAINER: Final = "ray"  # the one container of either task
@@ -75,6 +80,19 @@ ENV_NUM_CPUS: Final = "TRAIN_NUM_CPUS"  # CPUs that Ray may count on here
 ENV_TRAINS: Final = "TRAIN_ON_THIS_NODE"  # "1": training processes may run here
 ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
 ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
+ENV_JOB: Final = "TRAIN_JOB"  # id of the job, which all of its tasks were started by
+ENV_COMMAND: Final = "TRAIN_COMMAND"  # what a job runs, a JSON list of words
+ENV_DEADLINE: Final = "TRAIN_DEADLINE"  # Unix time at which a job is ended
+ENV_CAPACITY_WAIT: Final = "TRAIN_CAPACITY_WAIT_S"  # how long a job waits for its least workers
+ENV_MIN_WORKERS: Final = "TRAIN_MIN_WORKERS"
+ENV_MAX_WORKERS: Final = "TRAIN_MAX_WORKERS"
+ENV_IDLE: Final = "TRAIN_IDLE_S"  # a worker node that has had nothing to do for so long goes
+ENV_WORKER_TASK: Final = "TRAIN_WORKER_TASK"  # task definition of the nodes that a job starts
+ENV_WORKER_PROVIDER: Final = "TRAIN_WORKER_PROVIDER"  # their capacity provider
+ENV_WORKER_CPUS: Final = "TRAIN_WORKER_CPUS"  # what each of them has
+ENV_WORKER_GPUS: Final = "TRAIN_WORKER_GPUS"
+ENV_SUBNETS: Final = "TRAIN_SUBNETS"  # with commas
+ENV_SECURITY_GROUPS: Final = "TRAIN_SECURITY_GROUPS"  # with commas
 ENV_GIT_SHA: Final = "TRAIN_GIT_SHA"  # the commit an image was built from
 
 # What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.

@@ -1,0 +1,286 @@
+"""The head of a job: a Ray cluster that is there for one command, and starts its own workers.
+
+    python -m containers job
+
+Ray runs here with its autoscaler, which starts worker tasks on ECS (``containers.autoscaler``). The
+command runs beside it; its exit code is the container's. At the deadline, or when the workers that
+are needed at least do not come, the command is ended first and says goodbye in its own way.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final, Self
+
+from containers import cluster, metadata, network, node
+from containers.node import TOKEN, NodeConfig, count, say
+from training import contract
+from training.contract import ClusterSize, InputError
+
+_POLL_S: Final = 0.2
+_RAY_STARTS_S: Final = 120.0
+#: Between SIGTERM and SIGKILL: the command saves a checkpoint, then Ray drains.
+_COMMAND_ENDS_S: Final = 20.0
+_RAY_ENDS_S: Final = 10.0
+_DAY_S: Final = 86_400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobConfig:
+    """What the task's environment says of the job."""
+
+    job: str
+    command: tuple[str, ...]
+    deadline: float
+    """Unix time."""
+    capacity_wait_s: float
+    min_workers: int
+    max_workers: int
+    idle_s: float
+    worker_cpus: int
+    worker_gpus: int
+    worker_task: str
+    worker_provider: str
+    subnets: tuple[str, ...]
+    security_groups: tuple[str, ...]
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """Read the variables of ``training.contract``. Raises InputError when one is wrong."""
+        needed = (contract.ENV_JOB, contract.ENV_COMMAND, contract.ENV_WORKER_TASK)
+        if missing := [name for name in needed if not environment.get(name)]:
+            raise InputError(f"{', '.join(missing)} is missing: trainctl submit sets it")
+        try:
+            command = json.loads(environment[contract.ENV_COMMAND])
+        except ValueError:
+            command = None
+        if not (isinstance(command, list) and command and all(isinstance(w, str) for w in command)):
+            raise InputError(f"{contract.ENV_COMMAND} must be a JSON list of words")
+        least = count(environment, contract.ENV_MIN_WORKERS, 1)
+        most = count(environment, contract.ENV_MAX_WORKERS, max(1, least))
+        if not 1 <= least <= most:
+            raise InputError(
+                f"{least} to {most} workers: there must be one at least, and no more than at most"
+            )
+        return cls(
+            job=environment[contract.ENV_JOB],
+            command=tuple(command),
+            deadline=count(environment, contract.ENV_DEADLINE, int(time.time()) + _DAY_S),
+            capacity_wait_s=count(environment, contract.ENV_CAPACITY_WAIT, 1800),
+            min_workers=least,
+            max_workers=most,
+            idle_s=count(environment, contract.ENV_IDLE, 60),
+            worker_cpus=count(environment, contract.ENV_WORKER_CPUS, 1),
+            worker_gpus=count(environment, contract.ENV_WORKER_GPUS, 0),
+            worker_task=environment[contract.ENV_WORKER_TASK],
+            worker_provider=environment.get(contract.ENV_WORKER_PROVIDER, ""),
+            subnets=_listed(environment.get(contract.ENV_SUBNETS, "")),
+            security_groups=_listed(environment.get(contract.ENV_SECURITY_GROUPS, "")),
+        )
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(each for each in text.split(",") if each)
+
+
+def autoscaling(
+    config: JobConfig, head: NodeConfig, *, task: metadata.OwnTask, address: str
+) -> dict[str, Any]:
+    """The configuration of Ray's autoscaler: one kind of worker, between least and most."""
+    provider = {
+        "type": "external",
+        "module": "containers.autoscaler.EcsNodeProvider",
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+        "use_internal_ips": True,
+        "worker_liveness_check": False,
+        "cluster": task.cluster,
+        "head": task.arn,
+        "job": config.job,
+        "task_definition": config.worker_task,
+        "capacity_provider": config.worker_provider,
+        "subnets": [*config.subnets],
+        "security_groups": [*config.security_groups],
+        # An address, because names take time to spread, and no is remembered for minutes.
+        "environment": {contract.ENV_HEAD_ADDRESS: address, contract.ENV_JOB: config.job},
+    }
+    worker: dict[str, Any] = {"CPU": config.worker_cpus}
+    if config.worker_gpus:
+        worker["GPU"] = config.worker_gpus
+    own: dict[str, Any] = {"CPU": head.num_cpus}
+    if head.num_gpus:
+        own["GPU"] = head.num_gpus
+    return {
+        "cluster_name": config.job,
+        "max_workers": config.max_workers,
+        "upscaling_speed": 1000,  # all at once: a training that starts with a part waits anyway
+        "idle_timeout_minutes": config.idle_s / 60,
+        "provider": provider,
+        "head_node_type": contract.HEAD,
+        "available_node_types": {
+            contract.HEAD: {
+                "resources": own,
+                "node_config": {},
+                "min_workers": 0,
+                "max_workers": 0,
+            },
+            contract.WORKER: {
+                "resources": worker,
+                "node_config": {},
+                "min_workers": config.min_workers,
+                "max_workers": config.max_workers,
+            },
+        },
+        # What follows is for clusters that Ray sets up over SSH; it must be there.
+        "auth": {},
+        "file_mounts": {},
+        "cluster_synced_files": [],
+        "file_mounts_sync_continuously": False,
+        "initialization_commands": [],
+        "setup_commands": [],
+        "head_setup_commands": [],
+        "worker_setup_commands": [],
+        "head_start_ray_commands": [],
+        "worker_start_ray_commands": [],
+    }
+
+
+class Job:
+    """Runs one job until its command ends, or has to."""
+
+    def __init__(self, config: JobConfig, head: NodeConfig) -> None:
+        self._config, self._head = config, head
+        self._stopped = False
+        self._size: ClusterSize | None = None
+        self._began = time.monotonic()
+
+    def run(self) -> int:
+        """Return the container's exit code."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
+        task = metadata.own_task()
+        if task is None:
+            raise InputError("a job starts its workers on ECS, and this is no task of ECS")
+        address = network.own_address()
+        interface = network.interface_of(address)
+        say(
+            f"job {self._config.job}: head on {address}, {self._config.min_workers} to "
+            f"{self._config.max_workers} workers"
+        )
+        with tempfile.TemporaryDirectory(prefix="job-") as folder:
+            file = Path(folder) / "autoscaling.yaml"
+            # JSON is YAML.
+            wanted = autoscaling(self._config, self._head, task=task, address=address)
+            file.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+            environment = node.ray_environment(self._head, interface) | os.environ
+            environment |= {
+                "GLOO_SOCKET_IFNAME": interface,
+                "NCCL_SOCKET_IFNAME": interface,
+                "RAY_enable_autoscaler_v2": "1",
+                "RAY_CLOUD_INSTANCE_ID": task.arn,
+                "RAY_NODE_TYPE_NAME": contract.HEAD,
+            }
+            command = [*node.ray_command(self._head, address), f"--autoscaling-config={file}"]
+            ray = subprocess.Popen(command, env=environment)
+            ended = threading.Event()
+            threading.Thread(
+                target=cluster.watch, args=(os.environ[TOKEN], self._on_size, ended), daemon=True
+            ).start()
+            try:
+                return self._run_beside(ray, address, environment)
+            finally:
+                ended.set()
+                _end(ray, _RAY_ENDS_S)
+
+    def _run_beside(
+        self, ray: "subprocess.Popen[bytes]", address: str, environment: Mapping[str, str]
+    ) -> int:
+        reason = network.wait_for_port(
+            address,
+            contract.GCS_PORT,
+            timeout_s=_RAY_STARTS_S,
+            should_stop=lambda: self._stopped or ray.poll() is not None,
+            say=say,
+        )
+        if self._stopped:
+            return contract.EXIT_TERMINATED
+        if reason is not None or ray.poll() is not None:
+            say(f"Ray did not start: {reason or 'its log is above'}")
+            return contract.EXIT_FAILED
+        words = self._config.command
+        say(f"running {' '.join(words)}")
+        # A group of its own, so that what it starts ends with it.
+        command = subprocess.Popen(words, env=environment, start_new_session=True)
+        code: int | None = None
+        while command.poll() is None and code is None:
+            time.sleep(_POLL_S)
+            code = self._reason_to_end(ray)
+        if code is not None:
+            _end(command, _COMMAND_ENDS_S)
+            return code
+        own = command.returncode
+        # The shell's way to say that a signal ended it.
+        return 128 - own if own < 0 else own
+
+    def _reason_to_end(self, ray: "subprocess.Popen[bytes]") -> int | None:
+        """Exit code of a job that must not go on; None while it may."""
+        config = self._config
+        if self._stopped:
+            say("stopped as told")
+            return contract.EXIT_TERMINATED
+        if time.time() > config.deadline:
+            say("the deadline has come")
+            return contract.EXIT_DEADLINE
+        if ray.poll() is not None:
+            say(f"Ray ended on its own (exit code {ray.returncode}); its log is above")
+            return contract.EXIT_FAILED
+        waited = time.monotonic() - self._began
+        there = self._size.num_nodes - 1 if self._size else 0
+        if there < config.min_workers and waited > config.capacity_wait_s:
+            say(f"{there} of {config.min_workers} workers after {waited:.0f} s: no capacity")
+            return contract.EXIT_NO_CAPACITY
+        return None
+
+    def _on_size(self, line: str) -> None:
+        self._size = ClusterSize.from_line(line)
+        say(line)
+        if self._size and self._size.num_nodes > self._config.min_workers:
+            self._began = float("inf")  # they have come; what is lost later is no lack of capacity
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        self._stopped = True
+
+
+def _end(process: "subprocess.Popen[bytes]", within_s: float) -> None:
+    """SIGTERM, then SIGKILL."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def main() -> int:
+    """``python -m containers job``."""
+    try:
+        head = NodeConfig.from_environment(contract.HEAD, os.environ)
+        return Job(JobConfig.from_environment(os.environ), head).run()
+    except InputError as error:
+        say(f"error: {error}")
+        return contract.EXIT_BAD_INPUT
+
+
+if __name__ == "__main__":
+    sys.exit(main())

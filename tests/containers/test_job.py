@@ -1,0 +1,145 @@
+"""The head of a job reads what it is told, tells Ray's autoscaler the right things and refuses what
+cannot be right. What it does with real Ray in real containers: tests/rehearsal."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from containers import job
+from containers.autoscaler import Settings
+from containers.metadata import OwnTask
+from containers.node import NodeConfig
+from tests.conftest import ROOT
+from training import contract
+from training.contract import InputError
+
+TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
+ENVIRONMENT = {
+    "RAY_AUTH_TOKEN": "0123456789abcdef0123",
+    contract.ENV_JOB: "r1-20261121-0900-abcd",
+    contract.ENV_COMMAND: '["python", "-c", "print(1)"]',
+    contract.ENV_WORKER_TASK: "worker:7",
+    contract.ENV_WORKER_PROVIDER: "gpus",
+    contract.ENV_WORKER_CPUS: "8",
+    contract.ENV_WORKER_GPUS: "1",
+    contract.ENV_MIN_WORKERS: "1",
+    contract.ENV_MAX_WORKERS: "4",
+    contract.ENV_IDLE: "90",
+    contract.ENV_SUBNETS: "subnet-1",
+    contract.ENV_SECURITY_GROUPS: "sg-1,sg-2",
+    contract.ENV_TRAINS: "0",
+}
+
+
+def config(**changed: str) -> job.JobConfig:
+    return job.JobConfig.from_environment(ENVIRONMENT | changed)
+
+
+def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
+    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT)
+    found = job.autoscaling(config(), head, task=TASK, address="10.0.0.5")
+    kinds = found["available_node_types"]
+    assert kinds["worker"]["resources"] == {"CPU": 8, "GPU": 1}
+    assert (kinds["worker"]["min_workers"], kinds["worker"]["max_workers"]) == (1, 4)
+    assert kinds["head"]["resources"] == {"CPU": 0}
+    assert found["idle_timeout_minutes"] == 1.5
+    settings = Settings.from_provider(found["provider"])
+    assert settings == Settings(
+        cluster="c",
+        job="r1-20261121-0900-abcd",
+        head=TASK.arn,
+        task_definition="worker:7",
+        capacity_provider="gpus",
+        subnets=("subnet-1",),
+        security_groups=("sg-1", "sg-2"),
+        environment={
+            contract.ENV_HEAD_ADDRESS: "10.0.0.5",
+            contract.ENV_JOB: "r1-20261121-0900-abcd",
+        },
+    )
+
+
+def test_ray_takes_the_configuration_as_valid() -> None:
+    from ray.autoscaler._private.util import validate_config
+
+    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT)
+    validate_config(job.autoscaling(config(), head, task=TASK, address="10.0.0.5"))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({contract.ENV_JOB: ""}, "TRAIN_JOB is missing"),
+        ({contract.ENV_COMMAND: "python -c 1"}, "must be a JSON list of words"),
+        ({contract.ENV_COMMAND: "[]"}, "must be a JSON list of words"),
+        ({contract.ENV_COMMAND: "[1]"}, "must be a JSON list of words"),
+        ({contract.ENV_MIN_WORKERS: "5"}, "5 to 4 workers"),
+        ({contract.ENV_MIN_WORKERS: "0"}, "0 to 4 workers"),
+        ({contract.ENV_MAX_WORKERS: "many"}, "TRAIN_MAX_WORKERS is 'many'"),
+        ({contract.ENV_DEADLINE: "soon"}, "TRAIN_DEADLINE is 'soon'"),
+    ],
+)
+def test_a_wrong_variable_is_named(changed: dict[str, str], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        config(**changed)
+
+
+def test_outside_ecs_a_job_says_that_it_cannot_start_workers() -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("TRAIN_", "RAY_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "containers", "job"],
+        cwd=ROOT,
+        env=environment | ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == contract.EXIT_BAD_INPUT
+    assert done.stderr == (
+        "node: error: a job starts its workers on ECS, and this is no task of ECS\n"
+    )
+
+
+class Process:
+    """Stands for Ray, which runs or has ended."""
+
+    def __init__(self, returncode: int | None = None) -> None:
+        self.returncode = returncode
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+
+def reason(own: job.Job, ray: Any) -> int | None:
+    return own._reason_to_end(ray)
+
+
+def test_a_job_ends_for_a_reason_with_a_code_of_its_own() -> None:
+    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT)
+    running = Process()
+    assert reason(job.Job(config(), head), running) is None
+    late = job.Job(config(**{contract.ENV_DEADLINE: str(int(time.time()) - 1)}), head)
+    assert reason(late, running) == contract.EXIT_DEADLINE
+    alone = job.Job(config(**{contract.ENV_CAPACITY_WAIT: "0"}), head)
+    time.sleep(0.01)
+    assert reason(alone, running) == contract.EXIT_NO_CAPACITY
+    assert reason(job.Job(config(), head), Process(1)) == contract.EXIT_FAILED
+
+
+def test_workers_that_came_once_are_no_lack_of_capacity_later() -> None:
+    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT)
+    own = job.Job(config(**{contract.ENV_CAPACITY_WAIT: "0"}), head)
+    own._on_size(contract.ClusterSize(num_nodes=2, num_cpus=8, num_gpus=1).line())
+    own._on_size(contract.ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0).line())
+    time.sleep(0.01)
+    assert reason(own, Process()) is None
+
+
+def test_the_commands_words_reach_it_as_they_are() -> None:
+    words = ["python", "-c", "print('a b')"]
+    assert config(**{contract.ENV_COMMAND: json.dumps(words)}).command == tuple(words)
