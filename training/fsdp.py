@@ -137,6 +137,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     timer = metrics.StepTimer(_PHASES, device, items="tokens")
     log = metrics.StepLog(device)
     profiled: metrics.Communication | None = None
+    communication_s, num_timed = 0.0, 0
     began = time.monotonic()
     trained.train()
     for step in range(start_step, total_steps):
@@ -145,8 +146,13 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         timer.start()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config, step, total_steps)
-        # One step of each interval is watched; the watching takes time, so it is not timed.
-        watch = metrics.Communication(device) if profiled is None and step > start_step else None
+        num_done = step + 1
+        last = num_done == total_steps
+        evaluates = last or num_done % evaluate_every == 0
+        # One step between two evaluations is watched, if there is another to be timed: the
+        # watching takes time of its own.
+        watches = profiled is None and num_timed > 0 and not evaluates
+        watch = metrics.Communication(device) if watches else None
         with watch or _nothing():
             loss_sum = torch.zeros((), device=device)
             microbatches = _microbatches(store, order, config, step, worker)
@@ -154,23 +160,19 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 timer.mark("data")
                 # Gradients are exchanged once per step, not once per microbatch.
                 _sync_gradients(trained, number == config.num_microbatches)
-                loss = trained(tokens, positions)
+                mean_loss = trained(tokens, positions)
                 timer.mark("forward")
-                (loss / config.num_microbatches).backward()
-                loss_sum += loss.detach() * (len(tokens) * config.seq_len)
+                (mean_loss / config.num_microbatches).backward()
+                loss_sum += mean_loss.detach() * (len(tokens) * config.seq_len)
                 timer.mark("backward")
             norm = clip(model, config.max_grad_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         log.add(loss_sum=loss_sum, norm=norm, size=tokens_per_step)
-        own_tokens = tokens_per_step // world_size
-        timer.mark("optimizer", items=0 if watch else own_tokens)
-        if watch:
-            profiled = watch
+        timer.mark("optimizer", items=0 if watch else tokens_per_step // world_size)
+        num_timed += not watch
+        profiled = watch or profiled
 
-        num_done = step + 1
-        last = num_done == total_steps
-        evaluates = last or num_done % evaluate_every == 0
         saves = last or num_done % checkpoint_every == 0
         if not (evaluates or saves) and num_done % config.report_every:
             continue
@@ -200,10 +202,11 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         if evaluates:
             epoch = num_done / order.steps_per_epoch
             means = timer.means()
-            communication = profiled.seconds() if profiled else 0.0
+            if profiled:
+                communication_s = profiled.seconds()
             figures = {
                 **means,
-                "communication_s": communication,
+                "communication_s": communication_s,
                 "memory_bytes": float(metrics.peak_memory(device)),
             }
             ranks = metrics.gather(figures, device)
@@ -230,7 +233,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 },
             )
             position.epoch_loss_sum, position.epoch_items = 0.0, 0
-            profiled = None
+            profiled, num_timed = None, 0
         if stopping and not last:
             worker.finish_saves()
             worker.emit({"type": "stopped", "step": num_done})

@@ -110,15 +110,20 @@ def num_parameters(model: nn.Module) -> int:
 def flops_per_token(model: nn.Module, seq_len: int) -> float:
     """Floating-point operations of one forward and backward pass, per token.
 
-    Six per parameter that multiplies, and the products of attention, which no parameter stands
-    for: 12 per block, position and width (PaLM, appendix B). The input embedding is looked up and
-    not multiplied. Recomputation is not counted: it is no progress.
+    Six per parameter that multiplies, four where it is frozen and has no gradient, and the
+    products of attention, which no parameter stands for: 12 per block, position and width (PaLM,
+    appendix B). The input embedding is looked up and not multiplied. Recomputation is not counted:
+    it is no progress.
     """
     of: Any = model  # transformers' own methods
     looked_up, output = of.get_input_embeddings().weight, of.get_output_embeddings().weight
-    multiplied = num_parameters(model) - (0 if output is looked_up else int(looked_up.numel()))
+    products = sum(
+        (6 if parameter.requires_grad else 4) * parameter.numel()
+        for parameter in model.parameters()
+        if parameter is not looked_up or output is looked_up
+    )
     attention = 12 * int(of.config.num_hidden_layers) * int(of.config.hidden_size) * seq_len
-    return float(6 * multiplied + attention)
+    return float(products + attention)
 
 
 def recompute(model: nn.Module, mode: str) -> None:

@@ -134,6 +134,28 @@ def test_how_memory_is_saved_changes_no_loss(start: Callable[..., Command], whol
         assert losses(command)[step] == pytest.approx(loss, abs=2e-3)
 
 
+def test_ctrl_c_saves_and_the_same_command_goes_on_and_every_step_may_be_evaluated(
+    start: Callable[..., Command], whole: Command
+) -> None:
+    arguments = [*TINY, *TWO, "--evaluate-every", "1", "--report-every", "1"]
+    command = start("stopped", *arguments)
+    command.wait_until(lambda: command.steps_done() >= 3)
+    os.killpg(command.process.pid, signal.SIGINT)
+    code, _, err = command.end()
+    assert code == 130, err
+    (name, *_) = checkpoints.names(str(command.run_folder))[-1:]
+    step = int(name.removeprefix("step-"))
+    assert 3 <= step < 20
+    assert f"stopped at step {step}" in err
+    command = start("stopped", *arguments)
+    code, _, err = command.end()
+    assert code == 0, err
+    assert command.result()["resumed_from"] == step
+    assert losses(command) == pytest.approx(losses(whole), abs=1e-6)
+    # A stretch of one step is timed, and not watched.
+    assert all(line["tokens_per_s"] > 0 for line in command.metrics("rank"))
+
+
 def test_adapters_are_trained_beside_frozen_weights_and_merged_by_an_export(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
