@@ -128,7 +128,9 @@ def _add_settings(top: argparse.ArgumentParser, recipe: str) -> None:
         if not limits["cli"]:
             continue
         option = "--" + field.name.replace("_", "-")
-        text = f"{limits['help']} (default: {field.default})".replace("%", "%%")
+        text = limits["help"].replace("%", "%%")
+        if "(default:" not in text:
+            text += f" (default: {field.default})"
         if field.type == "bool":
             group.add_argument(
                 option,
@@ -216,6 +218,11 @@ def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
     # What can be seen at once is said at once; the content is looked at while Ray starts.
     if config.data != BUILT_IN_DATA[recipe] and not sources.is_remote(config.data):
         _look_at_data(config)
+    if recipe == "fsdp" and "model" not in {**presets[preset], **own}:
+        raise InputError(
+            f"preset {preset} trains a model that is there: give --model a Hugging Face id, a "
+            "folder or an s3:// address (or --preset tiny, a small one with random weights)"
+        )
     storage.check_writable(root)
     return _continued(config, own, overwrite=options["overwrite"])
 

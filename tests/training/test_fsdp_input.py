@@ -94,6 +94,8 @@ def test_a_run_does_not_go_on_with_another_model(
         (["--workers", "2", "--global-batch", "3"], "cannot be shared by 2 workers"),
         (["--workers", "2", "--replicas", "3"], "--replicas is 3"),
         (["--seq-len", "4"], "--seq-len is 4"),
+        (["--data", TEXT], "preset finetune trains a model that is there: give --model"),
+        (["--preset", "lora"], "preset lora trains a model that is there"),
         (["--recompute", "some"], "choose one of none, selective, full"),
         (["--optimizer", "sgd"], "choose one of adamw, adamw-8bit"),
         (["--held-out-every", "1"], "at least 2"),
