@@ -25,8 +25,16 @@ FILES = {
 }
 
 
+TEXTS = {"README.md": b"no text", "part.jsonl": b'{"text": "one"}', "more/part.txt": b"two"}
+REPOSITORIES = {
+    "/api/models/owner/open": ("/owner/open", FILES),
+    "/api/datasets/owner/texts": ("/datasets/owner/texts", TEXTS),
+}
+
+
 class Hub(BaseHTTPRequestHandler):
-    """owner/open is there, owner/gated wants a permission, nothing else is known."""
+    """owner/open and owner/texts are there, owner/gated wants a permission, nothing else is
+    known."""
 
     def do_HEAD(self) -> None:
         self._answer(with_body=False)
@@ -36,17 +44,23 @@ class Hub(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         path = self.path.partition("?")[0]
-        if path.startswith("/api/models/owner/open"):
-            files = [{"rfilename": name, "size": len(FILES[name])} for name in FILES]
-            tree = [
-                {"type": "file", "path": name, "size": len(FILES[name]), "oid": "0" * 40}
-                for name in FILES
-            ]
-            info = {"id": "owner/open", "sha": COMMIT, "siblings": files}
-            self._send(200, json.dumps(tree if "/tree/" in path else info).encode(), with_body)
-        elif path.startswith("/owner/open/resolve/") and (name := path.rpartition("/")[2]) in FILES:
-            self._send(200, FILES[name], with_body, ETag=f'"{name}"', **{"X-Repo-Commit": COMMIT})
-        elif "owner/gated" in path:
+        for api, (place, files) in REPOSITORIES.items():
+            if path.startswith(api):
+                tree = [
+                    {"type": "file", "path": name, "size": len(files[name]), "oid": "0" * 40}
+                    for name in files
+                ]
+                siblings = [{"rfilename": name, "size": len(files[name])} for name in files]
+                info = {"id": api.partition("s/")[2], "sha": COMMIT, "siblings": siblings}
+                answer = tree if "/tree/" in path else info
+                self._send(200, json.dumps(answer).encode(), with_body)
+                return
+            name = path.removeprefix(f"{place}/resolve/{COMMIT}/")
+            if name in files:
+                tag = {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}
+                self._send(200, files[name], with_body, **tag)
+                return
+        if "owner/gated" in path:
             self._send(403, b"{}", with_body, **{"X-Error-Code": "GatedRepo"})
         else:
             self._send(401, b"{}", with_body, **{"X-Error-Code": "RepoNotFound"})
@@ -80,9 +94,13 @@ def asked(models: list[str], hub: str, tmp_path: Path) -> list[str]:
 import json, sys
 from training import pretrained
 from training.contract import InputError
+from training.data import text
 found = []
 for model in sys.argv[1:]:
     try:
+        if model.startswith("hf://"):
+            found.append(" ".join(path.read_text() for path in text.text_files(model)))
+            continue
         folder = pretrained.model_folder(model, runs="runs")
         found.append(" ".join(sorted(path.name for path in folder.iterdir())))
     except InputError as error:
@@ -107,13 +125,14 @@ print(json.dumps(found))
 def test_the_hub_gives_what_it_has_and_its_refusals_say_what_to_do(
     hub: str, tmp_path: Path
 ) -> None:
-    models = ["owner/open", "owner/gated", "owner/none", "not a name"]
-    there, gated, unknown, bad = asked(models, hub, tmp_path)
+    models = ["owner/open", "owner/gated", "owner/none", "not a name", "hf://owner/texts"]
+    there, gated, unknown, bad, texts = asked(models, hub, tmp_path)
     assert there == "config.json model.safetensors"
     assert "owner/gated is only for accounts that its owner has admitted" in gated
     assert "HF_TOKEN" in gated
     assert "owner/none is not known to the Hugging Face Hub" in unknown
     assert "set HF_TOKEN" in unknown
+    assert texts == 'two {"text": "one"}'
     assert "neither a folder, nor an s3:// address, nor a Hugging Face id" in bad
 
 
