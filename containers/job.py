@@ -204,22 +204,22 @@ class Job:
     def _run_beside(
         self, ray: "subprocess.Popen[bytes]", address: str, environment: Mapping[str, str]
     ) -> int:
-        reason = network.wait_for_port(
-            address,
-            contract.GCS_PORT,
-            timeout_s=_RAY_STARTS_S,
-            should_stop=lambda: self._stopped or ray.poll() is not None,
-            say=say,
-        )
-        if self._stopped:
-            return contract.EXIT_TERMINATED
-        if reason is not None or ray.poll() is not None:
-            say(f"Ray did not start: {reason or 'its log is above'}")
-            return contract.EXIT_FAILED
+        # Its port alone is not enough: the head is a node of its own cluster some seconds later.
+        while self._size is None:
+            if (code := self._reason_to_end(ray)) is not None:
+                return code
+            if time.monotonic() - self._began > _RAY_STARTS_S:
+                say(f"Ray did not start within {_RAY_STARTS_S:.0f} s; its log is above")
+                return contract.EXIT_FAILED
+            time.sleep(_POLL_S)
         words = self._config.command
         say(f"running {' '.join(words)}")
         # A group of its own, so that what it starts ends with it.
-        command = subprocess.Popen(words, env=environment, start_new_session=True)
+        command = subprocess.Popen(
+            words,
+            env={**environment, "RAY_ADDRESS": f"{address}:{contract.GCS_PORT}"},
+            start_new_session=True,
+        )
         code: int | None = None
         while command.poll() is None and code is None:
             time.sleep(_POLL_S)

@@ -73,7 +73,7 @@ def test_a_run_learns_and_leaves_its_whole_record(whole: Command) -> None:
     for line in whole.metrics("rank"):
         parts = ("data", "forward", "backward", "optimizer", "checkpoint")
         assert sum(line[f"{part}_s"] for part in parts) == pytest.approx(line["step_time_s"])
-        assert 0 < line["communication_s"] < line["step_time_s"]
+        assert line["communication_s"] > 0
         assert line["memory_bytes"] > 1e8
     samples = whole.metrics("sample")
     assert [line["step"] for line in samples] == [0, 0, 0, 20, 20, 20]
