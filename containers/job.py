@@ -21,7 +21,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
 
+from botocore.exceptions import BotoCoreError, ClientError
+from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
+
 from containers import cluster, metadata, network, node
+from containers.autoscaler import EcsNodeProvider
 from containers.node import TOKEN, NodeConfig, count, say
 from training import contract
 from training.contract import ClusterSize, InputError
@@ -199,15 +203,16 @@ class Job:
                 return self._run_beside(ray, address, environment)
             finally:
                 ended.set()
-                _end(ray, _RAY_ENDS_S)
+                _end(ray, _RAY_ENDS_S)  # first, or its autoscaler would replace what goes
+                give_back(wanted["provider"])
 
     def _run_beside(
         self, ray: "subprocess.Popen[bytes]", address: str, environment: Mapping[str, str]
     ) -> int:
         # Its port alone is not enough: the head is a node of its own cluster some seconds later.
         while self._size is None:
-            if (code := self._reason_to_end(ray)) is not None:
-                return code
+            if (early := self._reason_to_end(ray)) is not None:
+                return early
             if time.monotonic() - self._began > _RAY_STARTS_S:
                 say(f"Ray did not start within {_RAY_STARTS_S:.0f} s; its log is above")
                 return contract.EXIT_FAILED
@@ -258,6 +263,18 @@ class Job:
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True
+
+
+def give_back(provider: dict[str, Any]) -> None:
+    """Stop the workers of a job; what fails here is left to whoever watches over the job."""
+    try:
+        nodes = EcsNodeProvider(provider, provider["job"])
+        workers = nodes.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_WORKER})
+        nodes.terminate_nodes(workers)
+    except (ClientError, BotoCoreError) as error:
+        say(f"the workers could not be stopped: {error}")
+    else:
+        say(f"{len(workers)} workers stopped")
 
 
 def _end(process: "subprocess.Popen[bytes]", within_s: float) -> None:

@@ -387,11 +387,10 @@ def test_a_job_starts_its_own_workers_trains_and_returns_the_commands_exit_code(
     result = json.loads(body.read())
     assert result["status"] == "succeeded"
     assert len({*result["hosts"]}) == 2
-    # Workers whose head is gone end by themselves; the state machine will end them at once.
     eventually(
         "nothing of the job is left",
         lambda: not client.list_tasks(cluster=cluster, startedBy="job-a")["taskArns"],
-        timeout_s=90,
+        timeout_s=30,
     )
     assert run("job-b", "python", "-c", "raise SystemExit(3)", workers=1) == 3
 
