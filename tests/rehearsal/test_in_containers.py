@@ -335,66 +335,6 @@ def test_workers_end_when_their_head_is_gone_and_a_new_cluster_forms(rehearsal: 
     assert tasks_of(rehearsal, contract.HEAD)[0]["id"] != head["id"]
 
 
-def test_a_job_starts_its_own_workers_trains_and_returns_the_commands_exit_code(
-    rehearsal: Rehearsal,
-) -> None:
-    assert trainctl(rehearsal, "cluster", "down", "--yes").returncode == 0
-    eventually(
-        "nothing runs",
-        lambda: not rehearsal.engine.labelled("container", rehearsal.name),
-        timeout_s=60,
-    )
-    outputs, client = rehearsal.outputs(contract.TRAINING_STACK), ecs(rehearsal)
-    cluster = outputs[contract.OUT_CLUSTER]
-
-    def run(job: str, *words: str, workers: int) -> int:
-        """Start a job's head as the state machine will; return its exit code."""
-        variables = {
-            contract.ENV_JOB: job,
-            contract.ENV_COMMAND: json.dumps(words),
-            contract.ENV_MIN_WORKERS: str(workers),
-            contract.ENV_MAX_WORKERS: str(workers),
-            contract.ENV_IDLE: "5",
-        }
-        override = {
-            "name": contract.CONTAINER,
-            "environment": [{"name": name, "value": value} for name, value in variables.items()],
-        }
-        (task,) = client.run_task(
-            cluster=cluster,
-            taskDefinition=outputs[contract.OUT_JOB_TASK],
-            startedBy=job,
-            overrides={"containerOverrides": [override]},
-        )["tasks"]
-        arguments = {"cluster": cluster, "tasks": [task["taskArn"]]}
-
-        def has_ended() -> bool:
-            (now,) = client.describe_tasks(**arguments)["tasks"]
-            return bool(now["lastStatus"] == "STOPPED")
-
-        eventually(f"{job} has ended", has_ended, timeout_s=200)
-        (ended,) = client.describe_tasks(**arguments)["tasks"]
-        return int(ended["containers"][0]["exitCode"])
-
-    train = ("python", "-m", "training.launch", "ddp", "--preset", "digits", "--workers", "2")
-    assert run("job-a", *train, "--run", "by-a-job", workers=2) == 0
-    bucket = rehearsal.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
-    body = (
-        account_at(rehearsal.state()["endpoint"])
-        .client("s3")
-        .get_object(Bucket=bucket, Key=f"{contract.RUNS_PREFIX}/by-a-job/result.json")["Body"]
-    )
-    result = json.loads(body.read())
-    assert result["status"] == "succeeded"
-    assert len({*result["hosts"]}) == 2
-    eventually(
-        "nothing of the job is left",
-        lambda: not client.list_tasks(cluster=cluster, startedBy="job-a")["taskArns"],
-        timeout_s=30,
-    )
-    assert run("job-b", "python", "-c", "raise SystemExit(3)", workers=1) == 3
-
-
 def test_a_missing_image_ends_the_command_with_its_name(rehearsal: Rehearsal) -> None:
     outputs, client = rehearsal.outputs(contract.TRAINING_STACK), ecs(rehearsal)
     assert trainctl(rehearsal, "cluster", "down", "--yes").returncode == 0
