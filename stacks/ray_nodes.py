@@ -5,6 +5,7 @@ container with eight GPUs beats eight with one. Both services stay at zero tasks
 ``trainctl cluster up``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aws_cdk import Duration, RemovalPolicy, Size
@@ -109,17 +110,28 @@ class RayNodes(Construct):
         trains: bool,
         name: servicediscovery.Service | None,
     ) -> Node:
-        role = self._task_role(node)
-        task = self._task(node, host, role=role, trains=trains)
+        role = self.task_role(
+            self,
+            f"{node.capitalize()}Role",
+            what=f"Ray {node}: checkpoints and data in the bucket, ECS Exec",
+        )
+        task = self.task(
+            self,
+            f"{node.capitalize()}Task",
+            command=node,
+            host=host,
+            role=role,
+            trains=trains,
+        )
         service = self._service(node, host, task=task, name=name)
         return Node(task=task, service=service)
 
-    def _task_role(self, node: str) -> iam.Role:
-        """What the training code may do: its bucket, and a shell for its owner."""
+    def task_role(self, scope: Construct, id_: str, *, what: str) -> iam.Role:
+        """What all training code may do: its bucket, and a shell for its owner."""
         role = iam.Role(
-            self,
-            f"{node.capitalize()}Role",
-            description=f"Ray {node}: checkpoints and data in the bucket, ECS Exec",
+            scope,
+            id_,
+            description=what,
             assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com"),
         )
         core = self._core
@@ -168,13 +180,22 @@ class RayNodes(Construct):
         )
         return role
 
-    def _task(
-        self, node: str, host: HostGroup, *, role: iam.Role, trains: bool
+    def task(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        command: str,
+        host: HostGroup,
+        role: iam.Role,
+        trains: bool,
+        environment: Mapping[str, str] | None = None,
     ) -> ecs.TaskDefinition:
+        """A task that takes a whole host, for what the image's entry point calls ``command``."""
         machine, settings, core = host.machine, self._settings, self._core
         task = ecs.TaskDefinition(
-            self,
-            f"{node.capitalize()}Task",
+            scope,
+            id_,
             compatibility=ecs.Compatibility.EC2,
             # An address of its own: Ray's ports are then the same on every node.
             network_mode=ecs.NetworkMode.AWS_VPC,
@@ -194,7 +215,7 @@ class RayNodes(Construct):
                 core.repositories[contract.WORKER if trains else contract.HEAD],
                 settings.image_tag,
             ),
-            command=[node],
+            command=[command],
             cpu=machine.container_cpu,
             memory_limit_mib=machine.container_memory_mib,
             gpu_count=machine.num_gpus or None,
@@ -216,10 +237,11 @@ class RayNodes(Construct):
                 contract.ENV_TRAINS: "1" if trains else "0",
                 contract.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
                 contract.ENV_CLUSTER: self._cluster.cluster.cluster_name,
+                **(environment or {}),
             },
             secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self._token)},
             logging=ecs.LogDrivers.aws_logs(
-                stream_prefix=node,
+                stream_prefix=command,
                 log_group=self.log_group,
                 # A slow log service must not hold up a training step.
                 mode=ecs.AwsLogDriverMode.NON_BLOCKING,

@@ -13,6 +13,7 @@ from constructs import Construct
 from stacks.core_stack import CoreStack
 from stacks.dashboard import Dashboard
 from stacks.gpu_cluster import GpuCluster
+from stacks.job_runner import JobRunner
 from stacks.ray_nodes import RayNodes
 from stacks.settings import Settings
 from stacks.task_events import TaskEvents
@@ -24,6 +25,7 @@ class TrainingStack(cdk.Stack):
 
     cluster: GpuCluster
     nodes: RayNodes
+    jobs: JobRunner
 
     def __init__(
         self, scope: Construct, id_: str, *, settings: Settings, core: CoreStack, **kwargs: Any
@@ -36,6 +38,9 @@ class TrainingStack(cdk.Stack):
         )
         self.cluster = GpuCluster(self, "Cluster", settings=settings, core=core)
         self.nodes = RayNodes(self, "Nodes", settings=settings, core=core, cluster=self.cluster)
+        self.jobs = JobRunner(
+            self, "Jobs", settings=settings, core=core, cluster=self.cluster, nodes=self.nodes
+        )
         events = TaskEvents(self, "TaskEvents", settings=settings, cluster=self.cluster.cluster)
         dashboard = Dashboard(
             self,
@@ -52,6 +57,7 @@ class TrainingStack(cdk.Stack):
             contract.OUT_SECURITY_GROUP: self.cluster.security_group.security_group_id,
             contract.OUT_HEAD_TASK: self.nodes.head.task.task_definition_arn,
             contract.OUT_WORKER_TASK: self.nodes.worker.task.task_definition_arn,
+            contract.OUT_JOB_TASK: self.jobs.task.task_definition_arn,
             contract.OUT_HEAD_SERVICE: self.nodes.head.service.attr_name,
             contract.OUT_WORKER_SERVICE: self.nodes.worker.service.attr_name,
             contract.OUT_LOG_GROUP: self.nodes.log_group.log_group_name,

@@ -60,6 +60,7 @@ OUT_HEAD_SERVICE: Final = "HeadServiceName"
 OUT_WORKER_SERVICE: Final = "WorkerServiceName"
 OUT_HEAD_TASK: Final = "HeadTaskDefinition"
 OUT_WORKER_TASK: Final = "WorkerTaskDefinition"
+OUT_JOB_TASK: Final = "JobTaskDefinition"  # of a job's head
 OUT_HEAD_REPOSITORY: Final = "HeadRepositoryUri"
 OUT_WORKER_REPOSITORY: Final = "WorkerRepositoryUri"
 OUT_LOG_GROUP: Final = "LogGroupName"

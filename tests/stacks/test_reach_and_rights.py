@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from containers.job import JobConfig
 from stacks.settings import PRESETS
 from tests.stacks.conftest import Synth, Templates, statements, text
+from training import contract
 
 EVERYTHING = {
     "preset": "fsdp",
@@ -101,6 +103,48 @@ def test_training_code_reaches_one_bucket_and_nothing_that_starts_or_ends_machin
         assert buckets == {bucket, f"{bucket}/*"}
 
 
+def test_only_the_head_of_a_job_starts_anything_and_that_is_workers_in_this_cluster(
+    synth: Synth,
+) -> None:
+    templates = synth()
+    start = ("ecs:RunTask", "ecs:StartTask", "iam:PassRole", "ec2:RunInstances")
+    found = {
+        action: (name, each)
+        for name, each in policies(templates)
+        for action in each["Action"]
+        if action in start
+    }
+    assert found.keys() == {"ecs:RunTask", "iam:PassRole"}
+    assert all(name.startswith("JobsRole") for name, _ in found.values())
+    _, run = found["ecs:RunTask"]
+    (definition,) = run["Resource"]
+    assert "NodesWorkerTask" in definition
+    assert run["Condition"]["ArnEquals"].keys() == {"ecs:cluster"}
+    _, passed = found["iam:PassRole"]
+    assert len(passed["Resource"]) == 2
+    assert all("Nodes" in each for each in passed["Resource"])
+    assert passed["Condition"] == {
+        "StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}
+    }
+
+
+def test_the_head_of_a_job_is_told_what_its_workers_are(synth: Synth) -> None:
+    (task,) = [
+        each["ContainerDefinitions"][0]
+        for name, each in synth(preset="fsdp").of_type("AWS::ECS::TaskDefinition").items()
+        if name.startswith("JobsTask")
+    ]
+    told = {each["Name"]: text(each["Value"]) for each in task["Environment"]}
+    config = JobConfig.from_environment(
+        told | {contract.ENV_JOB: "j", contract.ENV_COMMAND: '["true"]'}
+    )
+    assert task["Command"] == [contract.JOB]
+    assert (config.worker_cpus, config.worker_gpus) == (48, 4)
+    assert "NodesWorkerTask" in config.worker_task
+    assert len(config.subnets) == len(config.security_groups) == 1
+    assert config.worker_provider
+
+
 def test_each_part_is_trusted_to_one_service(synth: Synth) -> None:
     services = {
         name: text(statement["Principal"].get("Service"))
@@ -112,7 +156,7 @@ def test_each_part_is_trusted_to_one_service(synth: Synth) -> None:
         by_service.setdefault(service, []).append(name)
     assert {service: len(names) for service, names in by_service.items()} == {
         "ec2.amazonaws.com": 1,
-        "ecs-tasks.amazonaws.com": 3,  # execution, head, worker
+        "ecs-tasks.amazonaws.com": 4,  # execution, head, worker, head of a job
         "lambda.amazonaws.com": 2,  # teardown, CDK's for the default security group
         "vpc-flow-logs.amazonaws.com": 1,
     }
