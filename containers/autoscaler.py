@@ -202,6 +202,7 @@ class EcsNodeProvider(NodeProvider):
             "taskDefinition": settings.task_definition,
             "count": count,
             "startedBy": settings.job,
+            "group": f"{contract.JOB_GROUP}{settings.job}",
             # Given again with each attempt: ECS then answers with what the first one has started.
             "clientToken": uuid.uuid4().hex,
             "networkConfiguration": {

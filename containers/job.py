@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 from botocore.exceptions import BotoCoreError, ClientError
 from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
 
-from containers import cluster, metadata, network, node
+from containers import cluster, metadata, network, node, user_code
 from containers.autoscaler import EcsNodeProvider
 from containers.node import TOKEN, NodeConfig, count, say
 from training import contract
@@ -69,12 +69,11 @@ class JobConfig:
             command = None
         if not (isinstance(command, list) and command and all(isinstance(w, str) for w in command)):
             raise InputError(f"{contract.ENV_COMMAND} must be a JSON list of words")
+        # None at all: an export, say, is done by the head alone.
         least = count(environment, contract.ENV_MIN_WORKERS, 1)
-        most = count(environment, contract.ENV_MAX_WORKERS, max(1, least))
-        if not 1 <= least <= most:
-            raise InputError(
-                f"{least} to {most} workers: there must be one at least, and no more than at most"
-            )
+        most = count(environment, contract.ENV_MAX_WORKERS, least)
+        if least > most:
+            raise InputError(f"{least} to {most} workers: there must be no more than at most")
         return cls(
             job=environment[contract.ENV_JOB],
             command=tuple(command),
@@ -115,7 +114,11 @@ def autoscaling(
         "subnets": [*config.subnets],
         "security_groups": [*config.security_groups],
         # An address, because names take time to spread, and no is remembered for minutes.
-        "environment": {contract.ENV_HEAD_ADDRESS: address, contract.ENV_JOB: config.job},
+        "environment": {
+            contract.ENV_HEAD_ADDRESS: address,
+            contract.ENV_JOB: config.job,
+            contract.ENV_DEADLINE: f"{config.deadline:.0f}",
+        },
     }
     worker: dict[str, Any] = {"CPU": config.worker_cpus}
     if config.worker_gpus:
@@ -218,13 +221,27 @@ class Job:
                 return contract.EXIT_FAILED
             time.sleep(_POLL_S)
         words = self._config.command
-        say(f"running {' '.join(words)}")
-        # A group of its own, so that what it starts ends with it.
-        command = subprocess.Popen(
-            words,
-            env={**environment, "RAY_ADDRESS": f"{address}:{contract.GCS_PORT}"},
-            start_new_session=True,
-        )
+        with tempfile.TemporaryDirectory(prefix="code-") as folder:
+            own = user_code.prepare(os.environ, Path(folder))
+            say(f"running {' '.join(words)}")
+            # A group of its own, so that what it starts ends with it.
+            try:
+                command = subprocess.Popen(
+                    words,
+                    cwd=own.folder,
+                    env={
+                        **environment,
+                        **own.environment,
+                        "RAY_ADDRESS": f"{address}:{contract.GCS_PORT}",
+                    },
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
+            return self._wait(command, ray)
+
+    def _wait(self, command: "subprocess.Popen[bytes]", ray: "subprocess.Popen[bytes]") -> int:
+        """Exit code of the command, or of what ended it."""
         code: int | None = None
         while command.poll() is None and code is None:
             time.sleep(_POLL_S)

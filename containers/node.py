@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Final, Self
 
-from containers import cluster, gpus, metadata, network
+from containers import cluster, gpus, metadata, network, spot
 from training import contract
 from training.contract import InputError
 
@@ -196,6 +196,9 @@ class Node:
             threading.Thread(
                 target=cluster.watch, args=(os.environ[TOKEN], say, ended), daemon=True
             ).start()
+        else:
+            drain = spot.Drain(head=config.head, address=address, environment=environment, say=say)
+            threading.Thread(target=spot.watch, args=(drain, say, ended), daemon=True).start()
         code = self._ray.wait()
         ended.set()
         return self._explain(code, time.monotonic() - began)

@@ -89,9 +89,10 @@ def main() -> None:
     from ministack import app
     from ministack.services import ssm
 
-    from rehearsal import cloudformation_types
+    from rehearsal import cloudformation_types, step_functions
 
     cloudformation_types.register()
+    step_functions.install()
     for family in ECS_IMAGE_FAMILIES:
         ssm._PUBLIC_AMI_PARAMETERS[f"{ECS_IMAGES}/{family}/recommended/image_id"] = ECS_IMAGE_ID
     if os.environ.get("REHEARSAL_NETWORK"):

@@ -49,6 +49,11 @@ class CoreStack(cdk.Stack):
         self.repositories = {
             node: self._repository(node) for node in (contract.HEAD, contract.WORKER)
         }
+        # Whether TrainingStack needs both depends on its settings, and an export that is in use
+        # cannot go: without this, a change of them would have to take two deploys.
+        for repository in self.repositories.values():
+            self.export_value(repository.repository_arn)
+            self.export_value(repository.repository_name)
         # The head registers here as head.<namespace>, for the workers of a standing cluster.
         self.namespace = servicediscovery.PrivateDnsNamespace(
             self,

@@ -1,26 +1,45 @@
-"""The head of a job: a task that starts, and ends, worker tasks of its own.
+"""Jobs: a state machine runs a head task, the head its workers; a function tidies up after both.
 
-It differs from the standing cluster's head in what it runs and in what it may do. Only this one can
-start anything, and only tasks of the worker's definition, in this cluster.
+    Head (ecs:runTask.sync) -> CleanUp (function) -> once more, or the end
+
+One execution is one job. Whatever becomes of the head (its code fails, its host goes, its deadline
+comes, somebody aborts the execution), the function stops what is left, says why, and writes it down
+(``job_keeper``). Nothing here runs, or costs, while there is no job.
 """
 
-from aws_cdk import ArnFormat, Stack
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from aws_cdk import ArnFormat, Duration, Stack
 from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_events as events
+from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_stepfunctions as stepfunctions
 from constructs import Construct
 
 from stacks.core_stack import CoreStack
 from stacks.findings import accept, wildcard
-from stacks.gpu_cluster import GpuCluster
+from stacks.gpu_cluster import GpuCluster, HostGroup
+from stacks.log_groups import log_group
 from stacks.ray_nodes import RayNodes
 from stacks.settings import Settings
 from training import contract
 
+KEEPER: Final = Path(__file__).parent / "job_keeper"
+SWEEP_EVERY: Final = Duration.minutes(5)
+#: Between a job's deadline, which its head keeps itself, and the end of a head that does not.
+HEAD_GRACE_S: Final = 120
+
 
 class JobRunner(Construct):
-    """Task definition and role of a job's head."""
+    """Task definition of a job's head, the state machine around it, and what tidies up."""
 
     task: ecs.TaskDefinition
+    state_machine: stepfunctions.StateMachine
+    keeper: lambda_.Function
 
     def __init__(
         self,
@@ -33,85 +52,415 @@ class JobRunner(Construct):
         nodes: RayNodes,
     ) -> None:
         super().__init__(scope, id_)
+        self._settings, self._core = settings, core
+        self._cluster, self._nodes = cluster, nodes
+        self.task = self._head_task()
+        # Written out, because the function and the machine need each other.
+        name = f"{Stack.of(self).stack_name}-jobs"
+        arn = Stack.of(self).format_arn(
+            service="states",
+            resource="stateMachine",
+            resource_name=name,
+            arn_format=ArnFormat.COLON_RESOURCE_NAME,
+        )
+        self.keeper = self._keeper(arn)
+        self.state_machine = self._state_machine(name)
+        self._watch(arn)
+
+    # --- the head -------------------------------------------------------------------------------
+    def _head_task(self) -> ecs.TaskDefinition:
+        cluster, nodes, worker = self._cluster, self._nodes, self._cluster.worker
         role = nodes.task_role(
             self, "Role", what="Head of a job: its workers, its bucket, ECS Exec"
         )
-        worker = cluster.worker
-        for statement in _statements(cluster, nodes):
-            role.add_to_policy(statement)
+        _allow(
+            role,
+            iam.PolicyStatement(
+                sid="StartWorkers",
+                actions=["ecs:RunTask"],
+                resources=[nodes.worker.task.task_definition_arn],
+                conditions=_here(cluster),
+            ),
+            iam.PolicyStatement(
+                sid="TagWorkers",
+                actions=["ecs:TagResource"],
+                resources=[_in_cluster(cluster, "task")],
+                conditions={"StringEquals": {"ecs:CreateAction": "RunTask"}},
+            ),
+            _pass_roles(nodes.worker.task),
+            *_ending(cluster, [cluster.worker]),
+            iam.PolicyStatement(
+                sid="Secrets",
+                actions=["secretsmanager:GetSecretValue"],
+                resources=[_secrets(self)],
+            ),
+        )
         accept(
             role,
             {
                 wildcard(self): "Listing tasks has no resource; it is limited to this cluster. "
                 "Neither have the channels of ECS Exec.",
-                **{
-                    wildcard(self, arn): "Tasks and hosts have random names; they are this "
-                    "cluster's."
-                    for arn in (_in_cluster(cluster, "task"), _hosts(cluster))
-                },
-                wildcard(self, _group(cluster)): "A group's ARN holds a random id beside its name, "
-                "which is given.",
+                wildcard(self, _secrets(self)): "The users' own secrets, by the prefix of names "
+                "that are meant for jobs.",
+                **_reasons(self, cluster, [cluster.worker]),
             },
         )
-        self.task = nodes.task(
+        return nodes.task(
             self,
             "Task",
             command=contract.JOB,
             host=cluster.head,
             role=role,
-            trains=settings.head_trains,
+            trains=self._settings.head_trains,
             environment={
                 contract.ENV_WORKER_TASK: nodes.worker.task.task_definition_arn,
                 contract.ENV_WORKER_PROVIDER: worker.capacity_provider.ref,
                 contract.ENV_WORKER_CPUS: str(worker.machine.vcpus),
                 contract.ENV_WORKER_GPUS: str(worker.machine.num_gpus),
-                contract.ENV_SUBNETS: ",".join(core.training_subnets.subnet_ids),
+                contract.ENV_SUBNETS: ",".join(self._core.training_subnets.subnet_ids),
                 contract.ENV_SECURITY_GROUPS: cluster.security_group.security_group_id,
             },
         )
 
+    # --- what tidies up -------------------------------------------------------------------------
+    def _keeper(self, state_machine_arn: str) -> lambda_.Function:
+        cluster, core = self._cluster, self._core
+        groups = [cluster.head, cluster.worker]
+        logs = log_group(self, "KeeperLogs", settings=self._settings)
+        role = iam.Role(
+            self,
+            "KeeperRole",
+            description="Ends what jobs leave behind, and writes down why they ended",
+            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
+        )
+        records = core.bucket.arn_for_objects(f"{contract.RUNS_PREFIX}/*/{contract.JOBS_DIR}/*")
+        executions = f"{state_machine_arn.replace(':stateMachine:', ':execution:')}:*"
+        _allow(
+            role,
+            *_ending(cluster, groups),
+            iam.PolicyStatement(sid="Records", actions=["s3:PutObject"], resources=[records]),
+            iam.PolicyStatement(
+                sid="Jobs", actions=["states:DescribeExecution"], resources=[executions]
+            ),
+        )
+        logs.grant_write(role)
+        accept(
+            role,
+            {
+                wildcard(self): "Listing tasks has no resource; it is limited to this cluster.",
+                wildcard(self, records): "Runs and jobs are named by their users.",
+                wildcard(self, executions): "Executions of the one state machine.",
+                **_reasons(self, cluster, groups),
+            },
+        )
+        return lambda_.Function(
+            self,
+            "Keeper",
+            description="Ends what jobs leave behind, and writes down why they ended",
+            runtime=lambda_.Runtime.PYTHON_3_14,
+            handler="index.handler",
+            code=lambda_.Code.from_asset(str(KEEPER), exclude=["__pycache__"]),
+            timeout=Duration.minutes(5),
+            memory_size=256,
+            role=role,
+            log_group=logs,
+            environment={
+                "CLUSTER": cluster.cluster.cluster_name,
+                "BUCKET": core.bucket.bucket_name,
+                "HEAD_FAMILY": self.task.family,
+                "STATE_MACHINE": state_machine_arn,
+            },
+        )
 
-def _statements(cluster: GpuCluster, nodes: RayNodes) -> list[iam.PolicyStatement]:
-    here = {"ArnEquals": {"ecs:cluster": cluster.cluster.cluster_arn}}
-    worker = nodes.worker.task
+    # --- the state machine ------------------------------------------------------------------------
+    def _state_machine(self, name: str) -> stepfunctions.StateMachine:
+        role = iam.Role(
+            self,
+            "ExecutionRole",
+            description="Runs the heads of jobs, and what tidies up after them",
+            assumed_by=iam.ServicePrincipal("states.amazonaws.com"),
+        )
+        cluster = self._cluster
+        # Step Functions hears by this rule of its own that a task has ended.
+        rule = Stack.of(self).format_arn(
+            service="events", resource="rule", resource_name="StepFunctionsGetEventsForECSTaskRule"
+        )
+        _allow(
+            role,
+            iam.PolicyStatement(
+                sid="StartHead",
+                actions=["ecs:RunTask"],
+                resources=[self.task.task_definition_arn],
+                conditions=_here(cluster),
+            ),
+            iam.PolicyStatement(
+                sid="EndHead",
+                actions=["ecs:DescribeTasks", "ecs:StopTask"],
+                resources=[_in_cluster(cluster, "task")],
+            ),
+            iam.PolicyStatement(
+                sid="TagHead",
+                actions=["ecs:TagResource"],
+                resources=[_in_cluster(cluster, "task")],
+                conditions={"StringEquals": {"ecs:CreateAction": "RunTask"}},
+            ),
+            _pass_roles(self.task),
+            iam.PolicyStatement(
+                sid="HearOfTasks",
+                actions=["events:DescribeRule", "events:PutRule", "events:PutTargets"],
+                resources=[rule],
+            ),
+            iam.PolicyStatement(
+                sid="CleanUp",
+                actions=["lambda:InvokeFunction"],
+                resources=[self.keeper.function_arn],
+            ),
+        )
+        accept(
+            role,
+            {
+                wildcard(self, _in_cluster(cluster, "task")): "Tasks have random names; they are "
+                "this cluster's."
+            },
+        )
+        machine = stepfunctions.StateMachine(
+            self,
+            "StateMachine",
+            state_machine_name=name,
+            definition_body=stepfunctions.DefinitionBody.from_string(
+                Stack.of(self).to_json_string(self.definition())
+            ),
+            role=role.without_policy_updates(),
+            comment="One execution is one job: a head task, and what tidies up after it",
+        )
+        machine.node.add_dependency(role)
+        accept(
+            machine,
+            {
+                "AwsSolutions-SF1": "An execution has four states and keeps its history for 90 "
+                "days; how it ended is written into the bucket.",
+                "AwsSolutions-SF2": "One task per execution: there is no path of calls to trace.",
+            },
+        )
+        return machine
+
+    def definition(self) -> dict[str, Any]:
+        """The machine in Amazon States Language, with JSONata."""
+        # Input: run, command, max_seconds, capacity_wait_s, idle_s, min_workers, max_workers,
+        # attempts, environment (name -> value). trainctl.jobs writes it.
+        told: Mapping[str, str] = {
+            contract.ENV_JOB: "$job",
+            contract.ENV_RUN: "$spec.run",
+            contract.ENV_COMMAND: "$string($spec.command)",
+            contract.ENV_DEADLINE: "$string($deadline)",
+            contract.ENV_CAPACITY_WAIT: "$string($spec.capacity_wait_s)",
+            contract.ENV_IDLE: "$string($spec.idle_s)",
+            contract.ENV_MIN_WORKERS: "$string($spec.min_workers)",
+            contract.ENV_MAX_WORKERS: "$string($spec.max_workers)",
+        }
+        own = ", ".join(f"{{'Name': '{name}', 'Value': {value}}}" for name, value in told.items())
+        given = "$each($spec.environment, function($v, $k) {{'Name': $k, 'Value': $v}})"
+        cluster, subnets = self._cluster, self._core.training_subnets
+        head = {
+            "Cluster": cluster.cluster.cluster_arn,
+            "TaskDefinition": self.task.task_definition_arn,
+            "CapacityProviderStrategy": [
+                {"CapacityProvider": cluster.head.capacity_provider.ref, "Weight": 1}
+            ],
+            "NetworkConfiguration": {
+                "AwsvpcConfiguration": {
+                    "Subnets": subnets.subnet_ids,
+                    "SecurityGroups": [cluster.security_group.security_group_id],
+                }
+            },
+            # startedBy is Step Functions' own; the group is how the head's job is known.
+            "Group": f"{{% '{contract.JOB_GROUP}' & $job %}}",
+            "EnableExecuteCommand": True,
+            "PropagateTags": "TASK_DEFINITION",
+            "Overrides": {
+                "ContainerOverrides": [
+                    {
+                        "Name": contract.CONTAINER,
+                        "Environment": f"{{% $append([{own}], {given}) %}}",
+                    }
+                ]
+            },
+        }
+        return {
+            "Comment": "A job: its head, and what tidies up after it",
+            "QueryLanguage": "JSONata",
+            "StartAt": "Begin",
+            "States": {
+                "Begin": {
+                    "Type": "Pass",
+                    "Assign": {
+                        "job": "{% $states.context.Execution.Name %}",
+                        "spec": "{% $states.input %}",
+                        "attempt": 1,
+                        "began": "{% $toMillis($states.context.Execution.StartTime) / 1000 %}",
+                        "deadline": "{% $floor($toMillis($states.context.Execution.StartTime) "
+                        "/ 1000) + $states.input.max_seconds %}",
+                    },
+                    "Next": "Head",
+                },
+                "Head": {
+                    "Type": "Task",
+                    "Resource": "arn:aws:states:::ecs:runTask.sync",
+                    # The head keeps its deadline itself, so that its code can say goodbye.
+                    "TimeoutSeconds": f"{{% $max([{HEAD_GRACE_S}, $ceil($deadline - "
+                    f"$millis() / 1000) + {HEAD_GRACE_S}]) %}}",
+                    "Arguments": head,
+                    "Retry": [
+                        {
+                            "ErrorEquals": ["ECS.ServerException", "ECS.ThrottlingException"],
+                            "IntervalSeconds": 5,
+                            "MaxAttempts": 4,
+                            "BackoffRate": 2,
+                        }
+                    ],
+                    "Catch": [
+                        {
+                            "ErrorEquals": ["States.ALL"],
+                            "Assign": {
+                                "ended": {
+                                    "Error": "{% $states.errorOutput.Error %}",
+                                    "Cause": "{% $states.errorOutput.Cause %}",
+                                }
+                            },
+                            "Next": "CleanUp",
+                        }
+                    ],
+                    "Assign": {"ended": {"Task": "{% $states.result %}"}},
+                    "Next": "CleanUp",
+                },
+                "CleanUp": {
+                    "Type": "Task",
+                    "Resource": "arn:aws:states:::lambda:invoke",
+                    "Arguments": {
+                        "FunctionName": self.keeper.function_arn,
+                        "Payload": "{% $merge([$ended, {'Action': 'end', 'Job': $job, "
+                        "'Spec': $spec, 'Attempt': $attempt, 'Began': $began, "
+                        "'Deadline': $deadline}]) %}",
+                    },
+                    "Retry": [
+                        {
+                            "ErrorEquals": ["States.ALL"],
+                            "IntervalSeconds": 3,
+                            "MaxAttempts": 6,
+                            "BackoffRate": 2,
+                        }
+                    ],
+                    "Assign": {"outcome": "{% $states.result.Payload %}"},
+                    "Next": "Ended",
+                },
+                "Ended": {
+                    "Type": "Choice",
+                    "Choices": [
+                        {"Condition": "{% $outcome.again %}", "Next": "Again"},
+                        {
+                            "Condition": "{% $outcome.status = 'succeeded' %}",
+                            "Next": "Succeeded",
+                        },
+                    ],
+                    "Default": "Failed",
+                },
+                "Again": {
+                    "Type": "Pass",
+                    "Assign": {"attempt": "{% $attempt + 1 %}"},
+                    "Next": "Head",
+                },
+                "Succeeded": {"Type": "Succeed", "Output": "{% $outcome %}"},
+                "Failed": {
+                    "Type": "Fail",
+                    "Error": "{% $outcome.status %}",
+                    "Cause": "{% $string($outcome) %}",
+                },
+            },
+        }
+
+    def _watch(self, state_machine_arn: str) -> None:
+        """The function runs for what the machine cannot do itself: its own end, and time."""
+        target = targets.LambdaFunction(self.keeper, retry_attempts=3)
+        events.Rule(
+            self,
+            "Aborted",
+            description="Jobs that were aborted or timed out: their tasks are ended",
+            event_pattern=events.EventPattern(
+                source=["aws.states"],
+                detail_type=["Step Functions Execution Status Change"],
+                detail={
+                    "stateMachineArn": [state_machine_arn],
+                    "status": ["ABORTED", "TIMED_OUT"],
+                },
+            ),
+            targets=[target],
+        )
+        events.Rule(
+            self,
+            "Sweep",
+            description="Tasks of jobs that nobody looks after any more are ended",
+            schedule=events.Schedule.rate(SWEEP_EVERY),
+            targets=[target],
+        )
+
+
+# --- rights ---------------------------------------------------------------------------------------
+def _allow(role: iam.Role, *statements: iam.PolicyStatement) -> None:
+    for statement in statements:
+        role.add_to_policy(statement)
+
+
+def _here(cluster: GpuCluster) -> dict[str, Any]:
+    return {"ArnEquals": {"ecs:cluster": cluster.cluster.cluster_arn}}
+
+
+def _pass_roles(task: ecs.TaskDefinition) -> iam.PolicyStatement:
+    return iam.PolicyStatement(
+        sid="PassRoles",
+        actions=["iam:PassRole"],
+        resources=[role.role_arn for role in (task.task_role, task.execution_role) if role],
+        conditions={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
+    )
+
+
+def _ending(cluster: GpuCluster, groups: list[HostGroup]) -> list[iam.PolicyStatement]:
+    """Finding and ending tasks of the cluster, and the hosts of some of its groups."""
     return [
         iam.PolicyStatement(
-            sid="StartWorkers",
-            actions=["ecs:RunTask"],
-            resources=[worker.task_definition_arn],
-            conditions=here,
+            sid="FindTasks", actions=["ecs:ListTasks"], resources=["*"], conditions=_here(cluster)
         ),
         iam.PolicyStatement(
-            sid="TagWorkers",
-            actions=["ecs:TagResource"],
-            resources=[_in_cluster(cluster, "task")],
-            conditions={"StringEquals": {"ecs:CreateAction": "RunTask"}},
-        ),
-        iam.PolicyStatement(
-            sid="FindWorkers", actions=["ecs:ListTasks"], resources=["*"], conditions=here
-        ),
-        iam.PolicyStatement(
-            sid="EndWorkers",
+            sid="EndTasks",
             actions=["ecs:DescribeTasks", "ecs:StopTask"],
             resources=[_in_cluster(cluster, "task")],
         ),
         iam.PolicyStatement(
             sid="DrainHosts",
             actions=["ecs:DescribeContainerInstances", "ecs:UpdateContainerInstancesState"],
-            resources=[_hosts(cluster)],
+            resources=[_in_cluster(cluster, "container-instance")],
         ),
         iam.PolicyStatement(
             sid="EndHosts",
             actions=["autoscaling:TerminateInstanceInAutoScalingGroup"],
-            resources=[_group(cluster)],
-        ),
-        iam.PolicyStatement(
-            sid="WorkersRoles",
-            actions=["iam:PassRole"],
-            resources=[role.role_arn for role in (worker.task_role, worker.execution_role) if role],
-            conditions={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
+            resources=[_group(cluster, each) for each in groups],
         ),
     ]
+
+
+def _reasons(scope: Construct, cluster: GpuCluster, groups: list[HostGroup]) -> dict[str, str]:
+    """Why the wildcards of ``_ending`` stand."""
+    random = (_in_cluster(cluster, "task"), _in_cluster(cluster, "container-instance"))
+    return {
+        **{
+            wildcard(scope, arn): "Tasks and hosts have random names; they are this cluster's."
+            for arn in random
+        },
+        **{
+            wildcard(scope, _group(cluster, each)): "A group's ARN holds a random id beside its "
+            "name, which is given."
+            for each in groups
+        },
+    }
 
 
 def _in_cluster(cluster: GpuCluster, resource: str) -> str:
@@ -120,14 +469,19 @@ def _in_cluster(cluster: GpuCluster, resource: str) -> str:
     )
 
 
-def _hosts(cluster: GpuCluster) -> str:
-    return _in_cluster(cluster, "container-instance")
-
-
-def _group(cluster: GpuCluster) -> str:
+def _group(cluster: GpuCluster, host: HostGroup) -> str:
     return Stack.of(cluster).format_arn(
         service="autoscaling",
         resource="autoScalingGroup",
-        resource_name=f"*:autoScalingGroupName/{cluster.worker.group.auto_scaling_group_name}",
+        resource_name=f"*:autoScalingGroupName/{host.group.auto_scaling_group_name}",
+        arn_format=ArnFormat.COLON_RESOURCE_NAME,
+    )
+
+
+def _secrets(scope: Construct) -> str:
+    return Stack.of(scope).format_arn(
+        service="secretsmanager",
+        resource="secret",
+        resource_name=f"{contract.SECRETS_PREFIX}*",
         arn_format=ArnFormat.COLON_RESOURCE_NAME,
     )

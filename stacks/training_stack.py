@@ -58,9 +58,12 @@ class TrainingStack(cdk.Stack):
             contract.OUT_HEAD_TASK: self.nodes.head.task.task_definition_arn,
             contract.OUT_WORKER_TASK: self.nodes.worker.task.task_definition_arn,
             contract.OUT_JOB_TASK: self.jobs.task.task_definition_arn,
+            contract.OUT_JOBS: self.jobs.state_machine.state_machine_arn,
+            contract.OUT_KEEPER: self.jobs.keeper.function_name,
             contract.OUT_HEAD_SERVICE: self.nodes.head.service.attr_name,
             contract.OUT_WORKER_SERVICE: self.nodes.worker.service.attr_name,
             contract.OUT_LOG_GROUP: self.nodes.log_group.log_group_name,
+            contract.OUT_TASK_EVENTS: events.log_group.log_group_name,
             contract.OUT_DASHBOARD: dashboard.dashboard.dashboard_name,
             contract.OUT_SHAPE: json.dumps(
                 {

@@ -6,19 +6,25 @@ One file per command, one module that talks to AWS, and one place, here, where e
 import sys
 from collections.abc import Sequence
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
-from trainctl import cluster, local, show
+from trainctl import artifacts, cluster, dashboard, jobs, local, show, submit
+from trainctl.doctor import doctor
 from trainctl.errors import explained
 from trainctl.shell import shell
 from training import contract
 
 _EPILOG = (
     "Exit codes: 0 done; 1 it failed, the message says why; 2 wrong input; 130 Ctrl-C, which never "
-    "stops what runs in the cloud. Data goes to stdout, everything else to stderr."
+    "stops what runs in the cloud. wait and --follow exit as the job does: 75 no capacity, 124 "
+    "deadline, 143 stopped, else the code of its command. Data goes to stdout, everything else to "
+    "stderr."
 )
+
+_JOBS: Final = "Jobs"
+_AROUND: Final = "Around them"
 
 app = typer.Typer(
     name="trainctl",
@@ -28,9 +34,24 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=_EPILOG,
 )
-app.add_typer(cluster.app, name="cluster")
-app.command()(shell)
-app.add_typer(local.app, name="local")
+#: Settings of a recipe are not this program's options; they are checked all the same.
+_PASSES_ON: Final = {"ignore_unknown_options": True}
+
+app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(submit.submit)
+app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(submit.plan)
+app.command(rich_help_panel=_JOBS)(jobs.ls)
+app.command("show", rich_help_panel=_JOBS)(jobs.show_job)
+app.command(rich_help_panel=_JOBS)(jobs.logs)
+app.command(rich_help_panel=_JOBS)(jobs.wait)
+app.command(rich_help_panel=_JOBS)(jobs.stop)
+app.command(rich_help_panel=_JOBS)(jobs.cost)
+app.command(rich_help_panel=_JOBS)(artifacts.export)
+app.command(rich_help_panel=_JOBS)(artifacts.generate)
+app.command("open", rich_help_panel=_AROUND)(dashboard.open_)
+app.command(rich_help_panel=_AROUND)(shell)
+app.command(rich_help_panel=_AROUND)(doctor)
+app.add_typer(cluster.app, name="cluster", rich_help_panel=_AROUND)
+app.add_typer(local.app, name="local", rich_help_panel=_AROUND)
 
 
 def _version_text() -> str:
@@ -54,12 +75,12 @@ def trainctl(
 ) -> None:
     """Distributed training on Amazon ECS, from a laptop.
 
-    Finds what make deploy has put into the account and region in use. Training itself starts on
-    the head of a cluster, or here: python -m training.launch ddp --local
+    Finds what make deploy has put into the account and region in use. A job brings its own cluster
+    and takes it away again: trainctl submit ddp --workers 2 --follow
     """
 
 
-@app.command()
+@app.command(rich_help_panel=_AROUND)
 def version() -> None:
     """Print the version."""
     print(_version_text())

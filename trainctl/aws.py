@@ -4,18 +4,21 @@ A deployment is found by the outputs of its two stacks, so the command line need
 its own; at a local AWS it finds a local deployment the same way.
 """
 
+import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final, Self
 
 import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from trainctl.errors import CliError
+from trainctl.errors import CliError, UsageError
+from trainctl.show import parsed
 from training import contract
 from training.contract import ClusterSize, InputError
 from training.instance_types import InstanceType, instance_type
@@ -23,6 +26,8 @@ from training.instance_types import InstanceType, instance_type
 #: No account of AWS has this number; the rehearsal's local AWS has.
 LOCAL_ACCOUNT: Final = "000000000000"
 NODES: Final = (contract.HEAD, contract.WORKER)
+#: Among how many of the newest jobs a run is looked for by its name.
+JOBS_LOOKED_AT: Final = 100
 #: Lines of the head's newest log that may stand between two of the cluster's sizes.
 _LOG_LINES: Final = 500
 
@@ -119,6 +124,102 @@ class Service:
     rollout_reason: str
     events: tuple[tuple[datetime, str], ...]
     """Newest first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndedTask:
+    """A task of a job that is over: what it was, and for how long."""
+
+    id: str
+    node: str
+    seconds: float
+    """From when its host began to fetch the image; before that there may have been no host."""
+
+    @classmethod
+    def from_event(cls, detail: Mapping[str, Any], job: "Job") -> Self:
+        """From the event that ECS sends when a task stops."""
+        times = [detail.get(name) for name in ("pullStartedAt", "startedAt")]
+        began = next((_time(each) for each in times if each), None)
+        ended = _time(detail.get("stoppedAt") or detail["updatedAt"])
+        return cls(
+            id=detail["taskArn"].rpartition("/")[2],
+            node=contract.WORKER if detail.get("startedBy") == job.id else contract.HEAD,
+            seconds=(ended - began).total_seconds() if began else 0.0,
+        )
+
+
+def _time(value: Any) -> datetime:
+    return datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One submission of a run: an execution of the state machine."""
+
+    id: str
+    run: str
+    status: str
+    """``running``, ``succeeded``, ``failed``, ``stopped``, ``deadline``, ``no_capacity`` …"""
+    reason: str
+    """The same in words; while it runs, "running"."""
+    exit_code: int | None
+    """Of the user's code, where it was that which ended it."""
+    began: datetime
+    ended: datetime | None
+    spec: Mapping[str, Any]
+    """What was submitted: command, workers, limits."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended is not None
+
+    @property
+    def deadline(self) -> datetime:
+        return self.began + timedelta(seconds=self.spec.get("max_seconds", 0))
+
+    @property
+    def shell_code(self) -> int:
+        """What ``trainctl wait`` exits with."""
+        if self.status == "succeeded":
+            return contract.EXIT_OK
+        if self.exit_code:
+            return self.exit_code
+        codes = {
+            "no_capacity": contract.EXIT_NO_CAPACITY,
+            "deadline": contract.EXIT_DEADLINE,
+            "stopped": contract.EXIT_TERMINATED,
+        }
+        return codes.get(self.status, contract.EXIT_FAILED)
+
+    @classmethod
+    def from_execution(cls, found: Mapping[str, Any]) -> Self:
+        """What Step Functions describes."""
+        spec = parsed(found.get("input"))
+        status = found["status"]
+        outcome: dict[str, Any]
+        if status == "RUNNING":
+            outcome = {"status": "running", "reason": "running"}
+        elif status == "SUCCEEDED":
+            outcome = parsed(found.get("output"))
+        elif status == "FAILED":
+            outcome = parsed(found.get("cause")) or {
+                "status": "failed",
+                "reason": f"failed: {found.get('error', '')} {found.get('cause', '')}".strip(),
+            }
+        elif status == "TIMED_OUT":
+            outcome = {"status": "deadline", "reason": "deadline"}
+        else:
+            outcome = {"status": "stopped", "reason": "stopped by user"}
+        return cls(
+            id=found["name"],
+            run=spec.get("run", ""),
+            status=outcome.get("status", "succeeded"),
+            reason=outcome.get("reason", "succeeded"),
+            exit_code=outcome.get("exit_code"),
+            began=found["startDate"],
+            ended=found.get("stopDate"),
+            spec=spec,
+        )
 
 
 class Deployment:
@@ -244,49 +345,207 @@ class Deployment:
 
     def tasks(self, *, stopped: bool = False) -> list[Task]:
         """The nodes there are, the head first; or those that ended within the last hour."""
-        return sorted(
-            self._tasks("STOPPED" if stopped else "RUNNING"), key=lambda task: (task.node, task.id)
-        )
-
-    def _tasks(self, desired: str) -> Iterator[Task]:
-        ecs = self.client("ecs")
+        desired = "STOPPED" if stopped else "RUNNING"
+        found = []
         for node in NODES:
-            pages = ecs.get_paginator("list_tasks").paginate(
-                cluster=self.cluster, serviceName=self._service_name(node), desiredStatus=desired
-            )
-            arns = [arn for page in pages for arn in page["taskArns"]]
-            for first in range(0, len(arns), 100):  # as many as one call takes
-                found = ecs.describe_tasks(cluster=self.cluster, tasks=arns[first : first + 100])
-                yield from (Task.from_ecs(node, each) for each in found["tasks"])
+            arns = self._listed(desired, serviceName=self._service_name(node))
+            found += self._described(node, arns)
+        return sorted(found, key=lambda task: (task.node, task.id))
+
+    def _listed(self, desired: str, **which: str) -> list[str]:
+        pages = (
+            self.client("ecs")
+            .get_paginator("list_tasks")
+            .paginate(cluster=self.cluster, desiredStatus=desired, **which)
+        )
+        return [arn for page in pages for arn in page["taskArns"]]
 
     def ray_size(self, head: Task) -> ClusterSize | None:
         """What the head says in its log that Ray has; None while it has said nothing."""
-        try:
-            events = self.client("logs").get_log_events(
-                logGroupName=self.output(contract.OUT_LOG_GROUP),
-                logStreamName=f"{contract.HEAD}/{contract.CONTAINER}/{head.id}",
-                limit=_LOG_LINES,
-                startFromHead=False,
-            )["events"]
-        except ClientError as error:
-            if error.response["Error"]["Code"] == "ResourceNotFoundException":
-                return None  # the container has not written its first line yet
-            raise
+        events = self._log(head, limit=_LOG_LINES, startFromHead=False)["events"]
         sizes = (ClusterSize.from_line(each["message"]) for each in reversed(events))
         return next((size for size in sizes if size), None)
 
     def last_lines(self, task: Task, number: int = 5) -> list[str]:
         """The end of a node's log; empty when it has none."""
+        events = self._log(task, limit=number, startFromHead=False)["events"]
+        return [each["message"].rstrip() for each in events]
+
+    def log(self, task: Task, token: str | None) -> tuple[list[tuple[datetime, str]], str | None]:
+        """A node's log from its beginning, or from where ``token`` of the last call left off."""
+        given = {"nextToken": token} if token else {}
+        page = self._log(task, startFromHead=True, **given)
+        lines = [
+            (datetime.fromtimestamp(each["timestamp"] / 1000, tz=UTC), each["message"].rstrip())
+            for each in page["events"]
+        ]
+        return lines, page.get("nextForwardToken", token)
+
+    def _log(self, task: Task, **arguments: Any) -> dict[str, Any]:
         try:
-            events = self.client("logs").get_log_events(
+            found: dict[str, Any] = self.client("logs").get_log_events(
                 logGroupName=self.output(contract.OUT_LOG_GROUP),
                 logStreamName=f"{task.node}/{contract.CONTAINER}/{task.id}",
-                limit=number,
-                startFromHead=False,
-            )["events"]
-        except ClientError:
-            return []
-        return [each["message"].rstrip() for each in events]
+                **arguments,
+            )
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "ResourceNotFoundException":
+                return {"events": []}  # the container has not written its first line yet
+            raise
+        return found
+
+    # --- jobs ---------------------------------------------------------------------------------
+    @property
+    def bucket(self) -> str:
+        return self.output(contract.OUT_BUCKET)
+
+    def _execution(self, job: str) -> str:
+        machine = self.output(contract.OUT_JOBS)
+        return f"{machine.replace(':stateMachine:', ':execution:')}:{job}"
+
+    def start_job(self, job: str, spec: Mapping[str, Any]) -> None:
+        """Start an execution. Giving the same job and spec again starts nothing more."""
+        self.client("stepfunctions").start_execution(
+            stateMachineArn=self.output(contract.OUT_JOBS), name=job, input=json.dumps(spec)
+        )
+
+    def jobs(self, *, limit: int, running: bool = False) -> list[Job]:
+        """The newest jobs, newest first."""
+        states = self.client("stepfunctions")
+        arguments: dict[str, Any] = {"stateMachineArn": self.output(contract.OUT_JOBS)}
+        if running:
+            arguments["statusFilter"] = "RUNNING"
+        pages = states.get_paginator("list_executions").paginate(
+            **arguments, PaginationConfig={"MaxItems": limit}
+        )
+        found = [each for page in pages for each in page["executions"]]
+        # What was submitted is not in the list.
+        jobs = [
+            Job.from_execution(states.describe_execution(executionArn=each["executionArn"]))
+            for each in found
+        ]
+        return sorted(jobs, key=lambda job: job.began, reverse=True)
+
+    def job(self, name: str) -> Job:
+        """The job with this id, or the newest one of the run with this name.
+
+        Raises:
+            UsageError: there is neither.
+        """
+        try:
+            return Job.from_execution(
+                self.client("stepfunctions").describe_execution(executionArn=self._execution(name))
+            )
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("ExecutionDoesNotExist", "InvalidArn"):
+                raise
+        newest = self.jobs(limit=JOBS_LOOKED_AT)
+        for job in newest:
+            if job.run == name:
+                return job
+        there = sorted({job.run for job in newest if job.run})
+        close = difflib.get_close_matches(name, there, n=1)
+        hint = f"did you mean {close[0]}?" if close else "trainctl ls shows what there is"
+        raise UsageError(f"there is no job and no run {name!r}: {hint}")
+
+    def heads(self, job: Job) -> list[Task]:
+        """The head tasks of a job, one for each attempt, the newest last."""
+        pages = (
+            self.client("stepfunctions")
+            .get_paginator("get_execution_history")
+            .paginate(executionArn=self._execution(job.id))
+        )
+        arns = []
+        for page in pages:
+            for event in page["events"]:
+                if event["type"] == "TaskSubmitted":
+                    output = parsed(event["taskSubmittedEventDetails"].get("output"))
+                    arns += [task["TaskArn"] for task in output.get("Tasks", [])]
+        return self._described(contract.JOB, arns)
+
+    def workers(self, job: Job) -> list[Task]:
+        """The worker tasks of a job that have not ended for more than an hour."""
+        arns = self._listed("RUNNING", startedBy=job.id) + self._listed("STOPPED", startedBy=job.id)
+        return self._described(contract.WORKER, [*dict.fromkeys(arns)])
+
+    def _described(self, node: str, arns: Sequence[str]) -> list[Task]:
+        """Tasks in the order given; of those that ECS has forgotten, the id alone."""
+        ecs = self.client("ecs")
+        found: dict[str, Mapping[str, Any]] = {}
+        for first in range(0, len(arns), 100):  # as many as one call takes
+            page = ecs.describe_tasks(cluster=self.cluster, tasks=[*arns[first : first + 100]])
+            found |= {each["taskArn"]: each for each in page["tasks"]}
+        return [
+            Task.from_ecs(node, found.get(arn, {"taskArn": arn, "lastStatus": "STOPPED"}))
+            for arn in arns
+        ]
+
+    def stop_job(self, job: Job, reason: str) -> None:
+        """End a job: its head is told to, or, before there is one, its execution."""
+        heads = [head for head in self.heads(job) if head.status != "STOPPED"]
+        if not heads:
+            self.client("stepfunctions").stop_execution(
+                executionArn=self._execution(job.id), error="stopped", cause=reason
+            )
+        for head in heads:
+            self.client("ecs").stop_task(cluster=self.cluster, task=head.id, reason=reason)
+
+    def ended_tasks(self, job: Job) -> list[EndedTask]:
+        """All tasks of a job that ended, from the log that outlives ECS's memory of them."""
+        pages = (
+            self.client("logs")
+            .get_paginator("filter_log_events")
+            .paginate(
+                logGroupName=self.output(contract.OUT_TASK_EVENTS),
+                startTime=int(job.began.timestamp() * 1000),
+                filterPattern=f'{{ $.detail.group = "{contract.JOB_GROUP}{job.id}" }}',
+            )
+        )
+        found = {}
+        for page in pages:
+            for event in page["events"]:
+                detail = parsed(event["message"]).get("detail", {})
+                if detail.get("group") == f"{contract.JOB_GROUP}{job.id}":
+                    task = EndedTask.from_event(detail, job)
+                    found[task.id] = task
+        return [*found.values()]
+
+    # --- the bucket ---------------------------------------------------------------------------
+    def read(self, key: str) -> bytes | None:
+        """An object of the bucket; None when it is not there."""
+        try:
+            answer = self.client("s3").get_object(Bucket=self.bucket, Key=key)
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ("NoSuchKey", "404"):
+                return None
+            raise
+        body: bytes = answer["Body"].read()
+        return body
+
+    def upload(self, file: Path, key: str) -> str:
+        """Put a file into the bucket; return its address."""
+        self.client("s3").upload_file(str(file), self.bucket, key)
+        return f"s3://{self.bucket}/{key}"
+
+    def download_folder(self, prefix: str, folder: Path) -> int:
+        """Fetch all objects below ``prefix``; return how many there were."""
+        s3 = self.client("s3")
+        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=prefix)
+        keys = [each["Key"] for page in pages for each in page.get("Contents", [])]
+        for key in keys:
+            target = folder / key.removeprefix(prefix)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            s3.download_file(self.bucket, key, str(target))
+        return len(keys)
+
+    def has_secret(self, name: str) -> bool:
+        try:
+            self.client("secretsmanager").describe_secret(SecretId=name)
+        except ClientError as error:
+            if error.response["Error"]["Code"] == "ResourceNotFoundException":
+                return False
+            raise
+        return True
 
     def open_shell(self, task: Task, command: str) -> dict[str, Any]:
         """A session of ECS Exec in a node's container, for the session manager's plug-in."""
@@ -298,6 +557,11 @@ class Deployment:
             interactive=True,
         )["session"]
         return session
+
+    def start_session(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """A session of Systems Manager, for its plug-in."""
+        session: dict[str, Any] = self.client("ssm").start_session(**arguments)
+        return {key: session[key] for key in ("SessionId", "StreamUrl", "TokenValue")}
 
     def shell_target(self, task: Task) -> str:
         """What Systems Manager calls a node's container."""

@@ -4,7 +4,6 @@ Two ECS services keep a head and workers running until they are taken down; what
 started from a shell (``trainctl shell``). A job that brings its own cluster is another command.
 """
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,18 +11,15 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
 import typer
-from rich.status import Status
 
 from trainctl import show
 from trainctl.aws import NODES, Deployment, Service, Shape, Task
 from trainctl.errors import CliError, UsageError
-from trainctl.options import Profile, Region
+from trainctl.options import AsJson, Profile, Region, Yes
+from trainctl.pricing import NAT_USD_PER_HOUR, Price
 from training import contract
 from training.contract import ClusterSize
 
-#: List prices of us-east-1 per hour, which is how instance types are priced too: a NAT gateway and
-#: the public address that it has.
-NAT_USD_PER_HOUR: Final = 0.045 + 0.005
 POLL_S: Final = 1.0
 #: A node that ends this often while the cluster comes up will not come up.
 MAX_ENDS: Final = 3
@@ -44,7 +40,6 @@ app = typer.Typer(
     help="The standing cluster: a head and workers that stay until taken down.",
 )
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
 
 
@@ -86,7 +81,7 @@ def up(
         show.say(f"Already asked for: a head, {_workers(count)}.")
     else:
         show.say(f"{_described(shape, count)}\n{price(shape, count)}")
-        _confirm("Start it?" if not any(now.values()) else "Change it?", yes=yes)
+        show.confirm("Start it?" if not any(now.values()) else "Change it?", yes=yes)
     began = datetime.now(tz=UTC)
     for node in NODES:
         if now[node] != wanted[node]:
@@ -110,7 +105,7 @@ def up(
 @app.command()
 def status(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     profile: Profile = None,
     region: Region = None,
 ) -> None:
@@ -169,14 +164,14 @@ def down(
         show.say("The standing cluster is down already.")
         return
     show.say(f"Stopping {len(tasks)} nodes: {', '.join(f'{t.node} {t.id[:8]}' for t in tasks)}")
-    _confirm("Stop them?", yes=yes)
+    show.confirm("Stop them?", yes=yes)
     # Workers first: a worker that loses its head before it drains cannot say goodbye to it.
     for node in reversed(NODES):
         deployment.set_wanted(node, 0)
     if not wait:
         show.say("Going down. How far it is: trainctl cluster status")
         return
-    with _progress() as progress:
+    with show.Progress() as progress:
         while tasks := deployment.tasks() + _ending(deployment):
             progress.update(f"waiting for {len(tasks)} nodes to end")
             time.sleep(POLL_S)
@@ -191,7 +186,7 @@ def _wait_until_up(
     expected = deployment.shape.size(num_workers)
     deadline = time.monotonic() + timeout_s
     heard = ""
-    with _progress() as progress:
+    with show.Progress() as progress:
         while True:
             services, tasks = deployment.services(), deployment.tasks()
             size = _ray_size(deployment, tasks)
@@ -294,45 +289,7 @@ def _ending(deployment: Deployment) -> list[Task]:
     return [task for task in deployment.tasks(stopped=True) if task.status != "STOPPED"]
 
 
-class _Progress:
-    """A moving line on a terminal; elsewhere a line whenever the text changes."""
-
-    def __init__(self) -> None:
-        self._status = Status("", console=show.notes) if show.notes.is_terminal else None
-        self._last = ""
-        self._began = time.monotonic()
-
-    def __enter__(self) -> "_Progress":
-        if self._status:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        if self._status:
-            self._status.stop()
-
-    def update(self, text: str) -> None:
-        if self._status:
-            self._status.update(f"{text}, {_duration(time.monotonic() - self._began)}")
-        elif text != self._last:
-            show.say(f"{text} ...")
-        self._last = text
-
-
-def _progress() -> _Progress:
-    return _Progress()
-
-
 # --- words ---------------------------------------------------------------------------------------
-def _confirm(question: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise UsageError("nobody is there to be asked: give --yes")
-    if not typer.confirm(question, default=True, err=True):
-        raise typer.Exit(contract.EXIT_OK)
-
-
 def _usd(shape: Shape, node: str) -> float | None:
     machine = shape.head if node == contract.HEAD else shape.worker
     return machine.usd_per_hour
@@ -340,10 +297,9 @@ def _usd(shape: Shape, node: str) -> float | None:
 
 def price(shape: Shape, num_workers: int) -> str:
     """What a cluster costs per hour, as one sentence."""
-    head, worker = shape.head.usd_per_hour, shape.worker.usd_per_hour
-    if head is None or worker is None:
+    total = Price.of(shape).per_hour(num_workers)
+    if total is None:
         return "cost: these hosts have no list price, they are reserved by capacity blocks"
-    total = head + num_workers * worker + NAT_USD_PER_HOUR
     less = "; spot hosts usually cost less" if shape.spot else ""
     return (
         f"cost: ${total:.3f} an hour at us-east-1's list prices, NAT gateway included{less}, until "
@@ -371,15 +327,7 @@ def _sized(size: ClusterSize | None) -> str:
 def _age(task: Task) -> str:
     if task.since is None:
         return ""
-    return _duration((datetime.now(tz=UTC) - task.since).total_seconds())
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(0, seconds):.0f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
+    return show.duration((datetime.now(tz=UTC) - task.since).total_seconds())
 
 
 def _print_how_to_use(deployment: Deployment, num_workers: int) -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 from botocore import exceptions as aws
 
-from training.contract import EXIT_BAD_INPUT, EXIT_FAILED
+from training.contract import EXIT_BAD_INPUT, EXIT_FAILED, InputError
 
 
 class CliError(Exception):
@@ -32,6 +32,8 @@ def explained(error: Exception) -> CliError | None:
     match error:
         case CliError():
             return error
+        case InputError():
+            return UsageError(str(error))
         case aws.ProfileNotFound():
             return UsageError(f"{error}. The profiles there are: aws configure list-profiles")
         case aws.NoCredentialsError() | aws.PartialCredentialsError():

@@ -11,6 +11,7 @@ from rehearsal import cycle
 from rehearsal.cycle import Rehearsal, Steps
 from trainctl import show
 from trainctl.errors import CliError
+from trainctl.options import AsJson
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -45,7 +46,7 @@ def up() -> None:
 
 
 @app.command()
-def status(*, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def status(*, as_json: AsJson = False) -> None:
     """What of it is there."""
     with _errors():
         found = Rehearsal.here().status()

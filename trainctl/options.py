@@ -11,3 +11,9 @@ Profile = Annotated[
 Region = Annotated[
     str | None, typer.Option("--region", help="Region of the deployment.", rich_help_panel="AWS")
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+JobName = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="A job's id, or the name of a run: its newest job."),
+]

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Annotated, Final
 
 import typer
@@ -21,6 +22,10 @@ from trainctl.options import Profile, Region
 from training import contract
 
 PLUGIN: Final = "session-manager-plugin"
+PLUGIN_MISSING: Final = (
+    f"{PLUGIN} is not installed, and shells and tunnels on AWS go through it: see 'Install the "
+    "Session Manager plugin' in the documentation of AWS Systems Manager"
+)
 
 
 def shell(
@@ -28,6 +33,10 @@ def shell(
     command: Annotated[
         list[str] | None,
         typer.Argument(help="Run this instead of a shell; after -- .", show_default=False),
+    ] = None,
+    job: Annotated[
+        str | None,
+        typer.Option(help="On a node of this job, or run.", show_default="the standing cluster"),
     ] = None,
     node: Annotated[str, typer.Option(help="head or worker.")] = contract.HEAD,
     task: Annotated[
@@ -43,7 +52,14 @@ def shell(
     if node not in NODES:
         raise UsageError(f"--node is {node!r}: it must be head or worker")
     deployment = Deployment.find(profile=profile, region=region)
-    chosen = choose(deployment.tasks(), node=node, task_id=task)
+    if job is None:
+        tasks = deployment.tasks()
+    else:
+        found = deployment.job(job)
+        heads = [replace(each, node=contract.HEAD) for each in deployment.heads(found)]
+        alive = [*heads, *deployment.workers(found)]
+        tasks = [each for each in alive if each.status != "STOPPED"]
+    chosen = choose(tasks, node=node, task_id=task)
     run = _in_docker if deployment.is_local else _in_session
     raise typer.Exit(run(deployment, chosen, command or ["bash"], profile))
 
@@ -81,10 +97,7 @@ def _in_docker(deployment: Deployment, task: Task, command: list[str], _profile:
 def _in_session(deployment: Deployment, task: Task, command: list[str], profile: str | None) -> int:
     plugin = shutil.which(PLUGIN)
     if plugin is None:
-        raise CliError(
-            f"{PLUGIN} is not installed, and a shell on AWS goes through it: see 'Install the "
-            "Session Manager plugin' in the documentation of AWS Systems Manager"
-        )
+        raise CliError(PLUGIN_MISSING)
     try:
         session = deployment.open_shell(task, shlex.join(command))
     except ClientError as error:

@@ -2,10 +2,16 @@
 
 import json
 import sys
-from typing import Any
+import time
+from typing import Any, Self
 
+import typer
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
+
+from trainctl.errors import UsageError
+from training import contract
 
 #: Wraps nothing where it is not a terminal, so that scripts can search what is said.
 notes = Console(stderr=True, soft_wrap=True, highlight=False)
@@ -22,6 +28,15 @@ def print_json(values: Any) -> None:
     print(json.dumps(values, indent=1, default=str))
 
 
+def parsed(text: str | bytes | None) -> dict[str, Any]:
+    """A JSON object of a run's record; empty where there is none."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def print_text(text: str) -> None:
     """Data for people."""
     _data.print(text, markup=False)
@@ -35,3 +50,50 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     (_data if sys.stdout.isatty() else Console(width=200, highlight=False)).print(table)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask; end the command where the answer is no. Raises UsageError where nobody is there."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nobody is there to be asked: give --yes")
+    if not typer.confirm(question, default=True, err=True):
+        raise typer.Exit(contract.EXIT_OK)
+
+
+class Progress:
+    """A moving line on a terminal; elsewhere a line whenever the text changes."""
+
+    def __init__(self) -> None:
+        self._status = Status("", console=notes) if notes.is_terminal else None
+        self._last = ""
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if self._status:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._status:
+            self._status.stop()
+
+    def update(self, text: str) -> None:
+        """Say what is being waited for, and since when."""
+        if text != self._last:
+            self._began = time.monotonic()
+        if self._status:
+            self._status.update(f"{text}, {duration(time.monotonic() - self._began)}")
+        elif text != self._last:
+            say(f"{text} ...")
+        self._last = text
+
+
+def duration(seconds: float) -> str:
+    """``12 s``, ``5 min``, ``1.5 h``."""
+    if seconds < 60:
+        return f"{max(0, seconds):.0f} s"
+    if seconds < 3600:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

@@ -24,6 +24,7 @@ EXIT_BAD_HOST: Final = 5  # the host's GPUs are not what they should be
 # What the head of a job returns beside what its command does.
 EXIT_NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time
 EXIT_DEADLINE: Final = 124  # it was ended at its deadline; timeout(1) has the same
+EXIT_KILLED: Final = 137  # SIGKILL, by hand or for want of memory, as a shell says it
 
 # The record of a run: <storage>/<run>/...
 CONFIG_FILE: Final = "config.json"
@@ -68,6 +69,9 @@ OUT_SUBNET: Final = "TrainingSubnetId"
 OUT_SECURITY_GROUP: Final = "SecurityGroupId"
 OUT_HEAD_PROVIDER: Final = "HeadCapacityProvider"
 OUT_WORKER_PROVIDER: Final = "WorkerCapacityProvider"
+OUT_JOBS: Final = "JobStateMachineArn"
+OUT_KEEPER: Final = "JobKeeperName"
+OUT_TASK_EVENTS: Final = "TaskEventsLogGroupName"
 OUT_DASHBOARD: Final = "DashboardName"
 OUT_PUSH_ROLE: Final = "ImagePushRoleArn"
 OUT_SHAPE: Final = "ClusterShape"  # JSON: preset, instance types, counts, spot, image tag
@@ -95,6 +99,18 @@ ENV_WORKER_GPUS: Final = "TRAIN_WORKER_GPUS"
 ENV_SUBNETS: Final = "TRAIN_SUBNETS"  # with commas
 ENV_SECURITY_GROUPS: Final = "TRAIN_SECURITY_GROUPS"  # with commas
 ENV_GIT_SHA: Final = "TRAIN_GIT_SHA"  # the commit an image was built from
+
+ENV_RUN: Final = "TRAIN_RUN"  # the run that a job belongs to
+ENV_CODE: Final = "TRAIN_CODE"  # s3:// address of the user's own code, an archive
+ENV_SECRETS: Final = "TRAIN_SECRETS"  # JSON: variable -> name of the secret it is read from
+ENV_PASSED: Final = "TRAIN_PASSED"  # JSON: the user's own variables
+
+# Jobs: what submits, runs and watches them must agree on.
+JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
+JOBS_DIR: Final = "jobs"  # of a run: <run>/jobs/<job>.json says how each job ended
+SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
+STARTED_BY_MOST: Final = 36  # characters of startedBy, and so of a job's id
+OVERRIDES_MOST: Final = 8192  # characters that ECS takes of what a task is started with
 
 # What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.
 _CLUSTER = re.compile(r"cluster: (\d+) nodes, (\d+) CPUs, (\d+) GPUs$")
@@ -133,6 +149,25 @@ def check_run_name(name: str) -> str:
     return name
 
 
+def worker_range(text: str) -> tuple[int, int]:
+    """``"4"`` as (4, 4), and the elastic range ``"1:4"`` as (1, 4).
+
+    Raises:
+        InputError: it is neither, or the second number is below the first.
+    """
+    match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text.strip())
+    if not match:
+        raise InputError(
+            f"--workers is {text}: it must be at least 1, or a range such as 1:4 (as many as can "
+            "be had, one at least)"
+        )
+    least = int(match[1])
+    most = int(match[2]) if match[2] else least
+    if not least <= most:
+        raise InputError(f"--workers is {text!r}: the first number is the smaller one")
+    return least, most
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterSize:
     """What Ray has to offer at a moment, head included."""
@@ -153,6 +188,11 @@ class ClusterSize:
             return None
         nodes, cpus, gpus = map(int, match.groups())
         return cls(num_nodes=nodes, num_cpus=cpus, num_gpus=gpus)
+
+
+def job_record(run: str, job: str) -> str:
+    """Key of the object in the bucket that says how a job ended."""
+    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.json"
 
 
 def checkpoint_name(step: int) -> str:

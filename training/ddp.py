@@ -161,8 +161,10 @@ def train(worker: Worker, config: DdpConfig) -> None:
         )
 
         last = num_done == total_steps
-        due = last or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
-        if end_of_epoch or stopping:
+        # With a node about to go, every report is saved: what is lost is what comes after it.
+        losing = worker.is_losing_a_node()
+        due = last or losing or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
+        if end_of_epoch or stopping or losing:
             _average_running_statistics(model, world_size)
         if end_of_epoch:
             ranks = metrics.gather(timer.means(), device)

@@ -23,6 +23,9 @@ from training.progress import make_display
 
 _POLL_S: Final = 0.2
 _STOP_GRACE_S: Final = 10.0
+#: How often a run with a range of workers looks whether it can have more. Each change costs a
+#: start of all workers and the steps since the last checkpoint.
+_RESIZE_EVERY_S: Final = 30.0
 # Plasma is not used here, but Ray would take a third of the memory for it.
 _OBJECT_STORE_BYTES: Final = 100 * 2**20
 
@@ -176,11 +179,18 @@ class Driver:
 
         from training import worker
 
-        on_gpus = ray.cluster_resources().get("GPU", 0) > 0
-        # On one machine without GPUs the workers share its CPUs; Ray sizes their thread pools
-        # by it.
-        cpus = max(1, machine.num_cpus() // self._config.num_workers)
-        per_worker = {"CPU": cpus} if self._options.local and not on_gpus else None
+        job = _job_hosts()
+        scaling: Any = ScalingConfig  # declared as its predecessor, which knew no ranges
+        on_gpus = job["GPU"] > 0 if job else ray.cluster_resources().get("GPU", 0) > 0
+        # Without GPUs, workers share the CPUs of one machine, and take a whole host of a job; Ray
+        # sizes their thread pools by it.
+        per_worker = None
+        if not on_gpus and job:
+            per_worker = {"CPU": job["CPU"]}
+        elif not on_gpus and self._options.local:
+            per_worker = {"CPU": max(1, machine.num_cpus() // self._config.num_workers)}
+        most = self._config.num_workers
+        least = contract.worker_range(self._options.workers or str(most))[0]
         return trainer_class(
             worker.ray_entry,
             train_loop_config={
@@ -188,8 +198,9 @@ class Driver:
                 "run_uri": self._run_uri,
                 "events": events,
             },
-            scaling_config=ScalingConfig(
-                num_workers=self._config.num_workers,
+            scaling_config=scaling(
+                num_workers=most if least == most else (least, most),
+                elastic_resize_monitor_interval_s=_RESIZE_EVERY_S,
                 use_gpu=on_gpus,
                 resources_per_worker=per_worker,
                 # GPUs of one host talk faster than hosts do. Without GPUs it is the processors
@@ -199,6 +210,7 @@ class Driver:
             run_config=RunConfig(
                 name=self._config.run,
                 storage_path=self._config.storage,
+                # A host that is taken away, with notice, is no failure: those are not counted.
                 failure_config=FailureConfig(max_failures=self._options.max_failures),
                 checkpoint_config=CheckpointConfig(),
             ),
@@ -256,6 +268,19 @@ class Driver:
         if report is not None:
             places["report"] = os.path.relpath(report)
         launch.print_result(result, places, as_json=self._options.json)
+
+
+def _job_hosts() -> dict[str, int] | None:
+    """What each worker node of the job that this runs in has; None outside a job.
+
+    They may not be there yet: Ray starts them because somebody asks for what they have.
+    """
+    if contract.ENV_JOB not in os.environ:
+        return None
+    return {
+        "CPU": int(os.environ.get(contract.ENV_WORKER_CPUS, "1")),
+        "GPU": int(os.environ.get(contract.ENV_WORKER_GPUS, "0")),
+    }
 
 
 def _start_coordinator() -> None:

@@ -193,7 +193,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 learning_rate=lambda number: learning_rate(config, number, total_steps),
             )
         )
-        if saves or stopping:
+        # With a node about to go, every report is saved: what is lost is what comes after it.
+        if saves or stopping or worker.is_losing_a_node():
             # The loss since the last evaluation belongs to whoever evaluates next.
             position.seconds = earlier_s + time.monotonic() - began
             after = checkpoints.Position(step=num_done, seconds=position.seconds)

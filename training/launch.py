@@ -85,7 +85,10 @@ def parser(recipe: str | None = None) -> argparse.ArgumentParser:
         help="plain processes on this machine, with a Ray of their own",
     )
     where.add_argument(
-        "--workers", type=int, help="training processes (default: a GPU each, or 1 without GPUs)"
+        "--workers",
+        metavar="N|MIN:MAX",
+        help="training processes, or a range: as many as can be had, more when more come "
+        "(default: a GPU each, or 1 without GPUs)",
     )
     where.add_argument(
         "--max-failures",
@@ -201,7 +204,7 @@ def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
     stamp = os.environ.get("TORCHELASTIC_RUN_ID") or time.strftime("%Y%m%d-%H%M%S")
     root = storage.runs_root(options["storage"])
     run = contract.check_run_name(f"{recipe}-{stamp}" if options["run"] is None else options["run"])
-    num_workers = _num_workers(options)
+    num_workers, least = _num_workers(options)
     values = {
         **presets[preset],
         **own,
@@ -213,6 +216,8 @@ def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
         "preset": preset,
     }
     config = CONFIGS[recipe](**values)
+    for fewer in range(least, num_workers):
+        dataclasses.replace(config, num_workers=fewer)  # raises where it could not go on with them
     if options["max_failures"] < 0:
         raise InputError(f"--max-failures is {options['max_failures']}: it must be at least 0")
     # What can be seen at once is said at once; the content is looked at while Ray starts.
@@ -262,14 +267,22 @@ def _continued(config: RunConfig, own: dict[str, Any], *, overwrite: bool) -> Ru
     return config
 
 
-def _num_workers(options: dict[str, Any]) -> int:
+def _num_workers(options: dict[str, Any]) -> tuple[int, int]:
+    """How many workers the run is made for, and with how few it goes on."""
     if "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
-    workers: int | None = options["workers"]
-    if workers is not None and workers < 1:
-        raise InputError(f"--workers is {workers}: it must be at least 1")
+        return int(os.environ["WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
+    least = workers = None
+    if options["workers"] is not None:
+        least, workers = contract.worker_range(options["workers"])
+        if least < 1:
+            raise InputError(f"--workers is {options['workers']}: it must be at least 1")
     if not options["local"]:
-        return workers or 1
+        return workers or 1, least or 1
+    if least != workers:
+        raise InputError(
+            f"--workers is {options['workers']}: a range needs a cluster that grows; with --local, "
+            "give a number"
+        )
     from training import machine
 
     available, kind = machine.num_devices()
@@ -279,7 +292,8 @@ def _num_workers(options: dict[str, Any]) -> int:
         raise InputError(
             f"--workers is {workers}, but this machine has {available} {kind}: use at most {most}"
         )
-    return workers or (available if kind == "GPUs" else 1)
+    number = workers or (available if kind == "GPUs" else 1)
+    return number, number
 
 
 def _absolute(data: str) -> str:

@@ -132,6 +132,8 @@ def result_table(result: dict[str, Any], places: dict[str, str]) -> Table:
     rows["steps"] = f"{result['steps']:,} on {result['world_size']} workers"
     if result["resumed_from"] is not None:
         rows["steps"] += f", resumed from {result['resumed_from']:,}"
+    if result.get("preempted"):
+        rows["preempted"] = f"{result['preempted']} (hosts that were taken away)"
     if result["seconds"] is not None:
         rows["training time"] = _duration(result["seconds"])
     if result["mfu"] is not None:
@@ -181,6 +183,8 @@ def _line_of(event: Event) -> str:
             return _evaluation_line(event)
         case "loaded":
             return f"checkpoint of step {event['step']:,}: held-out loss {event['loss']:.4f}"
+        case "preempted":
+            return f"{len(event['nodes'])} of the hosts will be taken away: saving until then"
         case "warning":
             return f"warning: {event['message']}"
     return ""

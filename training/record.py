@@ -56,6 +56,10 @@ class RunRecord:
         self._write_json(contract.ENVIRONMENT_FILE, environment)
         self._start: Event = {}
         self._resumed_from: int | None = None
+        # Of all attempts: a head that is lost after its workers does not forget them.
+        self._preemptions = sum(
+            len(line["nodes"]) for line in read_lines(self._metrics) if line["type"] == "preempted"
+        )
         self._phases: list[Event] = []
         self._hosts: list[str] = []
         self._step = 0
@@ -76,6 +80,9 @@ class RunRecord:
                 if self._first_step_at is None:
                     self._first_step_at = event["time"]
                 self._append(event)
+            case "preempted":
+                self._append(event)
+                self._preemptions += len(event["nodes"])
             case "rank" | "sample" | "loaded":
                 self._append(event)
             case "evaluation":
@@ -172,6 +179,7 @@ class RunRecord:
             "world_size": self._start["world_size"],
             "hosts": self._hosts,
             "resumed_from": self._resumed_from,
+            "preempted": self._preemptions,
             "parameters": self._start["parameters"],
             "flops_per_s": self._evaluation.get("flops_per_s"),
             "mfu": self._evaluation.get("mfu"),

@@ -755,6 +755,7 @@ def _key_figures(run: Run) -> str:
         ("Wall time", number(run.result.get("seconds")), duration),
         ("Workers", world_size, _compact),
         ("Resumed from", resumed_from, lambda step: f"step {step:,.0f}"),
+        ("Preempted", number(run.result.get("preempted")) or None, _compact),
         ("Steps", number(run.result.get("steps")), _compact),
         ("Parameters", number(run.result.get("parameters")), _compact),
         ("Model FLOP/s used", number(run.result.get("mfu")), _percent),

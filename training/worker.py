@@ -8,6 +8,7 @@ and profiles. Events are plain dictionaries for ``training.record``; only rank 0
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Final, Protocol
@@ -37,6 +38,12 @@ class Worker(Protocol):
     def stop_requested(self) -> bool:
         """True once the user or the machine asked to end; may be known to one rank only."""
 
+    def is_losing_a_node(self) -> bool:
+        """True once a node under this run is about to be taken away; known to all ranks at once.
+
+        Every rank calls this after the same step. Whatever is saved then is not lost.
+        """
+
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
         """Run ``write``, which saves the checkpoint of ``step``, in the background.
 
@@ -65,6 +72,9 @@ class RayWorker:
         self._events = events
         self._answer: Any = None
         self._stop = False
+        # Where no host is ever taken away, nobody need agree on it after every report.
+        self._is_watched = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1") == "1"
+        self._lost_nodes: set[str] = set()
         self._idle = threading.Event()
         self._idle.set()
 
@@ -80,6 +90,20 @@ class RayWorker:
             self._stop = bool(ray.get(self._answer))
             self._answer = None
         return self._stop
+
+    def is_losing_a_node(self) -> bool:
+        if not self._is_watched:
+            return False
+        import ray.train
+
+        info = ray.train.get_preemption_info()
+        if info is None:
+            return False
+        new = {*info.preempted_node_ids} - self._lost_nodes
+        if new:
+            self._lost_nodes |= new
+            self.emit({"type": "preempted", "nodes": sorted(new), "time": time.time()})
+        return True
 
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
         import ray.train
@@ -150,6 +174,9 @@ class TorchrunWorker:
 
     def stop_requested(self) -> bool:
         return self._stop
+
+    def is_losing_a_node(self) -> bool:
+        return False  # torchrun starts again by itself, and says nothing before
 
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
         if step is None or write is None:

@@ -129,7 +129,7 @@ def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None
     assert physical_ids(contract.CORE_STACK) == kept[0]
     now = physical_ids(contract.TRAINING_STACK)
     replaced = {name.partition("Task")[0] for name in now if now[name] != kept[1].get(name)}
-    assert replaced == {"NodesHead", "NodesWorker"}, "a task definition is a new one, the rest not"
+    assert replaced == {"Jobs", "NodesHead", "NodesWorker"}, "only task definitions are new ones"
     (group,) = [
         each
         for each in boto3.client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]

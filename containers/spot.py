@@ -1,0 +1,171 @@
+"""A spot host's last two minutes: hears of them from the instance, and tells Ray.
+
+ECS drains only the tasks of services when a host is taken away; a job's workers are not among them.
+So every worker asks its instance itself. Ray then starts nothing more on this node, tells the
+training, which saves, and counts the loss as no failure.
+"""
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from urllib.parse import urlsplit
+
+from training import contract
+
+#: Set by a rehearsal, as the SDKs of AWS read it.
+ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
+_DEFAULT_ENDPOINT: Final = "http://169.254.169.254"
+POLL_S: Final = 5.0
+_TOKEN_LASTS_S: Final = 21_600
+_TIMEOUT_S: Final = 2
+#: What AWS gives where the notice does not say when.
+NOTICE_S: Final = 120
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Notice:
+    """That this host goes away."""
+
+    action: str
+    """``terminate``, ``stop`` or ``hibernate``."""
+    seconds: int
+    """Until then."""
+
+
+class Instance:
+    """The metadata of the instance below this container, version 2."""
+
+    def __init__(self, endpoint: str) -> None:
+        parts = urlsplit(endpoint)
+        self._place = parts.netloc or parts.path
+        self._token = ""
+        self._token_until = 0.0
+
+    def notice(self) -> Notice | None:
+        """The notice, if there is one.
+
+        Raises:
+            OSError, http.client.HTTPException: nobody answers, as where there is no instance.
+        """
+        if time.monotonic() > self._token_until:
+            lasts = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_LASTS_S)}
+            status, body = self._ask("PUT", "/latest/api/token", lasts)
+            if status != http.client.OK:
+                raise OSError(f"no token: HTTP {status}")
+            self._token = body
+            self._token_until = time.monotonic() + _TOKEN_LASTS_S / 2
+        status, body = self._ask(
+            "GET",
+            "/latest/meta-data/spot/instance-action",
+            {"X-aws-ec2-metadata-token": self._token},
+        )
+        if status == http.client.UNAUTHORIZED:
+            self._token_until = 0.0
+        if status != http.client.OK:
+            return None
+        return parse(body, now=time.time())
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[int, str]:
+        connection = http.client.HTTPConnection(self._place, timeout=_TIMEOUT_S)
+        try:
+            connection.request(method, path, headers=dict(headers))
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+
+def parse(body: str, *, now: float) -> Notice:
+    """``{"action": "terminate", "time": "2026-11-21T09:30:00Z"}`` at Unix time ``now``."""
+    try:
+        found = json.loads(body)
+        at = datetime.fromisoformat(found["time"].replace("Z", "+00:00")).timestamp()
+        return Notice(action=str(found["action"]), seconds=max(0, round(at - now)))
+    except (ValueError, KeyError, TypeError):
+        return Notice(action="terminate", seconds=NOTICE_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drain:
+    """Tells Ray that this node goes.
+
+    Ray's own command for that is hidden, and may change: this is the one place that uses it.
+    """
+
+    head: str
+    address: str
+    """Of this node."""
+    environment: Mapping[str, str]
+    say: Callable[[str], None]
+
+    def __call__(self, notice: Notice) -> bool:
+        """Return whether Ray has taken note."""
+        script = (
+            "import sys, ray\n"
+            "ray.init(address=sys.argv[1], log_to_driver=False, logging_level='ERROR')\n"
+            "print(next(n['NodeID'] for n in ray.nodes() if n['Alive'] and "
+            "n['NodeManagerAddress'] == sys.argv[2]))\n"
+        )
+        gcs = f"{self.head}:{contract.GCS_PORT}"
+        found = self._run([sys.executable, "-c", script, gcs, self.address])
+        if found is None:
+            return False
+        command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node"]
+        command += ["--address", gcs, "--node-id", found.split()[-1]]
+        command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION"]
+        command += ["--reason-message", f"spot: {notice.action}"]
+        command += ["--deadline-remaining-seconds", str(notice.seconds)]
+        return self._run(command) is not None
+
+    def _run(self, command: list[str]) -> str | None:
+        try:
+            done = subprocess.run(
+                command,
+                env=dict(self.environment),
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            self.say("Ray does not answer about draining this node")
+            return None
+        if done.returncode:
+            self.say(f"Ray does not drain this node: {done.stderr.strip()[-500:]}")
+            return None
+        return done.stdout
+
+
+def watch(
+    drain: Callable[[Notice], bool],
+    say: Callable[[str], None],
+    ended: threading.Event,
+    *,
+    endpoint: str | None = None,
+    poll_s: float = POLL_S,
+) -> None:
+    """Ask until there is a notice or ``ended`` is set; runs in a thread of its own."""
+    instance = Instance(endpoint or os.environ.get(ENDPOINT) or _DEFAULT_ENDPOINT)
+    has_answered = False
+    misses = 0
+    while not ended.wait(poll_s):
+        try:
+            notice = instance.notice()
+            has_answered, misses = True, 0
+        except (OSError, http.client.HTTPException):
+            misses += 1
+            if not has_answered and misses >= 3:
+                return  # no instance of EC2, or one that hides its metadata from containers
+            continue
+        if notice:
+            say(f"this host will {notice.action} in {notice.seconds} s")
+            if drain(notice):
+                return

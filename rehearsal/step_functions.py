@@ -1,0 +1,111 @@
+"""Step Functions as its integration with ECS is on AWS. Imported inside ``.venv-aws`` alone.
+
+The emulator runs the machine itself. Mended from outside is the one state that runs a task and
+waits for it: it fails when the task does, with the task's description as the cause, it writes down which
+task it started, and a time limit or an abort stops that task.
+"""
+
+import json
+import threading
+import time
+from typing import Any
+
+from ministack.services import ecs, stepfunctions
+
+RUN_AND_WAIT = "arn:aws:states:::ecs:runTask.sync"
+STARTED_BY = "AWS Step Functions"
+POLL_S = 0.25
+
+Record = dict[str, Any]
+
+_current = threading.local()
+
+
+def pascal(value: Any) -> Any:
+    """The names of an answer of ECS as Step Functions writes them."""
+    if isinstance(value, dict):
+        return {name[:1].upper() + name[1:]: pascal(each) for name, each in value.items()}
+    return [pascal(each) for each in value] if isinstance(value, list) else value
+
+
+def has_failed(task: Record) -> bool:
+    codes = [each.get("exitCode") for each in task.get("containers", [])]
+    return task.get("stopCode") == "TaskFailedToStart" or any(code != 0 for code in codes)
+
+
+def run_and_wait(arguments: Record) -> Record:
+    """Start a task and follow it to its end, for as long as the state and the execution last."""
+    execution: Record = _current.execution
+    wanted = stepfunctions._pascal_to_camel(arguments) | {"startedBy": STARTED_BY}
+    status, _, body = ecs._run_task(wanted)
+    answer = json.loads(body)
+    if status >= 400:
+        kind = str(answer.get("__type", "Unknown")).rpartition("#")[2]
+        raise stepfunctions._ExecutionError(f"ECS.{kind}", str(answer.get("message", answer)))
+    if answer.get("failures") or not answer.get("tasks"):
+        raise stepfunctions._ExecutionError("AmazonECS.Unknown", json.dumps(answer["failures"]))
+    (started,) = answer["tasks"]
+    stepfunctions._add_event(
+        execution,
+        "TaskSubmitted",
+        {
+            "taskSubmittedEventDetails": {
+                "resourceType": "ecs",
+                "resource": "runTask.sync",
+                "output": json.dumps({"Tasks": [pascal(started)], "Failures": []}, default=str),
+            }
+        },
+    )
+    which = {"cluster": wanted["cluster"], "tasks": [started["taskArn"]]}
+    while True:
+        (task,) = json.loads(ecs._describe_tasks(which)[2])["tasks"]
+        if task["lastStatus"] == "STOPPED":
+            break
+        is_late = _current.deadline is not None and time.monotonic() > _current.deadline
+        if is_late or execution["status"] != "RUNNING":
+            why = "timed out" if is_late else "was aborted"
+            ecs._ACTION_MAP["StopTask"](
+                {
+                    "cluster": wanted["cluster"],
+                    "task": started["taskArn"],
+                    "reason": f"The execution which was managing this resource {why}",
+                }
+            )
+            raise stepfunctions._ExecutionError("States.Timeout", f"the task {why}")
+        time.sleep(POLL_S)
+    if has_failed(task):
+        raise stepfunctions._ExecutionError(
+            "States.TaskFailed", json.dumps(pascal(task), default=str)
+        )
+    result: Record = pascal(task)
+    return result
+
+
+def install() -> None:
+    """Give the emulator this state, in place of its own."""
+    stock_task, stock_resource = stepfunctions._execute_task, stepfunctions._invoke_resource
+    stock_fail = stepfunctions._fail_execution
+
+    def execute_task(state: Record, given: Any, execution: Record, ctx: Record) -> Any:
+        if state.get("Resource") != RUN_AND_WAIT:
+            return stock_task(state, given, execution, ctx)
+        limit = state.get("TimeoutSeconds")
+        if isinstance(limit, str):
+            limit = stepfunctions._apply_jsonata_template(limit, given, ctx)
+        _current.execution = execution
+        _current.deadline = time.monotonic() + float(limit) if limit is not None else None
+        rest = {name: value for name, value in state.items() if name != "TimeoutSeconds"}
+        return stock_task(rest, given, execution, ctx)
+
+    def invoke(resource: str, arguments: Any) -> Any:
+        if resource == RUN_AND_WAIT:
+            return run_and_wait(arguments)
+        return stock_resource(resource, arguments)
+
+    def fail(execution: Record, error: str, cause: str) -> None:
+        if execution["status"] == "RUNNING":  # what was aborted stays so
+            stock_fail(execution, error, cause)
+
+    stepfunctions._execute_task = execute_task
+    stepfunctions._invoke_resource = invoke
+    stepfunctions._fail_execution = fail

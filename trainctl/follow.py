@@ -1,0 +1,134 @@
+"""Watching a job: what it waits for, what it says, how it ended."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import typer
+
+from trainctl import show
+from trainctl.aws import Deployment, Job, Task
+from trainctl.pricing import Price, dollars
+from training import contract
+
+POLL_S: Final = 1.0
+#: Lines of a log that ended a moment ago may still be on their way.
+LAST_LINES_S: Final = 3.0
+
+
+class Log:
+    """The log of one node, line by line, each once."""
+
+    def __init__(self, deployment: Deployment, task: Task) -> None:
+        self._deployment, self._task = deployment, task
+        self._token: str | None = None
+
+    def lines(self) -> Iterator[str]:
+        """What is new since the last call."""
+        while True:
+            found, token = self._deployment.log(self._task, self._token)
+            yield from (line for _, line in found)
+            if token == self._token or not found:
+                self._token = token
+                return
+            self._token = token
+
+
+def follow(deployment: Deployment, name: str) -> int:
+    """Show a job's log until it ends; return what the command should exit with.
+
+    Ctrl-C leaves the job alone, and says how to come back.
+    """
+    try:
+        job = _follow(deployment, name)
+    except KeyboardInterrupt:
+        show.say(
+            f"\nDetached; the job goes on.\n  come back   trainctl logs {name} --follow\n"
+            f"  its state   trainctl show {name}\n  end it      trainctl stop {name}"
+        )
+        raise typer.Exit(contract.EXIT_INTERRUPTED) from None
+    show.say(ending(deployment, job))
+    return job.shell_code
+
+
+def _follow(deployment: Deployment, name: str) -> Job:
+    logs: dict[str, Log] = {}
+    with show.Progress() as progress:
+        while True:
+            job = deployment.job(name)
+            heads = deployment.heads(job)
+            for head in heads:
+                if head.id not in logs:
+                    if logs:
+                        show.say("the head was lost; another one takes over")
+                    logs[head.id] = Log(deployment, head)
+                for line in logs[head.id].lines():
+                    show.print_text(line)
+            if job.is_over:
+                break
+            if waits := waiting(deployment, job, heads):
+                progress.update(waits)
+            time.sleep(POLL_S)
+    time.sleep(LAST_LINES_S)
+    for log in logs.values():
+        for line in log.lines():
+            show.print_text(line)
+    return job
+
+
+def waiting(deployment: Deployment, job: Job, heads: Sequence[Task]) -> str:
+    """What a running job waits for, in words; "" when it has all that it asked for."""
+    shape = deployment.shape
+    if not heads:
+        return "waiting for the head to be started"
+    head = heads[-1]
+    if head.status == "PROVISIONING":
+        return f"waiting for 1 x {shape.head.name}, for the head"
+    if head.status != "RUNNING":
+        return "waiting for the head to pull its image and start"
+    wanted = job.spec["max_workers"]
+    workers = [task for task in deployment.workers(job) if task.status != "STOPPED"]
+    placed = [task for task in workers if task.status != "PROVISIONING"]
+    if len(placed) < wanted:
+        return f"waiting for {wanted - len(placed)} x {shape.worker.name}"
+    if pulling := [task for task in workers if task.status != "RUNNING"]:
+        return f"waiting for {len(pulling)} of {len(workers)} workers to pull their image and start"
+    return ""
+
+
+def wait_until_over(deployment: Deployment, name: str) -> Job:
+    """Wait until a job has ended, without its log."""
+    with show.Progress() as progress:
+        while not (job := deployment.job(name)).is_over:
+            what = waiting(deployment, job, deployment.heads(job)) or "running"
+            progress.update(f"{job.id}: {what}")
+            time.sleep(POLL_S)
+    return job
+
+
+def cost_of(deployment: Deployment, job: Job) -> tuple[float | None, dict[str, float]]:
+    """What a job has cost so far, and the seconds of each kind of node."""
+    ended = deployment.ended_tasks(job)
+    seen = {task.id for task in ended}
+    now = datetime.now(tz=UTC)
+    seconds = {contract.HEAD: 0.0, contract.WORKER: 0.0}
+    for task in ended:
+        seconds[task.node] += task.seconds
+    for running in [*deployment.heads(job), *deployment.workers(job)]:
+        if running.id not in seen and running.status != "STOPPED" and running.since:
+            node = contract.WORKER if running.node == contract.WORKER else contract.HEAD
+            seconds[node] += (now - running.since).total_seconds()
+    price = Price.of(deployment.shape)
+    return price.spent(seconds), seconds
+
+
+def ending(deployment: Deployment, job: Job) -> str:
+    """How a job ended, in a line or two."""
+    assert job.ended is not None
+    lasted = show.duration((job.ended - job.began).total_seconds())
+    with contextlib.suppress(Exception):  # its end is worth saying without its price
+        usd, _ = cost_of(deployment, job)
+        return f"{job.id}: {job.reason}, after {lasted}, {dollars(usd)}"
+    return f"{job.id}: {job.reason}, after {lasted}"
