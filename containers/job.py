@@ -168,6 +168,7 @@ class Job:
         self._config, self._head = config, head
         self._stopped = False
         self._size: ClusterSize | None = None
+        self._ray_log: Path | None = None
         self._began = time.monotonic()
 
     def run(self) -> int:
@@ -197,7 +198,12 @@ class Job:
                 "RAY_NODE_TYPE_NAME": contract.HEAD,
             }
             command = [*node.ray_command(self._head, address), f"--autoscaling-config={file}"]
-            ray = subprocess.Popen(command, env=environment)
+            self._ray_log = Path(folder) / "ray.log"
+            # What it says at its start is for people who start it by hand.
+            with self._ray_log.open("wb") as log:
+                ray = subprocess.Popen(
+                    command, env=environment, stdout=log, stderr=subprocess.STDOUT
+                )
             ended = threading.Event()
             threading.Thread(
                 target=cluster.watch, args=(os.environ[TOKEN], self._on_size, ended), daemon=True
@@ -217,7 +223,7 @@ class Job:
             if (early := self._reason_to_end(ray)) is not None:
                 return early
             if time.monotonic() - self._began > _RAY_STARTS_S:
-                say(f"Ray did not start within {_RAY_STARTS_S:.0f} s; its log is above")
+                self._say_of_ray(f"Ray did not start within {_RAY_STARTS_S:.0f} s")
                 return contract.EXIT_FAILED
             time.sleep(_POLL_S)
         words = self._config.command
@@ -263,7 +269,7 @@ class Job:
             say("the deadline has come")
             return contract.EXIT_DEADLINE
         if ray.poll() is not None:
-            say(f"Ray ended on its own (exit code {ray.returncode}); its log is above")
+            self._say_of_ray(f"Ray ended on its own (exit code {ray.returncode})")
             return contract.EXIT_FAILED
         waited = time.monotonic() - self._began
         there = self._size.num_nodes - 1 if self._size else 0
@@ -271,6 +277,10 @@ class Job:
             say(f"{there} of {config.min_workers} workers after {waited:.0f} s: no capacity")
             return contract.EXIT_NO_CAPACITY
         return None
+
+    def _say_of_ray(self, what: str) -> None:
+        lines = self._ray_log.read_text(errors="replace").splitlines() if self._ray_log else []
+        say("\n".join([f"{what}; it said last:", *lines[-20:]]))
 
     def _on_size(self, line: str) -> None:
         self._size = ClusterSize.from_line(line)

@@ -199,7 +199,7 @@ class Node:
         else:
             drain = spot.Drain(head=config.head, address=address, environment=environment, say=say)
             threading.Thread(target=spot.watch, args=(drain, say, ended), daemon=True).start()
-        code = self._ray.wait()
+        code = self._wait(self._ray)
         ended.set()
         return self._explain(code, time.monotonic() - began)
 
@@ -224,18 +224,32 @@ class Node:
             return contract.EXIT_REFUSED
         return None
 
+    def _wait(self, ray: "subprocess.Popen[bytes]") -> int:
+        """Wait for Ray; where it drains for a head that is gone, end it."""
+        while True:
+            try:
+                return ray.wait(1)
+            except subprocess.TimeoutExpired:
+                if self._stopped_by is None or self.config.kind == contract.HEAD:
+                    continue
+            if self._head_is_lost():
+                say("the head has gone first: there is nobody to hand anything over to")
+                ray.kill()
+
+    def _head_is_lost(self) -> str | None:
+        """Why the head does not answer; None when it does."""
+        return network.wait_for_port(
+            self.config.head, contract.GCS_PORT, timeout_s=0, should_stop=bool, say=say
+        )
+
     def _explain(self, code: int, lasted_s: float) -> int:
         """Turn Ray's exit code into this node's, and say what it means."""
         if self._stopped_by is not None:
             say(f"stopped as told, Ray has drained (exit code {code})")
             return contract.EXIT_OK
-        if self.config.kind == contract.WORKER:
-            lost = network.wait_for_port(
-                self.config.head, contract.GCS_PORT, timeout_s=0, should_stop=bool, say=say
-            )
-            if lost:
-                say(f"the head is lost after {lasted_s:.0f} s: {lost}")
-                return contract.EXIT_NO_HEAD
+        if self.config.kind == contract.WORKER and (lost := self._head_is_lost()):
+            say(f"the head is lost after {lasted_s:.0f} s: {lost}")
+            return contract.EXIT_NO_HEAD
         say(f"Ray ended on its own after {lasted_s:.0f} s (exit code {code}); its log is above")
         return contract.EXIT_FAILED
 

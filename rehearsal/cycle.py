@@ -32,6 +32,8 @@ WORKERS: Final = 2
 #: Every deploy of the rehearsal: no GPU, and a bucket that goes with it.
 SETTINGS: Final = {"preset": "cpu", "retain_bucket": "false"}
 RECIPE: Final = ("ddp", "--preset", "digits", "--workers", str(WORKERS), "--json")
+#: Of a job that has ended, nothing may be left after this long.
+GONE_WITHIN_S: Final = 30
 #: How much a run in containers may differ from the same run in plain processes.
 ACCURACY_TOLERANCE: Final = 0.02
 
@@ -149,8 +151,8 @@ class Rehearsal:
         }
 
     # --- up -----------------------------------------------------------------------------------
-    def up(self, steps: Steps) -> None:
-        """Bring up the local AWS, the stacks, the images and the standing cluster."""
+    def up(self, steps: Steps, *, standing: bool = True) -> None:
+        """Bring up the local AWS, the stacks, the images and, if ``standing``, a cluster."""
         # Whatever this starts is found by it, should this process be killed.
         os.environ[processes.NAME] = self.name
         self.folder.mkdir(exist_ok=True)
@@ -185,8 +187,9 @@ class Rehearsal:
             for node, image in built.items():
                 self._push(docker, image, self._repository(node), tag)
         self._remember(image_tag=tag)
-        with steps.step(f"bring up the standing cluster: a head, {WORKERS} workers"):
-            self.trainctl("cluster", "up", "--workers", str(WORKERS), "--yes")
+        if standing:
+            with steps.step(f"bring up the standing cluster: a head, {WORKERS} workers"):
+                self.trainctl("cluster", "up", "--workers", str(WORKERS), "--yes")
 
     def deploy(self, environment: Mapping[str, str], *, image_tag: str) -> None:
         """``cdk bootstrap`` and ``cdk deploy`` of both stacks."""
@@ -255,6 +258,8 @@ class Rehearsal:
             result = json.loads(self.trainctl("shell", "--", *command))
         with steps.step("look at the run's record in the bucket"):
             first_step_s = self._check_record(result) - began
+        with steps.step("bring down the standing cluster"):
+            self.trainctl("cluster", "down", "--yes")
         with steps.step("train the same in plain processes, to compare"):
             local = self._train_locally()
         if abs(local["accuracy"] - result["accuracy"]) > ACCURACY_TOLERANCE:
@@ -269,6 +274,32 @@ class Rehearsal:
             "accuracy_in_plain_processes": local["accuracy"],
             "submit_to_first_step_s": round(first_step_s, 1),
             "images_per_s": result.get("images_per_s"),
+            **self._run_job(steps),
+        }
+
+    def _run_job(self, steps: Steps) -> dict[str, Any]:
+        """A job with nothing there before: it brings its own cluster and takes it away again."""
+        with steps.step("trainctl submit: a job that brings its own head and workers"):
+            began = time.time()
+            options = ("--workers", str(WORKERS), "--run", "job", "--yes", "--follow", "--json")
+            settings = ("--preset", "digits", "--epochs", "2", "--env", "OMP_NUM_THREADS=1")
+            said = self.trainctl("submit", "ddp", *options, *settings)
+            name = json.loads(said[: said.index("}") + 1])["job"]
+            first_step_s = self._first_step("job") - began
+        with steps.step("nothing of the job is left"):
+            ended = time.monotonic()
+            while self.engine.labelled("container", self.name):
+                if time.monotonic() > ended + GONE_WITHIN_S:
+                    raise RehearsalError(f"{name} has left containers {GONE_WITHIN_S} s after it")
+                time.sleep(1)
+        found = json.loads(self.trainctl("show", name, "--json"))
+        if found["status"] != "succeeded" or found["result"]["status"] != "succeeded":
+            raise RehearsalError(f"the job ended as {found}")
+        return {
+            "job": found["status"],
+            "job_submit_to_first_step_s": round(first_step_s, 1),
+            "job_gone_after_s": round(time.monotonic() - ended, 1),
+            "job_node_seconds": found["node_seconds"],
         }
 
     def _nodes_of_ray(self) -> int:
@@ -298,12 +329,18 @@ class Rehearsal:
             raise RehearsalError(
                 f"s3://{bucket}/{prefix} lacks {', '.join(lacking)}; it has {keys}"
             )
-        body = account.client("s3").get_object(Bucket=bucket, Key=prefix + contract.METRICS_FILE)
-        for line in body["Body"].read().decode().splitlines():
-            event = json.loads(line)
+        return self._first_step("rehearsal")
+
+    def _first_step(self, run: str) -> float:
+        """Unix time at which a run's first step was done."""
+        s3 = account_at(self.state()["endpoint"]).client("s3")
+        bucket = self.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
+        key = f"{contract.RUNS_PREFIX}/{run}/{contract.METRICS_FILE}"
+        lines = s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode().splitlines()
+        for event in map(json.loads, lines):
             if event["type"] == "step":
                 return float(event["time"])
-        raise RehearsalError(f"{contract.METRICS_FILE} has no step")
+        raise RehearsalError(f"{key} has no step")
 
     def _train_locally(self) -> dict[str, Any]:
         place = self.folder / "runs"
@@ -335,13 +372,11 @@ class Rehearsal:
 
     # --- down -----------------------------------------------------------------------------------
     def undeploy(self, steps: Steps) -> None:
-        """Bring the cluster down and destroy the stacks; nothing may be left in the account.
+        """Destroy the stacks; nothing may be left in the account.
 
         Raises:
             RehearsalError: something is.
         """
-        with steps.step("bring down the standing cluster"):
-            self.trainctl("cluster", "down", "--yes")
         with steps.step("cdk destroy"):
             self._cdk(self.environment())("destroy", "--all", "--force", again=True)
         left = difference(self.state()["before"], inventory(self.state()["endpoint"]))
@@ -464,7 +499,7 @@ def rehearse() -> dict[str, Any]:
     """Up, run, down; return the figures. After a failure or Ctrl-C, nothing of it is left."""
     rehearsal = Rehearsal.here()
     began = time.monotonic()
-    steps = Steps(13)
+    steps = Steps(15)
     with interruptible():
         try:
             # What an earlier one has left, should it have been killed.

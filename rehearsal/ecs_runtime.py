@@ -4,8 +4,8 @@ The emulator can start containers by itself, but without what this project's tas
 network with names, limits, health, a polite end, a pause after a failure, the digest of the image.
 Mended from outside, by assigning to the emulator's module; the shape of that is one version's.
 
-Unlike AWS: every task has a host at once, hosts cannot be lost or full, and all tasks share one
-machine's processors. See docs/limits.md.
+Unlike AWS: every task has a host at once, unless a file says how many there are; hosts start in no
+time, and all tasks share one machine's processors. See docs/limits.md.
 """
 
 import json
@@ -16,6 +16,7 @@ import resource
 import threading
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 import docker
@@ -50,6 +51,11 @@ class Settings:
     """How a container reaches this process."""
     registry: str
     """``host:port`` that stands for ECR, or "" where images are only in the engine."""
+    metadata: str
+    """Where instances would find their metadata, spot notices among it; nobody need answer."""
+    folder: Path
+    """Of the local AWS. ``capacity.json`` in it may say how many hosts each capacity provider has
+    (name -> number); without, there is always one more."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -59,6 +65,8 @@ class Settings:
             network=get("REHEARSAL_NETWORK"),
             gateway=get("MINISTACK_HOST"),
             registry=get("REHEARSAL_REGISTRY"),
+            metadata=get("REHEARSAL_METADATA"),
+            folder=Path(get("REHEARSAL_FOLDER")),
         )
 
 
@@ -70,12 +78,14 @@ class Runtime:
         self.engine = docker.from_env(timeout=120)
         self.engine.networks.get(settings.network)  # made once, by whoever starts this
         self._pauses: dict[str, tuple[int, float]] = {}
+        self._placing = threading.Lock()
         self._stock = {
             name: getattr(ecs, name)
             for name in (
                 "_task_is_active",
                 "_build_run_kwargs",
                 "_register_metadata",
+                "_mark_task_pending",
                 "_mark_task_running",
                 "_mark_task_stopped",
                 "_stop_task",
@@ -118,7 +128,11 @@ class Runtime:
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_REGION": get_region(),
             "AWS_DEFAULT_REGION": get_region(),
+            # The SDKs need no credentials from there; the watcher of spot notices looks.
             "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.settings.metadata,
+            # Whose keys these are, for rehearsal.calls.
+            "AWS_SESSION_TOKEN": arguments[2].get("taskRoleArn", ""),
         }
         for name, value in given.items():
             environment.setdefault(name, value)
@@ -215,6 +229,29 @@ class Runtime:
             task.get("_ended_by") == threading.get_ident() and task["lastStatus"] != "STOPPED"
         )
         return bool(self._stock["_task_is_active"](arn, task)) or ends_here
+
+    def mark_task_pending(self, arn: str, task: Task) -> bool:
+        """Place a task on a host, when there is one: until then it is PROVISIONING."""
+        while ecs._task_is_active(arn, task):
+            with self._placing:
+                if self._has_host(task):
+                    return bool(self._stock["_mark_task_pending"](arn, task))
+            time.sleep(POLL_S)
+        return False
+
+    def _has_host(self, task: Task) -> bool:
+        provider = task.get("capacityProviderName") or ""
+        try:
+            most = json.loads((self.settings.folder / "capacity.json").read_text()).get(provider)
+        except (OSError, ValueError):
+            most = None
+        taken = [
+            other
+            for other in ecs._tasks.values()
+            if other.get("capacityProviderName") == provider
+            and other["lastStatus"] not in ("PROVISIONING", "STOPPED")
+        ]
+        return most is None or len(taken) < most
 
     def mark_task_running(self, arn: str, task: Task) -> bool:
         done = bool(self._stock["_mark_task_running"](arn, task))

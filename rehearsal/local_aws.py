@@ -27,6 +27,7 @@ PYTHON = ROOT / ".venv-aws" / "bin" / "python"
 ACCOUNT = "000000000000"
 REGION = "us-east-1"
 ROLE = "aws"
+METADATA_PORT = 4567
 SECONDS_TO_START = 60
 SECONDS_TO_STOP = 15
 
@@ -75,6 +76,11 @@ class LocalAws:
             "AWS_CONFIG_FILE": os.devnull,
             "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
         }
+
+
+def metadata_endpoint(host: str) -> str:
+    """Where the containers of a rehearsal look for the metadata of their instance."""
+    return f"http://{host}:{METADATA_PORT}"
 
 
 def is_healthy(endpoint: str) -> bool:
@@ -181,6 +187,8 @@ def _server_environment(
             "DOCKER_HOST": containers.engine,
             "REHEARSAL_NETWORK": containers.network,
             "REHEARSAL_REGISTRY": containers.registry,
+            "REHEARSAL_METADATA": metadata_endpoint(host),
+            "REHEARSAL_FOLDER": str(folder),
             # Checkpoints are large, and a server that is started again finds its state.
             "PERSIST_STATE": "1",
             "STATE_DIR": str(folder / "state"),

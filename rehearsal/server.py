@@ -89,16 +89,20 @@ def main() -> None:
     from ministack import app
     from ministack.services import ssm
 
-    from rehearsal import cloudformation_types, step_functions
+    from rehearsal import cloudformation_types, events, step_functions
 
     cloudformation_types.register()
+    events.install()
     step_functions.install()
     for family in ECS_IMAGE_FAMILIES:
         ssm._PUBLIC_AMI_PARAMETERS[f"{ECS_IMAGES}/{family}/recommended/image_id"] = ECS_IMAGE_ID
     if os.environ.get("REHEARSAL_NETWORK"):
+        from rehearsal import calls
         from rehearsal.ecs_runtime import Runtime, Settings
 
-        Runtime(Settings.from_environment()).install()
+        settings = Settings.from_environment()
+        Runtime(settings).install()
+        calls.install(settings.folder / "calls.jsonl")
     app.main()
 
 

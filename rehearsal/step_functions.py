@@ -1,7 +1,7 @@
 """Step Functions as its integration with ECS is on AWS. Imported inside ``.venv-aws`` alone.
 
 The emulator runs the machine itself. Mended from outside is the one state that runs a task and
-waits for it: it fails when the task does, with the task's description as the cause, it writes down which
+waits for it: it fails when the task does, with its description as the cause, it writes down which
 task it started, and a time limit or an abort stops that task.
 """
 

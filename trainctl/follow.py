@@ -84,6 +84,8 @@ def waiting(deployment: Deployment, job: Job, heads: Sequence[Task]) -> str:
     if not heads:
         return "waiting for the head to be started"
     head = heads[-1]
+    if head.status in ("DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED"):
+        return "waiting for its nodes to end"
     if head.status == "PROVISIONING":
         return f"waiting for 1 x {shape.head.name}, for the head"
     if head.status != "RUNNING":
