@@ -103,29 +103,45 @@ def test_training_code_reaches_one_bucket_and_nothing_that_starts_or_ends_machin
         assert buckets == {bucket, f"{bucket}/*"}
 
 
-def test_only_the_head_of_a_job_starts_anything_and_that_is_workers_in_this_cluster(
+def test_only_jobs_start_anything_and_that_is_heads_and_workers_in_this_cluster(
     synth: Synth,
 ) -> None:
     templates = synth()
     start = ("ecs:RunTask", "ecs:StartTask", "iam:PassRole", "ec2:RunInstances")
     found = {
-        action: (name, each)
+        (name.partition("Default")[0], action): each
         for name, each in policies(templates)
         for action in each["Action"]
         if action in start
     }
-    assert found.keys() == {"ecs:RunTask", "iam:PassRole"}
-    assert all(name.startswith("JobsRole") for name, _ in found.values())
-    _, run = found["ecs:RunTask"]
-    (definition,) = run["Resource"]
-    assert "NodesWorkerTask" in definition
-    assert run["Condition"]["ArnEquals"].keys() == {"ecs:cluster"}
-    _, passed = found["iam:PassRole"]
-    assert len(passed["Resource"]) == 2
-    assert all("Nodes" in each for each in passed["Resource"])
-    assert passed["Condition"] == {
-        "StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}
+    # The head starts workers; the state machine starts heads.
+    starts = {"JobsRole": "NodesWorkerTask", "JobsExecutionRole": "JobsTask"}
+    assert {action for _, action in found} == {"ecs:RunTask", "iam:PassRole"}
+    assert {name for name, _ in found} == {*starts}
+    for name, task in starts.items():
+        run = found[name, "ecs:RunTask"]
+        (definition,) = run["Resource"]
+        assert task in definition
+        assert run["Condition"]["ArnEquals"].keys() == {"ecs:cluster"}
+        passed = found[name, "iam:PassRole"]
+        assert len(passed["Resource"]) == 2
+        assert passed["Condition"] == {
+            "StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}
+        }
+
+
+def test_a_job_reads_no_other_secrets_than_those_meant_for_jobs(synth: Synth) -> None:
+    found = {
+        (name.partition("Default")[0], resource)
+        for name, each in policies(synth())
+        for resource in each["Resource"]
+        if "secretsmanager:GetSecretValue" in each["Action"]
     }
+    heads = [resource for name, resource in found if name == "JobsRole"]
+    assert len(heads) == 1
+    assert heads[0].endswith(f":secret:{contract.SECRETS_PREFIX}*")
+    # ECS itself reads the cluster's token for all nodes.
+    assert {name for name, _ in found} == {"JobsRole", "NodesExecutionRole"}
 
 
 def test_the_head_of_a_job_is_told_what_its_workers_are(synth: Synth) -> None:
@@ -157,7 +173,8 @@ def test_each_part_is_trusted_to_one_service(synth: Synth) -> None:
     assert {service: len(names) for service, names in by_service.items()} == {
         "ec2.amazonaws.com": 1,
         "ecs-tasks.amazonaws.com": 4,  # execution, head, worker, head of a job
-        "lambda.amazonaws.com": 2,  # teardown, CDK's for the default security group
+        "lambda.amazonaws.com": 3,  # teardown, keeper, CDK's for the default security group
+        "states.amazonaws.com": 1,
         "vpc-flow-logs.amazonaws.com": 1,
     }
 
@@ -211,13 +228,18 @@ def test_nothing_has_a_public_address_but_the_nat_gateway(
 def test_nothing_is_there_that_takes_requests_from_outside(
     synth: Synth, settings: dict[str, str]
 ) -> None:
-    kinds = {resource["Type"] for resource in synth(**settings).resources.values()}
+    templates = synth(**settings)
+    kinds = {resource["Type"] for resource in templates.resources.values()}
     assert not {
         kind
         for kind in kinds
         if kind.startswith(("AWS::ElasticLoadBalancing", "AWS::ApiGateway", "AWS::CloudFront"))
-        or kind in ("AWS::Lambda::Url", "AWS::Lambda::Permission", "AWS::EC2::Instance")
+        or kind in ("AWS::Lambda::Url", "AWS::EC2::Instance")
     }
+    # The keeper is called by two rules of this stack, and by nothing else but its role's owner.
+    for permission in templates.of_type("AWS::Lambda::Permission").values():
+        assert permission["Principal"] == "events.amazonaws.com"
+        assert "Jobs" in permission["SourceArn"]["Fn::GetAtt"][0]
 
 
 @each_combination

@@ -1,0 +1,359 @@
+"""Why a job ended, and that nothing of it stays: the function that tidies up, without AWS.
+
+The function in its place, with the state machine around it and real containers below, is in
+``tests/rehearsal/test_jobs.py``; here it meets what those cannot do: lost hosts, full disks of
+memory, hosts that another job's task runs on.
+"""
+
+import importlib.util
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stacks.job_runner import KEEPER
+from tests.stacks.conftest import Synth, text
+from training import contract
+
+SPEC = {"run": "r1", "command": ["true"], "min_workers": 1, "max_workers": 2, "attempts": 3}
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The function's module, as Lambda loads it."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("CLUSTER", "cluster")
+    monkeypatch.setenv("BUCKET", "bucket")
+    monkeypatch.setenv("HEAD_FAMILY", "head")
+    monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")
+    spec = importlib.util.spec_from_file_location("job_keeper", KEEPER / "index.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_it_knows_the_same_names_and_codes_as_the_rest(keeper: ModuleType) -> None:
+    assert keeper.GROUP == contract.JOB_GROUP
+    assert keeper.RUNS == contract.RUNS_PREFIX
+    assert keeper.EXIT_NO_CAPACITY == contract.EXIT_NO_CAPACITY
+    assert keeper.EXIT_DEADLINE == contract.EXIT_DEADLINE
+    assert keeper.EXIT_INTERRUPTED == contract.EXIT_INTERRUPTED
+    assert keeper.EXIT_TERMINATED == contract.EXIT_TERMINATED
+    assert keeper.EXIT_KILLED == contract.EXIT_KILLED
+    source = (KEEPER / "index.py").read_text()
+    assert f'"{contract.ENV_DEADLINE}"' in source
+    assert f'"{contract.ENV_CAPACITY_WAIT}"' in source
+
+
+def head(code: int | None = None, **task: Any) -> dict[str, Any]:
+    """A head task as Step Functions describes it."""
+    container = {} if code is None else {"ExitCode": code}
+    if reason := task.pop("reason", ""):
+        container["Reason"] = reason
+    return {"Containers": [container], "StopCode": "EssentialContainerExited", **task}
+
+
+ENDS = [
+    (head(0), "", "succeeded", "succeeded", False),
+    (head(3), "", "failed", "failed: user code exit 3", False),
+    (head(1), "", "failed", "failed: user code exit 1", False),
+    (head(124), "", "deadline", "deadline", False),
+    ({}, "States.Timeout", "deadline", "deadline", False),
+    (head(75), "", "no_capacity", "no capacity", False),
+    (
+        head(StopCode="UserInitiated", StoppedReason="job j: no capacity: no host within 60 s"),
+        "",
+        "no_capacity",
+        "no capacity",
+        False,
+    ),
+    (head(143, StopCode="UserInitiated"), "", "stopped", "stopped by user", False),
+    (head(137, StopCode="UserInitiated"), "", "stopped", "stopped by user", False),
+    (head(130), "", "stopped", "stopped by user", False),
+    (head(137), "", "host_lost", "failed: the head was killed", True),
+    (
+        head(137, reason="OutOfMemoryError: Container killed due to memory usage"),
+        "",
+        "failed",
+        "failed: out of memory on the head",
+        False,
+    ),
+    (head(StopCode="SpotInterruption"), "", "host_lost", "failed: its host was lost", True),
+    (head(StopCode="TerminationNotice"), "", "host_lost", "failed: its host was lost", True),
+    (
+        head(StoppedReason="Host EC2 (instance i-0a) terminated."),
+        "",
+        "host_lost",
+        "failed: its host was lost",
+        True,
+    ),
+    (
+        head(StopCode="TaskFailedToStart", reason="CannotPullContainerError: not found"),
+        "",
+        "image_not_found",
+        "image not found: CannotPullContainerError: not found",
+        False,
+    ),
+    (
+        {},
+        "ECS.AccessDeniedException: no",
+        "failed",
+        "failed: the head did not start: ECS.AccessDeniedException: no",
+        False,
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "error", "status", "reason", "again"), ENDS)
+def test_every_end_has_a_status_a_reason_and_a_right_to_another_attempt(
+    keeper: ModuleType, task: dict[str, Any], error: str, status: str, reason: str, again: bool
+) -> None:
+    later = time.time() + 600
+    found = keeper.verdict(task, error, deadline=later, attempt=1, attempts=3)
+    assert (found["status"], found["reason"], found["again"]) == (status, reason, again)
+    last = keeper.verdict(task, error, deadline=later, attempt=3, attempts=3)
+    assert last["again"] is False
+    assert last["status"] == status
+    over = keeper.verdict(task, error, deadline=time.time() - 1, attempt=1, attempts=3)
+    assert over["again"] is False, "nothing is tried again after the deadline"
+
+
+class Aws:
+    """The account as the function sees it: tasks, hosts, executions, a bucket."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[str, dict[str, Any]] = {}
+        self.executions: dict[str, str] = {}
+        self.objects: dict[str, Any] = {}
+        self.states: dict[str, list[str]] = {}
+        self.terminated: list[str] = []
+        self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError)
+
+    def add(self, name: str, **task: Any) -> None:
+        self.tasks[name] = {
+            "taskArn": name,
+            "lastStatus": "RUNNING",
+            "desiredStatus": "RUNNING",
+            "createdAt": datetime.now(tz=UTC),
+            **task,
+        }
+
+    def client(self, _service: str) -> "Aws":
+        return self
+
+    def get_paginator(self, operation: str) -> Any:
+        assert operation == "list_tasks"
+        return SimpleNamespace(paginate=self._list)
+
+    def _list(self, *, cluster: str, desiredStatus: str, **which: str) -> Any:  # noqa: N803
+        assert cluster == "cluster"
+        keys = {"family": "family", "startedBy": "startedBy", "containerInstance": "host"}
+        found = [
+            name
+            for name, task in self.tasks.items()
+            if task["desiredStatus"] == desiredStatus
+            and all(task.get(keys[key]) == value for key, value in which.items())
+        ]
+        yield {"taskArns": found[:1]}
+        yield {"taskArns": found[1:]}
+
+    def describe_tasks(self, *, cluster: str, tasks: list[str]) -> Any:
+        del cluster
+        return {
+            "tasks": [
+                {**self.tasks[name], "containerInstanceArn": self.tasks[name].get("host")}
+                for name in tasks
+            ]
+        }
+
+    def stop_task(self, *, cluster: str, task: str, reason: str) -> None:
+        del cluster
+        self.tasks[task] |= {"desiredStatus": "STOPPED", "reason": reason}
+
+    def update_container_instances_state(
+        self,
+        *,
+        cluster: str,
+        containerInstances: list[str],  # noqa: N803
+        status: str,
+    ) -> None:
+        del cluster
+        self.states.setdefault(containerInstances[0], []).append(status)
+
+    def describe_container_instances(self, *, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
+        return {"containerInstances": [{"ec2InstanceId": f"i-{containerInstances[0]}"}]}
+
+    def terminate_instance_in_auto_scaling_group(self, **arguments: Any) -> None:
+        assert arguments["ShouldDecrementDesiredCapacity"]
+        self.terminated.append(arguments["InstanceId"])
+
+    def put_object(self, *, Bucket: str, Key: str, Body: bytes, **_: Any) -> None:  # noqa: N803
+        assert Bucket == "bucket"
+        self.objects[Key] = json.loads(Body)
+
+    def describe_execution(self, *, executionArn: str) -> Any:  # noqa: N803
+        prefix = "arn:aws:states:us-east-1:1:execution:jobs:"
+        assert executionArn.startswith(prefix)
+        return {"status": self.executions[executionArn.removeprefix(prefix)]}
+
+    def running(self) -> set[str]:
+        return {name for name, task in self.tasks.items() if task["desiredStatus"] == "RUNNING"}
+
+
+@pytest.fixture
+def aws(keeper: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    account = Aws()
+    monkeypatch.setattr(keeper.boto3, "client", account.client)
+    # Of two jobs and of the standing cluster; one host has tasks of both jobs.
+    account.add("own-head", family="head", group="job:j1", host="h1")
+    account.add("own-1", startedBy="j1", group="job:j1", host="h2")
+    account.add("own-2", startedBy="j1", group="job:j1", host="shared")
+    account.add("other-head", family="head", group="job:j2", host="h4")
+    account.add("other-1", startedBy="j2", group="job:j2", host="shared")
+    account.add("standing", family="worker", group="service:worker", host="h6")
+    account.executions = {"j1": "RUNNING", "j2": "RUNNING"}
+    return account
+
+
+def ended(task: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What the state machine gives the function."""
+    now = time.time()
+    return {
+        "Action": "end",
+        "Job": "j1",
+        "Spec": SPEC,
+        "Attempt": 1,
+        "Began": now - 60,
+        "Deadline": now + 600,
+        "Cause": json.dumps(task),
+        "Error": "States.TaskFailed",
+        **more,
+    }
+
+
+def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    found = keeper.handler(ended(head(3, ContainerInstanceArn="h1")), None)
+    assert found["reason"] == "failed: user code exit 3"
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    assert sorted(aws.terminated) == ["i-h1", "i-h1", "i-h2"], "given by the task and by the cause"
+    assert aws.states["shared"] == ["DRAINING", "ACTIVE"], "another job's task runs there"
+    record = aws.objects["runs/r1/jobs/j1.json"]
+    assert record["exit_code"] == 3
+    assert record["reason"] == "failed: user code exit 3"
+    assert (record["run"], record["job"], record["attempts"]) == ("r1", "j1", 1)
+
+
+def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    found = keeper.handler(ended(head(StopCode="SpotInterruption")), None)
+    assert found["again"] is True
+    assert "own-1" not in aws.running(), "workers of a lost head cannot join the next one"
+    assert not aws.terminated
+    assert not aws.objects
+
+
+def test_an_error_of_step_functions_itself_is_told_as_it_is(keeper: ModuleType, aws: Aws) -> None:
+    event = ended({}) | {"Error": "ECS.AccessDeniedException", "Cause": "not authorized"}
+    found = keeper.handler(event, None)
+    assert found["reason"] == (
+        "failed: the head did not start: ECS.AccessDeniedException: not authorized"
+    )
+    assert aws.objects["runs/r1/jobs/j1.json"]["status"] == "failed"
+
+
+def test_an_aborted_execution_leaves_nothing_and_is_recorded(keeper: ModuleType, aws: Aws) -> None:
+    detail = {
+        "name": "j1",
+        "status": "ABORTED",
+        "input": json.dumps(SPEC),
+        "startDate": 1_800_000_000_000,
+        "stopDate": 1_800_000_060_000,
+    }
+    event = {"detail-type": "Step Functions Execution Status Change", "detail": detail}
+    keeper.handler(event, None)
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "stopped by user"
+    keeper.handler({**event, "detail": {**detail, "status": "TIMED_OUT"}}, None)
+    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "deadline"
+
+
+def started_with(**variables: str) -> dict[str, Any]:
+    listed = [{"name": name, "value": value} for name, value in variables.items()]
+    return {"containerOverrides": [{"environment": listed}]}
+
+
+def test_the_sweep_ends_what_nobody_looks_after(keeper: ModuleType, aws: Aws) -> None:
+    assert keeper.handler({}, None) == {"stopped": []}
+    aws.executions["j1"] = "FAILED"
+    assert sorted(keeper.handler({}, None)["stopped"]) == ["own-1", "own-2", "own-head"]
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    del aws.executions["j2"]  # older than Step Functions' memory
+    assert sorted(keeper.handler({}, None)["stopped"]) == ["other-1", "other-head"]
+    assert aws.running() == {"standing"}
+
+
+def test_the_sweep_ends_what_is_long_over_its_deadline(keeper: ModuleType, aws: Aws) -> None:
+    late, soon = str(int(time.time()) - 400), str(int(time.time()) - 100)
+    aws.tasks["own-1"]["overrides"] = started_with(TRAIN_DEADLINE=late)
+    aws.tasks["other-1"]["overrides"] = started_with(TRAIN_DEADLINE=soon)
+    assert keeper.handler({}, None) == {"stopped": ["own-1"]}
+    assert "deadline" in aws.tasks["own-1"]["reason"]
+
+
+def test_a_head_that_gets_no_host_in_time_ends_as_no_capacity(keeper: ModuleType, aws: Aws) -> None:
+    waiting = {
+        "lastStatus": "PROVISIONING",
+        "createdAt": datetime.now(tz=UTC) - timedelta(seconds=90),
+    }
+    aws.tasks["own-head"] |= waiting | {"overrides": started_with(TRAIN_CAPACITY_WAIT_S="60")}
+    aws.tasks["other-head"] |= waiting | {"overrides": started_with(TRAIN_CAPACITY_WAIT_S="600")}
+    aws.tasks["own-1"] |= waiting  # a worker's place is its head's to wait for
+    assert keeper.handler({}, None) == {"stopped": ["own-head"]}
+    task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
+    found = keeper.verdict(task, "", deadline=time.time() + 60, attempt=1, attempts=3)
+    assert found["reason"] == "no capacity"
+
+
+# --- the state machine ----------------------------------------------------------------------------
+def definition(synth: Synth) -> dict[str, Any]:
+    machine = synth().only("AWS::StepFunctions::StateMachine")
+    found: dict[str, Any] = json.loads(text(machine["DefinitionString"]))
+    return found
+
+
+def test_every_way_out_of_the_head_goes_by_the_clean_up(synth: Synth) -> None:
+    states = definition(synth)["States"]
+    assert states["Head"]["Next"] == "CleanUp"
+    assert [(each["ErrorEquals"], each["Next"]) for each in states["Head"]["Catch"]] == [
+        (["States.ALL"], "CleanUp")
+    ]
+    assert states["Again"]["Next"] == "Head"
+    assert {each["ErrorEquals"][0] for each in states["CleanUp"]["Retry"]} == {"States.ALL"}
+    ends = {name for name, state in states.items() if state["Type"] in ("Succeed", "Fail")}
+    assert ends == {"Succeeded", "Failed"}
+
+
+def test_the_head_is_told_what_it_reads(synth: Synth) -> None:
+    (override,) = definition(synth)["States"]["Head"]["Arguments"]["Overrides"][
+        "ContainerOverrides"
+    ]
+    names = (
+        contract.ENV_JOB,
+        contract.ENV_RUN,
+        contract.ENV_COMMAND,
+        contract.ENV_DEADLINE,
+        contract.ENV_CAPACITY_WAIT,
+        contract.ENV_IDLE,
+        contract.ENV_MIN_WORKERS,
+        contract.ENV_MAX_WORKERS,
+    )
+    for name in names:
+        assert f"'{name}'" in override["Environment"]
