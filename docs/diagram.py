@@ -40,6 +40,7 @@ DRAWN: Final = frozenset(
         "AWS::SecretsManager::Secret",
         "AWS::ServiceDiscovery::PrivateDnsNamespace",
         "AWS::ServiceDiscovery::Service",
+        "AWS::StepFunctions::StateMachine",
     }
 )
 
@@ -60,6 +61,7 @@ LEFT_OUT: Final[Mapping[str, str]] = {
     "AWS::IAM::InstanceProfile": _RIGHTS,
     "AWS::IAM::Policy": _RIGHTS,
     "AWS::IAM::Role": _RIGHTS,
+    "AWS::Lambda::Permission": _RIGHTS,
     "AWS::Logs::MetricFilter": "counts failed tasks for the alarm",
     "AWS::Logs::ResourcePolicy": _RIGHTS,
     "AWS::S3::BucketPolicy": _RIGHTS,
@@ -286,13 +288,27 @@ def draw(core: Template, training: Template) -> str:
             420,
             276,
             [
+                "Jobs",
+                count(len(found.all("AWS::StepFunctions::StateMachine")), "state machine")
+                + ": a head that starts workers",
+                "a function tidies up after each,",
+                "and looks for what escaped",
+            ],
+            "training",
+        ),
+        arrow([(right, 466), (middle + 545, 466)]),
+        box(
+            right,
+            532,
+            276,
+            [
                 "Teardown",
-                count(functions, "function") + " for custom resources",
+                count(functions - 1, "function") + " for custom resources",
                 "stop tasks, end hosts, so that destroy ends",
             ],
             "training",
         ),
-        arrow([(right, 456), (middle + 545, 456)]),
+        arrow([(right, 568), (middle + 561, 568)]),
     ]
     if interfaces:
         parts.append(
@@ -300,20 +316,20 @@ def draw(core: Template, training: Template) -> str:
             f"{count(interfaces, 'interface endpoint')}: ECR, Logs, SSM</text>"
         )
     parts.append(
-        f'<rect class="box core" x="{right}" y="546" width="16" height="16"/>'
-        f'<text class="small" x="{right + 24}" y="559">CoreStack: stays</text>'
-        f'<rect class="box training" x="{right}" y="574" width="16" height="16"/>'
-        f'<text class="small" x="{right + 24}" y="587">TrainingStack: may be rebuilt daily</text>'
+        f'<rect class="box core" x="{right}" y="632" width="16" height="16"/>'
+        f'<text class="small" x="{right + 24}" y="645">CoreStack: stays</text>'
+        f'<rect class="box training" x="{right}" y="660" width="16" height="16"/>'
+        f'<text class="small" x="{right + 24}" y="673">TrainingStack: may be rebuilt daily</text>'
     )
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 634" role="img">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 700" role="img">\n'
         "<title>What the two stacks deploy</title>\n"
         f"<style>{STYLE}</style>\n"
         '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
         'markerHeight="8" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#50606f"/></marker>'
         "</defs>\n"
-        f'<rect width="{WIDTH}" height="634" fill="#fbfcfd"/>\n'
+        f'<rect width="{WIDTH}" height="700" fill="#fbfcfd"/>\n'
         '<text class="title" x="24" y="32">Two stacks: what is deployed, and what it may grow to'
         "</text>\n"
         f"{body}\n</svg>\n"

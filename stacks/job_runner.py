@@ -65,6 +65,8 @@ class JobRunner(Construct):
         )
         self.keeper = self._keeper(arn)
         self.state_machine = self._state_machine(name)
+        # On destroy, tasks are ended first: a machine is only gone when its executions are.
+        cluster.teardown.stop_tasks.node.add_dependency(self.state_machine)
         self._watch(arn)
 
     # --- the head -------------------------------------------------------------------------------

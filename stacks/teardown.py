@@ -5,6 +5,7 @@ hosts drain, for a placement group that is "in use". Two custom resources sit in
 deletion where it would, and end what it waits for:
 
     services -> StopTasks -> associations -> capacity providers -> TerminateHosts -> groups
+                          -> the state machine of the jobs
 
 Everything left of an arrow depends on what is right of it, so it is deleted first.
 """

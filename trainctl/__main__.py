@@ -13,6 +13,7 @@ import typer
 from trainctl import artifacts, cluster, dashboard, jobs, local, show, submit
 from trainctl.doctor import doctor
 from trainctl.errors import explained
+from trainctl.settings import settings
 from trainctl.shell import shell
 from training import contract
 
@@ -39,6 +40,7 @@ _PASSES_ON: Final = {"ignore_unknown_options": True}
 
 app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(submit.submit)
 app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(submit.plan)
+app.command(rich_help_panel=_JOBS)(settings)
 app.command(rich_help_panel=_JOBS)(jobs.ls)
 app.command("show", rich_help_panel=_JOBS)(jobs.show_job)
 app.command(rich_help_panel=_JOBS)(jobs.logs)

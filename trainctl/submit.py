@@ -26,6 +26,7 @@ from trainctl.aws import Deployment
 from trainctl.errors import UsageError
 from trainctl.options import AsJson, Profile, Region, Yes
 from trainctl.pricing import Price, dollars
+from trainctl.settings import unknown_recipe
 from training import config, contract
 
 DEFAULT_HOURS: Final = 24.0
@@ -42,8 +43,8 @@ Words = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RECIPE [SETTINGS]",
-        help=f"One of {', '.join(config.CONFIGS)}, and its settings, such as --epochs 3. With "
-        "--code: the command, after -- .",
+        help=f"One of {', '.join(config.CONFIGS)}, and its settings, such as --epochs 3 (trainctl "
+        "settings lists them). With --code: the command, after -- .",
         show_default=False,
     ),
 ]
@@ -407,9 +408,7 @@ def _recipe_command(words: Sequence[str], *, run: str, processes: str) -> list[s
         )
     recipe, *rest = words
     if recipe not in config.CONFIGS:
-        close = difflib.get_close_matches(recipe, config.CONFIGS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"choose {', '.join(config.CONFIGS)}"
-        raise UsageError(f"there is no recipe {recipe!r}: {hint}")
+        raise unknown_recipe(recipe)
     _check_settings(recipe, rest)
     launch = ["python", "-m", "training.launch", recipe, "--run", run, "--workers", processes]
     return [*launch, *rest]
@@ -430,7 +429,7 @@ def _check_settings(recipe: str, words: Sequence[str]) -> None:
         name, equals, value = waiting.pop(0).partition("=")
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {close[0]}?" if close else "trainctl submit --help explains"
+            hint = f"did you mean {close[0]}?" if close else f"trainctl settings {recipe}"
             raise UsageError(f"{recipe} has no option {name}: {hint}")
         field = fields.get(name)
         if (

@@ -6,7 +6,8 @@ there; afterwards the account is as it was. What an emulator cannot show is in d
 
 import json
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,67 @@ def start_hosts_and_a_task(training: dict[str, str]) -> None:
     assert [len(group["Instances"]) for group in groups] == [1, 1]
     cluster = training[contract.OUT_CLUSTER]
     ecs.run_task(cluster=cluster, taskDefinition=training[contract.OUT_HEAD_TASK])
-    assert len(ecs.list_tasks(cluster=cluster)["taskArns"]) == 1
+    assert len(ecs.list_tasks(cluster=cluster)["taskArns"]) == 2, "and the head of a job"
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 30
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return found
+
+
+def run_jobs(core: dict[str, str], training: dict[str, str]) -> None:
+    """One job is stopped, one aborted: both are tidied up after, and say so. A third one stays."""
+    states, ecs, s3 = (boto3.client(name) for name in ("stepfunctions", "ecs", "s3"))
+    which = {"cluster": training[contract.OUT_CLUSTER]}
+    spec = {
+        "run": "r",
+        "command": ["true"],
+        "max_seconds": 3600,
+        "capacity_wait_s": 60,
+        "idle_s": 60,
+        "min_workers": 1,
+        "max_workers": 2,
+        "attempts": 3,
+        "environment": {"A": "one", "B": "two"},
+    }
+
+    def start(job: str) -> tuple[str, str]:
+        execution = states.start_execution(
+            stateMachineArn=training[contract.OUT_JOBS], name=job, input=json.dumps(spec)
+        )["executionArn"]
+        (task,) = eventually(lambda: ecs.list_tasks(**which)["taskArns"])
+        return execution, task
+
+    def record(job: str) -> dict[str, Any]:
+        key = contract.job_record("r", job)
+        body = s3.get_object(Bucket=core[contract.OUT_BUCKET], Key=key)["Body"].read()
+        found: dict[str, Any] = json.loads(body)
+        return found
+
+    execution, task = start("ended")
+    (head,) = ecs.describe_tasks(**which, tasks=[task])["tasks"]
+    assert head["group"] == f"{contract.JOB_GROUP}ended"
+    (override,) = head["overrides"]["containerOverrides"]
+    told = {each["name"]: each["value"] for each in override["environment"]}
+    assert json.loads(told[contract.ENV_COMMAND]) == ["true"]
+    assert 3500 < int(told[contract.ENV_DEADLINE]) - time.time() <= 3600
+    assert (told["A"], told["B"]) == ("one", "two")
+    # Without a container below, a task that is stopped has ended well.
+    ecs.stop_task(**which, task=task)
+    eventually(lambda: states.describe_execution(executionArn=execution)["status"] != "RUNNING")
+    assert record("ended")["reason"] == "succeeded"
+
+    execution, task = start("aborted")
+    # Of the job too, as its head would have started it.
+    ecs.run_task(**which, taskDefinition=training[contract.OUT_WORKER_TASK], startedBy="aborted")
+    states.stop_execution(executionArn=execution)
+    eventually(lambda: not ecs.list_tasks(**which)["taskArns"])
+    assert record("aborted")["reason"] == "stopped by user"
+
+    start("running")
 
 
 @pytest.mark.parametrize("preset", ["cpu", "fsdp"])
@@ -138,6 +199,7 @@ def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None
     assert group["MaxSize"] == 5
     assert json.loads(outputs(contract.TRAINING_STACK)[contract.OUT_SHAPE])["spot"] is True
 
+    run_jobs(core, training)
     start_hosts_and_a_task(training)
     cdk("destroy", "--all", "--force", again=True)
     assert difference(before, inventory(aws.endpoint)) == {}

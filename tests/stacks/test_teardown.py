@@ -64,6 +64,10 @@ def test_the_order_of_deletion_is_the_one_that_cannot_hang(synth: Synth, preset:
         assert by_type[earlier], earlier
         for name in by_type[earlier]:
             assert by_type[later] & needs(resources, name), f"{name} must go before {later}"
+    # A state machine is only gone when its executions are, and those wait for their tasks.
+    (machine,) = (n for n, r in resources.items() if r["Type"].endswith("::StateMachine"))
+    (stop,) = by_type["Custom::StopTasks"]
+    assert machine in needs(resources, stop)
     # Every group, not just one, outlives the function that ends its hosts.
     (terminate,) = by_type["Custom::TerminateHosts"]
     assert by_type["AWS::AutoScaling::AutoScalingGroup"] <= needs(resources, terminate)

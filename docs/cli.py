@@ -1,0 +1,58 @@
+"""Write docs/cli.md from the help of ``trainctl``: ``python docs/cli.py > docs/cli.md``.
+
+A test compares the two, so that neither falls behind the other.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from trainctl.__main__ import app
+
+_HEAD = """\
+# Commands
+
+Written by `docs/cli.py` from the commands' own help; a test keeps it current. What they are for is
+in [jobs.md](jobs.md) and [operations.md](operations.md).
+"""
+
+
+# Typer's commands are click's, of a copy that it brings along.
+def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Every command that does something, by its words."""
+    if hasattr(command, "commands"):
+        for name, each in command.commands.items():
+            yield from walk(each, (*words, name))
+    else:
+        yield " ".join(words), command
+
+
+def described(words: str, command: Any) -> str:
+    """One command in Markdown."""
+    context = command.make_context(words, [], resilient_parsing=True)
+    lines = [f"## {words}", "", f"`{' '.join(command.get_usage(context).split()[1:])}`", ""]
+    lines += [" ".join(part.split()) + "\n" for part in (command.help or "").split("\n\n")]
+    options = [each for each in command.params if not getattr(each, "hidden", False)]
+    rows = []
+    for each in options:
+        record = each.get_help_record(context)
+        if record and "Show this message" not in record[1]:
+            name, text = (part.replace("|", "\\|") for part in record)
+            rows.append(f"| `{' '.join(name.split())}` | {' '.join(text.split())} |")
+    if rows:
+        lines += ["| | |", "| --- | --- |", *rows, ""]
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The whole page."""
+    root = typer.main.get_command(app)
+    commands = [described(words, each) for words, each in walk(root, ("trainctl",))]
+    codes = " ".join((root.epilog or "").split())
+    return "\n".join([_HEAD, f"{codes}\n", *commands])
+
+
+if __name__ == "__main__":
+    sys.stdout.write(page())
