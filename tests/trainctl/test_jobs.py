@@ -260,7 +260,7 @@ REFUSED: list[tuple[list[str], int, str]] = [
     (["submit", "--code", "nowhere", "--yes", "--", "true"], 2, "there is no such folder"),
     (["submit", "--code", "CODE/empty", "--yes", "--", "true"], 2, "there is no file in it"),
     (["submit", "--code", "CODE", "--yes"], 2, "give the command after -- "),
-    (["show", "r2"], 2, "there is no job and no run 'r2': did you mean r1?"),
+    (["show", "r1x"], 2, "there is no job and no run 'r1x': did you mean r1?"),
     (["wait", "nothing"], 2, "trainctl ls shows what there is"),
     (["logs", "r1", "--rank", "7"], 2, "--rank is 7: r1 has ranks 0 to 1"),
     (["export", "none", "--to", "DIR"], 2, "there is no run 'none' in s3://bucket"),
@@ -333,9 +333,8 @@ def test_a_folder_that_is_too_large_names_its_largest_file(
     monkeypatch.setattr(submit, "CODE_MIB", 1)
     (code / "weights.bin").write_bytes(bytes(2 * 2**20))
     assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == 2
-    assert (
-        "2 MiB, and at most 1 are uploaded; the largest is weights.bin" in capsys.readouterr().err
-    )
+    said = capsys.readouterr().err
+    assert "2 MiB, and at most 1 are uploaded; the largest is weights.bin" in said
     assert not account.objects
 
 
