@@ -12,10 +12,11 @@ from typing import Any
 
 from ministack import app
 from ministack.core import iam_actions, lambda_runtime
-from ministack.core.responses import get_account_id
+from ministack.core.responses import get_account_id, get_region
 from ministack.core.router import detect_service, extract_region
 from ministack.services import stepfunctions
 
+INSTANCE = "container-instance"
 _lock = threading.Lock()
 
 
@@ -50,12 +51,27 @@ class Calls:
         arn = iam_actions.extract_resource_arn(
             service, method, path, headers, body, params, extract_region(headers), get_account_id()
         )
-        given: dict[str, Any] = {}
-        if service in ("ecs", "states", "secretsmanager", "logs"):
-            given = json.loads(body or b"{}")
-        self.note(
-            headers.get("x-amz-security-token", "") or "cli", action, arn, given.get("cluster", "")
-        )
+        caller = headers.get("x-amz-security-token", "") or "cli"
+        if service != "ecs":
+            self.note(caller, action, arn)
+            return
+        given: dict[str, Any] = json.loads(body or b"{}")
+        for resource in ecs_resources(action, given) or [arn]:
+            self.note(caller, action, resource, given.get("cluster", ""))
+
+
+def ecs_resources(action: str, given: dict[str, Any]) -> list[str]:
+    """What policies name as the resources of a call of ECS, which the emulator does not tell."""
+    kind, names = {
+        "ecs:RunTask": ("", [given.get("taskDefinition", "")]),
+        "ecs:DescribeTasks": ("task", given.get("tasks", [])),
+        "ecs:StopTask": ("task", [given.get("task", "")]),
+        "ecs:DescribeContainerInstances": (INSTANCE, given.get("containerInstances", [])),
+        "ecs:UpdateContainerInstancesState": (INSTANCE, given.get("containerInstances", [])),
+    }.get(action, ("", []))
+    cluster = given.get("cluster", "").rpartition("/")[2]
+    prefix = f"arn:aws:ecs:{get_region()}:{get_account_id()}:{kind}/{cluster}/"
+    return [name if name.startswith("arn:") else prefix + name for name in names]
 
 
 def install(file: Path) -> None:

@@ -353,6 +353,7 @@ class JobRunner(Construct):
                         }
                     ],
                     "Assign": {"outcome": "{% $states.result.Payload %}"},
+                    "Output": "{% $states.result.Payload %}",
                     "Next": "Ended",
                 },
                 "Ended": {
@@ -371,7 +372,7 @@ class JobRunner(Construct):
                     "Assign": {"attempt": "{% $attempt + 1 %}"},
                     "Next": "Head",
                 },
-                "Succeeded": {"Type": "Succeed", "Output": "{% $outcome %}"},
+                "Succeeded": {"Type": "Succeed"},
                 "Failed": {
                     "Type": "Fail",
                     "Error": "{% $outcome.status %}",

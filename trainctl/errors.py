@@ -3,6 +3,7 @@
 from typing import Any
 
 from botocore import exceptions as aws
+from botocore.parsers import ResponseParserError
 
 from training.contract import EXIT_BAD_INPUT, EXIT_FAILED, InputError
 
@@ -52,6 +53,8 @@ def explained(error: Exception) -> CliError | None:
             )
         case aws.ClientError():
             return _of_the_service(error)
+        case aws.BotoCoreError() | ResponseParserError():
+            return CliError(f"AWS does not answer as it should: {error}. Give the command again")
     return None
 
 

@@ -4,11 +4,12 @@ anything is started or written."""
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.training.test_data import write_images
-from training import launch, machine
+from training import contract, launch, machine
 from training.data.sources import FILES
 
 
@@ -156,3 +157,32 @@ def test_help_explains_presets_exit_codes_and_every_setting(
     out = capsys.readouterr().out
     for word in ("--local", "--lr", "ddp, tuned, fast, digits", "exit codes", "130", "torchrun"):
         assert word in out
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("4", (4, 4)), ("1:4", (1, 4)), (" 2:2 ", (2, 2)), ("0:1", (0, 1))]
+)
+def test_a_number_of_workers_may_be_a_range(text: str, found: tuple[int, int]) -> None:
+    assert contract.worker_range(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "1:", ":4", "a", "1:2:3", "4:1", "1.5", "99999"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(contract.InputError, match="--workers is"):
+        contract.worker_range(text)
+
+
+def test_a_run_with_a_range_is_made_for_the_most_and_checked_for_all(tmp_path: Path) -> None:
+    def config(recipe: str, workers: str, **more: Any) -> Any:
+        words = [f"--workers={workers}", f"--storage={tmp_path}", "--run=r"]
+        words += [f"--{name.replace('_', '-')}={value}" for name, value in more.items()]
+        return launch.build_config(recipe, vars(launch.parser(recipe).parse_args(words)))
+
+    assert config("ddp", "1:4").num_workers == 4
+    # Twelve sequences are shared by 1, 2, 3 and 4 workers, and not by 5.
+    assert config("fsdp", "1:4", global_batch=12).num_workers == 4
+    with pytest.raises(contract.InputError, match="5 workers"):
+        config("fsdp", "4:6", global_batch=12)
+    with pytest.raises(contract.InputError, match="a range needs a cluster that grows"):
+        words = ["--local", "--workers", "1:2", "--storage", str(tmp_path)]
+        launch.build_config("ddp", vars(launch.parser("ddp").parse_args(words)))

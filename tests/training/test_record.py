@@ -146,6 +146,21 @@ def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(tmp_pa
     assert [line["step"] for line in lines if line["type"] == "step"] == list(range(1, 9))
 
 
+def test_hosts_that_were_taken_away_are_counted_over_all_attempts(tmp_path: Path) -> None:
+    def taken(*nodes: str) -> Event:
+        return {"type": "preempted", "nodes": [*nodes], "time": 1.0}
+
+    kept = opened(tmp_path / "r")
+    # The host goes; the workers start again within this attempt.
+    for event in [start(), *map(step, range(1, 5)), taken("a"), start(4, resumed=True)]:
+        kept.handle(event)
+    # The head is lost as well: another process keeps the record from here on.
+    again = opened(tmp_path / "r")
+    for event in [start(4, resumed=True), step(5), taken("b", "c"), evaluation(2), finished()]:
+        again.handle(event)
+    assert result_of(tmp_path / "r")["preempted"] == 3
+
+
 def test_a_stopped_run_has_a_result_and_a_report_of_what_there_is(tmp_path: Path) -> None:
     kept = opened(tmp_path / "r")
     for event in [start(), *map(step, range(1, 5)), evaluation(1), step(5)]:

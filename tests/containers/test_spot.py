@@ -1,0 +1,158 @@
+"""A worker hears of its host's end from the instance itself, and tells Ray once.
+
+The metadata service is a real HTTP server that asks for version 2's token, as instances do.
+"""
+
+import http.server
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from containers import spot
+from containers.spot import Instance, Notice
+
+NOTICE = '{"action": "terminate", "time": "2026-11-21T09:32:00Z"}'
+
+
+class Server(http.server.ThreadingHTTPServer):
+    notice = ""
+    asked = 0
+    tokens = 0
+    refuses = 0
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    server: Server
+
+    def do_PUT(self) -> None:
+        assert self.path == "/latest/api/token"
+        assert int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 60
+        self.server.tokens += 1
+        self._answer(200, f"token-{self.server.tokens}")
+
+    def do_GET(self) -> None:
+        assert self.path == "/latest/meta-data/spot/instance-action"
+        self.server.asked += 1
+        token = self.headers.get("X-aws-ec2-metadata-token")
+        if token != f"token-{self.server.tokens}" or self.server.refuses:
+            self.server.refuses = 0
+            self._answer(401, "")
+        elif self.server.notice:
+            self._answer(200, self.server.notice)
+        else:
+            self._answer(404, "not found")
+
+    def _answer(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Says nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server(("127.0.0.1", 0), Handler)
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+def endpoint(server: Server) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+def test_a_notice_says_what_happens_and_when() -> None:
+    began = 1_795_253_400.0  # 09:30:00
+    assert spot.parse(NOTICE, now=began) == Notice(action="terminate", seconds=120)
+    assert spot.parse(NOTICE, now=began + 200).seconds == 0, "never before now"
+    for odd in ("", "{}", '{"action": "stop", "time": "soon"}', "[1]"):
+        assert spot.parse(odd, now=began) == Notice(action="terminate", seconds=spot.NOTICE_S)
+
+
+def test_without_a_notice_there_is_none_and_the_token_is_kept(server: Server) -> None:
+    instance = Instance(endpoint(server))
+    assert [instance.notice() for _ in range(3)] == [None] * 3
+    assert (server.tokens, server.asked) == (1, 3)
+    server.notice = NOTICE
+    notice = instance.notice()
+    assert notice is not None
+    assert notice.action == "terminate"
+
+
+def test_a_token_that_is_refused_is_asked_for_again(server: Server) -> None:
+    instance = Instance(endpoint(server))
+    server.refuses = 1
+    assert instance.notice() is None
+    server.notice = NOTICE
+    assert instance.notice() is not None
+    assert server.tokens == 2
+
+
+def watched(server_at: str, answers: list[bool]) -> tuple[list[Notice], list[str]]:
+    """Run the watch until it ends by itself; ``answers`` are Ray's."""
+    told: list[Notice] = []
+    said: list[str] = []
+
+    def drain(notice: Notice) -> bool:
+        told.append(notice)
+        return answers[len(told) - 1]
+
+    ended = threading.Event()
+    thread = threading.Thread(
+        target=spot.watch,
+        args=(drain, said.append, ended),
+        kwargs={"endpoint": server_at, "poll_s": 0.01},
+    )
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+    return told, said
+
+
+def test_ray_is_told_once_and_again_only_if_it_did_not_listen(server: Server) -> None:
+    server.notice = json.dumps({"action": "terminate", "time": "2000-01-01T00:00:00Z"})
+    told, said = watched(endpoint(server), [True])
+    assert len(told) == 1
+    assert said == ["this host will terminate in 0 s"]
+    told, _ = watched(endpoint(server), [False, False, True])
+    assert len(told) == 3
+
+
+def test_where_there_is_no_instance_it_stops_asking() -> None:
+    told, said = watched("http://127.0.0.1:9", [])
+    assert (told, said) == ([], [])
+
+
+def test_a_service_that_has_answered_is_asked_again_after_a_pause(server: Server) -> None:
+    ended = threading.Event()
+    told: list[Notice] = []
+    thread = threading.Thread(
+        target=spot.watch,
+        args=(lambda notice: bool(told.append(notice)) or True, lambda _: None, ended),
+        kwargs={"endpoint": endpoint(server), "poll_s": 0.01},
+        daemon=True,
+    )
+    thread.start()
+    deadline = time.monotonic() + 10
+    while server.asked < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    server.refuses = 1
+    server.notice = NOTICE
+    thread.join(10)
+    assert len(told) == 1
+    ended.set()
+
+
+def test_the_watch_ends_with_its_node(server: Server) -> None:
+    ended = threading.Event()
+    ended.set()
+    spot.watch(lambda _: True, lambda _: None, ended, endpoint=endpoint(server), poll_s=5)
+    assert server.asked == 0

@@ -1,0 +1,155 @@
+"""What a job's user brings along reaches the command, and Ray: variables, secrets, code, packages.
+
+Across nodes, with real Ray: ``tests/rehearsal/test_jobs.py``.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from containers import user_code
+from training import contract
+from training.contract import InputError
+
+
+class Client:
+    """S3 with one archive, Secrets Manager with one secret."""
+
+    def __init__(self, archive: Path | None = None) -> None:
+        self.archive = archive
+
+    def __call__(self, _service: str) -> "Client":
+        return self
+
+    def download_file(self, bucket: str, key: str, target: str) -> None:
+        if self.archive is None or (bucket, key) != ("bucket", "runs/r/jobs/j.zip"):
+            raise ClientError({"Error": {"Code": "404", "Message": "Not Found"}}, "HeadObject")
+        shutil.copy(self.archive, target)
+
+    def get_secret_value(self, SecretId: str) -> dict[str, str]:  # noqa: N803
+        if SecretId != "training/key":
+            error = {"Code": "ResourceNotFoundException", "Message": "no such secret"}
+            raise ClientError({"Error": error}, "GetSecretValue")
+        return {"SecretString": "hidden"}
+
+
+def prepare(environment: dict[str, str], folder: Path, client: Client) -> user_code.Prepared:
+    folder.mkdir(exist_ok=True)
+    return user_code.prepare(environment, folder, client=client)
+
+
+def runtime(prepared: user_code.Prepared) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(prepared.environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])
+    return dict(found["runtime_env"])
+
+
+def archive(tmp_path: Path, **files: str) -> Path:
+    path = tmp_path / "sent.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in files.items():
+            file.writestr(name.replace("__", "."), content)
+    return path
+
+
+CODE = {contract.ENV_CODE: "s3://bucket/runs/r/jobs/j.zip"}
+
+
+def test_a_recipe_brings_nothing_and_ray_is_told_nothing(tmp_path: Path) -> None:
+    found = prepare({}, tmp_path / "code", Client())
+    assert found == user_code.Prepared(folder=None, environment={})
+
+
+def test_variables_and_secrets_reach_the_command_and_rays_workers(tmp_path: Path) -> None:
+    environment = {
+        contract.ENV_PASSED: '{"COLOUR": "green"}',
+        contract.ENV_SECRETS: '{"API_KEY": "training/key"}',
+    }
+    found = prepare(environment, tmp_path / "code", Client())
+    assert found.environment["COLOUR"] == "green"
+    assert found.environment["API_KEY"] == "hidden"
+    assert runtime(found) == {"env_vars": {"COLOUR": "green", "API_KEY": "hidden"}}
+    assert found.folder is None
+
+
+def test_code_is_where_the_command_runs_and_what_ray_takes_along(tmp_path: Path) -> None:
+    path = archive(tmp_path, mine__py="print(1)", **{"sub/more__py": ""})
+    found = prepare(CODE, tmp_path / "code", Client(path))
+    assert found.folder == tmp_path / "code"
+    assert (found.folder / "sub" / "more.py").exists()
+    assert runtime(found)["working_dir"] == str(found.folder)
+    assert not list(tmp_path.glob("code.zip.*"))
+
+
+def test_an_archive_cannot_write_outside_of_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "sent.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("../outside.py", "")
+        file.writestr("/tmp/absolute-of-this-test.py", "")
+    found = prepare(CODE, tmp_path / "code", Client(path))
+    assert found.folder is not None
+    assert not (tmp_path / "outside.py").exists()
+    assert not Path("/tmp/absolute-of-this-test.py").exists()
+
+
+def test_requirements_are_installed_beside_what_the_image_has(tmp_path: Path) -> None:
+    wheel = "greeting-1.0-py3-none-any.whl"
+    content = tmp_path / wheel
+    with zipfile.ZipFile(content, "w") as file:
+        file.writestr("greeting.py", 'WORDS = "installed"\n')
+        # Needs what is there already: it must not be fetched again, and is not to be found here.
+        metadata = "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\nRequires-Dist: numpy\n"
+        file.writestr("greeting-1.0.dist-info/METADATA", metadata)
+        tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        file.writestr("greeting-1.0.dist-info/WHEEL", tags)
+        file.writestr("greeting-1.0.dist-info/RECORD", "")
+    path = archive(tmp_path, mine__py="", requirements__txt=f"--no-index\n./{wheel}\n")
+    with zipfile.ZipFile(path, "a") as file:
+        file.write(content, wheel)
+    found = prepare(CODE, tmp_path / "code", Client(path))
+    assert found.folder is not None
+    assert sorted(each.name for each in (found.folder / user_code.INSTALLED).glob("*.py")) == [
+        "greeting.py"
+    ]
+    assert not list(tmp_path.glob("code-venv*"))
+    done = subprocess.run(
+        [sys.executable, "-c", "import greeting, numpy; print(greeting.WORDS)"],
+        cwd=found.folder,
+        env={**os.environ, **found.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "installed\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({contract.ENV_PASSED: "A=b"}, "TRAIN_PASSED must be a JSON object of texts"),
+        ({contract.ENV_PASSED: '{"A": 1}'}, "TRAIN_PASSED must be a JSON object of texts"),
+        ({contract.ENV_SECRETS: '{"A": "training/x"}'}, "secret training/x, for A, cannot be read"),
+        (
+            {contract.ENV_CODE: "s3://bucket/none.zip"},
+            "none.zip cannot be had",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_named(
+    tmp_path: Path, environment: dict[str, str], words: str
+) -> None:
+    with pytest.raises(InputError, match=words):
+        prepare(environment, tmp_path / "code", Client())
+
+
+def test_requirements_that_cannot_be_installed_show_the_end_of_pips_words(tmp_path: Path) -> None:
+    path = archive(tmp_path, requirements__txt="--no-index\nthere-is-no-such-package==9\n")
+    with pytest.raises(InputError, match=r"(?s)cannot be installed:.*there-is-no-such-package"):
+        prepare(CODE, tmp_path / "code", Client(path))
