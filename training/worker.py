@@ -5,8 +5,10 @@ torchrun (``TorchrunWorker``) on a machine that has PyTorch and not Ray, which i
 and profiles. Events are plain dictionaries for ``training.record``; only rank 0 sends them.
 """
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +20,8 @@ import torch.distributed as dist
 
 from training import contract
 from training.contract import Event, InputError, phase
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
 # Long enough for a slow first batch, short enough that a lost peer is noticed.
 COLLECTIVE_TIMEOUT_S: Final = 300
@@ -213,6 +217,16 @@ def _hosts(world_size: int) -> list[str]:
     return addresses
 
 
+def _end_with_parent() -> None:
+    """Have Linux end this process with the one that started it, Ray's on this node.
+
+    A worker looks for that itself, but one that hangs in a collective, or at its own end, does not
+    get there, and would hold a GPU until the collective's time is up.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def ray_entry(arguments: Mapping[str, Any]) -> None:
     """What Ray Train runs in each process: the recipe's loop with a ``RayWorker``.
 
@@ -221,6 +235,7 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
     """
     from training import recipes
 
+    _end_with_parent()
     config = recipes.config_from_json(arguments["config"])
     worker = RayWorker(run_uri=arguments["run_uri"], events=arguments["events"])
     worker.emit({**phase("workers_ready"), "hosts": _hosts(worker.world_size)})

@@ -134,9 +134,14 @@ def test_where_there_is_no_instance_it_stops_asking() -> None:
 def test_a_service_that_has_answered_is_asked_again_after_a_pause(server: Server) -> None:
     ended = threading.Event()
     told: list[Notice] = []
+
+    def drain(notice: Notice) -> bool:
+        told.append(notice)
+        return True
+
     thread = threading.Thread(
         target=spot.watch,
-        args=(lambda notice: bool(told.append(notice)) or True, lambda _: None, ended),
+        args=(drain, lambda _: None, ended),
         kwargs={"endpoint": endpoint(server), "poll_s": 0.01},
         daemon=True,
     )

@@ -21,7 +21,7 @@ from docs import cli
 from tests.conftest import ROOT
 from trainctl import doctor, follow, submit
 from trainctl.__main__ import main
-from trainctl.aws import EndedTask, Job
+from trainctl.aws import Deployment, EndedTask, Job
 from training import contract
 
 SHAPE = {
@@ -423,7 +423,7 @@ def test_wait_exits_as_the_job_did(
 
 def test_what_a_job_waits_for_is_said(account: Account) -> None:
     account.add("job")
-    deployment = submit.Deployment.find(profile=None, region=None)
+    deployment = Deployment.find(profile=None, region=None)
 
     def waits() -> str:
         job = deployment.job("job")
@@ -556,7 +556,7 @@ def test_doctor_says_when_a_quota_is_too_small_or_a_zone_has_not_the_type(
     account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account.quota = 8.0
-    none = {"InstanceTypeOfferings": []}
+    none: dict[str, Any] = {"InstanceTypeOfferings": []}
     monkeypatch.setattr(Account, "on_describe_instance_type_offerings", lambda *_, **__: none)
     code, found = checks(capsys)
     assert code == contract.EXIT_FAILED

@@ -113,7 +113,7 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
 ) -> None:
     name = f"on-{workers}"
     copied(whole, name, without="step-00000020")
-    command = start(name, *TINY, "--workers", str(workers))
+    command = start(name, *TINY, torchrun=workers)
     code, _, err = command.end()
     assert code == 0, err
     (loaded,) = command.metrics("loaded")
@@ -127,7 +127,7 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
 def test_how_memory_is_saved_changes_no_loss(start: Callable[..., Command], whole: Command) -> None:
     # Two copies of the model, three times as many passes per step, activations made again.
     saving = ["--replicas", "2", "--microbatch", "2", "--recompute", "selective"]
-    command = start("saving", *TINY, *TWO, *saving)
+    command = start("saving", *TINY, *saving, torchrun=2)
     code, _, err = command.end()
     assert code == 0, err
     for step, loss in losses(whole).items():
@@ -159,7 +159,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_and_every_step_may_be_evaluat
 def test_adapters_are_trained_beside_frozen_weights_and_merged_by_an_export(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
-    command = start("lora", *TINY, "--lora-rank", "4", "--lr", "3e-2", "--recompute", "full")
+    lora = ["--lora-rank", "4", "--lr", "3e-2", "--recompute", "full"]
+    command = start("lora", *TINY, *lora, torchrun=1)
     code, _, err = command.end()
     assert code == 0, err
     found = held_out(command)
@@ -186,7 +187,7 @@ def test_a_torn_and_a_corrupt_checkpoint_are_passed_over(
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    command = start("hurt", *TINY, *TWO)
+    command = start("hurt", *TINY, torchrun=2)
     code, _, err = command.end()
     assert code == 0, err
     assert "step-00000024 is damaged (manifest.json is missing: its upload was cut off)" in err
@@ -278,7 +279,7 @@ def test_shakespeare_is_learned_better_than_its_words_are_frequent(
 ) -> None:
     arguments = ["--preset", "tiny", "--data", str(data_dir / "tiny-shakespeare" / "input.txt")]
     arguments += ["--tokenizer", str(data_dir / "gpt-neox-tokenizer"), "--max-steps", "40"]
-    command = start("shakespeare", *arguments, *TWO)
+    command = start("shakespeare", *arguments, torchrun=2)
     code, _, err = command.end()
     assert code == 0, err
     evaluation = json.loads((command.run_folder / "evaluation.json").read_text())

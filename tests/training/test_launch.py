@@ -183,6 +183,7 @@ def test_a_run_with_a_range_is_made_for_the_most_and_checked_for_all(tmp_path: P
     assert config("fsdp", "1:4", global_batch=12).num_workers == 4
     with pytest.raises(contract.InputError, match="5 workers"):
         config("fsdp", "4:6", global_batch=12)
+    words = ["--local", "--workers", "1:2", "--storage", str(tmp_path)]
+    options = vars(launch.parser("ddp").parse_args(words))
     with pytest.raises(contract.InputError, match="a range needs a cluster that grows"):
-        words = ["--local", "--workers", "1:2", "--storage", str(tmp_path)]
-        launch.build_config("ddp", vars(launch.parser("ddp").parse_args(words)))
+        launch.build_config("ddp", options)
