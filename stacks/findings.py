@@ -77,10 +77,13 @@ AUDIT: Final = {
         "the nodes."
     ),
     "NIST.800.53.R5-LambdaConcurrency": (
-        "Runs once, when the stack is deleted; CloudFormation calls it. Reserved concurrency "
-        "would be taken from the account for nothing."
+        "Teardown runs once, when the stack is deleted, the jobs' keeper for seconds after a job. "
+        "Reserved concurrency would be taken from the account for nothing."
     ),
-    "NIST.800.53.R5-LambdaDLQ": ("CloudFormation waits for its answer and shows its error."),
+    "NIST.800.53.R5-LambdaDLQ": (
+        "Callers wait for the answer: CloudFormation, and the jobs' state machine, which asks "
+        "again. What an event's call misses, the next sweep does."
+    ),
     "NIST.800.53.R5-LambdaInsideVPC": (
         "It calls AWS alone; inside the VPC it would hold interfaces in the subnet that is "
         "being deleted."

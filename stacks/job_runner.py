@@ -135,12 +135,17 @@ class JobRunner(Construct):
             description="Ends what jobs leave behind, and writes down why they ended",
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
         )
-        records = core.bucket.arn_for_objects(f"{contract.RUNS_PREFIX}/*/{contract.JOBS_DIR}/*")
+        record = contract.job_record("*", "*").removesuffix(".json")
+        bucket = core.export_value(core.bucket.bucket_arn)
         executions = f"{state_machine_arn.replace(':stateMachine:', ':execution:')}:*"
         _allow(
             role,
             *_ending(cluster, groups),
-            iam.PolicyStatement(sid="Records", actions=["s3:PutObject"], resources=[records]),
+            iam.PolicyStatement(
+                sid="Records",
+                actions=["s3:PutObject"],
+                resources=[core.bucket.arn_for_objects(record)],
+            ),
             iam.PolicyStatement(
                 sid="Jobs", actions=["states:DescribeExecution"], resources=[executions]
             ),
@@ -150,7 +155,7 @@ class JobRunner(Construct):
             role,
             {
                 wildcard(self): "Listing tasks has no resource; it is limited to this cluster.",
-                wildcard(self, records): "Runs and jobs are named by their users.",
+                wildcard(core, f"{bucket}/{record}"): "Runs and jobs are named by their users.",
                 wildcard(self, executions): "Executions of the one state machine.",
                 **_reasons(self, cluster, groups),
             },

@@ -79,6 +79,8 @@ def trainctl(
 
     Finds what make deploy has put into the account and region in use. A job brings its own cluster
     and takes it away again: trainctl submit ddp --workers 2 --follow
+
+    Here, without AWS: python -m training.launch ddp --local
     """
 
 

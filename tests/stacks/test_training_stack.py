@@ -353,7 +353,7 @@ def test_an_alarm_tells_of_a_host_whose_gpus_idle(synth: Synth) -> None:
 
 def test_stopped_tasks_are_recorded_and_failed_ones_raise_an_alarm(synth: Synth) -> None:
     templates = synth()
-    rule = templates.only("AWS::Events::Rule")
+    rule = templates.of_type("AWS::Events::Rule")["TaskEventsRule1E6E1754"]
     assert rule["EventPattern"]["detail"]["lastStatus"] == ["STOPPED"]
     assert text(rule["EventPattern"]["detail"]["clusterArn"][0]) == "<ClusterC2E21B66.Arn>"
     assert text(rule["Targets"][0]["Arn"]) == "<TaskEventsLogs3035F93C.Arn>"

@@ -74,6 +74,8 @@ class Account:
     fails_with: Exception | None = None
     region: str | None = "eu-west-1"
     calls: list[str] = field(default_factory=list)
+    listed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Tasks that a list has named."""
 
     def tasks(self, service: str) -> list[dict[str, Any]]:
         node = service.partition("-")[0]
@@ -140,13 +142,11 @@ class Client:
         tasks = self.account.tasks(serviceName) if desiredStatus == "RUNNING" else []
         if desiredStatus == "STOPPED" and self.account.fault and serviceName.startswith("worker"):
             tasks = [self.account.fault]
-        yield {"taskArns": [json.dumps(task, default=str) for task in tasks]}
+        self.account.listed |= {task["taskArn"]: task for task in tasks}
+        yield {"taskArns": [task["taskArn"] for task in tasks]}
 
     def describe_tasks(self, *, tasks: list[str], **_rest: Any) -> dict[str, Any]:
-        found = [json.loads(task) for task in tasks]
-        for task in found:
-            task["startedAt"] = datetime.fromisoformat(task["startedAt"])
-        return {"tasks": found}
+        return {"tasks": [self.account.listed[task] for task in tasks]}
 
     def get_log_events(self, **_arguments: Any) -> dict[str, Any]:
         return {"events": [{"message": line} for line in self.account.log]}
@@ -227,7 +227,7 @@ def test_it_needs_neither_torch_nor_ray() -> None:
 @pytest.mark.parametrize(
     ("argv", "change", "code", "message"),
     [
-        (["submit"], {}, 2, "No such command 'submit'"),
+        (["begin"], {}, 2, "No such command 'begin'"),
         (["cluster", "up", "--workers", "x"], {}, 2, "should be a valid integer"),
         (["cluster", "up", "--workers", "0"], {}, 2, "takes 1 to 4"),
         (["cluster", "up", "--workers", "5"], {}, 2, "max_workers=5"),

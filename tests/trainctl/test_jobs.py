@@ -17,9 +17,8 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 
-from docs import cli
 from tests.conftest import ROOT
-from trainctl import doctor, follow, submit
+from trainctl import doctor, follow, reference, submit
 from trainctl.__main__ import main
 from trainctl.aws import Deployment, EndedTask, Job
 from training import contract
@@ -578,8 +577,8 @@ def test_doctor_without_a_deployment_says_what_find_says(
 
 # --- the page of commands -------------------------------------------------------------------------
 def test_the_page_of_commands_is_that_of_the_commands() -> None:
-    assert (ROOT / "docs" / "cli.md").read_text() == cli.page(), (
-        "the commands have changed: python docs/cli.py > docs/cli.md"
+    assert (ROOT / "docs" / "cli.md").read_text() == reference.page(), (
+        "the commands have changed: python -m trainctl.reference > docs/cli.md"
     )
 
 
@@ -588,7 +587,7 @@ def all_commands() -> Iterator[list[str]]:
 
     from trainctl.__main__ import app
 
-    for words, _ in cli.walk(typer.main.get_command(app), ()):
+    for words, _ in reference.walk(typer.main.get_command(app), ()):
         yield words.split()
 
 

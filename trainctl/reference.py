@@ -1,4 +1,4 @@
-"""Write docs/cli.md from the help of ``trainctl``: ``python docs/cli.py > docs/cli.md``.
+"""Write docs/cli.md from the help of ``trainctl``: ``python -m trainctl.reference > docs/cli.md``.
 
 A test compares the two, so that neither falls behind the other.
 """
@@ -14,8 +14,8 @@ from trainctl.__main__ import app
 _HEAD = """\
 # Commands
 
-Written by `docs/cli.py` from the commands' own help; a test keeps it current. What they are for is
-in [jobs.md](jobs.md) and [operations.md](operations.md).
+Written by `trainctl/reference.py` from the commands' own help; a test keeps it current. What they
+are for is in [jobs.md](jobs.md) and [operations.md](operations.md).
 """
 
 
