@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 from botocore.exceptions import BotoCoreError, ClientError
 from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
 
-from containers import cluster, metadata, network, node, user_code
+from containers import cluster, gpus, metadata, network, node, user_code
 from containers.autoscaler import EcsNodeProvider
 from containers.node import TOKEN, NodeConfig, count, say
 from training import contract
@@ -175,6 +175,10 @@ class Job:
         """Return the container's exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        if self._head.num_gpus and (faults := gpus.faults(self._head.num_gpus)):
+            for fault in faults:
+                say(f"not starting: {fault}")
+            return contract.EXIT_BAD_HOST
         task = metadata.own_task()
         if task is None:
             raise InputError("a job starts its workers on ECS, and this is no task of ECS")

@@ -52,6 +52,8 @@ class NodeConfig:
     """GPUs the host has."""
     head_wait_s: float
     """How long a worker waits for the head's port."""
+    spot: bool
+    """Whether hosts of workers may be taken away, so that somebody should watch out for it."""
 
     @classmethod
     def from_environment(cls, kind: str, environment: Mapping[str, str]) -> Self:
@@ -77,6 +79,7 @@ class NodeConfig:
             num_cpus=num_cpus if trains else 0,
             num_gpus=count(environment, contract.ENV_NUM_GPUS, 0),
             head_wait_s=count(environment, contract.ENV_HEAD_WAIT, HEAD_WAIT_S),
+            spot=environment.get(contract.ENV_SPOT) == "1",
         )
 
 
@@ -130,6 +133,8 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         # A worker whose head is gone for good ends this much later, and its host can go.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "30",
+        # A process of its own, and all ranks agree after every report whether a host goes.
+        "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1" if config.spot else "0",
         "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's page on training
         "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",  # or every line is printed twice
     }
@@ -196,7 +201,7 @@ class Node:
             threading.Thread(
                 target=cluster.watch, args=(os.environ[TOKEN], say, ended), daemon=True
             ).start()
-        else:
+        elif config.spot:
             drain = spot.Drain(head=config.head, address=address, environment=environment, say=say)
             threading.Thread(target=spot.watch, args=(drain, say, ended), daemon=True).start()
         code = self._wait(self._ray)

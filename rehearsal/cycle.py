@@ -151,7 +151,9 @@ class Rehearsal:
         }
 
     # --- up -----------------------------------------------------------------------------------
-    def up(self, steps: Steps, *, standing: bool = True) -> None:
+    def up(
+        self, steps: Steps, *, standing: bool = True, settings: Mapping[str, str] = SETTINGS
+    ) -> None:
         """Bring up the local AWS, the stacks, the images and, if ``standing``, a cluster."""
         # Whatever this starts is found by it, should this process be killed.
         os.environ[processes.NAME] = self.name
@@ -182,7 +184,7 @@ class Rehearsal:
         with steps.step("build the images of head and worker"):
             built = images.build(self.engine, docker, image_tag=tag, say=steps.say)
         with steps.step("deploy CoreStack and TrainingStack"):
-            self.deploy(aws.environment(), image_tag=tag)
+            self.deploy(aws.environment(), image_tag=tag, settings=settings)
         with steps.step("push the images"):
             for node, image in built.items():
                 self._push(docker, image, self._repository(node), tag)
@@ -191,13 +193,15 @@ class Rehearsal:
             with steps.step(f"bring up the standing cluster: a head, {WORKERS} workers"):
                 self.trainctl("cluster", "up", "--workers", str(WORKERS), "--yes")
 
-    def deploy(self, environment: Mapping[str, str], *, image_tag: str) -> None:
+    def deploy(
+        self, environment: Mapping[str, str], *, image_tag: str, settings: Mapping[str, str]
+    ) -> None:
         """``cdk bootstrap`` and ``cdk deploy`` of both stacks."""
         cdk = self._cdk(environment)
         cdk.bootstrap()  # stays in an account, and so it counts as there before
         self._remember(before=inventory(environment["AWS_ENDPOINT_URL"]))
-        settings = [f"{name}={value}" for name, value in SETTINGS.items()]
-        context = [part for each in (*settings, f"image_tag={image_tag}") for part in ("-c", each)]
+        given = {**settings, "image_tag": image_tag}
+        context = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
         stacks = (contract.CORE_STACK, contract.TRAINING_STACK)
         cdk("deploy", *stacks, "--require-approval", "never", *context)
 

@@ -235,6 +235,7 @@ class RayNodes(Construct):
                 contract.ENV_NUM_CPUS: str(machine.vcpus),
                 contract.ENV_NUM_GPUS: str(machine.num_gpus),
                 contract.ENV_TRAINS: "1" if trains else "0",
+                contract.ENV_SPOT: "1" if settings.spot else "0",
                 contract.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
                 contract.ENV_CLUSTER: self._cluster.cluster.cluster_name,
                 **(environment or {}),

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from rehearsal import processes
-from rehearsal.cycle import Rehearsal, Steps
+from rehearsal.cycle import SETTINGS, Rehearsal, Steps
 from rehearsal.engine import EngineError
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT
@@ -48,7 +48,7 @@ def rehearsal() -> Iterator[Rehearsal]:
     if any(found.status()[what] for what in ("processes", "containers", "networks")):
         pytest.skip("a local deployment is up already: trainctl local down")
     try:
-        found.up(Steps(5), standing=False)
+        found.up(Steps(5), standing=False, settings={**SETTINGS, "spot": "true"})
         yield found
     finally:
         os.environ.pop(processes.NAME, None)

@@ -185,6 +185,12 @@ class Account:
         assert bucket == "bucket"
         self.objects[key] = Path(file).read_bytes()
 
+    def on_list_objects_v2(self, *, Prefix: str, **_: Any) -> Any:  # noqa: N803
+        return {"Contents": [{"Key": key} for key in self.objects if key.startswith(Prefix)]}
+
+    def on_download_file(self, _bucket: str, key: str, target: str) -> None:
+        Path(target).write_bytes(self.objects[key])
+
     def on_describe_secret(self, *, SecretId: str) -> Any:  # noqa: N803
         if SecretId not in self.secrets:
             raise refused("ResourceNotFoundException")
@@ -397,6 +403,47 @@ def test_plan_starts_nothing_and_speaks_json(
     assert (found["min_workers"], found["max_workers"], found["processes"]) == (2, 2, "8")
     assert found["usd_at_most"] == pytest.approx(24 * found["usd_per_hour"])
     assert not account.sent("start_execution")
+
+
+def ends_at_once(account: Account, monkeypatch: pytest.MonkeyPatch, **ending: Any) -> None:
+    """Every job that is started has ended when somebody looks."""
+
+    def start(own: Account, *, name: str, input: str, **_: Any) -> Any:
+        own.add(name)
+        own.executions[name] |= {"input": input, "stopDate": NOW, **ending}
+        place = json.loads(input)["command"][json.loads(input)["command"].index("--to") + 1]
+        own.objects[place.removeprefix("s3://bucket/") + "/sub/model"] = b"weights"
+        return {}
+
+    monkeypatch.setattr(Account, "on_start_execution", start)
+    account.objects["runs/r1/config.json"] = b'{"recipe": "fsdp"}'
+
+
+def test_an_export_is_made_by_a_head_alone_and_fetched(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    ends_at_once(account, monkeypatch, status="SUCCEEDED", output='{"status": "succeeded"}')
+    place = tmp_path / "model"
+    assert main(["export", "r1", "--to", str(place), "--dtype", "bf16", "--yes"]) == 0
+    (sent,) = account.sent("start_execution")
+    spec = json.loads(sent["input"])
+    assert spec["command"][:4] == ["python", "-m", "training.export", "r1"]
+    assert spec["command"][-2:] == ["--dtype", "bf16"]
+    assert (spec["min_workers"], spec["max_workers"]) == (0, 0)
+    assert (place / "sub" / "model").read_bytes() == b"weights"
+    assert capsys.readouterr().out.splitlines()[-1] == str(place)
+    assert main(["export", "r1", "--to", "s3://other/place", "--yes"]) == 0
+    assert not account.sent("download_file")[1:], "what is to stay in S3 is not fetched"
+
+
+def test_an_export_that_fails_leaves_no_folder(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    cause = '{"status": "failed", "reason": "failed: user code exit 2", "exit_code": 2}'
+    ends_at_once(account, monkeypatch, status="FAILED", cause=cause)
+    assert main(["export", "r1", "--to", str(tmp_path / "model"), "--yes"]) == 2
+    assert "did not succeed" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
 
 
 # --- watching -------------------------------------------------------------------------------------
