@@ -494,6 +494,8 @@ UNUSED = {
     "ssmmessages:OpenControlChannel": "the same",
     "ssmmessages:OpenDataChannel": "the same",
     "autoscaling:TerminateInstanceInAutoScalingGroup": "there are no hosts in the emulator",
+    "ecs:DescribeContainerInstances": "the same",
+    "ecs:UpdateContainerInstancesState": "the same",
     "ecs:TagResource": "asked by ECS itself, for a task that is started with tags",
     "iam:PassRole": "asked by ECS itself, for a task that is started",
     "ecs:StopTask": "Step Functions stops the head of an execution that is aborted",
