@@ -107,7 +107,7 @@ def eventually(condition: Callable[[], Any]) -> Any:
     return found
 
 
-def run_jobs(core: dict[str, str], training: dict[str, str]) -> None:
+def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> None:
     """One job is stopped, one aborted: both are tidied up after, and say so. A third one stays."""
     states, ecs, s3 = (boto3.client(name) for name in ("stepfunctions", "ecs", "s3"))
     which = {"cluster": training[contract.OUT_CLUSTER]}
@@ -124,21 +124,24 @@ def run_jobs(core: dict[str, str], training: dict[str, str]) -> None:
     }
 
     def start(job: str) -> tuple[str, str]:
+        # The emulator remembers executions of a machine that was deleted.
         execution = states.start_execution(
-            stateMachineArn=training[contract.OUT_JOBS], name=job, input=json.dumps(spec)
+            stateMachineArn=training[contract.OUT_JOBS],
+            name=f"{preset}-{job}",
+            input=json.dumps(spec),
         )["executionArn"]
         (task,) = eventually(lambda: ecs.list_tasks(**which)["taskArns"])
         return execution, task
 
     def record(job: str) -> dict[str, Any]:
-        key = contract.job_record("r", job)
+        key = contract.job_record("r", f"{preset}-{job}")
         body = s3.get_object(Bucket=core[contract.OUT_BUCKET], Key=key)["Body"].read()
         found: dict[str, Any] = json.loads(body)
         return found
 
     execution, task = start("ended")
     (head,) = ecs.describe_tasks(**which, tasks=[task])["tasks"]
-    assert head["group"] == f"{contract.JOB_GROUP}ended"
+    assert head["group"] == f"{contract.JOB_GROUP}{preset}-ended"
     (override,) = head["overrides"]["containerOverrides"]
     told = {each["name"]: each["value"] for each in override["environment"]}
     assert json.loads(told[contract.ENV_COMMAND]) == ["true"]
@@ -151,7 +154,9 @@ def run_jobs(core: dict[str, str], training: dict[str, str]) -> None:
 
     execution, task = start("aborted")
     # Of the job too, as its head would have started it.
-    ecs.run_task(**which, taskDefinition=training[contract.OUT_WORKER_TASK], startedBy="aborted")
+    ecs.run_task(
+        **which, taskDefinition=training[contract.OUT_WORKER_TASK], startedBy=f"{preset}-aborted"
+    )
     states.stop_execution(executionArn=execution)
     eventually(lambda: not ecs.list_tasks(**which)["taskArns"])
     assert record("aborted")["reason"] == "stopped by user"
@@ -199,7 +204,7 @@ def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None
     assert group["MaxSize"] == 5
     assert json.loads(outputs(contract.TRAINING_STACK)[contract.OUT_SHAPE])["spot"] is True
 
-    run_jobs(core, training)
+    run_jobs(core, training, preset)
     start_hosts_and_a_task(training)
     cdk("destroy", "--all", "--force", again=True)
     assert difference(before, inventory(aws.endpoint)) == {}
