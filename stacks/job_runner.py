@@ -77,19 +77,7 @@ class JobRunner(Construct):
         )
         _allow(
             role,
-            iam.PolicyStatement(
-                sid="StartWorkers",
-                actions=["ecs:RunTask"],
-                resources=[nodes.worker.task.task_definition_arn],
-                conditions=_here(cluster),
-            ),
-            iam.PolicyStatement(
-                sid="TagWorkers",
-                actions=["ecs:TagResource"],
-                resources=[_in_cluster(cluster, "task")],
-                conditions={"StringEquals": {"ecs:CreateAction": "RunTask"}},
-            ),
-            _pass_roles(nodes.worker.task),
+            *_starting(cluster, nodes.worker.task),
             *_ending(cluster, [cluster.worker]),
             iam.PolicyStatement(
                 sid="Secrets",
@@ -135,7 +123,7 @@ class JobRunner(Construct):
             description="Ends what jobs leave behind, and writes down why they ended",
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
         )
-        record = contract.job_record("*", "*").removesuffix(".json")
+        record = contract.job_record("*", "*")
         bucket = core.export_value(core.bucket.bucket_arn)
         executions = f"{state_machine_arn.replace(':stateMachine:', ':execution:')}:*"
         _allow(
@@ -194,24 +182,12 @@ class JobRunner(Construct):
         )
         _allow(
             role,
-            iam.PolicyStatement(
-                sid="StartHead",
-                actions=["ecs:RunTask"],
-                resources=[self.task.task_definition_arn],
-                conditions=_here(cluster),
-            ),
+            *_starting(cluster, self.task),
             iam.PolicyStatement(
                 sid="EndHead",
                 actions=["ecs:DescribeTasks", "ecs:StopTask"],
                 resources=[_in_cluster(cluster, "task")],
             ),
-            iam.PolicyStatement(
-                sid="TagHead",
-                actions=["ecs:TagResource"],
-                resources=[_in_cluster(cluster, "task")],
-                conditions={"StringEquals": {"ecs:CreateAction": "RunTask"}},
-            ),
-            _pass_roles(self.task),
             iam.PolicyStatement(
                 sid="HearOfTasks",
                 actions=["events:DescribeRule", "events:PutRule", "events:PutTargets"],
@@ -254,7 +230,7 @@ class JobRunner(Construct):
     def definition(self) -> dict[str, Any]:
         """The machine in Amazon States Language, with JSONata."""
         # Input: run, command, max_seconds, capacity_wait_s, idle_s, min_workers, max_workers,
-        # attempts, environment (name -> value). trainctl.jobs writes it.
+        # attempts, environment (name -> value). trainctl.submit writes it.
         told: Mapping[str, str] = {
             contract.ENV_JOB: "$job",
             contract.ENV_RUN: "$spec.run",
@@ -422,13 +398,28 @@ def _here(cluster: GpuCluster) -> dict[str, Any]:
     return {"ArnEquals": {"ecs:cluster": cluster.cluster.cluster_arn}}
 
 
-def _pass_roles(task: ecs.TaskDefinition) -> iam.PolicyStatement:
-    return iam.PolicyStatement(
-        sid="PassRoles",
-        actions=["iam:PassRole"],
-        resources=[role.role_arn for role in (task.task_role, task.execution_role) if role],
-        conditions={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
-    )
+def _starting(cluster: GpuCluster, task: ecs.TaskDefinition) -> list[iam.PolicyStatement]:
+    """Starting tasks of one definition in the cluster."""
+    return [
+        iam.PolicyStatement(
+            sid="StartTasks",
+            actions=["ecs:RunTask"],
+            resources=[task.task_definition_arn],
+            conditions=_here(cluster),
+        ),
+        iam.PolicyStatement(
+            sid="TagTasks",
+            actions=["ecs:TagResource"],
+            resources=[_in_cluster(cluster, "task")],
+            conditions={"StringEquals": {"ecs:CreateAction": "RunTask"}},
+        ),
+        iam.PolicyStatement(
+            sid="PassRoles",
+            actions=["iam:PassRole"],
+            resources=[role.role_arn for role in (task.task_role, task.execution_role) if role],
+            conditions={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
+        ),
+    ]
 
 
 def _ending(cluster: GpuCluster, groups: list[HostGroup]) -> list[iam.PolicyStatement]:

@@ -480,6 +480,11 @@ class Deployment:
             for arn in arns
         ]
 
+    def alive(self, job: Job) -> list[Task]:
+        """The tasks of a job that have not ended yet, heads first."""
+        tasks = [*self.heads(job), *self.workers(job)]
+        return [task for task in tasks if task.status != "STOPPED"]
+
     def stop_job(self, job: Job, reason: str) -> None:
         """End a job: its head is told to, or, before there is one, its execution."""
         heads = [head for head in self.heads(job) if head.status != "STOPPED"]

@@ -1,10 +1,6 @@
 """``trainctl open``: Ray's dashboard of a running job, on this machine."""
 
 import contextlib
-import json
-import os
-import shutil
-import subprocess
 import webbrowser
 from typing import Annotated
 
@@ -14,7 +10,7 @@ from trainctl import show
 from trainctl.aws import Deployment
 from trainctl.errors import CliError
 from trainctl.options import Profile, Region
-from trainctl.shell import PLUGIN, PLUGIN_MISSING
+from trainctl.shell import require_plugin, run_plugin
 from training import contract
 
 
@@ -54,10 +50,8 @@ def open_(
     if deployment.is_local:  # its address is one of this machine's
         show.print_text(f"http://{head.address}:{contract.DASHBOARD_PORT}")
         return
-    plugin = shutil.which(PLUGIN)
-    if plugin is None:
-        raise CliError(PLUGIN_MISSING)
-    arguments = {
+    plugin = require_plugin()
+    request = {
         "Target": deployment.shell_target(head),
         "DocumentName": "AWS-StartPortForwardingSession",
         "Parameters": {
@@ -65,7 +59,7 @@ def open_(
             "localPortNumber": [str(port)],
         },
     }
-    session = deployment.start_session(arguments)
+    session = deployment.start_session(request)
     address = f"http://localhost:{port}"
     show.print_text(address)
     show.say(
@@ -74,11 +68,5 @@ def open_(
     )
     if browser:
         webbrowser.open(address)
-    endpoint = f"https://ssm.{deployment.region}.amazonaws.com"
-    command = [plugin, json.dumps(session), deployment.region, "StartSession", profile or ""]
     with contextlib.suppress(KeyboardInterrupt):
-        raise typer.Exit(
-            subprocess.run(
-                [*command, json.dumps(arguments), endpoint], env=os.environ, check=False
-            ).returncode
-        )
+        raise typer.Exit(run_plugin(plugin, deployment, session, request, profile))

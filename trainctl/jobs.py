@@ -49,7 +49,8 @@ def show_job(
     deployment = Deployment.find(profile=profile, region=region)
     job = deployment.job(name)
     heads, workers = deployment.heads(job), deployment.workers(job)
-    result = deployment.read(f"{contract.RUNS_PREFIX}/{job.run}/{contract.RESULT_FILE}")
+    key = f"{contract.RUNS_PREFIX}/{job.run}/{contract.RESULT_FILE}"
+    result = show.parsed(deployment.read(key))
     waits = "" if job.is_over else follow.waiting(deployment, job, heads)
     usd, seconds = follow.cost_of(deployment, job)
     if as_json:
@@ -60,7 +61,7 @@ def show_job(
                 "tasks": [asdict(task) for task in [*heads, *workers]],
                 "node_seconds": seconds,
                 "usd": usd,
-                "result": show.parsed(result),
+                "result": result,
             }
         )
         return
@@ -78,9 +79,9 @@ def show_job(
     }
     show.print_text("\n".join(f"{key:10}{value}" for key, value in rows.items() if value))
     if result:
-        found = show.parsed(result)
-        reached = [f"{key} {found[key]}" for key in ("accuracy", "loss", "steps") if found.get(key)]
-        show.print_text(f"{'result':10}{found.get('status')}: {', '.join(reached)}")
+        figures = ("accuracy", "loss", "steps")
+        reached = [f"{name} {result[name]}" for name in figures if result.get(name)]
+        show.print_text(f"{'result':10}{result.get('status')}: {', '.join(reached)}")
     tasks = [*heads, *workers]
     if tasks:
         show.print_table(
@@ -121,11 +122,7 @@ def stop(
     with show.Progress() as progress:
         while True:
             now = deployment.job(job.id)
-            left = [
-                task
-                for task in [*deployment.heads(now), *deployment.workers(now)]
-                if task.status != "STOPPED"
-            ]
+            left = deployment.alive(now)
             if now.is_over and not left:
                 break
             if time.monotonic() > deadline:

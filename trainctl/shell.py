@@ -9,8 +9,9 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from botocore.exceptions import ClientError
@@ -22,10 +23,6 @@ from trainctl.options import Profile, Region
 from training import contract
 
 PLUGIN: Final = "session-manager-plugin"
-PLUGIN_MISSING: Final = (
-    f"{PLUGIN} is not installed, and shells and tunnels on AWS go through it: see 'Install the "
-    "Session Manager plugin' in the documentation of AWS Systems Manager"
-)
 
 
 def shell(
@@ -55,10 +52,10 @@ def shell(
     if job is None:
         tasks = deployment.tasks()
     else:
-        found = deployment.job(job)
-        heads = [replace(each, node=contract.HEAD) for each in deployment.heads(found)]
-        alive = [*heads, *deployment.workers(found)]
-        tasks = [each for each in alive if each.status != "STOPPED"]
+        tasks = [
+            replace(each, node=contract.HEAD) if each.node == contract.JOB else each
+            for each in deployment.alive(deployment.job(job))
+        ]
     chosen = choose(tasks, node=node, task_id=task)
     run = _in_docker if deployment.is_local else _in_session
     raise typer.Exit(run(deployment, chosen, command or ["bash"], profile))
@@ -95,9 +92,7 @@ def _in_docker(deployment: Deployment, task: Task, command: list[str], _profile:
 
 
 def _in_session(deployment: Deployment, task: Task, command: list[str], profile: str | None) -> int:
-    plugin = shutil.which(PLUGIN)
-    if plugin is None:
-        raise CliError(PLUGIN_MISSING)
+    plugin = require_plugin()
     try:
         session = deployment.open_shell(task, shlex.join(command))
     except ClientError as error:
@@ -110,7 +105,36 @@ def _in_session(deployment: Deployment, task: Task, command: list[str], profile:
         ) from None
     if len(command) > 1:
         show.say("ECS Exec does not pass on the exit code of a command; its output is what counts")
-    target = json.dumps({"Target": deployment.shell_target(task)})
+    request = {"Target": deployment.shell_target(task)}
+    return run_plugin(plugin, deployment, session, request, profile)
+
+
+def require_plugin() -> str:
+    """Path of the session manager's plug-in. Raises CliError where it is not installed."""
+    plugin = shutil.which(PLUGIN)
+    if plugin is None:
+        raise CliError(
+            f"{PLUGIN} is not installed, and shells and tunnels on AWS go through it: see 'Install "
+            "the Session Manager plugin' in the documentation of AWS Systems Manager"
+        )
+    return plugin
+
+
+def run_plugin(
+    plugin: str,
+    deployment: Deployment,
+    session: Mapping[str, Any],
+    request: Mapping[str, Any],
+    profile: str | None,
+) -> int:
+    """Hand a session to the plug-in, as the AWS CLI does; return its exit code.
+
+    Args:
+        session: what AWS has answered.
+        request: what AWS was asked.
+    """
     endpoint = f"https://ssm.{deployment.region}.amazonaws.com"
     arguments = [plugin, json.dumps(session), deployment.region, "StartSession", profile or ""]
-    return subprocess.run([*arguments, target, endpoint], env=os.environ, check=False).returncode
+    return subprocess.run(
+        [*arguments, json.dumps(request), endpoint], env=os.environ, check=False
+    ).returncode

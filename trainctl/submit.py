@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from trainctl import follow, show
-from trainctl.aws import Deployment
+from trainctl.aws import Deployment, Shape
 from trainctl.errors import UsageError
 from trainctl.options import AsJson, Profile, Region, Yes
 from trainctl.pricing import Price, dollars
@@ -272,8 +272,7 @@ def start(deployment: Deployment, plan_: Plan, code: Path | None = None) -> str:
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"
             pack(code, archive)
-            key = contract.job_record(plan_.run, job).removesuffix(".json") + ".zip"
-            address = deployment.upload(archive, key)
+            address = deployment.upload(archive, contract.job_code(plan_.run, job))
     spec = plan_.spec(address)
     size = len(json.dumps([spec["command"], spec["environment"]])) + 1200
     if size > contract.OVERRIDES_MOST:
@@ -333,22 +332,15 @@ def plan_of(
     from_secrets = dict(_secret(deployment, each) for each in secret)
     if both := variables.keys() & from_secrets.keys():
         raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
-    price = Price.of(shape).per_hour(most)
-    return Plan(
+    return _plan(
+        shape,
         run=name,
         command=command,
-        head=shape.head.name,
-        head_trains=shape.head_trains,
-        worker=shape.worker.name,
         min_workers=least,
         max_workers=most,
         processes=given,
-        spot=shape.spot,
         max_hours=max_hours,
         wait_minutes=min(wait_minutes, max_hours * 60),
-        image_tag=shape.image_tag,
-        usd_per_hour=price,
-        usd_at_most=None if price is None else price * max_hours,
         code=described,
         variables=variables,
         secrets=from_secrets,
@@ -357,26 +349,35 @@ def plan_of(
 
 def head_only(deployment: Deployment, *, run: str, command: list[str]) -> Plan:
     """A job for the head alone: what works on a run's files, and trains nothing."""
-    shape = deployment.shape
-    price = Price.of(shape).per_hour(0)
-    return Plan(
+    return _plan(
+        deployment.shape,
         run=contract.check_run_name(run),
         command=command,
-        head=shape.head.name,
-        head_trains=shape.head_trains,
-        worker=shape.worker.name,
         min_workers=0,
         max_workers=0,
         processes="1",
-        spot=shape.spot,
         max_hours=2.0,
         wait_minutes=30.0,
-        image_tag=shape.image_tag,
-        usd_per_hour=price,
-        usd_at_most=None if price is None else price * 2.0,
         code="",
         variables={},
         secrets={},
+    )
+
+
+def _plan(shape: Shape, *, max_workers: int, max_hours: float, **own: Any) -> Plan:
+    """A plan, with what follows from the deployment."""
+    price = Price.of(shape).per_hour(max_workers)
+    return Plan(
+        **own,
+        max_workers=max_workers,
+        max_hours=max_hours,
+        head=shape.head.name,
+        head_trains=shape.head_trains,
+        worker=shape.worker.name,
+        spot=shape.spot,
+        image_tag=shape.image_tag,
+        usd_per_hour=price,
+        usd_at_most=None if price is None else price * max_hours,
     )
 
 
@@ -423,7 +424,6 @@ def _check_settings(recipe: str, words: Sequence[str]) -> None:
     }
     switches = [f"--no-{name[2:]}" for name, field in fields.items() if field.type == "bool"]
     known = [*fields, *switches, *_LAUNCH_OPTIONS]
-    values: dict[str, Any] = {}
     waiting = [*words]
     while waiting:
         name, equals, value = waiting.pop(0).partition("=")
@@ -454,7 +454,7 @@ def _check_settings(recipe: str, words: Sequence[str]) -> None:
             continue
         kinds: dict[str, Any] = {"int": int, "float": float}
         try:
-            values[field.name] = kinds.get(str(field.type), str)(value)
+            kinds.get(str(field.type), str)(value)
         except ValueError:
             raise UsageError(f"{name} is {value!r}: it must be a number") from None
 

@@ -196,6 +196,11 @@ def job_record(run: str, job: str) -> str:
     return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.json"
 
 
+def job_code(run: str, job: str) -> str:
+    """Key of the object in the bucket that holds a job's own code, an archive."""
+    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.zip"
+
+
 def checkpoint_name(step: int) -> str:
     """Name of the checkpoint after ``step`` optimizer updates; sorts by step."""
     return f"step-{step:08d}"

@@ -175,10 +175,16 @@ def end_tasks(job: str, reason: str, *, hosts: bool) -> int:
     return len(found)
 
 
-def write_record(record: dict[str, Any]) -> None:
-    key = f"{RUNS}/{record['run']}/jobs/{record['job']}.json"
-    body = json.dumps(record, indent=1).encode()
-    boto3.client("s3").put_object(Bucket=BUCKET, Key=key, Body=body, ContentType="application/json")
+def write_record(job: str, spec: dict[str, Any], **outcome: Any) -> None:
+    """Write down how a job ended, beside what it was."""
+    record = {"job": job, "run": spec["run"], **outcome}
+    record |= {name: spec[name] for name in ("command", "min_workers", "max_workers")}
+    boto3.client("s3").put_object(
+        Bucket=BUCKET,
+        Key=f"{RUNS}/{spec['run']}/jobs/{job}.json",
+        Body=json.dumps(record, indent=1).encode(),
+        ContentType="application/json",
+    )
 
 
 # --- what it is called for ------------------------------------------------------------------------
@@ -207,20 +213,15 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         if host := task.get("ContainerInstanceArn"):
             give_back({host})
         write_record(
-            {
-                "job": job,
-                "run": spec["run"],
-                "status": found["status"],
-                "reason": found["reason"],
-                "exit_code": found["exit_code"],
-                "attempts": event["Attempt"],
-                "began": event["Began"],
-                "ended": time.time(),
-                "deadline": event["Deadline"],
-                "command": spec["command"],
-                "min_workers": spec["min_workers"],
-                "max_workers": spec["max_workers"],
-            }
+            job,
+            spec,
+            status=found["status"],
+            reason=found["reason"],
+            exit_code=found["exit_code"],
+            attempts=event["Attempt"],
+            began=event["Began"],
+            ended=time.time(),
+            deadline=event["Deadline"],
         )
     return found
 
@@ -232,19 +233,14 @@ def aborted(event: dict[str, Any]) -> None:
     end_tasks(job, f"job {job}: its execution was aborted", hosts=True)
     timed_out = detail["status"] == "TIMED_OUT"
     write_record(
-        {
-            "job": job,
-            "run": spec["run"],
-            "status": "deadline" if timed_out else "stopped",
-            "reason": "deadline" if timed_out else STOPPED_BY_USER,
-            "exit_code": None,
-            "attempts": 1,
-            "began": detail["startDate"] / 1000,
-            "ended": (detail.get("stopDate") or time.time() * 1000) / 1000,
-            "command": spec["command"],
-            "min_workers": spec["min_workers"],
-            "max_workers": spec["max_workers"],
-        }
+        job,
+        spec,
+        status="deadline" if timed_out else "stopped",
+        reason="deadline" if timed_out else STOPPED_BY_USER,
+        exit_code=None,
+        attempts=1,
+        began=detail["startDate"] / 1000,
+        ended=(detail.get("stopDate") or time.time() * 1000) / 1000,
     )
 
 
