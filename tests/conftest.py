@@ -5,6 +5,7 @@ it. Tests that use either are slow.
 """
 
 import os
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,3 +75,22 @@ def s3_endpoint(aws: LocalAws, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, value in aws.environment().items():
         monkeypatch.setenv(name, value)
     return aws.endpoint
+
+
+def write_wheel(folder: Path, *, requires: str = "") -> Path:
+    """A package ``greeting`` as a file that pip installs without an index."""
+    path = folder / "greeting-1.0-py3-none-any.whl"
+    metadata = "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n"
+    if requires:
+        metadata += f"Requires-Dist: {requires}\n"
+    files = {
+        "greeting.py": 'WORDS = "installed"\n',
+        "greeting-1.0.dist-info/METADATA": metadata,
+        "greeting-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\n"
+        "Root-Is-Purelib: true\nTag: py3-none-any\n",
+        "greeting-1.0.dist-info/RECORD": "",
+    }
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, content in files.items():
+            wheel.writestr(name, content)
+    return path

@@ -150,7 +150,7 @@ def give_back(instances: set[str]) -> None:
             # Drained first, or another job's task comes while this looks whether it may go.
             ecs.update_container_instances_state(**arguments, status="DRAINING")
             (found,) = ecs.describe_container_instances(**arguments)["containerInstances"]
-            if any(not is_ending(task) for task in running(containerInstance=instance)):
+            if running(containerInstance=instance):
                 ecs.update_container_instances_state(**arguments, status="ACTIVE")
                 continue
             groups.terminate_instance_in_auto_scaling_group(
@@ -160,19 +160,14 @@ def give_back(instances: set[str]) -> None:
             print(f"{instance} is left to managed scaling: {error}")
 
 
-def is_ending(task: Task) -> bool:
-    return task.get("desiredStatus") == "STOPPED" or task.get("lastStatus") == "STOPPED"
-
-
-def end_tasks(job: str, reason: str, *, hosts: bool) -> int:
-    """Stop all tasks of a job; return how many there were."""
+def end_tasks(job: str, reason: str, *, hosts: bool) -> None:
+    """Stop all tasks of a job and, if ``hosts``, give back what they ran on."""
     found = {task["taskArn"]: task for task in running(startedBy=job)}
     heads = running(family=HEAD_FAMILY)
     found |= {task["taskArn"]: task for task in heads if job_of(task) == job}
     stop([*found.values()], reason)
     if hosts:
         give_back({arn for task in found.values() if (arn := task.get("containerInstanceArn"))})
-    return len(found)
 
 
 def write_record(job: str, spec: dict[str, Any], **outcome: Any) -> None:

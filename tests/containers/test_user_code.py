@@ -16,6 +16,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from containers import user_code
+from tests.conftest import write_wheel
 from training import contract
 from training.contract import InputError
 
@@ -100,19 +101,11 @@ def test_an_archive_cannot_write_outside_of_its_folder(tmp_path: Path) -> None:
 
 
 def test_requirements_are_installed_beside_what_the_image_has(tmp_path: Path) -> None:
-    wheel = "greeting-1.0-py3-none-any.whl"
-    content = tmp_path / wheel
-    with zipfile.ZipFile(content, "w") as file:
-        file.writestr("greeting.py", 'WORDS = "installed"\n')
-        # Needs what is there already: it must not be fetched again, and is not to be found here.
-        metadata = "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\nRequires-Dist: numpy\n"
-        file.writestr("greeting-1.0.dist-info/METADATA", metadata)
-        tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        file.writestr("greeting-1.0.dist-info/WHEEL", tags)
-        file.writestr("greeting-1.0.dist-info/RECORD", "")
-    path = archive(tmp_path, mine__py="", requirements__txt=f"--no-index\n./{wheel}\n")
+    # Needs what is there already: it must not be fetched again, and is not to be found here.
+    wheel = write_wheel(tmp_path, requires="numpy")
+    path = archive(tmp_path, mine__py="", requirements__txt=f"--no-index\n./{wheel.name}\n")
     with zipfile.ZipFile(path, "a") as file:
-        file.write(content, wheel)
+        file.write(wheel, wheel.name)
     found = prepare(CODE, tmp_path / "code", Client(path))
     assert found.folder is not None
     assert sorted(each.name for each in (found.folder / user_code.INSTALLED).glob("*.py")) == [

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -27,7 +26,7 @@ from rehearsal.cycle import SETTINGS, Rehearsal, Steps
 from rehearsal.engine import EngineError
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT
-from tests.conftest import ROOT
+from tests.conftest import ROOT, write_wheel
 from training import contract
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -237,14 +236,7 @@ def code_folder(folder: Path) -> Path:
     folder.mkdir()
     (folder / "mine.py").write_text(OWN)
     (folder / "helper.py").write_text('NAME = "helped"\n')
-    wheel = folder / "greeting-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as file:
-        file.writestr("greeting.py", 'WORDS = "installed"\n')
-        metadata = "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n"
-        file.writestr("greeting-1.0.dist-info/METADATA", metadata)
-        tags = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        file.writestr("greeting-1.0.dist-info/WHEEL", tags)
-        file.writestr("greeting-1.0.dist-info/RECORD", "")
+    wheel = write_wheel(folder)
     (folder / "requirements.txt").write_text(f"./{wheel.name}\n")
     return folder
 
