@@ -20,9 +20,9 @@ import pytest
 from containers import publish
 from rehearsal import processes
 from rehearsal.cycle import Rehearsal, Steps
-from rehearsal.engine import EngineError
 from rehearsal.inventory import account_at
 from tests.conftest import ROOT
+from tests.rehearsal.deployments import brought_up
 from training import contract
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -33,18 +33,8 @@ MAX_IMAGE_BYTES = 1.9e9
 @pytest.fixture(scope="module")
 def rehearsal() -> Iterator[Rehearsal]:
     """Everything up; whatever a test does to it, nothing is left afterwards."""
-    try:
-        found = Rehearsal.here()
-    except EngineError as error:
-        pytest.skip(f"no Docker Engine: {error}")
-    if any(found.status()[what] for what in ("processes", "containers", "networks")):
-        pytest.skip("a local deployment is up already: trainctl local down")
-    try:
-        found.up(Steps(6))
+    with brought_up() as found:
         yield found
-    finally:
-        os.environ.pop(processes.NAME, None)
-        found.down(Steps(1))
 
 
 def trainctl(

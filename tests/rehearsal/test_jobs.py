@@ -21,12 +21,11 @@ from typing import Any
 
 import pytest
 
-from rehearsal import processes
-from rehearsal.cycle import SETTINGS, Rehearsal, Steps
-from rehearsal.engine import EngineError
+from rehearsal.cycle import SETTINGS, Rehearsal
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT
 from tests.conftest import ROOT, write_wheel
+from tests.rehearsal.deployments import brought_up
 from training import contract
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -40,18 +39,8 @@ QUICK = ("--preset", "digits", "--env", "OMP_NUM_THREADS=1")
 @pytest.fixture(scope="module")
 def rehearsal() -> Iterator[Rehearsal]:
     """A deployment without a standing cluster; nothing is left afterwards."""
-    try:
-        found = Rehearsal.here()
-    except EngineError as error:
-        pytest.skip(f"no Docker Engine: {error}")
-    if any(found.status()[what] for what in ("processes", "containers", "networks")):
-        pytest.skip("a local deployment is up already: trainctl local down")
-    try:
-        found.up(Steps(5), standing=False, settings={**SETTINGS, "spot": "true"})
+    with brought_up(standing=False, settings={**SETTINGS, "spot": "true"}) as found:
         yield found
-    finally:
-        os.environ.pop(processes.NAME, None)
-        found.down(Steps(1))
 
 
 def command(rehearsal: Rehearsal, *arguments: str) -> dict[str, Any]:
