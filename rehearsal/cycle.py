@@ -436,12 +436,16 @@ class Rehearsal:
 
     def _forget_pulled_images(self) -> None:
         """Names by which images were pulled from a registry that is gone; the images stay."""
+        store = self.state().get("registry")
+        if not store:
+            return
         shown = self.engine("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
         for node in (contract.HEAD, contract.WORKER):
             pulled = [
                 name
                 for name in shown
-                if name.startswith("127.0.0.1:") and f"/corestack-{node}repository-" in name
+                # Of this rehearsal alone: another checkout may be pushing to a registry of its own.
+                if name.startswith(f"{store}/corestack-{node}repository-")
             ]
             if pulled:
                 self.engine("image", "rm", "--no-prune", *pulled, check=False)
