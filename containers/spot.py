@@ -28,6 +28,9 @@ _TOKEN_LASTS_S: Final = 21_600
 _TIMEOUT_S: Final = 2
 #: What AWS gives where the notice does not say when.
 NOTICE_S: Final = 120
+#: Ray ends the node this long before its host goes: a node that ends as announced is no failure to
+#: Ray Train, one that ends earlier than Ray was told is.
+MARGIN_S: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +39,12 @@ class Notice:
 
     action: str
     """``terminate``, ``stop`` or ``hibernate``."""
-    seconds: int
-    """Until then."""
+    at: float
+    """When, as Unix time in seconds."""
+
+    def seconds(self) -> int:
+        """From now until then."""
+        return max(0, round(self.at - time.time()))
 
 
 class Instance:
@@ -88,9 +95,9 @@ def parse(body: str, *, now: float) -> Notice:
     try:
         found = json.loads(body)
         at = datetime.fromisoformat(found["time"].replace("Z", "+00:00")).timestamp()
-        return Notice(action=str(found["action"]), seconds=max(0, round(at - now)))
+        return Notice(action=str(found["action"]), at=at)
     except (ValueError, KeyError, TypeError):
-        return Notice(action="terminate", seconds=NOTICE_S)
+        return Notice(action="terminate", at=now + NOTICE_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +129,8 @@ class Drain:
         command += ["--address", gcs, "--node-id", found.split()[-1]]
         command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION"]
         command += ["--reason-message", f"spot: {notice.action}"]
-        command += ["--deadline-remaining-seconds", str(notice.seconds)]
+        # Counted only now: to find the node took seconds.
+        command += ["--deadline-remaining-seconds", str(max(1, notice.seconds() - MARGIN_S))]
         return self._run(command) is not None
 
     def _run(self, command: list[str]) -> str | None:
@@ -166,6 +174,6 @@ def watch(
                 return  # no instance of EC2, or one that hides its metadata from containers
             continue
         if notice:
-            say(f"this host will {notice.action} in {notice.seconds} s")
+            say(f"this host will {notice.action} in {notice.seconds()} s")
             if drain(notice):
                 return

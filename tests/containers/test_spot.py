@@ -71,10 +71,12 @@ def endpoint(server: Server) -> str:
 
 def test_a_notice_says_what_happens_and_when() -> None:
     began = 1_795_253_400.0  # 09:30:00
-    assert spot.parse(NOTICE, now=began) == Notice(action="terminate", seconds=120)
-    assert spot.parse(NOTICE, now=began + 200).seconds == 0, "never before now"
+    in_two_minutes = Notice(action="terminate", at=began + 120)
+    assert spot.parse(NOTICE, now=began) == in_two_minutes
     for odd in ("", "{}", '{"action": "stop", "time": "soon"}', "[1]"):
-        assert spot.parse(odd, now=began) == Notice(action="terminate", seconds=spot.NOTICE_S)
+        assert spot.parse(odd, now=began) == in_two_minutes
+    assert Notice(action="stop", at=time.time() + 60).seconds() in (59, 60)
+    assert Notice(action="stop", at=time.time() - 60).seconds() == 0, "never before now"
 
 
 def test_without_a_notice_there_is_none_and_the_token_is_kept(server: Server) -> None:

@@ -43,6 +43,16 @@ def rehearsal() -> Iterator[Rehearsal]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def logs_of_a_failure(request: pytest.FixtureRequest, rehearsal: Rehearsal) -> Iterator[None]:
+    """Print what the newest jobs have said when a test fails: it goes with the deployment."""
+    failed = request.session.testsfailed
+    yield
+    if request.session.testsfailed > failed:
+        for job in json.loads(trainctl(rehearsal, "ls", "--limit", "2", "--json").stdout):
+            print(f"--- {job}\n{said(rehearsal, job['id'])}")
+
+
 def command(rehearsal: Rehearsal, *arguments: str) -> dict[str, Any]:
     """Arguments of ``subprocess`` for a command of trainctl."""
     return {
@@ -390,7 +400,9 @@ def metadata_of_instances(rehearsal: Rehearsal) -> Iterator[None]:
 
 def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: Rehearsal) -> None:
     """One host at first, then two, then one of them is taken away; somebody looks on and goes."""
-    settings = ("--run", "elastic", "--workers", "1:2", "--yes", *QUICK, "--epochs", "90")
+    # A host that goes with notice is no failure, of which none is forgiven here.
+    long = ("--epochs", "90", "--max-failures", "0")
+    settings = ("--run", "elastic", "--workers", "1:2", "--yes", *QUICK, *long)
     with metadata_of_instances(rehearsal), hosts(rehearsal, 1) as have:
         following = subprocess.Popen(
             **command(rehearsal, "submit", "ddp", *settings, "--follow"),
@@ -422,7 +434,7 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
         assert grown["world_size"] == 2
         assert grown["step"] > 0
 
-        # Two minutes are long for a test: the notice says twenty seconds.
+        # Two minutes are long for a test: the notice says forty seconds.
         have(1)
         workers = [
             task
@@ -430,13 +442,15 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
             if (task["node"], task["status"]) == (contract.WORKER, "RUNNING")
         ]
         victim = workers[0]
-        Metadata.at = (datetime.now(tz=UTC) + timedelta(seconds=20)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        goes = time.time() + 40
+        Metadata.at = datetime.fromtimestamp(goes, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         Metadata.noticed = victim["address"]
         eventually(
             "training is told", lambda: "will be taken away" in said(rehearsal, job), timeout_s=25
         )
-        time.sleep(8)
-        rehearsal.engine("kill", "--signal", "KILL", victim["runtime_id"])
+        time.sleep(max(0, goes - time.time()))
+        # What AWS does to a host whose node has not ended by then.
+        rehearsal.engine("kill", "--signal", "KILL", victim["runtime_id"], check=False)
         Metadata.noticed = ""
         eventually(
             "it goes on with what is left",
