@@ -90,10 +90,7 @@ class Driver:
         )
         self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
-        import ray
-
-        sink: Any = ray.remote(num_cpus=0)(_Events)
-        events = sink.remote()
+        events = start_events()
         # Ray's list of checkpoints is not used: see training.checkpoints.
         storage.remove_file(storage.join(self._run_uri, "checkpoint_manager_snapshot.json"))
         fit = _Background(lambda: self._trainer(trainer_class, events).fit())
@@ -309,6 +306,16 @@ def _quick_trainer(trainer_class: Any) -> Any:
             return [each for each in callbacks if type(each).__name__ not in unneeded]
 
     return QuickTrainer
+
+
+def start_events() -> Any:
+    """Start the actor ``_Events`` on this node: with any other, which may go, the run would end."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor: Any = ray.remote(num_cpus=0)(_Events)
+    return actor.options(scheduling_strategy=here).remote()
 
 
 class _Events:
