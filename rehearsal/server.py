@@ -89,10 +89,11 @@ def main() -> None:
     from ministack import app
     from ministack.services import ssm
 
-    from rehearsal import cloudformation_types, events, step_functions
+    from rehearsal import cloudformation_types, events, lambda_logs, step_functions
 
     cloudformation_types.register()
     events.install()
+    lambda_logs.install()
     step_functions.install()
     for family in ECS_IMAGE_FAMILIES:
         ssm._PUBLIC_AMI_PARAMETERS[f"{ECS_IMAGES}/{family}/recommended/image_id"] = ECS_IMAGE_ID

@@ -571,6 +571,22 @@ def test_function_in_javascript_has_the_sdk_of_aws(account: Account, calls: str)
     assert [entry["Key"] for entry in listing["Contents"]] == ["a"]
 
 
+def test_function_with_a_log_group_of_its_own_makes_no_other(account: Account) -> None:
+    resources = custom("def handler(event, context):\n    print('here')\n", "python3.13", "1")
+    resources = {name: resources[name] for name in ("Role", "Function")}
+    resources["Logs"] = resource("AWS::Logs::LogGroup")
+    resources["Function"]["Properties"]["LoggingConfig"] = {"LogGroup": ref("Logs")}
+    ids = account.deploy("logs", resources)
+    logs, functions = boto3.client("logs"), boto3.client("lambda")
+    functions.invoke(FunctionName=ids["Function"], Payload=b"{}")
+    found = logs.filter_log_events(logGroupName=ids["Logs"])["events"]
+    assert "here" in [event["message"] for event in found]
+    # As when a stack is deleted while a function of it runs.
+    logs.delete_log_group(logGroupName=ids["Logs"])
+    functions.invoke(FunctionName=ids["Function"], Payload=b"{}")
+    assert not logs.describe_log_groups(logGroupNamePrefix=ids["Logs"])["logGroups"]
+
+
 def test_custom_resource_that_crashes_fails_at_once_and_says_why(account: Account) -> None:
     code = "def handler(event, context):\n    raise RuntimeError('no such thing')\n"
     with pytest.raises(AssertionError, match="no such thing"):
