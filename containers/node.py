@@ -133,9 +133,10 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         "RAY_health_check_failure_threshold": "3",
         # A worker whose head is gone for good ends this much later, and its host can go.
         "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
-        # Ray Train's picture of the nodes is up to 20 s old: after a loss it first waits for a node
-        # that has gone, this long, before it looks again. The next ends workers it then kills.
+        # Ray Train's picture of the nodes is up to 20 s old: after a loss it may wait for a node
+        # that has gone, this long, before it looks again.
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
+        # Workers that are about to be killed are first asked to leave their process group.
         "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
         # A process of its own, and all ranks agree after every report whether a host goes.
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1" if config.spot else "0",
