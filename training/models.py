@@ -1,7 +1,7 @@
 """Models, and what can be left out of them without changing what they compute.
 
-ResNet18 is transformers' implementation, in its Hugging Face layout, so that a saved model loads
-with ``ResNetForImageClassification.from_pretrained``.
+ResNet18 has transformers' layout, so that a saved model loads with
+``ResNetForImageClassification.from_pretrained``.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from training.resnet import ResNet18, ResNet18Config
 
 Window = tuple[int, int]
 """First and one-past-last live row (and column) of a square kernel."""
@@ -19,22 +21,7 @@ def resnet18(*, num_channels: int = 1, num_labels: int = 10) -> nn.Module:
 
     Weights are drawn from torch's global generator: seed it first.
     """
-    # Imported by its own module: the package's lazy index alone costs a second.
-    from transformers.models.resnet.configuration_resnet import ResNetConfig
-    from transformers.models.resnet.modeling_resnet import ResNetForImageClassification
-
-    # The number of labels is an option of every configuration, which its own signature leaves out.
-    options: dict[str, Any] = {"num_labels": num_labels}
-    config = ResNetConfig(
-        num_channels=num_channels,
-        embedding_size=64,
-        hidden_sizes=[64, 128, 256, 512],
-        depths=[2, 2, 2, 2],
-        layer_type="basic",  # the default, "bottleneck", would make it a ResNet50
-        **options,
-    )
-    model: nn.Module = ResNetForImageClassification(config)
-    return model
+    return ResNet18(ResNet18Config(num_channels=num_channels, num_labels=num_labels))
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -91,26 +78,39 @@ class _WholeMapConv2d(nn.Conv2d):
 
 def _convolutions(model: nn.Module, image_size: int) -> Iterator[tuple[str, nn.Conv2d, int, int]]:
     """Yield name, module, input height and output height of each convolution on square images."""
-    sizes: dict[str, tuple[int, int]] = {}
-    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
-    found = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d)]
+    for name, module, given, returned in _layers(model, image_size):
+        if isinstance(module, nn.Conv2d):
+            yield name, module, given[-1], returned[-1]
+
+
+def _layers(
+    model: nn.Module, image_size: int
+) -> list[tuple[str, nn.Conv2d | nn.Linear, torch.Size, torch.Size]]:
+    """Name, module, input shape and output shape of each convolution and linear layer, in the
+    order of a forward pass on one square image."""
+    found: list[tuple[str, nn.Conv2d | nn.Linear, torch.Size, torch.Size]] = []
 
     def record(name: str) -> Any:
-        def hook(_module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-            sizes[name] = (inputs[0].shape[-1], output.shape[-1])
+        def hook(module: Any, inputs: Any, output: torch.Tensor) -> None:
+            found.append((name, module, inputs[0].shape, output.shape))
 
         return hook
 
-    hooks = [module.register_forward_hook(record(name)) for name, module in found]
+    hooks = [
+        module.register_forward_hook(record(name))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d | nn.Linear)
+    ]
+    first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
+    image = torch.zeros(1, first.in_channels, image_size, image_size, device=first.weight.device)
     training = model.training
     model.eval()  # running statistics must not see this image
     with torch.no_grad():
-        model(torch.zeros(1, first.in_channels, image_size, image_size))
+        model(image)
     model.train(training)
     for hook in hooks:
         hook.remove()
-    for name, module in found:
-        yield name, module, *sizes[name]
+    return found
 
 
 def full_state(
@@ -144,18 +144,14 @@ def live_state(
     return live
 
 
-def forward_flops(model: nn.Module, *, image_size: int, num_channels: int = 1) -> int:
-    """Floating-point operations of one image's forward pass, counted by torch on this model.
+def forward_flops(model: nn.Module, *, image_size: int) -> int:
+    """Floating-point operations of one image's forward pass: those of convolutions and linear
+    layers, two for each multiply-add, as torch's ``FlopCounterMode`` counts them.
 
-    A training step costs three times as many: one forward and twice that in backward.
+    Counted here because importing that counter imports torch's compiler and sympy. A training
+    step costs three times as many: one forward and twice that in backward.
     """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    device = next(model.parameters()).device
-    image = torch.zeros(1, num_channels, image_size, image_size, device=device)
-    training = model.training
-    model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(image)
-    model.train(training)
-    return int(counter.get_total_flops())
+    return sum(
+        2 * returned.numel() * module.weight[0].numel()
+        for _, module, _, returned in _layers(model, image_size)
+    )

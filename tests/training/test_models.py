@@ -1,14 +1,23 @@
-"""Proves that leaving out dead taps changes no loss and no gradient, and that what is saved is a
-standard ResNet18."""
+"""Proves that the model is transformers' ResNet18 to the bit and starts without transformers, that
+leaving out dead taps changes no loss and no gradient, and that what is saved is a standard
+ResNet18."""
 
+import json
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from tests.conftest import ROOT
 from training import checkpoints, models
+from training.resnet import ResNet18Config
 
 
 def pair() -> tuple[nn.Module, nn.Module, dict[str, tuple[models.Window, int]]]:
@@ -25,6 +34,105 @@ def loss_of(model: nn.Module, batch: int = 16) -> torch.Tensor:
     pixels = torch.randn(batch, 1, 28, 28, generator=generator)
     labels = torch.randint(0, 10, (batch,), generator=generator)
     return F.cross_entropy(model(pixels).logits, labels)
+
+
+def transformers_resnet18(num_channels: int, num_labels: int) -> nn.Module:
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    options: dict[str, Any] = {"num_labels": num_labels}  # its signature leaves it out
+    config = ResNetConfig(
+        num_channels=num_channels,
+        embedding_size=64,
+        hidden_sizes=[64, 128, 256, 512],
+        depths=[2, 2, 2, 2],
+        layer_type="basic",
+        **options,
+    )
+    model: nn.Module = ResNetForImageClassification(config)
+    return model
+
+
+SHAPES = pytest.mark.parametrize(
+    ("num_channels", "num_labels"), [(1, 10), (3, 2), (3, 1000), (1, 1)]
+)
+
+
+@SHAPES
+def test_a_seed_gives_the_weights_and_the_generator_that_transformers_would_leave(
+    num_channels: int, num_labels: int
+) -> None:
+    torch.manual_seed(num_labels)
+    theirs = transformers_resnet18(num_channels, num_labels).state_dict()
+    their_generator = torch.get_rng_state()
+    torch.manual_seed(num_labels)
+    ours = models.resnet18(num_channels=num_channels, num_labels=num_labels).state_dict()
+    assert torch.equal(torch.get_rng_state(), their_generator)
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+@pytest.mark.parametrize("size", [28, 64])
+def test_logits_gradients_and_statistics_are_those_of_transformers_to_the_bit(size: int) -> None:
+    found = []
+    for build in (models.resnet18, transformers_resnet18):
+        torch.manual_seed(0)
+        model = build(num_channels=3, num_labels=10)
+        pixels = torch.randn(4, 3, size, size)
+        trained = model.train()(pixels).logits
+        F.cross_entropy(trained, torch.arange(4)).backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        with torch.no_grad():
+            evaluated = model.eval()(pixels).logits
+        found.append([trained, evaluated, *gradients, *model.buffers()])
+    ours, theirs = found
+    assert len(ours) == len(theirs) == 2 + 62 + 3 * 20
+    for our, their in zip(ours, theirs, strict=True):
+        assert our is not None
+        assert their is not None
+        assert torch.equal(our, their)
+
+
+@SHAPES
+def test_its_config_is_the_file_that_transformers_writes(
+    num_channels: int, num_labels: int
+) -> None:
+    config: Any = transformers_resnet18(num_channels, num_labels).config
+    ours = ResNet18Config(num_channels=num_channels, num_labels=num_labels)
+    assert ours.to_json_string() == config.to_json_string()
+
+
+def test_without_transformers_the_config_names_no_version_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = json.loads(ResNet18Config().to_json_string())
+
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    del whole["transformers_version"]
+    assert json.loads(ResNet18Config().to_json_string()) == whole
+
+
+def test_the_recipe_and_its_model_start_without_transformers_and_the_compiler() -> None:
+    """Each of these modules costs every worker of every run 0.5 to 2 s of CPU."""
+    program = """
+import sys
+import training.ddp
+from training import models
+from training.data import images
+
+images.load("digits")
+model = models.resnet18()
+models.keep_live_taps(model, image_size=28)
+models.forward_flops(model, image_size=28)
+heavy = {"transformers", "sympy", "torch._dynamo", "scipy", "sklearn", "pandas", "matplotlib"}
+print(*sorted(heavy & sys.modules.keys()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == []
 
 
 def test_resnet18_has_the_parameters_of_the_standard_one() -> None:
@@ -97,11 +205,14 @@ def test_a_saved_model_loads_with_from_pretrained_and_answers_the_same(tmp_path:
     )
     checkpoints.write_model(snapshot, tmp_path)
     loaded = ResNetForImageClassification.from_pretrained(tmp_path)
+    whole = models.resnet18()
+    whole.load_state_dict(snapshot.model)
     pixels = torch.randn(4, 1, 28, 28)
     with torch.no_grad():
-        torch.testing.assert_close(
-            loaded.train(False)(pixels).logits, live.eval()(pixels).logits, atol=1e-5, rtol=1e-5
-        )
+        logits = loaded.train(False)(pixels).logits
+        assert torch.equal(logits, whole.eval()(pixels).logits)
+        # The taps left out are sums of zeros, in another order.
+        torch.testing.assert_close(logits, live.eval()(pixels).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_forward_flops_are_those_of_one_image() -> None:
@@ -117,3 +228,22 @@ def test_forward_flops_are_those_of_one_image() -> None:
     rest = stem + stage1 + stage2 + stage3 + 2 * 512 * 10
     assert models.forward_flops(full, image_size=28) == rest + stage4_full
     assert models.forward_flops(live, image_size=28) == rest + stage4_live
+
+
+def counted_by_torch(model: nn.Module, size: int, num_channels: int) -> int:
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, num_channels, size, size))
+    return int(counter.get_total_flops())
+
+
+@pytest.mark.parametrize("num_channels", [1, 3])
+@pytest.mark.parametrize("size", [8, 28, 32, 33, 64])
+def test_forward_flops_are_those_that_torch_counts(size: int, num_channels: int) -> None:
+    model = models.resnet18(num_channels=num_channels).eval()
+    whole = models.forward_flops(model, image_size=size)
+    assert whole == counted_by_torch(model, size, num_channels)
+    cut = models.keep_live_taps(model, image_size=size)
+    live = models.forward_flops(model, image_size=size)
+    assert live == counted_by_torch(model, size, num_channels)
+    assert (live < whole) == bool(cut)
+    assert size > 32 or cut
