@@ -1,11 +1,13 @@
 """``trainctl``: the command line of a deployment.
 
 One file per command, one module that talks to AWS, and one place, here, where errors end.
+
+All commands are imported at every start, so none of their modules imports AWS's clients, rich, or
+the rehearsal before it needs them: ``trainctl --help`` would take three times as long.
 """
 
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Annotated, Final
 
 import typer
@@ -13,6 +15,7 @@ import typer
 from trainctl import artifacts, cluster, dashboard, jobs, local, show, submit
 from trainctl.doctor import doctor
 from trainctl.errors import explained
+from trainctl.help import WIDTH, Group
 from trainctl.settings import settings
 from trainctl.shell import shell
 from training import contract
@@ -29,10 +32,11 @@ _AROUND: Final = "Around them"
 
 app = typer.Typer(
     name="trainctl",
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
     epilog=_EPILOG,
 )
 #: Settings of a recipe are not this program's options; they are checked all the same.
@@ -57,6 +61,8 @@ app.add_typer(local.app, name="local", rich_help_panel=_AROUND)
 
 
 def _version_text() -> str:
+    from importlib import metadata
+
     return f"trainctl {metadata.version('ecs-train')}"
 
 

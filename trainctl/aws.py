@@ -13,10 +13,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
-import boto3
-from botocore.config import Config
-from botocore.exceptions import ClientError
-
 from trainctl.errors import CliError, UsageError
 from trainctl.show import parsed
 from training import contract
@@ -242,12 +238,16 @@ class Deployment:
             CliError: the stacks are not there, or not ready.
             botocore's errors, which ``trainctl.errors`` explains.
         """
+        import boto3
+
         session = boto3.Session(profile_name=profile, region_name=region)
         if not session.region_name:
             raise CliError("no region is set: give --region, or set AWS_REGION", exit_code=2)
         return cls(session)
 
     def client(self, service: str) -> Any:
+        from botocore.config import Config
+
         if service not in self._clients:
             config = Config(
                 retries={"mode": "standard", "max_attempts": 6}, connect_timeout=10, read_timeout=30
@@ -256,6 +256,8 @@ class Deployment:
         return self._clients[service]
 
     def _outputs(self, stack: str) -> dict[str, str]:
+        from botocore.exceptions import ClientError
+
         try:
             (found,) = self.client("cloudformation").describe_stacks(StackName=stack)["Stacks"]
         except ClientError as error:
@@ -382,6 +384,8 @@ class Deployment:
         return lines, page.get("nextForwardToken", token)
 
     def _log(self, task: Task, **arguments: Any) -> dict[str, Any]:
+        from botocore.exceptions import ClientError
+
         try:
             found: dict[str, Any] = self.client("logs").get_log_events(
                 logGroupName=self.output(contract.OUT_LOG_GROUP),
@@ -432,6 +436,8 @@ class Deployment:
         Raises:
             UsageError: there is neither.
         """
+        from botocore.exceptions import ClientError
+
         try:
             return Job.from_execution(
                 self.client("stepfunctions").describe_execution(executionArn=self._execution(name))
@@ -518,6 +524,8 @@ class Deployment:
     # --- the bucket ---------------------------------------------------------------------------
     def read(self, key: str) -> bytes | None:
         """An object of the bucket; None when it is not there."""
+        from botocore.exceptions import ClientError
+
         try:
             answer = self.client("s3").get_object(Bucket=self.bucket, Key=key)
         except ClientError as error:
@@ -544,6 +552,8 @@ class Deployment:
         return len(keys)
 
     def has_secret(self, name: str) -> bool:
+        from botocore.exceptions import ClientError
+
         try:
             self.client("secretsmanager").describe_secret(SecretId=name)
         except ClientError as error:

@@ -15,11 +15,14 @@ import typer
 from trainctl import show
 from trainctl.aws import NODES, Deployment, Service, Shape, Task
 from trainctl.errors import CliError, UsageError
+from trainctl.help import Group
 from trainctl.options import AsJson, Profile, Region, Yes
 from trainctl.pricing import NAT_USD_PER_HOUR, Price
 from training import contract
 from training.contract import ClusterSize
 
+#: Each look makes about ten calls, and all clients of an account share ECS's limits, 20 calls a
+#: second of a kind.
 POLL_S: Final = 1.0
 #: A node that ends this often while the cluster comes up will not come up.
 MAX_ENDS: Final = 3
@@ -36,6 +39,7 @@ _EXITS: Final = {
 _FINAL_EXITS: Final = (contract.EXIT_BAD_INPUT, contract.EXIT_REFUSED, contract.EXIT_BAD_HOST)
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="The standing cluster: a head and workers that stay until taken down.",
 )

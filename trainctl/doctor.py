@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 import typer
-from botocore.exceptions import BotoCoreError, ClientError
 
 from trainctl import show
 from trainctl.aws import NODES, Deployment
@@ -51,6 +50,8 @@ def doctor(*, as_json: AsJson = False, profile: Profile = None, region: Region =
 
     Exits with 1 where something is wrong.
     """
+    from botocore.exceptions import BotoCoreError, ClientError
+
     checks: list[Check] = []
     try:
         deployment = Deployment.find(profile=profile, region=region)
@@ -75,6 +76,8 @@ def doctor(*, as_json: AsJson = False, profile: Profile = None, region: Region =
 
 
 def _checks(deployment: Deployment) -> Iterator[Check]:
+    from botocore.exceptions import BotoCoreError, ClientError
+
     shape = deployment.shape
     yield Check(
         what="credentials", state="ok", found=f"account {deployment.account}, {deployment.region}"
@@ -128,6 +131,8 @@ def _plugin() -> Check:
 
 
 def _image(deployment: Deployment, what: str, node: str) -> Check:
+    from botocore.exceptions import ClientError
+
     outputs = {
         contract.HEAD: contract.OUT_HEAD_REPOSITORY,
         contract.WORKER: contract.OUT_WORKER_REPOSITORY,
@@ -173,6 +178,8 @@ def _offered(deployment: Deployment, what: str, machine: InstanceType) -> Check:
 
 
 def _host_image(deployment: Deployment, what: str, parameter: str) -> Check:
+    from botocore.exceptions import ClientError
+
     try:
         found = deployment.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"]
     except ClientError as error:
@@ -225,6 +232,8 @@ def _quota(deployment: Deployment, what: str, code: str, vcpus: int) -> Check:
 
 
 def _role(deployment: Deployment, what: str, role: str, service: str) -> Check:
+    from botocore.exceptions import ClientError
+
     try:
         deployment.client("iam").get_role(RoleName=role)
     except ClientError as error:

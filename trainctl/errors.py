@@ -2,9 +2,6 @@
 
 from typing import Any
 
-from botocore import exceptions as aws
-from botocore.parsers import ResponseParserError
-
 from training.contract import EXIT_BAD_INPUT, EXIT_FAILED, InputError
 
 
@@ -30,11 +27,14 @@ _UNKNOWN_KEY = ("InvalidClientTokenId", "UnrecognizedClientException", "Signatur
 
 def explained(error: Exception) -> CliError | None:
     """``error`` in a user's words; None when it is a fault of this program."""
+    if isinstance(error, CliError):
+        return error
+    if isinstance(error, InputError):
+        return UsageError(str(error))
+    from botocore import exceptions as aws
+    from botocore.parsers import ResponseParserError
+
     match error:
-        case CliError():
-            return error
-        case InputError():
-            return UsageError(str(error))
         case aws.ProfileNotFound():
             return UsageError(f"{error}. The profiles there are: aws configure list-profiles")
         case aws.NoCredentialsError() | aws.PartialCredentialsError():

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import typer
@@ -13,9 +13,13 @@ from trainctl.aws import Deployment, Job, Task
 from trainctl.pricing import Price, dollars
 from training import contract
 
+#: Each look makes up to seven calls, two of a kind, and all clients of an account share limits of
+#: roughly 10 to 25 calls a second of each kind: a few people may follow their jobs at a time.
 POLL_S: Final = 1.0
-#: Lines of a log that ended a moment ago may still be on their way.
+#: CloudWatch shows a line a second or two after it was written, which may be after the job's end.
 LAST_LINES_S: Final = 3.0
+#: The log of a job that ended this long ago is complete.
+COMPLETE_AFTER: Final = timedelta(minutes=1)
 
 
 class Log:
@@ -71,7 +75,9 @@ def _follow(deployment: Deployment, name: str) -> Job:
             if waits := waiting(deployment, job, heads):
                 progress.update(waits)
             time.sleep(POLL_S)
-    time.sleep(LAST_LINES_S)
+    assert job.ended is not None
+    if datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
+        time.sleep(LAST_LINES_S)
     for log in logs.values():
         for line in log.lines():
             show.print_text(line)

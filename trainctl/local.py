@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from rehearsal import cycle
-from rehearsal.cycle import Rehearsal, Steps
 from trainctl import show
 from trainctl.errors import CliError
+from trainctl.help import Group
 from trainctl.options import AsJson
 
 app = typer.Typer(
+    cls=Group,
     no_args_is_help=True,
     help="The whole system on this machine: real containers, a local AWS, no account. Needs a "
     "Docker Engine on Linux.",
@@ -22,6 +22,8 @@ app = typer.Typer(
 
 @contextmanager
 def _errors() -> Iterator[None]:
+    from rehearsal import cycle
+
     try:
         yield
     except cycle.ERRORS as error:
@@ -34,6 +36,8 @@ def up() -> None:
 
     After a failure or Ctrl-C nothing of it is left.
     """
+    from rehearsal import cycle
+
     with _errors():
         cycle.up()
     show.print_text(
@@ -48,6 +52,8 @@ def up() -> None:
 @app.command()
 def status(*, as_json: AsJson = False) -> None:
     """What of it is there."""
+    from rehearsal.cycle import Rehearsal
+
     with _errors():
         found = Rehearsal.here().status()
     if as_json:
@@ -63,6 +69,8 @@ def status(*, as_json: AsJson = False) -> None:
 @app.command()
 def env() -> None:
     """Print the variables that send AWS clients to the local deployment, for eval."""
+    from rehearsal.cycle import Rehearsal
+
     with _errors():
         variables = Rehearsal.here().environment()
     for name, value in variables.items():
@@ -77,6 +85,8 @@ def down(
     ] = False,
 ) -> None:
     """Remove its processes, containers and network; images stay, for the next time."""
+    from rehearsal import cycle
+
     with _errors(), cycle.uninterrupted():
-        was_there = Rehearsal.here().down(Steps(1), keep_images=not images)
+        was_there = cycle.Rehearsal.here().down(cycle.Steps(1), keep_images=not images)
     show.say("Removed." if was_there else "Nothing was up.")

@@ -6,11 +6,9 @@ import typer
 
 Profile = Annotated[
     str | None,
-    typer.Option("--profile", help="Profile of the AWS configuration.", rich_help_panel="AWS"),
+    typer.Option("--profile", help="Profile of the AWS configuration."),
 ]
-Region = Annotated[
-    str | None, typer.Option("--region", help="Region of the deployment.", rich_help_panel="AWS")
-]
+Region = Annotated[str | None, typer.Option("--region", help="Region of the deployment.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobName = Annotated[

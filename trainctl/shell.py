@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import typer
-from botocore.exceptions import ClientError
 
 from trainctl import show
 from trainctl.aws import NODES, Deployment, Task
@@ -92,6 +91,8 @@ def _in_docker(deployment: Deployment, task: Task, command: list[str], _profile:
 
 
 def _in_session(deployment: Deployment, task: Task, command: list[str], profile: str | None) -> int:
+    from botocore.exceptions import ClientError
+
     plugin = require_plugin()
     try:
         session = deployment.open_shell(task, shlex.join(command))

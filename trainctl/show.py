@@ -3,24 +3,29 @@
 import json
 import sys
 import time
-from typing import Any, Self
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
-from rich.console import Console
-from rich.status import Status
-from rich.table import Table
 
 from trainctl.errors import UsageError
 from training import contract
 
-#: Wraps nothing where it is not a terminal, so that scripts can search what is said.
-notes = Console(stderr=True, soft_wrap=True, highlight=False)
-_data = Console(soft_wrap=True, highlight=False)
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@cache
+def _console(*, stderr: bool) -> "Console":
+    """Wraps nothing where it is not a terminal, so that scripts can search what is said."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, soft_wrap=True, highlight=False)
 
 
 def say(text: str) -> None:
     """A line for people."""
-    notes.print(text, markup=False)
+    _console(stderr=True).print(text, markup=False)
 
 
 def print_json(values: Any) -> None:
@@ -39,17 +44,22 @@ def parsed(text: str | bytes | None) -> dict[str, Any]:
 
 def print_text(text: str) -> None:
     """Data for people."""
-    _data.print(text, markup=False)
+    _console(stderr=False).print(text, markup=False)
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
     """A table for people; at a width of its own where stdout is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*row)
-    (_data if sys.stdout.isatty() else Console(width=200, highlight=False)).print(table)
+    is_terminal = sys.stdout.isatty()
+    console = _console(stderr=False) if is_terminal else Console(width=200, highlight=False)
+    console.print(table)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -66,6 +76,9 @@ class Progress:
     """A moving line on a terminal; elsewhere a line whenever the text changes."""
 
     def __init__(self) -> None:
+        from rich.status import Status
+
+        notes = _console(stderr=True)
         self._status = Status("", console=notes) if notes.is_terminal else None
         self._last = ""
         self._began = time.monotonic()

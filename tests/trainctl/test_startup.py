@@ -1,0 +1,60 @@
+"""A command imports what it needs and waits for what may come: no more of either."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from trainctl import follow
+
+HEAVY = ("boto3", "botocore", "pygments", "rehearsal", "rich")
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """Those of ``HEAVY`` that a command has imported when it ends."""
+    program = f"""
+import sys
+from trainctl.__main__ import main
+main(sys.argv[1:])
+print(*({set(HEAVY)!r} & sys.modules.keys()), sep="\\n", file=sys.stderr)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {*done.stderr.splitlines()} & {*HEAVY}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "submit --help", "cluster --help", "local up --help", "version", "begin"],
+)
+def test_help_and_mistakes_load_neither_aws_clients_nor_rich(arguments: str) -> None:
+    assert imported_by(*arguments.split()) == set()
+
+
+def test_a_table_is_drawn_by_rich_and_what_a_command_imports_is_noticed() -> None:
+    assert imported_by("settings", "ddp") == {"rich"}
+
+
+@pytest.mark.parametrize(
+    ("ended_s_ago", "waits"), [(0, [follow.LAST_LINES_S]), (30, [follow.LAST_LINES_S]), (90, [])]
+)
+def test_last_lines_are_waited_for_only_where_the_job_has_just_ended(
+    ended_s_ago: float, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("trainctl.follow.time.sleep", slept.append)
+    ended = datetime.now(tz=UTC) - timedelta(seconds=ended_s_ago)
+    job = SimpleNamespace(is_over=True, ended=ended)
+    deployment: Any = SimpleNamespace(job=lambda _name: job, heads=lambda _job: [])
+    found: object = follow._follow(deployment, "job")
+    assert found is job
+    assert slept == waits

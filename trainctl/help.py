@@ -1,0 +1,30 @@
+"""What ``--help`` prints: plain text, its commands under headings.
+
+Typer's boxes look no better and cost more than the whole command: drawing them imports rich's
+Markdown and the syntax highlighter behind it.
+"""
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+#: No wider than this on any terminal: longer lines are hard to read.
+WIDTH = 100
+
+
+class Group(TyperGroup):
+    """A group of commands, listed under the headings that they were registered with."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in their order, each with the first paragraph of its help."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            heading = command.rich_help_panel or "Commands"
+            # Not click's own short help, which ends in "..." where the line does.
+            text = (command.help or "").partition("\n\n")[0]
+            sections.setdefault(heading, []).append((name, " ".join(text.split())))
+        for heading, rows in sections.items():
+            with formatter.section(typer.style(heading, bold=True)):
+                formatter.write_dl(rows)
