@@ -1,78 +1,535 @@
-"""How long it takes from the command to the first step, and where the time goes.
+"""How long a start takes and how much CPU time it costs, against the code before it was made quick.
 
-    python -m benchmarks.startup [--runs 3] [--json]
+    python -m benchmarks.startup [--runs 3] [--baseline DIR] [--recipes ddp,fsdp] [--json]
+                                 [--only local,equal,trainctl,synth]
 
-Starts the real command in a new process each time and reads the phases from the run's record.
+``local`` starts the real command with ``--local`` up to its first step, in three ways that take
+turns on one machine: ``baseline`` is an earlier commit, ``fallback`` is this code with its fork
+server switched off, ``quick`` is this code as it is. ``equal`` lets runs of them end and compares
+what they computed. ``trainctl`` and ``synth`` time the command line's help and the synth of a
+deploy. The exit code is 1 if quick and fallback computed different things.
 """
 
 import argparse
+import json
+import os
+import resource
+import shlex
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
+from benchmarks import baseline, equality
+from benchmarks.baseline import ROOT, BaselineError
+from benchmarks.meter import Tree, busy_s, interruptible
 from benchmarks.output import report, say
 from training import contract, record
+from training.data import sources
 
-# What the project promises for two workers on two CPU cores.
-TARGET_S: Final = 12.0
+# "0" makes a run start its processes in Ray's ordinary way.
+FORK_SWITCH: Final = "TRAIN_FORK"
+SECTIONS: Final = ("local", "equal", "trainctl", "synth")
+# Settings of a start, which is ended after its first step, and of a short run to its end.
+_RECIPES: Final[Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {
+    "ddp": (["--epochs", "1"], ["--epochs", "1"]),
+    "fsdp": ([], ["--max-steps", "4"]),
+}
 _PHASES: Final = {
     "ray_ready": "Ray, its processes and the imports of the command",
     "workers_ready": "Ray Train's controller and the worker processes",
     "model_ready": "data, model and checkpoint in the workers",
-    "first_step": "wrapping in DDP and the first step",
+    "first_step": "the model made parallel, what the recipe evaluates first, and the first step",
 }
+# What `make deploy` and the rehearsal set for the synth, and what they set before.
+DEPLOY: Final[Mapping[str, str]] = {"CDK_VALIDATION": "false"}
+_RUN: Final = "startup"
+_TIMEOUT_S: Final = 600.0
+_SAMPLE_EVERY_S: Final = 0.05
+# Commands of a second vary more than those of half a minute, and cost less.
+_MIN_RUNS_OF_HELP: Final = 5
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """One column: code, and how it is started."""
+
+    name: str
+    folder: Path
+    """Root of the checkout."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def environment(self) -> dict[str, str]:
+        own = baseline.environment(self.folder)
+        # Whatever the caller has set, the name of the column tells how it was started.
+        changed = {name: own[name] for name in own if name not in (FORK_SWITCH, *DEPLOY)}
+        return {**changed, **self.variables}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """What one command took; each mapping by phase, in seconds since the command."""
+
+    wall_s: Mapping[str, float]
+    cpu_s: Mapping[str, float]
+    """CPU seconds of all of the command's processes."""
+    foreign_cpu_s: float | None
+    """CPU seconds that the rest of the machine used meanwhile; None where that is not known."""
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
-    parser.add_argument("--runs", type=int, default=3, help="times to start (default: 3)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.startup",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--runs", type=int, default=3, help="starts of each way (default: 3)")
     parser.add_argument("--workers", type=int, default=2, help="workers (default: 2)")
+    parser.add_argument(
+        "--recipes", type=_names(_RECIPES), default=[*_RECIPES], help="default: ddp,fsdp"
+    )
+    parser.add_argument(
+        "--only", type=_names(SECTIONS), default=[*SECTIONS], help="sections (default: all)"
+    )
+    parser.add_argument(
+        "--baseline",
+        metavar="DIR",
+        help=f"checkout to compare with (default: commit {baseline.COMMIT[:7]}, taken from git)",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
-    found = []
-    for number in range(options.runs):
-        say(f"start {number + 1} of {options.runs}")
-        found.append(_start(options.workers))
-    seconds = statistics.median(times["first_step"] for times in found)
-    split = {}
-    before = "command"
-    for name, what in _PHASES.items():
-        spent = [times[name] - times.get(before, 0.0) for times in found]
-        split[name] = {"seconds": statistics.median(spent), "what": what}
-        before = name
-    result = {
-        "benchmark": "startup",
-        "ratio": TARGET_S / seconds,
-        "seconds_to_first_step": seconds,
-        "target_s": TARGET_S,
-        "all_runs_s": [times["first_step"] for times in found],
-        "phases": split,
-        "world_size": options.workers,
-    }
+    if options.runs < 1:
+        parser.error(f"--runs is {options.runs}: it must be at least 1")
+    try:
+        with interruptible(), baseline.checked_out(options.baseline) as folder:
+            result = _measure(folder, options)
+    except BaselineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return contract.EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        return contract.EXIT_INTERRUPTED
     report(result, as_json=options.json)
-    return 0
+    return 0 if result.get("equal", {}).get("equal", True) else 1
 
 
-def _start(workers: int) -> dict[str, float]:
-    """Seconds from the command to each phase."""
-    with tempfile.TemporaryDirectory() as storage:
-        command = [
-            *(sys.executable, "-m", "training.launch", "ddp", "--local"),
-            *("--workers", str(workers), "--storage", storage, "--run", "startup"),
-            *("--epochs", "1", "--report-every", "1"),
-        ]
-        began = time.time()
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-        lines = record.read_lines(Path(storage) / "startup" / contract.METRICS_FILE)
-    times = {line["name"]: line["time"] - began for line in lines if line["type"] == "phase"}
-    first = next(line for line in lines if line["type"] == "step")
-    return {**times, "first_step": first["time"] - began}
+def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    before = Way(name="baseline", folder=folder)
+    fallback = Way(name="fallback", folder=ROOT, variables={FORK_SWITCH: "0"})
+    quick = Way(name="quick", folder=ROOT)
+    for each in (folder, ROOT):
+        baseline.compile_sources(each)
+    found: dict[str, Any] = {}
+    methods: set[str] = set()
+    with tempfile.TemporaryDirectory(prefix="st-", ignore_cleanup_errors=True) as scratch:
+        place = Place(folder=Path(scratch), workers=options.workers, methods=methods)
+        if "local" in options.only:
+            ways = [before, fallback, quick]
+            found["local"] = {
+                recipe: _local(recipe, ways, place, runs=options.runs) for recipe in options.recipes
+            }
+        if "equal" in options.only:
+            compared = {
+                recipe: _equal(recipe, [quick, fallback, before], place)
+                for recipe in options.recipes
+            }
+            same = all(each["equal"] for each in compared.values())
+            found["equal"] = {"equal": same, **compared}
+        if "trainctl" in options.only:
+            ways = [before, Way(name="now", folder=ROOT)]
+            runs = max(options.runs, _MIN_RUNS_OF_HELP)
+            found["trainctl"] = _trainctl(ways, place, runs=runs)
+        if "synth" in options.only:
+            found["synth"] = _synth(before, place, runs=options.runs)
+    return {
+        "benchmark": "startup",
+        **_headline(found),
+        "baseline_commit": baseline.commit_of(folder),
+        "cpu_seconds_by": sorted(methods),
+        "world_size": options.workers,
+        **found,
+    }
+
+
+def _headline(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The ratios of the first recipe that was started, or else of what was measured instead."""
+    measured = [*found.get("local", {}).values()]
+    measured += [found[name] for name in ("trainctl", "synth") if name in found]
+    first = measured[0] if measured else {"ratio": None}
+    return {name: value for name, value in first.items() if name.startswith("ratio")}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where the commands of this invocation write, and what is noted on the way."""
+
+    folder: Path
+    workers: int
+    methods: set[str]
+    """How CPU seconds were counted."""
+
+    @contextmanager
+    def tree(self, command: Sequence[str], way: Way, folder: Path) -> Iterator[Tree]:
+        """Start ``command`` with ``folder`` for its temporary files; end what is left of it."""
+        environment = way.environment() | {
+            "TMPDIR": str(folder),
+            # Text is cut into tokens once for all starts, as on a machine that is in use.
+            sources.CACHE_VARIABLE: str(self.folder / "cache"),
+        }
+        log = folder / "log"
+        with Tree(command, folder=way.folder, environment=environment, log=log) as tree:
+            self.methods.add(tree.method)
+            yield tree
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder for one command. Its path is short: Ray's sockets are in a folder below it, and
+        Linux takes 107 characters for a socket."""
+        with tempfile.TemporaryDirectory(
+            prefix="", dir=self.folder, ignore_cleanup_errors=True
+        ) as scratch:
+            yield Path(scratch)
+
+
+# --- local: from the command to the first step --------------------------------------------------
+
+
+def _local(recipe: str, ways: Sequence[Way], place: Place, *, runs: int) -> dict[str, Any]:
+    # One start of each checkout that does not count: it fills the caches, and shows that its
+    # processes import its own code.
+    for way in {way.folder: way for way in ways}.values():
+        say(f"{recipe}: checking what a start of {way.folder} imports")
+        _check_imports(recipe, way, place)
+    starts: dict[str, list[Spent]] = {way.name: [] for way in ways}
+    for number in range(runs):
+        for way in rotated(ways, number):
+            spent = _start(recipe, way, place)
+            starts[way.name].append(spent)
+            say(
+                f"{recipe}: {way.name} {number + 1} of {runs}: {spent.wall_s['first_step']:.1f} s, "
+                f"{spent.cpu_s['first_step']:.1f} CPU s"
+            )
+    columns = {name: column(spent, last="first_step") for name, spent in starts.items()}
+    return {
+        "ratio": ratio(columns, "baseline", "quick", "wall_s"),
+        "ratio_cpu": ratio(columns, "baseline", "quick", "cpu_s"),
+        "ratio_fallback": ratio(columns, "baseline", "fallback", "wall_s"),
+        "ratio_fallback_cpu": ratio(columns, "baseline", "fallback", "cpu_s"),
+        **{name: {**columns[name], "phases": split(spent)} for name, spent in starts.items()},
+    }
+
+
+def _command(recipe: str, settings: Sequence[str], storage: Path, place: Place) -> list[str]:
+    return [
+        *(sys.executable, "-m", "training.launch", recipe, "--local"),
+        *("--workers", str(place.workers), "--storage", str(storage), "--run", _RUN),
+        *("--report-every", "1", *settings),
+    ]
+
+
+def _start(recipe: str, way: Way, place: Place) -> Spent:
+    """Start a run and end it after its first step."""
+    with place.scratch() as scratch:
+        command = _command(recipe, _RECIPES[recipe][0], scratch / "runs", place)
+        metrics = scratch / "runs" / _RUN / contract.METRICS_FILE
+        busy_before = busy_s()
+        with place.tree(command, way, scratch) as tree:
+            samples = [(tree.began, 0.0)]
+            while True:
+                # Read first: the sample after the step is then later than the step.
+                times = phase_times(record.read_lines(metrics))
+                samples.append((time.time(), tree.cpu_s()))
+                if "first_step" in times:
+                    break
+                if tree.exit_code is not None:
+                    raise _failure(tree, command, "ended before its first step")
+                _check_time(tree, command)
+                time.sleep(_SAMPLE_EVERY_S)
+            foreign = None
+            if busy_before is not None:
+                foreign = max(0.0, (busy_s() or 0.0) - busy_before - samples[-1][1])
+        return Spent(
+            wall_s={name: at - tree.began for name, at in times.items()},
+            cpu_s={name: interpolated(samples, at) for name, at in times.items()},
+            foreign_cpu_s=foreign,
+        )
+
+
+def _check_time(tree: Tree, command: Sequence[str]) -> None:
+    if time.time() - tree.began > _TIMEOUT_S:
+        raise _failure(tree, command, f"is not done after {_TIMEOUT_S:.0f} s")
+
+
+def _failure(tree: Tree, command: Sequence[str], how: str) -> SystemExit:
+    return SystemExit(f"error: {shlex.join(command)} {how}; it printed:\n{tree.printed()}")
+
+
+# Python runs a module of this name at its start. It writes down which files of a package
+# ``training`` the process opens.
+_SITECUSTOMIZE: Final = """
+import os, sys
+
+def note(event, arguments):
+    if event != "open" or not isinstance(arguments[0], str):
+        return
+    path = arguments[0]
+    if "/training/" in path and path.endswith((".py", ".pyc")) and "site-packages" not in path:
+        file = os.open(os.environ["OPENED_FILES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(file, f"{os.getpid()} {path}\\n".encode())
+        os.close(file)
+
+sys.addaudithook(note)
+"""
+
+
+def _check_imports(recipe: str, way: Way, place: Place) -> None:
+    """Start a run once, without timing it; fail if a process of it imports another checkout."""
+    with place.scratch() as scratch:
+        hook, opened = scratch / "hook", scratch / "opened"
+        hook.mkdir()
+        (hook / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
+        variables = {
+            **way.variables,
+            "PYTHONPATH": f"{hook}{os.pathsep}{way.folder}",
+            "OPENED_FILES": str(opened),
+        }
+        _start(recipe, Way(name=way.name, folder=way.folder, variables=variables), place)
+        roots, num_processes = imported_from(opened.read_text(encoding="utf-8"))
+    if roots != {str(way.folder)}:
+        raise SystemExit(
+            f"error: processes of a start in {way.folder} import the package training from "
+            f"{sorted(roots)}: nothing can be compared"
+        )
+    say(f"{recipe}: {num_processes} processes of it read their code from {way.folder} only")
+
+
+def imported_from(opened: str) -> tuple[set[str], int]:
+    """Checkouts that the opened files lie in, and how many processes have opened any."""
+    pairs = [line.split(" ", 1) for line in opened.splitlines()]
+    roots = {path.partition("/training/")[0] for _, path in pairs}
+    return roots, len({pid for pid, _ in pairs})
+
+
+# --- equal: the same losses, the same checkpoints -----------------------------------------------
+
+
+def _equal(recipe: str, ways: Sequence[Way], place: Place) -> dict[str, Any]:
+    """Compare complete runs: the first way with the second, and with the baseline."""
+    with place.scratch() as scratch:
+        left_behind = {}
+        for way in ways:
+            say(f"{recipe}: a complete run, {way.name}")
+            left_behind[way.name] = _complete(recipe, way, scratch / way.name, place)
+        first, second, before = (scratch / way.name / _RUN for way in ways)
+        result = record.read_json(str(first), contract.RESULT_FILE) or {}
+        compared = equality.compare(first, second)
+        with_baseline = equality.compare(first, before)
+    say(f"{recipe}: quick and fallback are {'equal' if compared['equal'] else 'NOT EQUAL'}")
+    return {
+        **compared,
+        "loss": result.get("loss"),
+        "accuracy": result.get("accuracy"),
+        "equal_to_baseline": with_baseline["equal"],
+        "differences_from_baseline": with_baseline["differences"],
+        # Of each way, what still ran five seconds after the command had ended.
+        "left_behind": left_behind,
+    }
+
+
+def _complete(recipe: str, way: Way, storage: Path, place: Place) -> list[str]:
+    """Let a short run end; return the command lines of processes that it leaves behind."""
+    command = _command(recipe, _RECIPES[recipe][1], storage, place)
+    with place.scratch() as scratch, place.tree(command, way, scratch) as tree:
+        _wait(tree, command)
+        deadline = time.monotonic() + 5
+        while (left := tree.commands()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+    return left
+
+
+# --- trainctl and synth: whole commands ---------------------------------------------------------
+
+
+def _trainctl(ways: Sequence[Way], place: Place, *, runs: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "trainctl", "--help"]
+    commands = [(way, command) for way in ways]
+    return _whole_commands("trainctl --help", commands, place, runs=runs)
+
+
+def _synth(before: Way, place: Place, *, runs: int) -> dict[str, Any]:
+    """Synth of both stacks as a deploy does it; ``validated`` is this code as `make check` has it.
+
+    Through the CDK command line where it is installed, else ``app.py`` as that would start it.
+    """
+    ways = [
+        before,
+        Way(name="validated", folder=ROOT),
+        Way(name="now", folder=ROOT, variables=DEPLOY),
+    ]
+    cdk = ROOT / "node_modules" / ".bin" / "cdk"
+    app = [sys.executable, "app.py"]
+    commands = []
+    with place.scratch() as scratch:
+        for way in ways:
+            output = scratch / way.name
+            variables = {**way.variables, "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20"}
+            command = app
+            if cdk.exists():
+                command = [str(cdk), "synth", "--quiet", "--app", shlex.join(app)]
+                command += ["--output", str(output)]
+                variables |= {"CDK_DISABLE_CLI_TELEMETRY": "true", "NODE_NO_WARNINGS": "1"}
+            else:
+                settings = json.loads((way.folder / "cdk.json").read_text(encoding="utf-8"))
+                context = json.dumps(settings["context"])
+                variables |= {"CDK_OUTDIR": str(output), "CDK_CONTEXT_JSON": context}
+            commands.append((Way(name=way.name, folder=way.folder, variables=variables), command))
+        found = _whole_commands("synth", commands, place, runs=runs)
+        same = _templates(scratch / "validated") == _templates(scratch / "now") != {}
+    return {
+        **found,
+        "command": "cdk synth" if cdk.exists() else "app.py",
+        "templates_equal_without_validation": same,
+    }
+
+
+def _templates(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.glob("*.template.json")}
+
+
+def _whole_commands(
+    what: str, commands: Sequence[tuple[Way, Sequence[str]]], place: Place, *, runs: int
+) -> dict[str, Any]:
+    """Let the commands take turns; compare ``baseline`` with ``now``."""
+    for way, command in commands:
+        _whole_command(way, command, place)  # does not count: it fills the caches
+    found: dict[str, list[Spent]] = {way.name: [] for way, _ in commands}
+    for number in range(runs):
+        for way, command in rotated(commands, number):
+            spent = _whole_command(way, command, place)
+            found[way.name].append(spent)
+            say(
+                f"{what}: {way.name} {number + 1} of {runs}: {spent.wall_s['end']:.2f} s, "
+                f"{spent.cpu_s['end']:.2f} CPU s"
+            )
+    columns = {name: column(spent, last="end") for name, spent in found.items()}
+    return {
+        "ratio": ratio(columns, "baseline", "now", "wall_s"),
+        "ratio_cpu": ratio(columns, "baseline", "now", "cpu_s"),
+        **columns,
+    }
+
+
+def _whole_command(way: Way, command: Sequence[str], place: Place) -> Spent:
+    with place.scratch() as scratch:
+        busy_before, waited_before = busy_s(), _waited_cpu_s()
+        began = time.perf_counter()
+        with place.tree(command, way, scratch) as tree:
+            _wait(tree, command, every_s=0.01)
+            wall = time.perf_counter() - began
+            # Where processes are looked for, those that ended between two readings were missed;
+            # those that their parent has waited for are in this process's account.
+            cpu = max(tree.cpu_s(), _waited_cpu_s() - waited_before)
+        foreign = None if busy_before is None else (busy_s() or 0.0) - busy_before - cpu
+    return Spent(wall_s={"end": wall}, cpu_s={"end": cpu}, foreign_cpu_s=foreign)
+
+
+def _wait(tree: Tree, command: Sequence[str], *, every_s: float = 0.1) -> None:
+    """Wait until the command has ended; fail if it does."""
+    while (code := tree.exit_code) is None:
+        tree.cpu_s()
+        _check_time(tree, command)
+        time.sleep(every_s)
+    if code:
+        raise _failure(tree, command, f"ended with exit code {code}")
+
+
+def _waited_cpu_s() -> float:
+    """CPU seconds of the processes that this one has waited for, and of those they waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+# --- arithmetic ---------------------------------------------------------------------------------
+
+
+def rotated(items: Sequence[_T], number: int) -> list[_T]:
+    """The items in the order of a round, so that each comes first in some round."""
+    first = number % len(items)
+    return [*items[first:], *items[:first]]
+
+
+def phase_times(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Unix time of each phase in a run's record; ``first_step`` once the first step is in it."""
+    times = {
+        line["name"]: line["time"]
+        for line in lines
+        if line["type"] == "phase" and line["name"] in _PHASES
+    }
+    first = next((line["time"] for line in lines if line["type"] == "step"), None)
+    return times if first is None else {**times, "first_step": first}
+
+
+def interpolated(samples: Sequence[tuple[float, float]], at: float) -> float:
+    """Value at a time, between the samples (time, value) around it; never beyond the last."""
+    earlier = samples[0]
+    for later in samples[1:]:
+        if later[0] >= at:
+            part = (at - earlier[0]) / (later[0] - earlier[0]) if later[0] > earlier[0] else 1.0
+            return earlier[1] + max(part, 0.0) * (later[1] - earlier[1])
+        earlier = later
+    return earlier[1]
+
+
+def column(spent: Sequence[Spent], *, last: str) -> dict[str, Any]:
+    """Medians of one way, up to the phase ``last``, and all single values."""
+    foreign = [each.foreign_cpu_s for each in spent if each.foreign_cpu_s is not None]
+    return {
+        "wall_s": statistics.median(each.wall_s[last] for each in spent),
+        "cpu_s": statistics.median(each.cpu_s[last] for each in spent),
+        "all_wall_s": [round(each.wall_s[last], 3) for each in spent],
+        "all_cpu_s": [round(each.cpu_s[last], 3) for each in spent],
+        "foreign_cpu_s": [round(each, 3) for each in foreign],
+    }
+
+
+def ratio(columns: Mapping[str, Mapping[str, Any]], slow: str, quick: str, what: str) -> float:
+    """How many times less the quick column takes."""
+    return float(columns[slow][what] / columns[quick][what])
+
+
+def split(starts: Sequence[Spent]) -> dict[str, Any]:
+    """Median seconds that each phase took since the one before it."""
+    phases: dict[str, Any] = {}
+    before = ""
+    for name, what in _PHASES.items():
+        if not all(name in each.wall_s for each in starts):
+            continue
+        wall = [each.wall_s[name] - each.wall_s.get(before, 0.0) for each in starts]
+        cpu = [each.cpu_s[name] - each.cpu_s.get(before, 0.0) for each in starts]
+        phases[name] = {
+            "wall_s": statistics.median(wall),
+            "cpu_s": statistics.median(cpu),
+            "what": what,
+        }
+        before = name
+    return phases
+
+
+def _names(known: Any) -> Any:
+    """Type of an option that takes some of ``known``, separated by commas."""
+
+    def parse(text: str) -> list[str]:
+        names = text.split(",")
+        if unknown := [name for name in names if name not in known]:
+            raise argparse.ArgumentTypeError(f"unknown {unknown[0]!r}: choose from {[*known]}")
+        return list(dict.fromkeys(names))
+
+    return parse
 
 
 if __name__ == "__main__":
