@@ -1,33 +1,31 @@
 """Runs a recipe under Ray Train: starts Ray or joins its cluster, keeps the record, ends cleanly.
 
-The trainer runs in a thread of its own; the main thread reads events, shows them and waits for
-signals. The first Ctrl-C lets the workers save and leave; a second one, or ten seconds, ends them
-as they are.
+The trainer runs in a task of Ray's (``training.trainer``); this process reads events, shows them
+and waits for signals. The first Ctrl-C lets the workers save and leave; a second one, or ten
+seconds, ends them as they are.
 """
 
 import argparse
-import contextlib
 import os
 import secrets
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, Final
 
-from training import contract, launch, machine, record, storage
-from training.config import RunConfig
+from training import contract, forkserver, launch, local_ray, machine, recipes, record, storage
+from training.config import CONFIGS, RunConfig
 from training.contract import Event, InputError, phase
+from training.forkserver import ForkServer
 from training.progress import make_display
+from training.trainer import Submission
 
-_POLL_S: Final = 0.2
+#: A person does not notice a tenth of a second, nor does a processor.
+_POLL_S: Final = 0.1
 _STOP_GRACE_S: Final = 10.0
-#: How often a run with a range of workers looks whether it can have more. Each change costs a
-#: start of all workers and the steps since the last checkpoint.
-_RESIZE_EVERY_S: Final = 30.0
-# Plasma is not used here, but Ray would take a third of the memory for it.
-_OBJECT_STORE_BYTES: Final = 100 * 2**20
+#: A worker that is slow to start is waited for so long; Ray's and Ray Train's defaults are 60.
+_START_S: Final = "600"
 
 
 class Driver:
@@ -40,7 +38,8 @@ class Driver:
         self._display = make_display()
         self._record: record.RunRecord | None = None
         self._signals: list[int] = []
-        self._lost: BaseException | None = None
+        self._failure: BaseException | None = None
+        self._asked: Any = None
 
     def run(self) -> int:
         """Train; return the exit code.
@@ -58,13 +57,22 @@ class Driver:
             self._print_result(done)
             return contract.EXIT_OK
         self._catch_signals()
+        server: ForkServer | None = None
         try:
-            return self._run()
+            self._display.phase("starting Ray")
+            self._set_environment()
+            if self._options.local:
+                server = ForkServer.start(
+                    modules=["training.trainer", recipes.LOOPS[self._config.recipe]],
+                    show_log=self._options.verbose,
+                )
+            return self._run(server)
         finally:
             self._display.close()
-            import ray
-
-            ray.shutdown()
+            if "ray" in sys.modules:
+                sys.modules["ray"].shutdown()
+            if server is not None:
+                server.close()
 
     def _catch_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -73,32 +81,26 @@ class Driver:
     def _on_signal(self, number: int, _frame: Any) -> None:
         self._signals.append(number)
 
-    def _run(self) -> int:
-        self._display.phase("starting Ray")
-        self._set_environment()
-        # torch and the data load while Ray's processes start.
-        prepared = _Background(self._prepare)
-        self._start_ray()
+    def _run(self, server: ForkServer | None) -> int:
+        self._start_ray(server)
         self._catch_signals()  # Ray has put its own handlers in place
-        trainer_class, self._config = prepared.result()
-        _start_coordinator()
-        if self._signals:
-            return self._interrupted()
+        from training import trainer
+
+        events = trainer.start_events()
+        if not self._prepare(events):
+            return self._finish_early()
 
         self._record = record.RunRecord(
             self._run_uri, self._config, record.environment(), self._display
         )
         self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
-        events = start_events()
         # Ray's list of checkpoints is not used: see training.checkpoints.
         storage.remove_file(storage.join(self._run_uri, "checkpoint_manager_snapshot.json"))
-        fit = _Background(lambda: self._trainer(trainer_class, events).fit())
+        fit = trainer.start_fit(self._submission(), events)
         stop_by: float | None = None
-        while not fit.wait(_POLL_S):
-            if not self._take(events):
-                break
-            if self._record.error is not None:
+        while not self._has_ended(fit):
+            if not self._take(events) or self._record.error is not None:
                 break
             if self._record.is_complete and self._options.local:
                 break  # all is saved, and this Ray ends with the command: no need to wait for it
@@ -110,23 +112,76 @@ class Driver:
                 self._display.say("saving a checkpoint and stopping; Ctrl-C again stops at once")
             if stop_by is not None and (len(self._signals) > 1 or time.monotonic() > stop_by):
                 break
-        if fit.is_done and self._record.error is None:
-            self._take(events)
-        failure = self._lost or fit.failure
+        else:
+            # What was asked for before the end may not have the last events.
+            self._take(events, timeout_s=_STOP_GRACE_S)
+            self._take(events, timeout_s=_STOP_GRACE_S)
+            if wrong := self._result_of(fit):
+                self._failure = RuntimeError(wrong)
+        if server is not None and (complaint := server.complaint()):
+            self._display.say(f"note: the quick start was not used: {complaint}")
+        failure = self._failure
         if self._signals or self._record.error is not None or self._record.is_complete:
             failure = None  # it follows from the end that was asked for
         return self._finish(failure)
 
-    def _prepare(self) -> tuple[Any, RunConfig]:
-        from ray.train.torch import TorchTrainer
+    def _prepare(self, events: Any) -> bool:
+        """Look at the data, in a task; return False when the command was told to stop.
 
-        from training import recipes
+        Raises:
+            InputError: the data cannot be used.
+        """
+        from training import trainer
 
-        config = recipes.prepare(self._config, self._on_reading)
-        return _quick_trainer(TorchTrainer), config
+        task = trainer.start_prepare(self._submission(), events)
+        while not self._has_ended(task):
+            if self._signals or not self._take(events):
+                return False
+        config, wrong = self._result_of(task) or (None, "")
+        if wrong:
+            raise InputError(wrong)
+        if config is None:
+            return False
+        self._config = CONFIGS[self._config.recipe].from_json(config)
+        return True
 
-    def _on_reading(self, done: int, total: int) -> None:
-        self._display.phase(f"reading the text: {done / max(total, 1):.0%}", transient=True)
+    def _submission(self) -> Submission:
+        most = str(self._config.num_workers)
+        return Submission(
+            config=self._config.to_json(),
+            run_uri=self._run_uri,
+            local=self._options.local,
+            least=contract.worker_range(self._options.workers or most)[0],
+            max_failures=self._options.max_failures,
+            environment=dict(os.environ),
+        )
+
+    def _has_ended(self, task: Any) -> bool:
+        """Wait a moment for a task; return whether it has ended, or cannot begin."""
+        import ray
+
+        if ray.wait([task], timeout=_POLL_S)[0]:
+            return True
+        started = self._record is not None and self._record.first_step_at is not None
+        if self._options.local and not started and (said := local_ray.lost_worker(_ray_logs())):
+            # Seen twice, because it may have ended between writing its log and being looked at.
+            time.sleep(_POLL_S)
+            if local_ray.lost_worker(_ray_logs()):
+                self._failure = RuntimeError(f"Ray could not start a worker process:\n{said}")
+                return True
+        return False
+
+    def _result_of(self, task: Any) -> Any:
+        """Result of a task that has ended; None where it has none, or failed."""
+        import ray
+
+        if self._failure is not None:
+            return None
+        try:
+            return ray.get(task)
+        except ray.exceptions.RayError as error:
+            self._failure = error
+            return None
 
     def _set_environment(self) -> None:
         """Ray reads these when it is first imported, so they come before the thread that does."""
@@ -144,87 +199,68 @@ class Driver:
             # Each of these starts a process, and on a laptop they compete with the training.
             os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
             os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+            os.environ.setdefault("RAY_worker_register_timeout_seconds", _START_S)
+            os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _START_S)
+            os.environ.setdefault(forkserver.PRELOAD, "")  # all of its processes are ours
 
-    def _start_ray(self) -> None:
-        import ray
-
-        settings: dict[str, Any] = {
-            "log_to_driver": self._options.verbose,
-            "configure_logging": self._options.verbose,
-        }
-        if not self._options.local:
-            try:
-                ray.init(address="auto", **settings)
-            except ConnectionError:
-                raise InputError(
-                    "no Ray cluster runs on this machine: add --local to train here, or run "
-                    "this on the head node of a cluster"
-                ) from None
+    def _start_ray(self, server: ForkServer | None) -> None:
+        if self._options.local:
+            # In the main thread: Ray's processes end with the thread that started them.
+            local_ray.start(
+                num_cpus=max(machine.num_cpus(), self._config.num_workers),
+                verbose=self._options.verbose,
+                server=server,
+                expect=["", recipes.preload(self._config.recipe)],
+            )
             return
-        # In the main thread: Ray's processes end with the thread that started them.
-        ray.init(
-            address="local",
-            num_cpus=max(machine.num_cpus(), self._config.num_workers),
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            **settings,
-        )
-
-    def _trainer(self, trainer_class: Any, events: Any) -> Any:
         import ray
-        from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
-        from training import worker
+        forked = {"env_vars": {forkserver.PRELOAD: ""}}  # by the node's server, if it has one
+        try:
+            ray.init(
+                address="auto",
+                log_to_driver=self._options.verbose,
+                configure_logging=self._options.verbose,
+                runtime_env=None if os.environ.get(forkserver.SWITCH) == "0" else forked,
+            )
+        except ConnectionError:
+            raise InputError(
+                "no Ray cluster runs on this machine: add --local to train here, or run "
+                "this on the head node of a cluster"
+            ) from None
 
-        job = _job_hosts()
-        scaling: Any = ScalingConfig  # declared as its predecessor, which knew no ranges
-        on_gpus = job["GPU"] > 0 if job else ray.cluster_resources().get("GPU", 0) > 0
-        # Without GPUs, workers share the CPUs of one machine, and take a whole host of a job; Ray
-        # sizes their thread pools by it.
-        per_worker = None
-        if not on_gpus and job:
-            per_worker = {"CPU": job["CPU"]}
-        elif not on_gpus and self._options.local:
-            per_worker = {"CPU": max(1, machine.num_cpus() // self._config.num_workers)}
-        most = self._config.num_workers
-        least = contract.worker_range(self._options.workers or str(most))[0]
-        return trainer_class(
-            worker.ray_entry,
-            train_loop_config={
-                "config": self._config.to_json(),
-                "run_uri": self._run_uri,
-                "events": events,
-            },
-            scaling_config=scaling(
-                num_workers=most if least == most else (least, most),
-                elastic_resize_monitor_interval_s=_RESIZE_EVERY_S,
-                use_gpu=on_gpus,
-                resources_per_worker=per_worker,
-                # GPUs of one host talk faster than hosts do. Without GPUs it is the processors
-                # that count, so every host takes its share.
-                placement_strategy="PACK" if on_gpus or self._options.local else "SPREAD",
-            ),
-            run_config=RunConfig(
-                name=self._config.run,
-                storage_path=self._config.storage,
-                # A host that is taken away, with notice, is no failure: those are not counted.
-                failure_config=FailureConfig(max_failures=self._options.max_failures),
-                checkpoint_config=CheckpointConfig(),
-            ),
-        )
-
-    def _take(self, events: Any) -> bool:
+    def _take(self, events: Any, *, timeout_s: float = 0.0) -> bool:
         """Record what has come in; return False when Ray is gone."""
         import ray
 
-        assert self._record is not None
+        if self._asked is None:
+            self._asked = events.take.remote()
         try:
-            for event in ray.get(events.take.remote()):
-                self._record.handle(event)
+            # Not waited for longer: the actor may still have to be started.
+            if not ray.wait([self._asked], timeout=timeout_s)[0]:
+                return True
+            found, self._asked = ray.get(self._asked), None
         except ray.exceptions.RayError as error:
-            self._lost = error
+            self._failure = error
             return False
+        for event in found:
+            if event["type"] == "reading":
+                share = event["done"] / max(event["total"], 1)
+                self._display.phase(f"reading the text: {share:.0%}", transient=True)
+            elif self._record is not None:
+                self._record.handle(event)
         return True
+
+    def _finish_early(self) -> int:
+        """End before anything was recorded."""
+        if self._failure is None or self._signals:
+            return self._interrupted()
+        self._display.close()
+        print(
+            f"{self._failure}\n\nerror: Ray did not start; its logs are in {_ray_logs()}",
+            file=sys.stderr,
+        )
+        return contract.EXIT_FAILED
 
     def _finish(self, failure: BaseException | None) -> int:
         assert self._record is not None
@@ -267,111 +303,8 @@ class Driver:
         launch.print_result(result, places, as_json=self._options.json)
 
 
-def _job_hosts() -> dict[str, int] | None:
-    """What each worker node of the job that this runs in has; None outside a job.
-
-    They may not be there yet: Ray starts them because somebody asks for what they have.
-    """
-    if contract.ENV_JOB not in os.environ:
-        return None
-    return {
-        "CPU": int(os.environ.get(contract.ENV_WORKER_CPUS, "1")),
-        "GPU": int(os.environ.get(contract.ENV_WORKER_GPUS, "0")),
-    }
-
-
-def _start_coordinator() -> None:
-    """Start the actor that Ray Train's controller asks for resources, and waits for, before the
-    controller does: both then load at the same time. Nothing depends on it having been done."""
-    with contextlib.suppress(ImportError):
-        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
-            get_or_create_autoscaling_coordinator,
-        )
-
-        get_or_create_autoscaling_coordinator()
-
-
-def _quick_trainer(trainer_class: Any) -> Any:
-    """A trainer without two helpers that are not needed here.
-
-    Ray Train starts a process that cleans up after a lost controller, which ends with this command
-    anyway, as its placement group does, and one that serves Ray Data's data sets, of which there
-    are none: together 3 of 15 seconds from command to first step on two cores.
-    """
-    unneeded = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
-
-    class QuickTrainer(trainer_class):  # type: ignore[misc]
-        def _create_default_callbacks(self) -> list[Any]:
-            callbacks = super()._create_default_callbacks()
-            return [each for each in callbacks if type(each).__name__ not in unneeded]
-
-    return QuickTrainer
-
-
-def start_events() -> Any:
-    """Start the actor ``_Events`` on this node: with any other, which may go, the run would end."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor: Any = ray.remote(num_cpus=0)(_Events)
-    return actor.options(scheduling_strategy=here).remote()
-
-
-class _Events:
-    """Ray actor between the workers and the command: events one way, the wish to stop the other."""
-
-    def __init__(self) -> None:
-        self._events: list[Event] = []
-        self._stop = False
-
-    def put(self, events: list[Event]) -> bool:
-        self._events += events
-        return self._stop
-
-    def take(self) -> list[Event]:
-        events, self._events = self._events, []
-        return events
-
-    def request_stop(self) -> None:
-        self._stop = True
-
-
-class _Background:
-    """A function in a daemon thread, its result or its exception."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-        self._result: Any = None
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._result = self._function()
-        except BaseException as error:
-            self.failure = error
-
-    @property
-    def is_done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s``; return whether the function has ended."""
-        self._thread.join(timeout_s)
-        return self.is_done
-
-    def result(self) -> Any:
-        """Wait for the function; return its result or raise its exception."""
-        self._thread.join()
-        if self.failure is not None:
-            raise self.failure
-        return self._result
-
-
-def _ray_logs() -> str:
+def _ray_logs() -> Path:
     import ray
 
     node = getattr(ray._private.worker, "_global_node", None)
-    return node.get_logs_dir_path() if node is not None else "/tmp/ray/session_latest/logs"
+    return Path(node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs")

@@ -13,6 +13,23 @@ from training.config import CONFIGS, FsdpConfig, RunConfig
 LOOPS: Final[Mapping[str, str]] = {"ddp": "training.ddp", "fsdp": "training.fsdp"}
 
 
+#: What the workers of a recipe import besides it, sooner or later, and all by themselves: torch's
+#: optimizers and DDP import torch._dynamo.
+_LATER: Final[Mapping[str, tuple[str, ...]]] = {
+    "ddp": ("torch._dynamo",),
+    "fsdp": (
+        "torch._dynamo",
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.gpt_neox.modeling_gpt_neox",
+    ),
+}
+
+
+def preload(recipe: str) -> str:
+    """Modules for ``training.forkserver`` to import before it forks a recipe's workers."""
+    return ",".join((LOOPS[recipe], *_LATER[recipe]))
+
+
 def loop(recipe: str) -> Callable[..., None]:
     """Return ``train(worker, config)`` of a recipe."""
     function: Callable[..., None] = import_module(LOOPS[recipe]).train

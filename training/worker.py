@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from training import contract
 from training.contract import Event, InputError, phase
+from training.forkserver import use_threads_of_environment
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
@@ -218,7 +219,8 @@ def _hosts(world_size: int) -> list[str]:
 
 
 def _end_with_parent() -> None:
-    """Have Linux end this process with the one that started it, Ray's on this node.
+    """Have Linux end this process with the one that started it: Ray's on this node, or the server
+    that it was forked from, which ends with Ray's.
 
     A worker looks for that itself, but one that hangs in a collective, or at its own end, does not
     get there, and would hold a GPU until the collective's time is up.
@@ -236,6 +238,7 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
     from training import recipes
 
     _end_with_parent()
+    use_threads_of_environment()
     config = recipes.config_from_json(arguments["config"])
     worker = RayWorker(run_uri=arguments["run_uri"], events=arguments["events"])
     worker.emit({**phase("workers_ready"), "hosts": _hosts(worker.world_size)})

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training import driver
+from training import trainer
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ def test_the_events_do_not_go_with_another_node() -> None:
         for _ in range(3):
             cluster.add_node(num_cpus=1)
         ray.init(address=cluster.address, log_to_driver=False)
-        actors = [driver.start_events() for _ in range(5)]
+        actors = [trainer.start_events() for _ in range(5)]
         assert ray.get([each.put.remote([{}]) for each in actors]) == [False] * 5
         places = [each.node_id for each in list_actors(filters=[("class_name", "=", "_Events")])]
         assert places == [ray.get_runtime_context().get_node_id()] * 5

@@ -1,0 +1,213 @@
+"""What of a run happens inside Ray, outside its workers: looking at the data, and Ray Train's fit.
+
+Both are tasks on the node of the command and not its own code, so that the command imports neither
+torch nor Ray Train: with a fork server (``training.forkserver``) a task has both already.
+"""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from training import contract, machine
+from training.contract import Event, InputError
+from training.forkserver import PRELOAD
+
+#: How often a run with a range of workers looks whether it can have more. Each change costs a
+#: start of all workers and the steps since the last checkpoint.
+_RESIZE_EVERY_S: Final = 30.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submission:
+    """What a task is told of a run."""
+
+    config: dict[str, Any]
+    """The settings, as JSON has them."""
+    run_uri: str
+    local: bool
+    least: int
+    """Workers that the run goes on with, if it cannot have as many as it asks for."""
+    max_failures: int
+    environment: dict[str, str]
+    """The command's; what this process lacks of it, a token for a model hub say, is added."""
+
+
+def here() -> dict[str, Any]:
+    """Options of a task or actor that must run on this node: with any other, the run might end."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    node = ray.get_runtime_context().get_node_id()
+    return {
+        "num_cpus": 0,
+        "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False),
+    }
+
+
+def start_events() -> Any:
+    """Start the actor ``_Events`` on this node."""
+    import ray
+
+    actor: Any = ray.remote(_Events)
+    return actor.options(**here()).remote()
+
+
+def start_prepare(submission: Submission, events: Any) -> Any:
+    """Start ``_prepare``; return what to get its result by."""
+    import ray
+
+    return ray.remote(_prepare).options(**here(), max_retries=0).remote(submission, events)
+
+
+def start_fit(submission: Submission, events: Any) -> Any:
+    """Start ``_fit``; return what to get its result by."""
+    import ray
+
+    return ray.remote(_fit).options(**here(), max_retries=0).remote(submission, events)
+
+
+class _Events:
+    """Ray actor between the workers and the command: events one way, the wish to stop the other."""
+
+    def __init__(self) -> None:
+        self._events: list[Event] = []
+        self._stop = False
+
+    def put(self, events: list[Event]) -> bool:
+        self._events += events
+        return self._stop
+
+    def take(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def request_stop(self) -> None:
+        self._stop = True
+
+
+def _prepare(submission: Submission, events: Any) -> tuple[dict[str, Any] | None, str]:
+    """Look at the data; return the settings with what was decided, or None and what is wrong."""
+    from training import recipes
+
+    _join(submission.environment)
+    _start_coordinator()
+
+    def report(done: int, total: int) -> None:
+        events.put.remote([{"type": "reading", "done": done, "total": total}])
+
+    try:
+        config = recipes.prepare(recipes.config_from_json(submission.config), report)
+    except InputError as error:
+        return None, str(error)
+    return config.to_json(), ""
+
+
+def _fit(submission: Submission, events: Any) -> str:
+    """Train; return why that failed, or nothing."""
+    from ray.train import TrainingFailedError
+
+    _join(submission.environment)
+    try:
+        _trainer(submission, events).fit()
+    except TrainingFailedError as error:
+        return str(error)
+    return ""
+
+
+def _join(environment: Mapping[str, str]) -> None:
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+
+
+def _trainer(submission: Submission, events: Any) -> Any:
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+
+    from training import recipes, worker
+
+    config = recipes.config_from_json(submission.config)
+    job = _job_hosts()
+    # Declared as their predecessors, which knew no ranges and no environment of the workers.
+    scaling: Any = ScalingConfig
+    run_config: Any = RunConfig
+    on_gpus = job["GPU"] > 0 if job else ray.cluster_resources().get("GPU", 0) > 0
+    # Without GPUs, workers share the CPUs of one machine, and take a whole host of a job; Ray
+    # sizes their thread pools by it.
+    per_worker = None
+    if not on_gpus and job:
+        per_worker = {"CPU": job["CPU"]}
+    elif not on_gpus and submission.local:
+        per_worker = {"CPU": max(1, machine.num_cpus() // config.num_workers)}
+    most, least = config.num_workers, submission.least
+    return _quick_trainer()(
+        worker.ray_entry,
+        train_loop_config={
+            "config": submission.config,
+            "run_uri": submission.run_uri,
+            "events": events,
+        },
+        scaling_config=scaling(
+            num_workers=most if least == most else (least, most),
+            elastic_resize_monitor_interval_s=_RESIZE_EVERY_S,
+            use_gpu=on_gpus,
+            resources_per_worker=per_worker,
+            # GPUs of one host talk faster than hosts do. Without GPUs it is the processors
+            # that count, so every host takes its share.
+            placement_strategy="PACK" if on_gpus or submission.local else "SPREAD",
+        ),
+        run_config=run_config(
+            name=config.run,
+            storage_path=config.storage,
+            # A host that is taken away, with notice, is no failure: those are not counted.
+            failure_config=FailureConfig(max_failures=submission.max_failures),
+            checkpoint_config=CheckpointConfig(),
+            worker_runtime_env={"env_vars": {PRELOAD: recipes.preload(config.recipe)}},
+        ),
+    )
+
+
+def _job_hosts() -> dict[str, int] | None:
+    """What each worker node of the job that this runs in has; None outside a job.
+
+    They may not be there yet: Ray starts them because somebody asks for what they have.
+    """
+    if contract.ENV_JOB not in os.environ:
+        return None
+    return {
+        "CPU": int(os.environ.get(contract.ENV_WORKER_CPUS, "1")),
+        "GPU": int(os.environ.get(contract.ENV_WORKER_GPUS, "0")),
+    }
+
+
+def _start_coordinator() -> None:
+    """Start the actor that Ray Train's controller asks for resources, and waits for, before the
+    controller does: both then load at the same time. Nothing depends on it having been done."""
+    with contextlib.suppress(ImportError):
+        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
+            get_or_create_autoscaling_coordinator,
+        )
+
+        get_or_create_autoscaling_coordinator()
+
+
+def _quick_trainer() -> Any:
+    """A trainer without two helpers that are not needed here.
+
+    Ray Train starts a process that cleans up after a lost controller, which ends with this command
+    anyway, as its placement group does, and one that serves Ray Data's data sets, of which there
+    are none.
+    """
+    from ray.train.torch import TorchTrainer
+
+    unneeded = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
+
+    base: Any = TorchTrainer
+
+    class QuickTrainer(base):  # type: ignore[misc]
+        def _create_default_callbacks(self) -> list[Any]:
+            callbacks = super()._create_default_callbacks()
+            return [each for each in callbacks if type(each).__name__ not in unneeded]
+
+    return QuickTrainer
