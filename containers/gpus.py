@@ -5,6 +5,7 @@ collective, with a message about something else. Only what the driver and torch 
 """
 
 import subprocess
+import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -33,7 +34,21 @@ def faults(num_gpus: int) -> list[str]:
     if run.returncode:
         return [f"nvidia-smi failed: {(run.stderr or run.stdout).strip()}"]
     rows = [[part.strip() for part in line.split(",")] for line in run.stdout.splitlines() if line]
-    return _from_driver(rows, num_gpus) or _from_arithmetic(num_gpus)
+    return _from_driver(rows, num_gpus) or _in_a_child(num_gpus)
+
+
+def _in_a_child(num_gpus: int) -> list[str]:
+    """``_from_arithmetic`` in a process that ends: one that has used a GPU keeps half a gigabyte of
+    its memory, and can fork no process that uses it too."""
+    command = [sys.executable, "-m", "containers.gpus", str(num_gpus)]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    except subprocess.TimeoutExpired:
+        return ["the GPUs did not multiply two matrices within 300 s"]
+    if run.returncode:
+        last = run.stderr.strip().splitlines()[-1:] or [f"exit code {run.returncode}"]
+        return [f"the GPUs could not be tried: {last[0]}"]
+    return run.stdout.splitlines()
 
 
 def _from_driver(rows: Sequence[Sequence[str]], num_gpus: int) -> list[str]:
@@ -62,3 +77,8 @@ def _from_arithmetic(num_gpus: int) -> list[str]:
         except RuntimeError as error:
             found.append(f"GPU {index} cannot compute: {str(error).splitlines()[0]}")
     return found
+
+
+if __name__ == "__main__":
+    for fault in _from_arithmetic(int(sys.argv[1])):
+        print(fault)

@@ -15,19 +15,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Self
 
-from botocore.exceptions import BotoCoreError, ClientError
-from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
-
 from containers import cluster, gpus, metadata, network, node, user_code
-from containers.autoscaler import EcsNodeProvider
 from containers.node import TOKEN, NodeConfig, count, say
-from training import contract
+from training import contract, recipes
 from training.contract import ClusterSize, InputError
 
 _POLL_S: Final = 0.2
@@ -95,6 +91,13 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(each for each in text.split(",") if each)
 
 
+def recipe_of(command: Sequence[str]) -> str:
+    """The recipe that a command trains; empty for other programs."""
+    words = [*command[:4], "", "", "", ""]
+    is_ours = words[1:3] == ["-m", "training.launch"] and words[3] in recipes.LOOPS
+    return words[3] if is_ours else ""
+
+
 def autoscaling(
     config: JobConfig, head: NodeConfig, *, task: metadata.OwnTask, address: str
 ) -> dict[str, Any]:
@@ -118,6 +121,7 @@ def autoscaling(
             contract.ENV_HEAD_ADDRESS: address,
             contract.ENV_JOB: config.job,
             contract.ENV_DEADLINE: f"{config.deadline:.0f}",
+            **({contract.ENV_RECIPE: head.recipe} if head.recipe else {}),
         },
     }
     worker: dict[str, Any] = {"CPU": config.worker_cpus}
@@ -175,6 +179,7 @@ class Job:
         """Return the container's exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        server = node.start_fork_server(self._head)
         if self._head.num_gpus and (faults := gpus.faults(self._head.num_gpus)):
             for fault in faults:
                 say(f"not starting: {fault}")
@@ -201,7 +206,8 @@ class Job:
                 "RAY_CLOUD_INSTANCE_ID": task.arn,
                 "RAY_NODE_TYPE_NAME": contract.HEAD,
             }
-            command = [*node.ray_command(self._head, address), f"--autoscaling-config={file}"]
+            command = node.ray_command(self._head, address, server)
+            command += [f"--autoscaling-config={file}"]
             self._ray_log = Path(folder) / "ray.log"
             # What it says at its start is for people who start it by hand.
             with self._ray_log.open("wb") as log:
@@ -298,6 +304,12 @@ class Job:
 
 def give_back(provider: dict[str, Any]) -> None:
     """Stop the workers of a job; what fails here is left to whoever watches over the job."""
+    # Only now: importing Ray would keep the job's beginning waiting for a second.
+    from botocore.exceptions import BotoCoreError, ClientError
+    from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
+
+    from containers.autoscaler import EcsNodeProvider
+
     try:
         nodes = EcsNodeProvider(provider, provider["job"])
         workers = nodes.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_WORKER})
@@ -324,7 +336,8 @@ def main() -> int:
     """``python -m containers job``."""
     try:
         head = NodeConfig.from_environment(contract.HEAD, os.environ)
-        return Job(JobConfig.from_environment(os.environ), head).run()
+        config = JobConfig.from_environment(os.environ)
+        return Job(config, replace(head, recipe=recipe_of(config.command))).run()
     except InputError as error:
         say(f"error: {error}")
         return contract.EXIT_BAD_INPUT

@@ -1,7 +1,8 @@
 """One node: what Ray is told, and how it is started, stopped and accounted for.
 
-The container's only process beside Ray's own. It waits for the head, checks token and GPUs, starts
-``ray start --block``, passes SIGTERM on so that Ray drains, and says in one line why it ended.
+The container's first process. It has a fork server import what training needs
+(``training.forkserver``), waits for the head meanwhile, checks token and GPUs, starts ``ray start
+--block``, passes SIGTERM on so that Ray drains, and says in one line why it ended.
 """
 
 import http.client
@@ -17,8 +18,9 @@ from types import FrameType
 from typing import Final, Self
 
 from containers import cluster, gpus, metadata, network, spot
-from training import contract
+from training import contract, recipes
 from training.contract import InputError
+from training.forkserver import NONE, ForkServer
 
 TOKEN: Final = "RAY_AUTH_TOKEN"
 # A host may still pull its image while others wait, and a resolver may keep the answer that the
@@ -54,6 +56,8 @@ class NodeConfig:
     """How long a worker waits for the head's port."""
     spot: bool
     """Whether hosts of workers may be taken away, so that somebody should watch out for it."""
+    recipe: str = ""
+    """The only one that is trained here, if that is known."""
 
     @classmethod
     def from_environment(cls, kind: str, environment: Mapping[str, str]) -> Self:
@@ -80,6 +84,7 @@ class NodeConfig:
             num_gpus=count(environment, contract.ENV_NUM_GPUS, 0),
             head_wait_s=count(environment, contract.ENV_HEAD_WAIT, HEAD_WAIT_S),
             spot=environment.get(contract.ENV_SPOT) == "1",
+            recipe=environment.get(contract.ENV_RECIPE, ""),
         )
 
 
@@ -91,9 +96,42 @@ def count(environment: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def ray_command(config: NodeConfig, address: str) -> list[str]:
-    """The command that starts Ray on this node and stays until it ends."""
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+def start_fork_server(config: NodeConfig) -> ForkServer | None:
+    """Start to import what training will need, while this node is still being set up.
+
+    None in the job of a program that is not a recipe: Ray starts its processes as usual.
+    """
+    if contract.ENV_JOB in os.environ and not config.recipe:
+        return None
+    modules = ["training.trainer", *recipes.LOOPS.values()]
+    return ForkServer.start(modules=modules, show_log=True)
+
+
+def expected(config: NodeConfig) -> list[str]:
+    """What the processes of this node's first job will ask a fork server to import."""
+    if not config.recipe:
+        return []
+    # Ray Train's own actors run on the head, training processes where there are processors.
+    of_ray_train = [""] if config.kind == contract.HEAD else []
+    return of_ray_train + ([recipes.preload(config.recipe)] if config.num_cpus else [])
+
+
+def ray_command(config: NodeConfig, address: str, server: ForkServer | None = None) -> list[str]:
+    """The command that starts Ray on this node and stays until it ends.
+
+    Args:
+        server: forks Ray's processes.
+    """
+    command = [sys.executable, "-m", "containers.start_ray"]
+    if server and (preloads := expected(config)):
+        command += [server.name, ";".join(preloads)]
+    else:
+        command += [server.name if server else NONE, NONE]
+    command += ["start", "--block"]
+    if config.recipe:
+        # It brings what processes print to the program that has started them. Recipes do not
+        # print: they send events.
+        command += ["--include-log-monitor=false"]
     command += ["--disable-usage-stats", f"--node-ip-address={address}"]
     command += [f"--num-cpus={config.num_cpus}", f"--num-gpus={config.num_gpus}"]
     command += [f"{option}={port}" for option, port in PORTS.items()]
@@ -125,6 +163,10 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         # 15 by default: anything else on the host would starve training.
         "RAY_worker_niceness": "0",
+        # Else one idle process per processor when a program connects, which imports for nothing.
+        "RAY_prestart_worker_first_driver": "0",
+        # A worker that is slow to start is waited for; Ray's default is a minute.
+        "RAY_worker_register_timeout_seconds": "600",
         # A node whose processes have ended is noticed in 6 s, one that answers no more in 24 s; the
         # defaults take a minute. Quicker still, one with busy processors would be taken for dead.
         "RAY_health_check_initial_delay_ms": "2000",
@@ -174,6 +216,7 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         config = self.config
+        server = start_fork_server(config)
         if config.num_gpus and (faults := gpus.faults(config.num_gpus)):
             for fault in faults:
                 say(f"not joining: {fault}")
@@ -198,7 +241,7 @@ class Node:
             # Started by a job's autoscaler, which knows its nodes by their tasks.
             environment["RAY_CLOUD_INSTANCE_ID"] = task.arn
         began = time.monotonic()
-        self._ray = subprocess.Popen(ray_command(config, address), env=environment)
+        self._ray = subprocess.Popen(ray_command(config, address, server), env=environment)
         if self._stopped_by is not None:  # told so while it was being started
             self._ray.send_signal(signal.SIGTERM)
         ended = threading.Event()

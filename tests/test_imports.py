@@ -30,7 +30,7 @@ PACKAGES = (
 SHARED = {"training.contract", "training.instance_types", "training.config"}
 LAPTOP_AND_NODE = {"stacks", "trainctl", "containers"}
 # Of what only a node has.
-NODE = {"containers": {"training.forkserver"}}
+NODE = {"containers": {"training.forkserver", "training.recipes"}}
 
 # Each layer may import those before it, and itself. Whatever has no place here is a part.
 LAYERS: Mapping[str, int] = {

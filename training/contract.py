@@ -101,6 +101,8 @@ ENV_SUBNETS: Final = "TRAIN_SUBNETS"  # with commas
 ENV_SECURITY_GROUPS: Final = "TRAIN_SECURITY_GROUPS"  # with commas
 ENV_GIT_SHA: Final = "TRAIN_GIT_SHA"  # the commit an image was built from
 
+ENV_RECIPE: Final = "TRAIN_RECIPE"  # the only one that a job trains, if it trains one
+
 ENV_RUN: Final = "TRAIN_RUN"  # the run that a job belongs to
 ENV_CODE: Final = "TRAIN_CODE"  # s3:// address of the user's own code, an archive
 ENV_SECRETS: Final = "TRAIN_SECRETS"  # JSON: variable -> name of the secret it is read from

@@ -652,23 +652,10 @@ def _become(request: "dict[str, Any]") -> None:
     runpy.run_path(own[0], run_name="__main__")
 
 
-def _ray(name: str, arguments: "list[str]") -> None:
-    """Ray's own command line, with forked workers."""
-    from ray.scripts.scripts import main as ray
-
-    if reason := hook_ray(name):
-        sys.stderr.write(f"fork server: {reason}\n")
-    sys.argv = ["ray", *arguments]
-    ray()
-
-
 def main(arguments: "list[str]") -> int:
     role, *rest = arguments
     if role == "client":
         return _client(rest[0], rest[1:])
-    if role == "ray":
-        _ray(rest[0], rest[1:])
-        return 0
     listener, parent, *modules = rest
     server = _Server(socket.socket(fileno=int(listener)), int(parent))
     server.import_all(modules)

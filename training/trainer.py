@@ -31,7 +31,7 @@ class Submission:
     """Workers that the run goes on with, if it cannot have as many as it asks for."""
     max_failures: int
     environment: dict[str, str]
-    """The command's; what this process lacks of it, a token for a model hub say, is added."""
+    """The command's, which holds what a person gives to it: a token for a model hub, say."""
 
 
 def here() -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _prepare(submission: Submission, events: Any) -> tuple[dict[str, Any] | None
     """Look at the data; return the settings with what was decided, or None and what is wrong."""
     from training import recipes
 
-    _join(submission.environment)
+    _take_over(submission.environment)
     _start_coordinator()
 
     def report(done: int, total: int) -> None:
@@ -108,7 +108,7 @@ def _fit(submission: Submission, events: Any) -> str:
     """Train; return why that failed, or nothing."""
     from ray.train import TrainingFailedError
 
-    _join(submission.environment)
+    _take_over(submission.environment)
     try:
         _trainer(submission, events).fit()
     except TrainingFailedError as error:
@@ -116,9 +116,11 @@ def _fit(submission: Submission, events: Any) -> str:
     return ""
 
 
-def _join(environment: Mapping[str, str]) -> None:
+def _take_over(environment: Mapping[str, str]) -> None:
+    """Give this process the command's environment, but for what Ray has started it with."""
     for name, value in environment.items():
-        os.environ.setdefault(name, value)
+        if not name.startswith("RAY_") or name.startswith("RAY_TRAIN_"):
+            os.environ[name] = value
 
 
 def _trainer(submission: Submission, events: Any) -> Any:

@@ -202,7 +202,7 @@ def answer(command: Path, output: str, code: int = 0) -> None:
 def test_gpus_that_are_not_as_they_should_be_are_named(
     nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, output: str, code: int, fault: str
 ) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     answer(nvidia_smi, output, code)
     (found,) = gpus.faults(2)
     assert fault in found
