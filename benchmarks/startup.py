@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -46,8 +46,9 @@ _PHASES: Final = {
     "model_ready": "data, model and checkpoint in the workers",
     "first_step": "the model made parallel, what the recipe evaluates first, and the first step",
 }
-# What `make deploy` and the rehearsal set for the synth, and what they set before.
-DEPLOY: Final[Mapping[str, str]] = {"CDK_VALIDATION": "false"}
+# "false" makes a synth leave out the validation of its templates.
+VALIDATION_SWITCH: Final = "CDK_VALIDATION"
+_SWITCHES: Final = (FORK_SWITCH, VALIDATION_SWITCH)
 _RUN: Final = "startup"
 _TIMEOUT_S: Final = 600.0
 _SAMPLE_EVERY_S: Final = 0.05
@@ -68,7 +69,7 @@ class Way:
     def environment(self) -> dict[str, str]:
         own = baseline.environment(self.folder)
         # Whatever the caller has set, the name of the column tells how it was started.
-        changed = {name: own[name] for name in own if name not in (FORK_SWITCH, *DEPLOY)}
+        changed = {name: own[name] for name in own if name not in _SWITCHES}
         return {**changed, **self.variables}
 
 
@@ -362,14 +363,14 @@ def _trainctl(ways: Sequence[Way], place: Place, *, runs: int) -> dict[str, Any]
 
 
 def _synth(before: Way, place: Place, *, runs: int) -> dict[str, Any]:
-    """Synth of both stacks as a deploy does it; ``validated`` is this code as `make check` has it.
+    """Synth of both stacks as a deploy does it; ``validated`` is this code as `cdk synth` does it.
 
     Through the CDK command line where it is installed, else ``app.py`` as that would start it.
     """
     ways = [
-        before,
+        replace(before, variables=deploy_variables(before.folder)),
         Way(name="validated", folder=ROOT),
-        Way(name="now", folder=ROOT, variables=DEPLOY),
+        Way(name="now", folder=ROOT, variables=deploy_variables(ROOT)),
     ]
     cdk = ROOT / "node_modules" / ".bin" / "cdk"
     app = [sys.executable, "app.py"]
@@ -387,7 +388,7 @@ def _synth(before: Way, place: Place, *, runs: int) -> dict[str, Any]:
                 settings = json.loads((way.folder / "cdk.json").read_text(encoding="utf-8"))
                 context = json.dumps(settings["context"])
                 variables |= {"CDK_OUTDIR": str(output), "CDK_CONTEXT_JSON": context}
-            commands.append((Way(name=way.name, folder=way.folder, variables=variables), command))
+            commands.append((replace(way, variables=variables), command))
         found = _whole_commands("synth", commands, place, runs=runs)
         same = _templates(scratch / "validated") == _templates(scratch / "now") != {}
     return {
@@ -395,6 +396,16 @@ def _synth(before: Way, place: Place, *, runs: int) -> dict[str, Any]:
         "command": "cdk synth" if cdk.exists() else "app.py",
         "templates_equal_without_validation": same,
     }
+
+
+def deploy_variables(folder: Path) -> dict[str, str]:
+    """What `cdk deploy` in a checkout adds to the environment of ``app.py``.
+
+    It passes on the setting ``validation`` of cdk.json. `cdk synth` does not: there the default of
+    the option ``--validation`` comes before cdk.json.
+    """
+    settings = json.loads((folder / "cdk.json").read_text(encoding="utf-8"))
+    return {VALIDATION_SWITCH: "false"} if settings.get("validation") is False else {}
 
 
 def _templates(folder: Path) -> dict[str, bytes]:

@@ -101,6 +101,17 @@ def test_the_fork_server_is_on_or_off_as_the_column_says(monkeypatch: pytest.Mon
     assert quick["PYTHONPATH"] == str(ROOT)
 
 
+@pytest.mark.parametrize(
+    ("settings", "variables"),
+    [({}, {}), ({"validation": False}, {"CDK_VALIDATION": "false"}), ({"validation": True}, {})],
+)
+def test_a_synth_validates_as_a_deploy_of_its_checkout_would(
+    tmp_path: Path, settings: dict[str, bool], variables: dict[str, str]
+) -> None:
+    (tmp_path / "cdk.json").write_text(json.dumps(settings))
+    assert startup.deploy_variables(tmp_path) == variables
+
+
 # --- processes ----------------------------------------------------------------------------------
 
 
