@@ -22,6 +22,9 @@ The tricks, and why each is needed:
   a runtime environment comes too late: Ray has been imported once by then.
 * Servers have a single thread, or they refuse to fork: a lock that another thread holds would stay
   locked forever in the child. Arrow's allocator must be told not to start one.
+* Ray's core must not have drawn a random number before the fork, or all forks would draw the same
+  ids and Ray would take one's objects for another's. Ray's actor classes get a random id when their
+  module is imported: while the server imports, Python draws it.
 * Nothing touches CUDA before the fork, or the child could not use it. A server that has a GPU's
   device open refuses to fork.
 * A fork is told the client's streams, folder, environment, limits, signal mask and process group,
@@ -69,6 +72,7 @@ NONE = "-"
 WITHOUT_RAY = ("torch", "torch.distributed", "numpy", "pandas", "pyarrow.fs", "fsspec")
 #: What every worker, actor and task of Ray Train imports.
 OF_RAY = (
+    "ray",
     "ray.train.torch",
     "ray.train.v2._internal.execution.controller.controller",
     "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator",
@@ -573,6 +577,35 @@ def _be_killed_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it had ended before that
         os._exit(0)
+
+
+def _draw_ids_of_classes_in_python() -> None:
+    """Keep Ray's core from seeding its generator while modules with actor classes are imported."""
+    import types
+
+    import ray.actor
+    from ray._raylet import ActorClassID
+
+    random = types.SimpleNamespace(
+        from_random=lambda: ActorClassID(os.urandom(ActorClassID.size()))
+    )
+    ray.actor.ActorClassID = random
+
+
+def _random_id() -> str:
+    """An id as a fork of this process, and of Ray's core in it, would draw it."""
+    from ray._raylet import JobID, PlacementGroupID
+
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(writer, PlacementGroupID.of(JobID.from_int(1)).hex().encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader) as said:
+        found = said.read()
+    os.waitpid(pid, 0)
+    return found
 
 
 def _open_files(folder: str) -> "list[str]":

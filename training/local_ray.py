@@ -93,22 +93,27 @@ def folder() -> Path:
 def lost_worker(logs: Path) -> str | None:
     """What Ray's logs say, if a worker process has ended before it joined Ray; None if none has.
 
-    Ray itself would wait for it for minutes, and then start the next one.
+    Ray itself would wait for such a process for minutes, and where it had got far enough, forever.
 
     Args:
         logs: folder of the session's logs. raylet.out names the processes that were started; each
-            makes a log of its own as soon as it has joined.
+            writes its job into files of its own as soon as it has joined.
     """
     try:
-        said = (logs / "raylet.out").read_text(errors="replace")
-        names = os.listdir(logs)
+        started = re.findall(
+            r"Started worker process with pid (\d+) worker_id=(\w+)",
+            (logs / "raylet.out").read_text(errors="replace"),
+        )
+        for pid, worker in started:
+            if _is_running(int(pid)):
+                continue
+            own = "".join(path.read_text(errors="replace") for path in logs.glob(f"*-{worker}-*"))
+            if ":job_id:" in own:
+                continue
+            said = own.strip() or (logs / "raylet.err").read_text(errors="replace").strip()
+            return "\n".join(said.splitlines()[-20:]) or f"process {pid} ended, and said nothing"
     except OSError:
-        return None
-    for pid, worker in re.findall(r"Started worker process with pid (\d+) worker_id=(\w+)", said):
-        if _is_running(int(pid)) or any(worker in name for name in names):
-            continue
-        lines = (logs / "raylet.err").read_text(errors="replace").splitlines()
-        return "\n".join(lines[-20:]) or f"process {pid} has ended, and said nothing"
+        pass  # there is no log yet
     return None
 
 
