@@ -2,8 +2,8 @@
 
 `.ci/venv` installs without compiling: all 18,000 files take longer than the rest of the
 installation. A run imports a quarter of them, in several processes that would all compile them at
-the same time, and on a machine with PYTHONDONTWRITEBYTECODE set again and again: seven of the nine
-CPU seconds that Python takes for each synth, half a second of each `trainctl`.
+the same time, and on a machine with PYTHONDONTWRITEBYTECODE set again and again: of the six CPU
+seconds that Python takes for a synth, five.
 """
 
 import importlib.util
