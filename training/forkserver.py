@@ -583,13 +583,12 @@ def _draw_ids_of_classes_in_python() -> None:
     """Keep Ray's core from seeding its generator while modules with actor classes are imported."""
     import types
 
-    import ray.actor
-    from ray._raylet import ActorClassID
+    from ray import actor
+    from ray._raylet import ActorClassID as ClassID
 
-    random = types.SimpleNamespace(
-        from_random=lambda: ActorClassID(os.urandom(ActorClassID.size()))
+    vars(actor)["ActorClassID"] = types.SimpleNamespace(
+        from_random=lambda: ClassID(os.urandom(ClassID.size()))
     )
-    ray.actor.ActorClassID = random
 
 
 def _random_id() -> str:
