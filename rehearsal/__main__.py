@@ -1,5 +1,6 @@
 """``python -m rehearsal start``: a local AWS in the foreground, until Ctrl-C.
 ``python -m rehearsal all``: the whole system in containers, up, run and down.
+``python -m rehearsal images``: only the images, for later.
 """
 
 import argparse
@@ -38,6 +39,12 @@ def build_parser() -> argparse.ArgumentParser:
         "cluster of three containers, check what came of it, and remove everything. Figures go to "
         "stdout as JSON. After Ctrl-C nothing of it is left; the images stay for the next time.",
     )
+    commands.add_parser(
+        "images",
+        help="build the images that the others run (needs a Docker Engine)",
+        description="Build the images of head and worker, and start nothing. What runs containers "
+        "afterwards finds them in the engine. Their names go to stdout as JSON.",
+    )
     return parser
 
 
@@ -71,6 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "all":
             print(json.dumps(cycle.rehearse(), indent=1))
+            return 0
+        if arguments.command == "images":
+            print(json.dumps(cycle.build_images(), indent=1))
             return 0
         return start(arguments.host, arguments.port)
     except cycle.ERRORS as error:

@@ -522,6 +522,21 @@ def rehearse() -> dict[str, Any]:
     return {**figures, "seconds": round(time.monotonic() - began), "steps_s": steps.seconds}
 
 
+def build_images() -> dict[str, str]:
+    """Build the images and start nothing, so that the next rehearsal finds them; return the names
+    in the engine by node."""
+    rehearsal = Rehearsal.here()
+    rehearsal.folder.mkdir(exist_ok=True)  # for the log
+    with interruptible():
+        check_space(rehearsal.engine)
+        return images.build(
+            rehearsal.engine,
+            rehearsal._docker(),
+            image_tag=images.tag(),
+            say=lambda text: print(text, file=sys.stderr),
+        )
+
+
 def _take_away(rehearsal: Rehearsal, *, keep_logs: bool = False) -> None:
     print("", file=sys.stderr)
     with uninterrupted():

@@ -27,6 +27,7 @@ BASE_IMAGE: Final = "python:3.12-slim-bookworm"
 DEBIAN_IMAGE: Final = "ecs-train-base"
 DEBIAN_PYTHON: Final = "3.11"
 WHEELS_IMAGE: Final = "ecs-train-wheels"
+REVISION_LABEL: Final = "org.opencontainers.image.revision"
 SOURCES: Final = ("training", "containers", "requirements.lock")
 
 
@@ -68,14 +69,18 @@ def tag() -> str:
 def build(
     engine: Engine, docker: Docker, *, image_tag: str, say: Callable[[str], None]
 ) -> dict[str, str]:
-    """Build both images; return their names in the engine by node.
+    """Build both images, unless the engine has them; return their names there by node.
 
     Raises:
         ImageError, CommandError, publish.PublishError: it does not work; the message says why.
     """
     images = {node: f"ecs-train-{node}:{image_tag}" for node in (contract.HEAD, contract.WORKER)}
+    git_sha = _git_sha()
+    own_base = os.environ.get("BASE_IMAGE")
+    if not own_base and all(_is_built(engine, image, git_sha) for image in images.values()):
+        return images
     arguments = ["WORKER_TORCH=cpu"]
-    base = os.environ.get("BASE_IMAGE") or _reachable(engine, BASE_IMAGE)
+    base = own_base or _reachable(engine, BASE_IMAGE)
     if base is None:
         say(f"no image registry can be reached for {BASE_IMAGE}: using Debian's packages")
         base = _debian(engine)
@@ -89,8 +94,14 @@ def build(
             "the address for the compute platform CPU"
         )
     arguments.append(f"BASE_IMAGE={base}")
-    publish.build(docker, targets=images, git_sha=_git_sha(), build_arguments=arguments)
+    publish.build(docker, targets=images, git_sha=git_sha, build_arguments=arguments)
     return images
+
+
+def _is_built(engine: Engine, image: str, git_sha: str) -> bool:
+    """Whether the engine has an image of these sources, with a label that names this commit."""
+    record = engine.inspect("image", image)
+    return record is not None and record["Config"]["Labels"].get(REVISION_LABEL) == git_sha
 
 
 def _torch_index() -> str:

@@ -1,67 +1,46 @@
 """The standing cluster in real containers, and what happens to it when parts of it fail.
 
-One deployment for the whole file: the unchanged stacks on a local AWS, the images of production,
-the command line as a user gives it. `make rehearse` shows the way it should go; here is the rest.
+The unchanged stacks on a local AWS, the images of production, the command line as a user gives it.
+`make rehearse` shows the way it should go; here is the rest.
 """
 
 import json
-import os
 import re
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from containers import publish
-from rehearsal import processes
-from rehearsal.cycle import Rehearsal, Steps
+from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
-from tests.conftest import ROOT
-from tests.rehearsal.deployments import brought_up
+from tests.rehearsal.conftest import cluster_status, command, trainctl
 from training import contract
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
 
 MAX_IMAGE_BYTES = 1.9e9
 
 
 @pytest.fixture(scope="module")
-def rehearsal() -> Iterator[Rehearsal]:
-    """Everything up; whatever a test does to it, nothing is left afterwards."""
-    with brought_up() as found:
-        yield found
-
-
-def trainctl(
-    rehearsal: Rehearsal, *arguments: str, timeout_s: float = 120
-) -> subprocess.CompletedProcess[str]:
-    """The command line, with its exit code and both streams."""
-    return subprocess.run(
-        [sys.executable, "-m", "trainctl", *arguments],
-        cwd=ROOT,
-        env={**os.environ, **rehearsal.environment(), "DOCKER_HOST": rehearsal.engine.address},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
+def rehearsal(deployment: Rehearsal) -> Iterator[Rehearsal]:
+    """A head and two workers; none of them is left afterwards."""
+    run = trainctl(deployment, "cluster", "up", "--workers", "2", "--yes")
+    assert run.returncode == 0, run.stderr
+    yield deployment
+    run = trainctl(deployment, "cluster", "down", "--yes")
+    assert run.returncode == 0, run.stderr
+    eventually(
+        "no container is left",
+        lambda: not deployment.engine.labelled("container", deployment.name),
+        timeout_s=60,
     )
 
 
-def status(rehearsal: Rehearsal) -> dict[str, Any]:
-    run = trainctl(rehearsal, "cluster", "status", "--json")
-    assert run.returncode == 0, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout)
-    return found
-
-
 def tasks_of(rehearsal: Rehearsal, node: str) -> list[dict[str, Any]]:
-    return [task for task in status(rehearsal)["tasks"] if task["node"] == node]
+    return [task for task in cluster_status(rehearsal)["tasks"] if task["node"] == node]
 
 
 def eventually(what: str, condition: Callable[[], bool], *, timeout_s: float) -> float:
@@ -141,7 +120,7 @@ def test_an_image_trains_without_a_network_on_a_file_system_that_cannot_be_writt
 
 # --- the cluster ----------------------------------------------------------------------------------
 def test_the_cluster_is_what_the_templates_say(rehearsal: Rehearsal) -> None:
-    found = status(rehearsal)
+    found = cluster_status(rehearsal)
     assert found["ray"] == {"num_nodes": 3, "num_cpus": 4, "num_gpus": 0}
     assert [task["health"] for task in found["tasks"]] == ["HEALTHY"] * 3
     assert len({task["address"] for task in found["tasks"]}) == 3
@@ -202,16 +181,10 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
         body = account.client("s3").get_object(Bucket=bucket, Key=f"{run}/{name}")["Body"]
         return str(body.read().decode())
 
-    command = ["shell", "--", "python", "-m", "training.launch", "fsdp", "--workers", "2"]
-    command += ["--run", "sharded", "--max-steps", "56", "--evaluate-every", "8", "--json"]
+    training = ["shell", "--", "python", "-m", "training.launch", "fsdp", "--workers", "2"]
+    training += ["--run", "sharded", "--max-steps", "56", "--evaluate-every", "8", "--json"]
     first = subprocess.Popen(
-        [sys.executable, "-m", "trainctl", *command],
-        cwd=ROOT,
-        env={**os.environ, **rehearsal.environment(), "DOCKER_HOST": rehearsal.engine.address},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        **command(rehearsal, *training), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
     saved = "checkpoints/step-00000008/manifest.json"
     eventually(
@@ -233,7 +206,7 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
     assert first.returncode != 0, said
     assert "/result.json" not in keys(run)
 
-    again = trainctl(rehearsal, *command, timeout_s=240)
+    again = trainctl(rehearsal, *training)
     assert again.returncode == 0, again.stderr
     result = json.loads(again.stdout)
     assert result == json.loads(read("result.json"))
@@ -270,7 +243,7 @@ def test_a_worker_that_is_killed_is_replaced_and_joins_again(rehearsal: Rehearsa
     rehearsal.engine("kill", victim["runtime_id"])
 
     def is_whole() -> bool:
-        found = status(rehearsal)
+        found = cluster_status(rehearsal)
         workers = [task for task in found["tasks"] if task["node"] == contract.WORKER]
         are_healthy = all(task["health"] == "HEALTHY" for task in workers)
         are_others = {task["id"] for task in workers} != before
@@ -320,7 +293,7 @@ def test_workers_end_when_their_head_is_gone_and_a_new_cluster_forms(rehearsal: 
         return not workers.keys() & {task["id"] for task in tasks_of(rehearsal, contract.WORKER)}
 
     eventually("both workers have ended", workers_have_ended, timeout_s=60)
-    run = trainctl(rehearsal, "cluster", "up", "--workers", "2", "--yes", timeout_s=150)
+    run = trainctl(rehearsal, "cluster", "up", "--workers", "2", "--yes")
     assert run.returncode == 0, run.stderr
     assert tasks_of(rehearsal, contract.HEAD)[0]["id"] != head["id"]
 
@@ -361,96 +334,3 @@ def test_down_when_nothing_is_up_says_so(rehearsal: Rehearsal) -> None:
     shell = trainctl(rehearsal, "shell")
     assert shell.returncode == contract.EXIT_FAILED
     assert "no head runs: trainctl cluster up" in shell.stderr
-
-
-def test_after_the_local_aws_has_died_commands_say_so_and_all_can_be_removed(
-    rehearsal: Rehearsal,
-) -> None:
-    assert trainctl(rehearsal, "cluster", "up", "--yes", "--no-wait").returncode == 0
-    eventually(
-        "containers run",
-        lambda: len(rehearsal.engine.labelled("container", rehearsal.name)) == 3,
-        timeout_s=30,
-    )
-    for pid in processes.find(rehearsal.name):
-        if pid != os.getpid():
-            os.kill(pid, signal.SIGKILL)
-    run = trainctl(rehearsal, "cluster", "status")
-    assert run.returncode == contract.EXIT_FAILED
-    assert "AWS does not answer" in run.stderr
-    assert "trainctl local status" in run.stderr
-    assert "Traceback" not in run.stderr
-    shown = trainctl(rehearsal, "local", "status")
-    assert "the local AWS does not answer: trainctl local down" in shown.stderr
-    removed = trainctl(rehearsal, "local", "down")
-    assert removed.returncode == 0, removed.stderr
-    assert rehearsal.engine.labelled("container", rehearsal.name) == []
-    assert rehearsal.engine.labelled("network", rehearsal.name) == []
-    again = trainctl_without(rehearsal, "local", "down")
-    assert again.stderr.endswith("Nothing was up.\n")
-
-
-def trainctl_without(rehearsal: Rehearsal, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line, where no local deployment can give it its variables."""
-    return subprocess.run(
-        [sys.executable, "-m", "trainctl", *arguments],
-        cwd=ROOT,
-        env={**os.environ, "DOCKER_HOST": rehearsal.engine.address},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-# --- interruptions --------------------------------------------------------------------------------
-def engine_state(rehearsal: Rehearsal) -> tuple[str, str, str]:
-    return (
-        rehearsal.engine("ps", "--all", "--quiet"),
-        rehearsal.engine("network", "ls", "--quiet"),
-        rehearsal.engine("volume", "ls", "--quiet"),
-    )
-
-
-@pytest.mark.parametrize(
-    ("moment", "after_s"),
-    [
-        ("start the local AWS", 0.3),
-        ("deploy CoreStack", 2.0),
-        ("deploy CoreStack", 14.0),
-        ("bring up the standing cluster", 6.0),
-        ("train the DDP recipe", 12.0),
-    ],
-)
-def test_an_interrupted_rehearsal_leaves_nothing(
-    rehearsal: Rehearsal, moment: str, after_s: float, tmp_path: Path
-) -> None:
-    rehearsal.down(Steps(1))  # what the tests above have left
-    before = engine_state(rehearsal)
-    environment = {k: v for k, v in os.environ.items() if k != processes.NAME}
-    with (tmp_path / "said").open("wb") as said:
-        run = subprocess.Popen(
-            [sys.executable, "-m", "rehearsal", "all"],
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=said,
-            stderr=said,
-        )
-        try:
-            eventually(
-                moment,
-                lambda: moment in (tmp_path / "said").read_text() or run.poll() is not None,
-                timeout_s=180,
-            )
-            time.sleep(after_s)
-            run.send_signal(signal.SIGINT)
-            code = run.wait(timeout=60)
-        finally:
-            run.kill()
-    text = (tmp_path / "said").read_text()
-    assert code == contract.EXIT_INTERRUPTED, text
-    assert "Traceback" not in text
-    assert engine_state(rehearsal) == before
-    assert processes.find(rehearsal.name) == []
-    assert not rehearsal.state()

@@ -1,16 +1,14 @@
 """Jobs in real containers: each brings its own cluster, and takes it away however it ends.
 
-One deployment for the whole file, with nothing running in it; commands as a user gives them. The
-last test compares all calls of AWS that the others have caused with what the roles may do.
+Commands as a user gives them. The last test compares all calls of AWS that the others, those of the
+standing cluster too, have caused with what the roles may do.
 """
 
 import fnmatch
 import http.server
 import json
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,26 +19,24 @@ from typing import Any
 
 import pytest
 
-from rehearsal.cycle import SETTINGS, Rehearsal
+from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT
 from tests.conftest import ROOT, write_wheel
-from tests.rehearsal.deployments import brought_up
+from tests.rehearsal.conftest import LAPTOP, command, trainctl
 from training import contract
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
 
-#: Whose calls those of the command line are, in the list of all calls.
-LAPTOP = "laptop"
 #: Digits, on one thread in each process: all nodes share this machine's processors.
 QUICK = ("--preset", "digits", "--env", "OMP_NUM_THREADS=1")
 
 
 @pytest.fixture(scope="module")
-def rehearsal() -> Iterator[Rehearsal]:
-    """A deployment without a standing cluster; nothing is left afterwards."""
-    with brought_up(standing=False, settings={**SETTINGS, "spot": "true"}) as found:
-        yield found
+def rehearsal(deployment: Rehearsal) -> Rehearsal:
+    """A deployment without a standing cluster."""
+    assert not deployment.engine.labelled("container", deployment.name)
+    return deployment
 
 
 @pytest.fixture(autouse=True)
@@ -51,23 +47,6 @@ def logs_of_a_failure(request: pytest.FixtureRequest, rehearsal: Rehearsal) -> I
     if request.session.testsfailed > failed:
         for job in json.loads(trainctl(rehearsal, "ls", "--limit", "2", "--json").stdout):
             print(f"--- {job}\n{said(rehearsal, job['id'])}")
-
-
-def command(rehearsal: Rehearsal, *arguments: str) -> dict[str, Any]:
-    """Arguments of ``subprocess`` for a command of trainctl."""
-    return {
-        "args": [sys.executable, "-m", "trainctl", *arguments],
-        "cwd": ROOT,
-        "env": {**os.environ, **rehearsal.environment(), "AWS_SESSION_TOKEN": LAPTOP},
-        "stdin": subprocess.DEVNULL,
-        "text": True,
-    }
-
-
-def trainctl(rehearsal: Rehearsal, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        **command(rehearsal, *arguments), capture_output=True, timeout=300, check=False
-    )
 
 
 def submit(rehearsal: Rehearsal, *arguments: str) -> str:
