@@ -56,7 +56,9 @@ def _synth(settings: tuple[tuple[str, str], ...]) -> Templates:
 
     import app
 
-    cloud = app.build(cdk.App(context=context(**dict(settings)))).synth()
+    # CDK's own checks take longer than all the rest; test_rules and test_deploy have them.
+    unchecked = cdk.App(context=context(**dict(settings)), builtin_cloud_formation_validation=False)
+    cloud = app.build(unchecked).synth()
     return Templates(
         core=cloud.get_stack_by_name(CORE_STACK).template,
         training=cloud.get_stack_by_name(TRAINING_STACK).template,

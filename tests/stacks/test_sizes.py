@@ -50,7 +50,7 @@ class Nodes(cdk.Stack):
 @functools.cache
 def tasks() -> dict[str, list[dict[str, Any]]]:
     """Instance type -> the containers of head and worker on it."""
-    app = cdk.App(context=context())
+    app = cdk.App(context=context(), builtin_cloud_formation_validation=False)
     core = CoreStack(app, "CoreStack", settings=deployment.load(context()))
     machines = iter(INSTANCE_TYPES.values())
     groups = [*iter(lambda: [*islice(machines, 12)], [])]
