@@ -13,6 +13,8 @@ FASHION ?= ../shared/data/fashion-mnist
 RUN ?= runs/demo
 #: More arguments for pytest or cdk: make test ARGS="-k checkpoints -x"
 ARGS ?=
+#: Markers of the tests to run, of those of a target: make test-all ONLY="slow or audit"
+ONLY ?=
 #: 1: `make deploy` and `make destroy` do not ask
 YES ?=
 
@@ -30,13 +32,17 @@ NODE := -r containers/requirements.txt
 DEV := $(NODE) -r requirements.txt -r requirements-dev.txt
 VENV := sh .ci/venv .venv --lock requirements.lock --project
 CDK := node_modules/.bin/cdk
+# Tests with these markers, a process for each processor; each of them takes whole files, whose tests
+# share what is slow to make. More than four would need more memory than they save time.
+parallel = $(PYTHON) -m pytest -n logical --maxprocesses 4 --dist loadfile $(call marked,$(1))
+marked = -m "$(if $(ONLY),($(ONLY)) and )$(1)"
 # Nobody is there to be asked where CI is set.
 UNASKED := $(strip $(YES)$(CI))
 
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo rehearse fashion pictures synth diff deploy destroy test test-fast check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo rehearse fashion pictures synth diff deploy destroy test test-all test-fast check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -78,17 +84,21 @@ destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket s
 check: venv-dev node ## lint, format, types, rules of the templates and the quick tests
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy
-	$(PYTHON) -m pytest -q -m "not slow and not audit"
+	@sh .ci/beside '$(PYTHON) -m mypy' '$(call parallel,not slow and not audit) -q'
 
 audit: venv-dev venv-audit node ## the templates against NIST 800-53 and checkov's rules
 	$(PYTHON) -m pytest -q -m audit $(ARGS)
 
-test: venv-dev venv-aws venv-audit node ## all tests, those with real processes too
-	$(PYTHON) -m pytest $(ARGS)
+test: venv-dev venv-aws node ## all tests that need no Docker Engine (at most ten minutes)
+	$(call parallel,not engine and not audit and not long) $(ARGS)
+
+test-all: venv-dev venv-aws venv-audit node ## all tests; those in containers need a Docker Engine
+	$(call parallel,not engine) $(ARGS)
+	@# One process: they share one deployment. 5: none of them was asked for.
+	$(PYTHON) -m pytest $(call marked,engine) $(ARGS) || test $$? -eq 5
 
 test-fast: venv-dev node ## the quick tests
-	$(PYTHON) -m pytest -m "not slow and not audit" $(ARGS)
+	$(call parallel,not slow and not audit) $(ARGS)
 
 format: venv-dev ## rewrite the sources as `check` wants them
 	$(PYTHON) -m ruff check --fix .

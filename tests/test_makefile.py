@@ -41,9 +41,19 @@ def fake_python(folder: Path, answer: str) -> str:
 def test_make_alone_lists_targets_and_variables() -> None:
     listing = run("make")
     assert listing.returncode == 0, listing.stderr
-    for target in ["demo", "test", "test-fast", "check", "bench", "fashion", "lock", "clean"]:
+    for target in [
+        "demo",
+        "test",
+        "test-all",
+        "test-fast",
+        "check",
+        "bench",
+        "fashion",
+        "lock",
+        "clean",
+    ]:
         assert f"\n  make {target} " in listing.stdout
-    for target in ["synth", "diff", "deploy", "destroy", "audit"]:
+    for target in ["synth", "diff", "deploy", "destroy", "audit", "clean"]:
         assert f"\n  make {target} " in listing.stdout
     for variable in ["WORKERS", "TORCH_INDEX", "PYTHON_BIN", "FASHION"]:
         assert f"\n  {variable} " in listing.stdout
@@ -101,6 +111,40 @@ def test_check_leaves_the_audit_out_and_the_audit_has_its_own_environment() -> N
     planned = plan("audit")
     assert "TORCH_INDEX= sh .ci/venv .venv-audit -r .ci/audit-requirements.txt" in planned
     assert "pytest -q -m audit" in planned
+
+
+def marker_expressions(*arguments: str) -> list[str]:
+    """What each pytest of a plan is to run."""
+    return re.findall(r'pytest .*-m "(.*?)"', plan(*arguments))
+
+
+def test_make_test_needs_no_docker_engine_and_test_all_leaves_nothing_out() -> None:
+    assert marker_expressions("test") == ["not engine and not audit and not long"]
+    assert ".venv-audit" not in plan("test")
+    assert marker_expressions("test-all") == ["not engine", "engine"]
+    narrowed = marker_expressions("test-all", "ONLY=slow or audit")
+    assert narrowed == ["(slow or audit) and not engine", "(slow or audit) and engine"]
+
+
+def test_ci_runs_every_test_once() -> None:
+    stages = re.findall(r"(?m)^stage \S+ make (.*?)(?: #.*)?$", (ROOT / ".ci" / "run").read_text())
+    assert stages == ["check", 'test-all ONLY="slow or audit"', "rehearse"]
+    # All others are what `make check` runs.
+    assert marker_expressions("check") == ["not slow and not audit"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "code"), [("true", "true", 0), ("exit 3", "true", 3), ("true", "exit 4", 4)]
+)
+def test_two_commands_side_by_side_both_count(first: str, second: str, code: int) -> None:
+    def said(word: str, end: str) -> str:
+        return f"sh -c 'echo {word}; {end}'"
+
+    done = run("sh", ".ci/beside", said("one", first), said("two", second))
+    assert done.returncode == code, done.stderr
+    # The second one is shown as it comes, and so before the first.
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line in ("one", "two")] == ["two", "one"]
 
 
 def node_project(folder: Path, *, node: str | None, npm: str | None) -> dict[str, str]:
