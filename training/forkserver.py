@@ -295,6 +295,8 @@ def _client(name: str, argv: "list[str]") -> int:
                 return _end_like(struct.unpack("!i", status)[0]) if status else 1
             if answer == _REFUSED:
                 reason = connection.recv(4096).decode(errors="replace")
+        if environment.get("RAY_RAYLET_PID") != str(os.getppid()):
+            return 1  # the raylet has ended, and its server with it: nobody waits for this worker
         print(f"fork server: {reason}: started the usual way", file=sys.stderr, flush=True)
     return os.execv(sys.executable, [sys.executable, *_quoted(argv)])
 
@@ -398,10 +400,14 @@ class _Server:
         for module in modules:
             try:
                 import_module(module)
+                if module == "ray":
+                    _draw_ids_of_classes_in_python()
             except Exception as error:
                 self._unfit = f"cannot import {module}: {type(error).__name__}: {error}"
                 return
         self._unfit = _why_not_to_fork(os.listdir("/proc/self/task"), _open_files("/proc/self/fd"))
+        if not self._unfit and "ray" in sys.modules and _random_id() == _random_id():
+            self._unfit = "an import has had Ray's core draw a random number"
         # What is there now is in use until the end: looking at it would only copy its pages.
         gc.collect()
         gc.freeze()
