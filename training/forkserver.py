@@ -683,7 +683,10 @@ def _become(request: "dict[str, Any]") -> None:
     from ray._private.utils import update_envs
 
     update_envs(request["context"].get("env_vars") or {})
-    np.random.seed()  # or all forks would draw the same; Python's own generator sees to it itself
+    # Or all forks would draw the same numbers. Python's own generator is seeded anew by fork itself.
+    np.random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].seed()
     _is_fork = True
     own = [w for w in request["argv"][1:] if not w.startswith((_CONTEXT, "--language="))]
     sys.argv = own
