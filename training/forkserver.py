@@ -683,7 +683,7 @@ def _become(request: "dict[str, Any]") -> None:
     from ray._private.utils import update_envs
 
     update_envs(request["context"].get("env_vars") or {})
-    # Or all forks would draw the same numbers. Python's own generator is seeded anew by fork itself.
+    # Or all forks would draw the same numbers. A fork seeds Python's own generator by itself.
     np.random.seed()
     if "torch" in sys.modules:
         sys.modules["torch"].seed()
