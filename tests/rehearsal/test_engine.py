@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from containers import publish
 from rehearsal import commands, cycle, images, processes, registry
 from rehearsal.commands import CommandError
 from rehearsal.engine import Engine, EngineError, check_space, find_engine
@@ -110,6 +111,36 @@ def test_without_an_index_for_torch_the_images_are_not_built_by_guessing(
     docker = images.Docker(client="docker", environment={}, name="n", log=tmp_path / "log")
     with pytest.raises(images.ImageError, match="make rehearse TORCH_INDEX=ADDRESS"):
         images.build(engine, docker, image_tag="t", say=print)
+
+
+def test_images_are_built_unless_the_engine_has_them_of_this_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[str] = []
+    label: dict[str, str] = {}
+
+    def build(_docker: publish.Docker, *, git_sha: str, **_options: object) -> None:
+        built.append(git_sha)
+        label[images.REVISION_LABEL] = git_sha
+
+    monkeypatch.delenv("BASE_IMAGE", raising=False)
+    monkeypatch.setenv("TORCH_INDEX", "https://index.example")
+    monkeypatch.setattr(publish, "build", build)
+    monkeypatch.setattr(
+        Engine, "inspect", lambda *_: {"Config": {"Labels": label}} if label else None
+    )
+    monkeypatch.setattr(images, "_reachable", lambda _engine, image: image)
+    engine = Engine(client="docker", address="unix:///nowhere")
+    docker = images.Docker(client="docker", environment={}, name="n", log=tmp_path / "log")
+    for commit in ("a", "a", "b"):
+        monkeypatch.setattr(images, "_git_sha", lambda sha=commit: sha)
+        found = images.build(engine, docker, image_tag="t", say=print)
+        assert found == {node: f"ecs-train-{node}:t" for node in ("head", "worker")}
+    assert built == ["a", "b"]
+    # Another base makes other images, which the tag does not tell.
+    monkeypatch.setenv("BASE_IMAGE", "another")
+    images.build(engine, docker, image_tag="t", say=print)
+    assert built == ["a", "b", "b"]
 
 
 def test_the_tag_names_what_the_images_hold(
