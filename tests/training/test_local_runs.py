@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +74,10 @@ def launcher(folder: Path, recipe: str) -> Iterator[Callable[..., Command]]:
     """
     started: list[subprocess.Popen[str]] = []
 
-    def run(name: str, *arguments: str, local: bool = True, torchrun: int = 0) -> Command:
-        start = [sys.executable, "-m", "training.launch"]
+    def run(
+        name: str, *arguments: str, local: bool = True, torchrun: int = 0, under: Sequence[str] = ()
+    ) -> Command:
+        start = [*under, sys.executable, "-m", "training.launch"]
         if torchrun:
             start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             start += ["--nproc-per-node", str(torchrun), "-m", "training.launch", "--"]
@@ -116,7 +118,7 @@ def processes_of(run: str) -> list[psutil.Process]:
     return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
 
 
-def assert_nothing_is_left(run: str, within_s: float = 5) -> None:
+def assert_nothing_is_left(run: str, within_s: float = 15) -> None:
     deadline = time.monotonic() + within_s
     while left := processes_of(run):
         assert time.monotonic() < deadline, [process.name() for process in left]
@@ -168,12 +170,11 @@ def test_the_losses_are_those_stored(uninterrupted: Command) -> None:
 def test_a_complete_run_is_not_trained_again(
     start: Callable[..., Command], uninterrupted: Command
 ) -> None:
-    began = time.monotonic()
     code, out, err = start("whole", *DIGITS, "--json").end()
     assert code == 0
     assert "already complete" in err
+    assert "starting Ray" not in err
     assert json.loads(out) == uninterrupted.result()
-    assert time.monotonic() - began < 10
 
 
 def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
@@ -235,7 +236,7 @@ def test_a_killed_command_takes_its_ray_with_it(start: Callable[..., Command]) -
     assert len(processes_of("orphans")) > 5
     os.kill(command.process.pid, signal.SIGKILL)
     command.process.communicate()
-    assert_nothing_is_left("orphans", within_s=15)
+    assert_nothing_is_left("orphans")
 
 
 def test_a_lost_worker_is_replaced_and_the_run_ends_the_same(
@@ -288,7 +289,13 @@ def test_data_damaged_inside_is_refused_before_a_run_is_made(
 
 
 def test_without_a_cluster_the_remedy_is_named(start: Callable[..., Command]) -> None:
-    code, _, err = start("alone", local=False).end()
+    # Ray looks for a cluster among all processes, and another test may have one: here they are out
+    # of sight, where the system can do that.
+    unseen = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    can_hide = (
+        shutil.which("unshare") and not subprocess.run([*unseen, "true"], check=False).returncode
+    )
+    code, _, err = start("alone", local=False, under=unseen if can_hide else []).end()
     assert code == 2, err
     assert "add --local" in err
     assert "Traceback" not in err
