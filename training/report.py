@@ -17,9 +17,11 @@ import math
 import os
 import re
 import struct
+import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -90,6 +92,24 @@ def write_report(run_dir: Path) -> Path:
         ValueError: ``run_dir`` is not a folder, or holds nothing of a run's record.
         OSError: A file cannot be read or written.
     """
+    with _place_for_matplotlib():
+        return _write(run_dir)
+
+
+@contextmanager
+def _place_for_matplotlib() -> Iterator[None]:
+    """Matplotlib keeps its list of fonts in the home folder, and complains where it cannot."""
+    home = Path.home()
+    place = next(folder for folder in (home / ".config", home, Path("/")) if folder.is_dir())
+    if "MPLCONFIGDIR" in os.environ or "XDG_CONFIG_HOME" in os.environ or os.access(place, os.W_OK):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="matplotlib-") as folder:
+        os.environ["MPLCONFIGDIR"] = folder
+        yield
+
+
+def _write(run_dir: Path) -> Path:
     import matplotlib
 
     run = load_run(run_dir)

@@ -1,0 +1,151 @@
+"""How long a job in the rehearsal takes from its submission to its first step, and where it goes.
+
+    python -m benchmarks.job_start [--runs 2] [--baseline DIR] [--json]
+
+Needs a Docker Engine. Brings up the rehearsal of an earlier commit (see ``benchmarks.baseline``)
+and that of this checkout in turn, without a standing cluster, and submits a job of two workers to
+each, the digits on one thread per process. All nodes share this machine's processors.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import baseline
+from benchmarks.baseline import ROOT, BaselineError
+from benchmarks.output import report, say
+
+PHASES: Final = {
+    "head_up": "state machine, and the head's container to its first line",
+    "command": "Ray on the head, until the job's command is started",
+    "ray_ready": "the command joins Ray and looks at the data",
+    "nodes": "worker containers start and join (may come before the line above)",
+    "workers_ready": "Ray Train's controller and the training processes",
+    "model_ready": "data, model and checkpoint in the workers",
+    "first_step": "wrapping in DDP and the first step",
+}
+
+# Runs inside either checkout, with what both have; prints one JSON object per job.
+_JOBS: Final = """
+import json, sys, time
+from pathlib import Path
+from rehearsal.cycle import Rehearsal, Steps
+from rehearsal.inventory import account_at
+from training import contract
+
+def cpu_s():
+    for name in ("cpuacct/docker/cpuacct.usage",):
+        try:
+            return int(Path("/sys/fs/cgroup", name).read_text()) / 1e9
+        except OSError:
+            return 0.0
+
+rehearsal = Rehearsal.here()
+rehearsal.down(Steps(1))
+try:
+    rehearsal.up(Steps(5), standing=False)
+    account = account_at(rehearsal.state()["endpoint"])
+    outputs = rehearsal.outputs(contract.TRAINING_STACK)
+    bucket = rehearsal.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
+    logs = account.client("logs")
+    for number in range(int(sys.argv[1])):
+        began, before = time.time(), cpu_s()
+        run = f"start-{number}"
+        rehearsal.trainctl("submit", "ddp", "--workers", "2", "--run", run, "--yes", "--follow",
+            "--preset", "digits", "--epochs", "1", "--env", "OMP_NUM_THREADS=1")
+        key = f"{contract.RUNS_PREFIX}/{run}/{contract.METRICS_FILE}"
+        body = account.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read().decode()
+        lines = [json.loads(line) for line in body.splitlines()]
+        found = {e["name"]: e["time"] for e in lines if e["type"] == "phase"}
+        found["first_step"] = next(e["time"] for e in lines if e["type"] == "step")
+        group = outputs[contract.OUT_LOG_GROUP]
+        said = []
+        for stream in logs.describe_log_streams(logGroupName=group)["logStreams"]:
+            said += logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"],
+                startFromHead=True)["events"]
+        said = sorted((e["timestamp"] / 1000, e["message"]) for e in said)
+        for name, words in (("head_up", "head on"), ("command", "running python"),
+                            ("nodes", "cluster: 3 nodes")):
+            at = [when for when, line in said if when >= began and words in line]
+            if at:
+                found[name] = at[0]
+        times = {name: at - began for name, at in found.items()}
+        print(json.dumps({"times": times, "cpu_s_of_all": cpu_s() - before}), flush=True)
+finally:
+    rehearsal.down(Steps(1))
+"""
+
+
+def jobs(folder: Path, runs: int) -> list[dict[str, Any]]:
+    """Times of each job's phases in seconds after its submission, by name.
+
+    Raises:
+        SystemExit: the rehearsal of that checkout failed; the message has what it printed.
+    """
+    for name in (".venv", ".venv-aws", "node_modules"):
+        if not (folder / name).exists():
+            (folder / name).symlink_to(ROOT / name)
+    done = subprocess.run(
+        [sys.executable, "-c", _JOBS, str(runs)],
+        cwd=folder,
+        env=dict(baseline.environment(folder)),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"the rehearsal in {folder} failed; its log is in {folder}/.rehearsal")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Medians over jobs."""
+    phases = {
+        name: {
+            "at_s": round(statistics.median(each["times"][name] for each in found), 1),
+            "what": what,
+        }
+        for name, what in PHASES.items()
+        if all(name in each["times"] for each in found)
+    }
+    return {
+        "seconds_to_first_step": [round(each["times"]["first_step"], 1) for each in found],
+        "cpu_seconds_of_whole_jobs": [round(each["cpu_s_of_all"], 1) for each in found],
+        "phases": phases,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.job_start", description=__doc__)
+    parser.add_argument("--runs", type=int, default=2, help="jobs of each code (default: 2)")
+    parser.add_argument("--baseline", metavar="DIR", help="checkout to compare with")
+    parser.add_argument("--current-only", action="store_true", help="only this checkout")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    options = parser.parse_args()
+    result: dict[str, Any] = {"benchmark": "job_start", "ratio": 0.0}
+    say("this checkout")
+    now = jobs(ROOT, options.runs)
+    result["now"] = summary(now)
+    if not options.current_only:
+        try:
+            with baseline.checked_out(options.baseline) as folder:
+                say(f"baseline, in {folder}")
+                before = jobs(folder, options.runs)
+        except BaselineError as error:
+            raise SystemExit(f"error: {error}") from None
+        result["baseline"] = summary(before)
+        first = [
+            statistics.median(each["times"]["first_step"] for each in of) for of in (before, now)
+        ]
+        result["ratio"] = first[0] / first[1]
+    report(result, as_json=options.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
