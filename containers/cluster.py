@@ -13,7 +13,10 @@ from typing import Any, Final
 from training import contract
 from training.contract import ClusterSize
 
+#: The answer lists all nodes, and takes the dashboard some milliseconds.
 POLL_S: Final = 1.0
+#: Until there is a first answer: a job's command waits for it.
+FIRST_POLL_S: Final = 0.2
 _PATH: Final = "/api/v0/nodes?detail=1&limit=10000&timeout=5"
 
 
@@ -55,7 +58,7 @@ def counted(answer: dict[str, Any]) -> ClusterSize:
 def watch(token: str, say: Callable[[str], None], stopped: threading.Event) -> None:
     """Say the size at the start and whenever it changes, until ``stopped`` is set."""
     last: ClusterSize | None = None
-    while not stopped.wait(POLL_S):
+    while not stopped.wait(POLL_S if last else FIRST_POLL_S):
         try:
             now = size(token)
         except (OSError, ValueError):

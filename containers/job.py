@@ -26,7 +26,8 @@ from containers.node import TOKEN, NodeConfig, count, say
 from training import contract, recipes
 from training.contract import ClusterSize, InputError
 
-_POLL_S: Final = 0.2
+#: Of things on this machine that cost next to nothing to look at.
+_POLL_S: Final = 0.1
 _RAY_STARTS_S: Final = 120.0
 #: Between SIGTERM and SIGKILL: the command saves a checkpoint, then Ray drains.
 _COMMAND_ENDS_S: Final = 20.0

@@ -80,5 +80,5 @@ def wait_for_port(
         if time.monotonic() >= next_word:
             say(f"waiting for the head: {reason}")
             next_word = time.monotonic() + 15
-        time.sleep(0.5)
+        time.sleep(0.2)  # a refused connection costs nothing, and the head waits for its workers
     return reason
