@@ -175,12 +175,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         soak = Soak(folder=Path(folder), seed=options.seed)
         for number in range(options.starts):
             soak.start()
-            say(f"start {number + 1} of {options.starts}: {soak.start_s[-1]:.1f} s")
+            failed = f", {len(soak.failures)} FAILED" if soak.failures else ""
+            say(f"start {number + 1} of {options.starts}: {soak.start_s[-1]:.1f} s{failed}")
         for number in range(options.kills):
             # From the first moment to well into training.
             latest_s = max([*soak.start_s[-3:], 5.0])
             soak.kill(TARGETS[number % len(TARGETS)], latest_s)
-            say(f"kill {number + 1} of {options.kills}: {soak.kills[-1]}")
+            failed = f", {len(soak.failures)} FAILED" if soak.failures else ""
+            say(f"kill {number + 1} of {options.kills}: {soak.kills[-1]}{failed}")
     result = {
         "benchmark": "soak",
         "ratio": 1.0 if not soak.failures else 0.0,
