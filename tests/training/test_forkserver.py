@@ -372,9 +372,13 @@ def test_a_worker_that_cannot_start_ends_the_command_with_what_it_said(
 ) -> None:
     """As Python does where its path is wrong: it ends at once. Ray alone would wait for minutes."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import sys\n"
+        "import atexit, sys\n"
         "if any('default_worker.py' in word for word in sys.orig_argv):\n"
         "    sys.exit('this worker cannot start')\n"
+        "if 'training.launch' in sys.orig_argv:\n"
+        "    heavy = ('torch', 'ray.train', 'pandas', 'transformers')\n"
+        "    loaded = lambda: [name for name in heavy if name in sys.modules]\n"
+        "    atexit.register(lambda: print('loaded:', loaded(), file=sys.stderr))\n"
     )
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     began = time.monotonic()
@@ -384,4 +388,5 @@ def test_a_worker_that_cannot_start_ends_the_command_with_what_it_said(
     assert "Ray could not start a worker process" in said
     assert "this worker cannot start" in said
     assert "driver.py" not in said, "no traceback of the command itself"
+    assert "loaded: []" in said, "what only its tasks need"
     assert time.monotonic() - began < 60
