@@ -107,7 +107,7 @@ def test_killed_and_resumed_a_run_takes_the_same_steps(
     assert held_out(command) == pytest.approx(held_out(whole), abs=1e-6)
 
 
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_another_number_of_workers_finds_the_same_model_and_goes_on(
     start: Callable[..., Command], whole: Command, workers: int
 ) -> None:
@@ -124,6 +124,7 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
         assert losses(command)[step] == pytest.approx(losses(whole)[step], abs=1e-3)
 
 
+@pytest.mark.long
 def test_how_memory_is_saved_changes_no_loss(start: Callable[..., Command], whole: Command) -> None:
     # Two copies of the model, three times as many passes per step, activations made again.
     saving = ["--replicas", "2", "--microbatch", "2", "--recompute", "selective"]
@@ -274,6 +275,7 @@ def test_the_commands_export_and_generate_say_what_they_did(whole: Command) -> N
     assert words["before"] != words["after"]
 
 
+@pytest.mark.long
 def test_shakespeare_is_learned_better_than_its_words_are_frequent(
     start: Callable[..., Command], data_dir: Path
 ) -> None:
