@@ -190,7 +190,7 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
     eventually(
         "a checkpoint is whole",
         lambda: f"/{saved}" in keys(run) or first.poll() is not None,
-        timeout_s=150,
+        timeout_s=300,
     )
     # The command in the head is killed, as if its host were lost; Ray ends its workers.
     (head,) = tasks_of(rehearsal, contract.HEAD)
@@ -249,7 +249,7 @@ def test_a_worker_that_is_killed_is_replaced_and_joins_again(rehearsal: Rehearsa
         are_others = {task["id"] for task in workers} != before
         return len(workers) == 2 and are_others and are_healthy and found["ray"]["num_nodes"] == 3
 
-    eventually("another worker has joined", is_whole, timeout_s=90)
+    eventually("another worker has joined", is_whole, timeout_s=180)
 
 
 def test_a_worker_with_another_token_is_refused_and_says_so(rehearsal: Rehearsal) -> None:
