@@ -59,7 +59,7 @@ class Soak:
         self.start_s.append(time.monotonic() - began)
         if code:
             self.failures.append(f"{name}: exit code {code}: {said[-2000:]}")
-        if "was not used" in said:
+        if "started quickly" in said:
             self.failures.append(f"{name}: {said}")
         self._nothing_is_left(name, mark)
 

@@ -93,10 +93,11 @@ def _listed(text: str) -> tuple[str, ...]:
 
 
 def recipe_of(command: Sequence[str]) -> str:
-    """The recipe that a command trains; empty for other programs."""
+    """The recipe that a command trains; empty for other programs, and with --verbose, for which
+    nodes must bring along what Ray's processes print."""
     words = [*command[:4], "", "", "", ""]
     is_ours = words[1:3] == ["-m", "training.launch"] and words[3] in recipes.LOOPS
-    return words[3] if is_ours else ""
+    return words[3] if is_ours and "--verbose" not in command else ""
 
 
 def autoscaling(
@@ -338,7 +339,9 @@ def main() -> int:
     try:
         head = NodeConfig.from_environment(contract.HEAD, os.environ)
         config = JobConfig.from_environment(os.environ)
-        return Job(config, replace(head, recipe=recipe_of(config.command))).run()
+        # Processes that see a user's code are not forked.
+        recipe = "" if os.environ.get(contract.ENV_CODE) else recipe_of(config.command)
+        return Job(config, replace(head, recipe=recipe)).run()
     except InputError as error:
         say(f"error: {error}")
         return contract.EXIT_BAD_INPUT

@@ -104,7 +104,9 @@ def start_fork_server(config: NodeConfig) -> ForkServer | None:
     if contract.ENV_JOB in os.environ and not config.recipe:
         return None
     modules = ["training.trainer", *recipes.LOOPS.values()]
-    return ForkServer.start(modules=modules, show_log=True)
+    # As Ray's processes get it, but for the name of the network's interface, found later.
+    environment = ray_environment(config, "") | os.environ
+    return ForkServer.start(modules=modules, environment=environment, show_log=True)
 
 
 def expected(config: NodeConfig) -> list[str]:

@@ -1,4 +1,4 @@
-"""Stands for Ray's dashboard agent on a machine whose dashboard nobody opens.
+"""Stands for Ray's dashboard agent in a Ray that has no dashboard.
 
 The raylet does not start without an agent: it waits for three files with the agent's ports, and
 ends when the agent does. Ray's own agent imports for two seconds and then serves metrics and a web
@@ -29,4 +29,4 @@ def main(raylet: int, session: str, node: str) -> None:
 
 
 if __name__ == "__main__":
-    main(os.getppid(), *sys.argv[1:])
+    main(int(os.environ.get("RAY_RAYLET_PID") or os.getppid()), *sys.argv[1:])

@@ -7,6 +7,7 @@ seconds, ends them as they are.
 
 import argparse
 import os
+import re
 import secrets
 import signal
 import sys
@@ -14,7 +15,17 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from training import contract, forkserver, launch, local_ray, machine, recipes, record, storage
+from training import (
+    contract,
+    forkserver,
+    launch,
+    local_ray,
+    machine,
+    recipes,
+    record,
+    storage,
+    trainer,
+)
 from training.config import CONFIGS, RunConfig
 from training.contract import Event, InputError, phase
 from training.forkserver import ForkServer
@@ -24,6 +35,8 @@ from training.trainer import Submission
 #: A person does not notice a tenth of a second, nor does a processor.
 _POLL_S: Final = 0.1
 _STOP_GRACE_S: Final = 10.0
+#: How often Ray's logs are searched for a worker that ended before it joined.
+_LOOK_EVERY_S: Final = 0.5
 #: A worker that is slow to start is waited for so long; Ray's and Ray Train's defaults are 60.
 _START_S: Final = "600"
 
@@ -40,6 +53,8 @@ class Driver:
         self._signals: list[int] = []
         self._failure: BaseException | None = None
         self._asked: Any = None
+        self._look_at = 0.0
+        self._lost: str | None = None
 
     def run(self) -> int:
         """Train; return the exit code.
@@ -84,8 +99,6 @@ class Driver:
     def _run(self, server: ForkServer | None) -> int:
         self._start_ray(server)
         self._catch_signals()  # Ray has put its own handlers in place
-        from training import trainer
-
         events = trainer.start_events()
         if not self._prepare(events):
             return self._finish_early()
@@ -114,12 +127,12 @@ class Driver:
                 break
         else:
             # What was asked for before the end may not have the last events.
-            self._take(events, timeout_s=_STOP_GRACE_S)
-            self._take(events, timeout_s=_STOP_GRACE_S)
+            if self._failure is None and self._take(events, timeout_s=_STOP_GRACE_S):
+                self._take(events, timeout_s=_STOP_GRACE_S)
             if wrong := self._result_of(fit):
                 self._failure = RuntimeError(wrong)
         if server is not None and (complaint := server.complaint()):
-            self._display.say(f"note: the quick start was not used: {complaint}")
+            self._display.say(f"note: not all of Ray's processes started quickly: {complaint}")
         failure = self._failure
         if self._signals or self._record.error is not None or self._record.is_complete:
             failure = None  # it follows from the end that was asked for
@@ -131,8 +144,6 @@ class Driver:
         Raises:
             InputError: the data cannot be used.
         """
-        from training import trainer
-
         task = trainer.start_prepare(self._submission(), events)
         while not self._has_ended(task):
             if self._signals or not self._take(events):
@@ -153,22 +164,29 @@ class Driver:
             local=self._options.local,
             least=contract.worker_range(self._options.workers or most)[0],
             max_failures=self._options.max_failures,
-            environment=dict(os.environ),
+            environment=trainer.command_environment(os.environ),
+            folder=os.getcwd(),
         )
 
     def _has_ended(self, task: Any) -> bool:
         """Wait a moment for a task; return whether it has ended, or cannot begin."""
         import ray
 
-        if ray.wait([task], timeout=_POLL_S)[0]:
-            return True
-        started = self._record is not None and self._record.first_step_at is not None
-        if self._options.local and not started and (said := local_ray.lost_worker(_ray_logs())):
-            # Seen twice, because it may have ended between writing its log and being looked at.
-            time.sleep(_POLL_S)
-            if local_ray.lost_worker(_ray_logs()):
-                self._failure = RuntimeError(f"Ray could not start a worker process:\n{said}")
+        try:
+            if ray.wait([task], timeout=_POLL_S)[0]:
                 return True
+        except ray.exceptions.RayError as error:
+            self._failure = error
+            return True
+        if not self._options.local or time.monotonic() < self._look_at:
+            return False
+        self._look_at = time.monotonic() + _LOOK_EVERY_S
+        said = local_ray.lost_worker(_ray_logs())
+        # Seen twice, because its log may have been written between the two looks into it.
+        if said and self._lost == said:
+            self._failure = RuntimeError(f"Ray could not start a worker process:\n{said}")
+            return True
+        self._lost = said
         return False
 
     def _result_of(self, task: Any) -> Any:
@@ -180,7 +198,8 @@ class Driver:
         try:
             return ray.get(task)
         except ray.exceptions.RayError as error:
-            self._failure = error
+            # Ray colors the traceback of a task, also for files and pipes.
+            self._failure = RuntimeError(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
             return None
 
     def _set_environment(self) -> None:
@@ -233,9 +252,9 @@ class Driver:
         """Record what has come in; return False when Ray is gone."""
         import ray
 
-        if self._asked is None:
-            self._asked = events.take.remote()
         try:
+            if self._asked is None:
+                self._asked = events.take.remote()
             # Not waited for longer: the actor may still have to be started.
             if not ray.wait([self._asked], timeout=timeout_s)[0]:
                 return True
@@ -245,6 +264,8 @@ class Driver:
             return False
         for event in found:
             if event["type"] == "reading":
+                if self._record is not None:
+                    continue  # it comes late: reading is over
                 share = event["done"] / max(event["total"], 1)
                 self._display.phase(f"reading the text: {share:.0%}", transient=True)
             elif self._record is not None:
@@ -257,7 +278,8 @@ class Driver:
             return self._interrupted()
         self._display.close()
         print(
-            f"{self._failure}\n\nerror: Ray did not start; its logs are in {_ray_logs()}",
+            f"{self._failure}\n\nerror: run {self._config.run!r} could not begin; Ray's logs are "
+            f"in {_ray_logs()}",
             file=sys.stderr,
         )
         return contract.EXIT_FAILED

@@ -87,10 +87,12 @@ FIRST_JOB = "01000000"
 _READ_ONCE = (
     *("LD_", "DYLD_", "PYTHON", "MALLOC_", "JE_", "MIMALLOC_", "ARROW_"),
     *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH_", "RAY_"),
+    *("HF_", "HUGGINGFACE_", "TRANSFORMERS_"),
 )
 #: But not these: they are read when used, or set anew for each process.
 _READ_LATE = (
     "OMP_NUM_THREADS",  # see use_threads_of_environment
+    "HF_TOKEN",
     "PYTHONBREAKPOINT",
     "RAY_LD_PRELOAD_ON_WORKERS",
     "RAY_TRAIN_",
@@ -111,19 +113,28 @@ _MOST_SERVERS = 8
 #: A job's server that has had nothing to do for so long ends; the next request starts another.
 _IDLE_S = 120
 _FORKED, _REFUSED = b"+", b"-"
+#: Of the server's own lines, among what imports may print.
+_PREFIX = "fork server: "
 
 
 # --- in the command or the node -------------------------------------------------------------------
 class ForkServer:
     """The first server, started by this process, with which it ends."""
 
-    def __init__(self, *, modules: "Sequence[str]" = (), show_log: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        modules: "Sequence[str]" = (),
+        environment: "Mapping[str, str] | None" = None,
+        show_log: bool = False,
+    ) -> None:
         """Start it; it imports while this process goes on.
 
         Call it in the main thread: the server ends with the thread that has started it.
 
         Args:
             modules: what to import besides ``WITHOUT_RAY``; nothing that imports Ray.
+            environment: what Ray will be started with; by default this process's own.
             show_log: let it write to stderr instead of keeping that for ``failure``.
 
         Raises:
@@ -143,7 +154,8 @@ class ForkServer:
                 f"import sys; sys.path.insert(0, {_ROOT!r}); "
                 "from training.forkserver import main; sys.exit(main(sys.argv[1:]))"
             )
-            given = {name: v for name, v in os.environ.items() if name.startswith(_READ_ONCE)}
+            environment = dict(os.environ if environment is None else environment)
+            given = {name: v for name, v in environment.items() if name.startswith(_READ_ONCE)}
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-c", start, "serve"),
@@ -154,17 +166,23 @@ class ForkServer:
                 stdout=output,
                 stderr=output,
                 pass_fds=[listener.fileno()],
-                env=os.environ | _OF_SERVER | {_GIVEN: json.dumps(given)},
+                env=environment | _OF_SERVER | {_GIVEN: json.dumps(given)},
             )
 
     @classmethod
-    def start(cls, *, modules: "Sequence[str]" = (), show_log: bool = False) -> "Self | None":
+    def start(
+        cls,
+        *,
+        modules: "Sequence[str]" = (),
+        environment: "Mapping[str, str] | None" = None,
+        show_log: bool = False,
+    ) -> "Self | None":
         """Like the constructor; None where there is none: switched off, not Linux, too old."""
         if os.environ.get(SWITCH) == "0" or not hasattr(os, "pidfd_open"):
             return None
         try:
             os.close(os.pidfd_open(os.getpid()))
-            return cls(modules=modules, show_log=show_log)
+            return cls(modules=modules, environment=environment, show_log=show_log)
         except OSError:
             return None
 
@@ -173,10 +191,11 @@ class ForkServer:
         return self._process.pid
 
     def complaint(self) -> "str | None":
-        """Why it has ended, or does not fork, in its own words; None while all is well."""
+        """Why it has ended, or did not fork, in its own words; None while all is well."""
         said = os.pread(self._log, 1 << 16, 0).decode(errors="replace") if self._log >= 0 else ""
-        if lines := said.strip().splitlines():
-            return lines[-1]
+        refusals = [line for line in said.splitlines() if line.startswith(_PREFIX)]
+        if refusals:
+            return refusals[-1].removeprefix(_PREFIX)
         code = self._process.poll()
         return None if code is None else f"it has ended with exit code {code}"
 
@@ -236,6 +255,9 @@ def hook_ray(server: str, *, expect: "Sequence[str] | None" = None) -> "str | No
                 ours + word.removeprefix(usual) if word.startswith(usual + " ") else word
                 for word in command
             ]
+            if not any(word.startswith(ours) for word in command):
+                print(f"{_PREFIX}the raylet's command is not as expected", file=sys.stderr)
+                return start(command, process_type, *given, **more)
         found = start(command, process_type, *given, **more)
         if is_raylet and server != NONE:
             own = {"RAY_JOB_ID": FIRST_JOB, "RAY_RAYLET_PID": str(found.process.pid)}
@@ -249,7 +271,7 @@ def hook_ray(server: str, *, expect: "Sequence[str] | None" = None) -> "str | No
 
 def _prepare(server: str, environment: "Mapping[str, str]") -> None:
     """Have a server import for processes with this environment, which will be asked for soon."""
-    with contextlib.suppress(OSError):  # whoever needs it finds out, and goes the usual way
+    with contextlib.suppress(OSError):  # a worker that needs it will start the usual way
         _ask(server, {"steps": steps(environment), "argv": None}).close()
 
 
@@ -281,6 +303,7 @@ def _client(name: str, argv: "list[str]") -> int:
             "context": context,
             "environment": environment,
             "folder": os.getcwd(),
+            "client": os.getpid(),
             "group": os.getpgid(0),
             "mask": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
             "nice": os.nice(0),
@@ -290,14 +313,18 @@ def _client(name: str, argv: "list[str]") -> int:
         with contextlib.suppress(OSError), _ask(name, request) as connection:
             answer = connection.recv(1)
             if answer == _FORKED:
+                # The raylet has marked this process as the first to go when memory runs out. The
+                # fork has taken the mark over: it is the one that uses memory.
+                with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as mark:
+                    mark.write("0")
                 # The server knows how the fork ends, and kills it when this process ends first.
                 status = connection.recv(4)
                 return _end_like(struct.unpack("!i", status)[0]) if status else 1
             if answer == _REFUSED:
                 reason = connection.recv(4096).decode(errors="replace")
         if environment.get("RAY_RAYLET_PID") != str(os.getppid()):
-            return 1  # the raylet has ended, and its server with it: nobody waits for this worker
-        print(f"fork server: {reason}: started the usual way", file=sys.stderr, flush=True)
+            return 1  # the raylet has ended, and its server with it: this worker is not needed
+        print(f"{_PREFIX}{reason}: started the usual way", file=sys.stderr, flush=True)
     return os.execv(sys.executable, [sys.executable, *_quoted(argv)])
 
 
@@ -309,7 +336,7 @@ def _ask(name: str, request: "dict[str, Any]") -> socket.socket:
         os.write(content, json.dumps(request).encode())
         connection.connect("\0" + name)
         if _user_of(connection) != os.getuid():
-            raise PermissionError("somebody else's server")
+            raise PermissionError("the server runs as another user")
         socket.send_fds(connection, [b"?"], [content, 0, 1, 2])
     except BaseException:
         connection.close()
@@ -383,7 +410,9 @@ class _Server:
         self._unfit = ""
         #: By the file that becomes readable at its end: its id, and the client that waits for that.
         self._workers: dict[int, tuple[int, socket.socket]] = {}
-        #: By what they have done: the way to their inbox, and their id.
+        #: Of those, the clients that have ended first.
+        self._killed: set[int] = set()
+        #: By what they have done: the socket to their inbox, and their id.
         self._servers: dict[str, tuple[socket.socket, int]] = {}
         self._end_with(parent)
 
@@ -406,8 +435,11 @@ class _Server:
                 self._unfit = f"cannot import {module}: {type(error).__name__}: {error}"
                 return
         self._unfit = _why_not_to_fork(os.listdir("/proc/self/task"), _open_files("/proc/self/fd"))
-        if not self._unfit and "ray" in sys.modules and _random_id() == _random_id():
-            self._unfit = "an import has had Ray's core draw a random number"
+        try:
+            if not self._unfit and "ray" in sys.modules and _random_id() == _random_id():
+                self._unfit = "an import has had Ray's core draw a random number"
+        except OSError as error:
+            self._unfit = f"cannot fork: {error.strerror}"
         # What is there now is in use until the end: looking at it would only copy its pages.
         gc.collect()
         gc.freeze()
@@ -415,15 +447,17 @@ class _Server:
     def serve(self) -> "dict[str, Any]":
         busy_at = time.monotonic()
         while True:
+            # In the order in which they are answered if several happen at once.
             watched: dict[int, tuple[str, Any]] = {}
+            if self._raylet >= 0:
+                watched[self._raylet] = ("raylet", None)
+            for process, (_, client) in self._workers.items():
+                watched[process] = ("ended", process)
+                if process not in self._killed:
+                    watched[client.fileno()] = ("unwanted", process)
             for each in (self._listener, self._inbox):
                 if each is not None:
                     watched[each.fileno()] = ("request", each)
-            for process, (pid, client) in self._workers.items():
-                watched[process] = ("ended", process)
-                watched[client.fileno()] = ("unwanted", pid)
-            if self._raylet >= 0:
-                watched[self._raylet] = ("raylet", None)
             poll = select.poll()  # no file of its own, which a fork would have to close
             for file in watched:
                 poll.register(file, select.POLLIN)
@@ -434,8 +468,9 @@ class _Server:
                         os._exit(0)  # and all that was forked is killed with it
                     case "ended", process:
                         self._report(process)
-                    case "unwanted", pid:
-                        os.kill(pid, signal.SIGKILL)  # the raylet has killed its client
+                    case "unwanted", process:  # the raylet has killed its client
+                        os.kill(self._workers[process][0], signal.SIGKILL)
+                        self._killed.add(process)
                     case _, source:
                         request = self._take(source)
                         if request is not None:
@@ -453,7 +488,10 @@ class _Server:
         """
         depth = 0
         if source is self._listener:
-            connection, _ = source.accept()
+            try:
+                connection, _ = source.accept()
+            except OSError:
+                return None  # the client has gone, or there are too many open files
             connection.settimeout(5)
             files: list[int] = []
             if _user_of(connection) == os.getuid():
@@ -467,6 +505,8 @@ class _Server:
                 os._exit(0)  # the server above has ended
             depth = said[0]
         try:
+            for file in files:
+                os.set_inheritable(file, False)
             if len(files) != 5:
                 return None
             request: dict[str, Any] = json.loads(os.pread(files[0], os.fstat(files[0]).st_size, 0))
@@ -485,7 +525,7 @@ class _Server:
                 os.close(file)
 
     def _refuse(self, reason: str, files: "list[int]") -> None:
-        sys.stderr.write(reason + "\n")
+        print(_PREFIX + reason, file=sys.stderr, flush=True)
         with contextlib.suppress(OSError), socket.socket(fileno=files.pop()) as client:
             client.sendall(_REFUSED + reason.encode()[:4000])
 
@@ -500,10 +540,17 @@ class _Server:
         if pid == 0:
             self._close_all()
             client.close()
-            for stream in (2, 1, 0):
-                os.dup2(files.pop(), stream)
-            return {**request, "parent": here}
-        self._workers[os.pidfd_open(pid)] = (pid, client)
+            for file, stream in zip(files[1:], (0, 1, 2), strict=True):
+                os.dup2(file, stream)
+            return {**request, "parent": here}  # the files themselves are closed in ``_take``
+        try:
+            self._workers[os.pidfd_open(pid)] = (pid, client)
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            files.append(client.detach())
+            self._refuse(f"cannot watch a fork: {error.strerror}", files)
+            return None
         with contextlib.suppress(OSError):  # its client has gone, which is noticed in ``serve``
             client.sendall(_FORKED)
         return None
@@ -511,13 +558,18 @@ class _Server:
     def _hand_down(self, step: "dict[str, Any]", depth: int, files: "list[int]") -> None:
         """Pass a request on to the server that has done ``step``; fork that first, if need be."""
         key = json.dumps(step, sort_keys=True)
+        self._forget_servers_that_ended()
         if key not in self._servers:
             if len(self._servers) >= _MOST_SERVERS:
                 self._refuse("too many different environments", files)
                 return
-            outbox, inbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             here = os.getpid()
-            pid = os.fork()
+            try:
+                outbox, inbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                pid = os.fork()
+            except OSError as error:
+                self._refuse(f"cannot fork a server: {error.strerror}", files)
+                return
             if pid == 0:
                 outbox.close()
                 self._close_all()
@@ -548,6 +600,7 @@ class _Server:
     def _report(self, process: int) -> None:
         """Tell a worker's client how it has ended."""
         pid, client = self._workers.pop(process)
+        self._killed.discard(process)
         _, status = os.waitpid(pid, 0)
         with client, contextlib.suppress(OSError):
             client.sendall(struct.pack("!i", status))
@@ -573,7 +626,7 @@ class _Server:
             os.close(self._raylet)
         self._listener = self._inbox = None
         self._raylet = -1
-        self._workers, self._servers = {}, {}
+        self._workers, self._servers, self._killed = {}, {}, set()
 
 
 def _be_killed_with(parent: int) -> None:
@@ -674,6 +727,12 @@ def _become(request: "dict[str, Any]") -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
     os.nice(max(0, request["nice"] - os.nice(0)))
+    with (
+        contextlib.suppress(OSError),
+        open(f"/proc/{request['client']}/oom_score_adj") as raylets,
+        open("/proc/self/oom_score_adj", "w") as mark,
+    ):
+        mark.write(raylets.read())
     resource.setrlimit(resource.RLIMIT_NOFILE, request["files"])
     os.chdir(request["folder"])
     os.environ.clear()
@@ -686,7 +745,7 @@ def _become(request: "dict[str, Any]") -> None:
     # Or all forks would draw the same numbers. A fork seeds Python's own generator by itself.
     np.random.seed()
     if "torch" in sys.modules:
-        sys.modules["torch"].seed()
+        sys.modules["torch"].default_generator.seed()
     _is_fork = True
     own = [w for w in request["argv"][1:] if not w.startswith((_CONTEXT, "--language="))]
     sys.argv = own

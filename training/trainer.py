@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from training import contract, machine
+from training import contract, machine, recipes
 from training.contract import Event, InputError
-from training.forkserver import PRELOAD
+from training.forkserver import PRELOAD, SWITCH
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
 #: start of all workers and the steps since the last checkpoint.
@@ -28,10 +28,12 @@ class Submission:
     run_uri: str
     local: bool
     least: int
-    """Workers that the run goes on with, if it cannot have as many as it asks for."""
+    """Minimum number of workers to continue with."""
     max_failures: int
     environment: dict[str, str]
-    """The command's, which holds what a person gives to it: a token for a model hub, say."""
+    """The command's: see ``command_environment``."""
+    folder: str
+    """The command's, in which relative paths are looked up."""
 
 
 def here() -> dict[str, Any]:
@@ -89,9 +91,7 @@ class _Events:
 
 def _prepare(submission: Submission, events: Any) -> tuple[dict[str, Any] | None, str]:
     """Look at the data; return the settings with what was decided, or None and what is wrong."""
-    from training import recipes
-
-    _take_over(submission.environment)
+    _take_over(submission)
     _start_coordinator()
 
     def report(done: int, total: int) -> None:
@@ -108,7 +108,7 @@ def _fit(submission: Submission, events: Any) -> str:
     """Train; return why that failed, or nothing."""
     from ray.train import TrainingFailedError
 
-    _take_over(submission.environment)
+    _take_over(submission)
     try:
         _trainer(submission, events).fit()
     except TrainingFailedError as error:
@@ -116,18 +116,28 @@ def _fit(submission: Submission, events: Any) -> str:
     return ""
 
 
-def _take_over(environment: Mapping[str, str]) -> None:
-    """Give this process the command's environment, but for what Ray has started it with."""
-    for name, value in environment.items():
-        if not name.startswith("RAY_") or name.startswith("RAY_TRAIN_"):
-            os.environ[name] = value
+def command_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a task takes over of the command's environment: a token for a model hub, say, but not
+    what Ray starts each process with, nor the token of the cluster."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith("RAY_") or name.startswith("RAY_TRAIN_")
+    }
+
+
+def _take_over(submission: Submission) -> None:
+    """Make this process see what the command sees."""
+    os.environ.update(submission.environment)
+    with contextlib.suppress(OSError):  # on a cluster, it may have no such folder
+        os.chdir(submission.folder)
 
 
 def _trainer(submission: Submission, events: Any) -> Any:
     import ray
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
-    from training import recipes, worker
+    from training import worker
 
     config = recipes.config_from_json(submission.config)
     job = _job_hosts()
@@ -165,15 +175,20 @@ def _trainer(submission: Submission, events: Any) -> Any:
             # A host that is taken away, with notice, is no failure: those are not counted.
             failure_config=FailureConfig(max_failures=submission.max_failures),
             checkpoint_config=CheckpointConfig(),
-            worker_runtime_env={"env_vars": {PRELOAD: recipes.preload(config.recipe)}},
+            worker_runtime_env={"env_vars": _preload(config.recipe)},
         ),
     )
+
+
+def _preload(recipe: str) -> dict[str, str]:
+    """What lets a recipe's workers be forked, and tells what they need."""
+    return {} if os.environ.get(SWITCH) == "0" else {PRELOAD: recipes.preload(recipe)}
 
 
 def _job_hosts() -> dict[str, int] | None:
     """What each worker node of the job that this runs in has; None outside a job.
 
-    They may not be there yet: Ray starts them because somebody asks for what they have.
+    They may not be there yet: Ray starts them when resources are requested.
     """
     if contract.ENV_JOB not in os.environ:
         return None

@@ -144,3 +144,21 @@ def test_workers_that_came_once_are_no_lack_of_capacity_later() -> None:
 def test_the_commands_words_reach_it_as_they_are() -> None:
     words = ["python", "-c", "print('a b')"]
     assert config(**{contract.ENV_COMMAND: json.dumps(words)}).command == tuple(words)
+
+
+@pytest.mark.parametrize(
+    ("command", "recipe"),
+    [
+        (["python", "-m", "training.launch", "ddp", "--workers", "2"], "ddp"),
+        (["python", "-m", "training.launch", "fsdp"], "fsdp"),
+        (["python", "-m", "training.launch", "ddp", "--verbose"], ""),
+        (["python", "-m", "training.launch"], ""),
+        (["python", "train.py"], ""),
+        (["ls"], ""),
+    ],
+)
+def test_nodes_prepare_for_the_recipe_that_a_job_trains(command: list[str], recipe: str) -> None:
+    assert job.recipe_of(command) == recipe
+    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT | {contract.ENV_RECIPE: recipe})
+    told = job.autoscaling(config(), head, task=TASK, address="10.0.0.5")["provider"]
+    assert told["environment"].get(contract.ENV_RECIPE, "") == recipe

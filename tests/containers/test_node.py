@@ -127,6 +127,31 @@ def test_a_head_that_only_coordinates_does_not_wait_for_itself() -> None:
     assert node.ray_environment(head, "eth0")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "1"
 
 
+def test_what_ray_is_started_with_does_not_keep_its_processes_from_being_forked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from training import forkserver
+
+    given: dict[str, str] = {}
+    monkeypatch.setattr(
+        forkserver.ForkServer, "start", lambda **options: given.update(options["environment"])
+    )
+    for config in (worker(), worker(TRAIN_SPOT="1", TRAIN_NUM_GPUS="4")):
+        node.start_fork_server(config)
+        asked = {
+            "argv": ["--language=PYTHON"],
+            "context": {"env_vars": {"OMP_NUM_THREADS": "1", forkserver.PRELOAD: ""}},
+            "environment": {**os.environ, **node.ray_environment(config, "eth0")},
+        }
+        once = {k: v for k, v in given.items() if k.startswith(forkserver._READ_ONCE)}
+        assert forkserver._why_not_forked(asked, once) == ""
+
+
+def test_a_program_of_the_users_own_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(contract.ENV_JOB, "job-1")
+    assert node.start_fork_server(worker()) is None
+
+
 # --- the size of the cluster ---------------------------------------------------------------------
 def test_the_size_that_the_head_says_is_what_the_command_line_reads() -> None:
     nodes = [
