@@ -107,6 +107,8 @@ _OF_SERVER = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asks the driver's library, does not initialize CUDA
 }
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+#: How likely the kernel is to end this process when memory runs out, 1000 at most.
+_MEMORY_MARK = "/proc/self/oom_score_adj"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 #: Servers below one server; more than a few would mean that a key changes all the time.
 _MOST_SERVERS = 8
@@ -303,7 +305,7 @@ def _client(name: str, argv: "list[str]") -> int:
             "context": context,
             "environment": environment,
             "folder": os.getcwd(),
-            "client": os.getpid(),
+            "memory": _read(_MEMORY_MARK),
             "group": os.getpgid(0),
             "mask": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
             "nice": os.nice(0),
@@ -315,8 +317,7 @@ def _client(name: str, argv: "list[str]") -> int:
             if answer == _FORKED:
                 # The raylet has marked this process as the first to go when memory runs out. The
                 # fork has taken the mark over: it is the one that uses memory.
-                with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as mark:
-                    mark.write("0")
+                _write(_MEMORY_MARK, "0")
                 # The server knows how the fork ends, and kills it when this process ends first.
                 status = connection.recv(4)
                 return _end_like(struct.unpack("!i", status)[0]) if status else 1
@@ -344,6 +345,19 @@ def _ask(name: str, request: "dict[str, Any]") -> socket.socket:
     finally:
         os.close(content)
     return connection
+
+
+def _read(path: str) -> str:
+    """Content of a file of the kernel's; empty where it cannot be read."""
+    with contextlib.suppress(OSError), open(path) as file:
+        return file.read().strip()
+    return ""
+
+
+def _write(path: str, content: str) -> None:
+    """Set a value of the kernel's, where that is allowed."""
+    with contextlib.suppress(OSError), open(path, "w") as file:
+        file.write(content)
 
 
 def _user_of(connection: socket.socket) -> int:
@@ -727,12 +741,7 @@ def _become(request: "dict[str, Any]") -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
     os.nice(max(0, request["nice"] - os.nice(0)))
-    with (
-        contextlib.suppress(OSError),
-        open(f"/proc/{request['client']}/oom_score_adj") as raylets,
-        open("/proc/self/oom_score_adj", "w") as mark,
-    ):
-        mark.write(raylets.read())
+    _write(_MEMORY_MARK, request["memory"])
     resource.setrlimit(resource.RLIMIT_NOFILE, request["files"])
     os.chdir(request["folder"])
     os.environ.clear()
