@@ -136,7 +136,7 @@ def test_an_interrupted_rehearsal_leaves_nothing(
                     run.poll() is not None
                     or (step in said.read_text() and (sign is None or sign(deployment)))
                 ),
-                timeout_s=240,
+                timeout_s=480,
             )
             time.sleep(after_s)
             last = re.findall(r"\[ *\d+/\d+\] (.*?) \.\.\.", said.read_text())[-1]
