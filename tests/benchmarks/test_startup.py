@@ -25,6 +25,7 @@ child = "import time\\nwhile time.process_time() < 0.3: pass\\nprint('done', flu
 child += "time.sleep(600)"
 subprocess.Popen([sys.executable, "-c", child], start_new_session=True)
 while time.process_time() < 0.3: pass
+time.sleep(2)  # without a cgroup, only what is still there is counted
 """
 
 

@@ -308,6 +308,7 @@ def test_a_server_that_cannot_import_says_so_and_ray_goes_the_usual_way() -> Non
 
 # --- starts and kills -----------------------------------------------------------------------------
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @linux
 def test_a_run_starts_every_time_and_whatever_is_killed_nothing_is_left(tmp_path: Path) -> None:
