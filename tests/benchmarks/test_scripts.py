@@ -41,6 +41,7 @@ def test_no_process_holds_more_than_its_part_while_a_model_is_loaded() -> None:
     assert found["peak_bytes"] < 1.3 * (found["shard_bytes"] + found["largest_tensor_bytes"])
 
 
+@pytest.mark.long
 def test_a_kill_while_a_checkpoint_is_written_loses_nothing_that_was_saved() -> None:
     found = printed("benchmarks.checkpoint", "--mb", "60")
     assert found["state_bytes"] > 50e6
