@@ -307,6 +307,11 @@ def _client(name: str, argv: "list[str]") -> int:
             "folder": os.getcwd(),
             "memory": _read(_MEMORY_MARK),
             "group": os.getpgid(0),
+            "ignored": [
+                int(each)
+                for each in (signal.SIGINT, signal.SIGTERM)
+                if signal.getsignal(each) == signal.SIG_IGN
+            ],
             "mask": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
             "nice": os.nice(0),
             "files": resource.getrlimit(resource.RLIMIT_NOFILE),
@@ -737,8 +742,10 @@ def _become(request: "dict[str, Any]") -> None:
     _be_killed_with(request["parent"])
     with contextlib.suppress(OSError):  # the client has ended, and this process is about to
         os.setpgid(0, request["group"])
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.SIGINT not in request["ignored"]:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.SIGTERM not in request["ignored"]:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, request["mask"])
     os.nice(max(0, request["nice"] - os.nice(0)))
     _write(_MEMORY_MARK, request["memory"])

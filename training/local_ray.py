@@ -100,12 +100,12 @@ def lost_worker(logs: Path) -> str | None:
             writes its job into files of its own as soon as it has joined.
     """
     try:
-        started = re.findall(
-            r"Started worker process with pid (\d+) worker_id=(\w+)",
-            (logs / "raylet.out").read_text(errors="replace"),
-        )
+        raylet = (logs / "raylet.out").read_text(errors="replace")
+        # Ray ends surplus workers, some of which have never had anything to do.
+        ended = {*re.findall(r"Disconnecting worker, graceful=true,.* worker_id=(\w+)", raylet)}
+        started = re.findall(r"Started worker process with pid (\d+) worker_id=(\w+)", raylet)
         for pid, worker in started:
-            if _is_running(int(pid)):
+            if worker in ended or _is_running(int(pid)):
                 continue
             own = "".join(path.read_text(errors="replace") for path in logs.glob(f"*-{worker}-*"))
             if ":job_id:" in own:

@@ -149,6 +149,17 @@ def test_a_worker_that_runs_or_had_joined_is_not_lost(tmp_path: Path) -> None:
     assert local_ray.lost_worker(joined) is None
 
 
+def test_a_worker_that_ray_had_no_use_for_is_not_lost(tmp_path: Path) -> None:
+    surplus = logs(tmp_path, pid=ended_process())
+    assert local_ray.lost_worker(surplus) is not None
+    with (surplus / "raylet.out").open("a") as file:
+        file.write(
+            "[2026 I 1 1] (raylet) node_manager.cc:1477: Disconnecting worker, graceful=true, "
+            "disconnect_type=1, has_creation_task_exception=false worker_id=c0ffee job_id=01\n"
+        )
+    assert local_ray.lost_worker(surplus) is None
+
+
 def test_ray_keeps_its_files_where_this_user_may_and_where_paths_are_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
