@@ -436,7 +436,7 @@ class _Server:
         self._end_with(parent)
 
     def _end_with(self, parent: int) -> None:
-        _be_killed_with(parent)
+        be_killed_with(parent)
         # Ctrl-C and SIGTERM go to the whole group of a command, which then ends in its own way.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
@@ -648,7 +648,7 @@ class _Server:
         self._workers, self._servers, self._killed = {}, {}, set()
 
 
-def _be_killed_with(parent: int) -> None:
+def be_killed_with(parent: int) -> None:
     """Have Linux kill this process when ``parent``, which has started it, ends."""
     import ctypes
 
@@ -739,7 +739,7 @@ def _become(request: "dict[str, Any]") -> None:
     import resource
     import runpy
 
-    _be_killed_with(request["parent"])
+    be_killed_with(request["parent"])
     with contextlib.suppress(OSError):  # the client has ended, and this process is about to
         os.setpgid(0, request["group"])
     if signal.SIGINT not in request["ignored"]:

@@ -5,7 +5,6 @@ torchrun (``TorchrunWorker``) on a machine that has PyTorch and not Ray, which i
 and profiles. Events are plain dictionaries for ``training.record``; only rank 0 sends them.
 """
 
-import ctypes
 import os
 import signal
 import sys
@@ -20,9 +19,7 @@ import torch.distributed as dist
 
 from training import contract
 from training.contract import Event, InputError, phase
-from training.forkserver import use_threads_of_environment
-
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+from training.forkserver import be_killed_with, use_threads_of_environment
 
 # Long enough for a slow first batch, short enough that a lost peer is noticed.
 COLLECTIVE_TIMEOUT_S: Final = 300
@@ -226,7 +223,7 @@ def _end_with_parent() -> None:
     get there, and would hold a GPU until the collective's time is up.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        be_killed_with(os.getppid())
 
 
 def ray_entry(arguments: Mapping[str, Any]) -> None:
