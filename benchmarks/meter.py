@@ -24,6 +24,25 @@ _END_TIMEOUT_S: Final = 20.0
 _SHELL: Final = 'echo $$ > "$0" && exec "$@"'
 
 
+def marked(mark: str) -> list[psutil.Process]:
+    """Running processes that have ``mark`` as their ``MARK``, however far they have detached
+    themselves from the one that started them."""
+    found = []
+    for process in psutil.process_iter():
+        # Ended in between, or another user's.
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def kill(processes: Sequence[psutil.Process]) -> None:
+    """SIGKILL to all; the end of one may be the end of another before its turn comes."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 class _Counter(Protocol):
     """Knows the processes of one tree."""
 

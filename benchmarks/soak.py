@@ -25,10 +25,10 @@ from typing import Final
 import numpy as np
 import psutil
 
+from benchmarks import meter
 from benchmarks.output import report, say
 
 #: In the environment of a command and of all that it starts, forks too.
-MARK: Final = "TRAIN_SOAK"
 TARGETS: Final = ("command", "server", "raylet", "worker")
 #: A command whose process was killed ends by itself within this time.
 _ENDS_S: Final = 300.0
@@ -71,10 +71,9 @@ class Soak:
         deadline = time.monotonic() + latest_s
         victims: list[psutil.Process] = []
         while not victims and process.poll() is None and time.monotonic() < deadline:
-            victims = [each for each in running(mark) if kind_of(each, process.pid) == target]
+            victims = [each for each in meter.marked(mark) if kind_of(each, process.pid) == target]
             time.sleep(0.05)
-        for victim in self._random.sample(victims, min(1, len(victims))):
-            victim.kill()
+        meter.kill(self._random.sample(victims, min(1, len(victims))))
         code, said = _wait(process)
         self.kills.append(f"{target}: {'killed' if victims else 'not there'}, exit code {code}")
         expected = (0, 1, -signal.SIGKILL) if victims else (0,)
@@ -93,7 +92,7 @@ class Soak:
         command += ["--data", str(self._data), "--epochs", "1", "--batch-per-worker", "16"]
         process = subprocess.Popen(
             [*command, "--run", run, "--storage", str(self.folder / "runs")],
-            env={**os.environ, MARK: mark},
+            env={**os.environ, meter.MARK: mark},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -103,11 +102,10 @@ class Soak:
 
     def _nothing_is_left(self, name: str, mark: str) -> None:
         deadline = time.monotonic() + _GONE_S
-        while left := running(mark):
+        while left := meter.marked(mark):
             if time.monotonic() > deadline:
                 self.failures.append(f"{name}: still running: {[each.cmdline() for each in left]}")
-                for each in left:
-                    each.kill()
+                meter.kill(left)
                 return
             time.sleep(0.1)
 
@@ -124,18 +122,6 @@ def write_images(folder: Path) -> Path:
             content = gzip.compress(header + values.tobytes())
             (folder / f"{split}-{kind}-ubyte.gz").write_bytes(content)
     return folder
-
-
-def running(mark: str) -> list[psutil.Process]:
-    """Processes that a command has started, and itself."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
 
 
 def kind_of(process: psutil.Process, command: int) -> str:

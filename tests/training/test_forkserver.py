@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.soak import TARGETS, Soak, kind_of, running
+from benchmarks import meter
+from benchmarks.soak import TARGETS, Soak, kind_of
 from tests.conftest import ROOT, write_wheel
 from training import forkserver, local_ray, recipes
 from training.contract import InputError
@@ -349,14 +350,13 @@ def command(tmp_path: Path) -> Iterator[Callable[..., tuple["subprocess.Popen[st
     for process, mark in started:
         process.kill()
         process.communicate()
-        for each in running(mark):
-            each.kill()
+        meter.kill(meter.marked(mark))
 
 
 def first_of(kind: str, process: "subprocess.Popen[str]", mark: str) -> psutil.Process:
     deadline = time.monotonic() + 120
     while True:
-        found = [each for each in running(mark) if kind_of(each, process.pid) == kind]
+        found = [each for each in meter.marked(mark) if kind_of(each, process.pid) == kind]
         if found:
             return min(found, key=lambda each: each.create_time())
         assert time.monotonic() < deadline
@@ -374,8 +374,8 @@ def test_a_server_that_is_killed_in_mid_run_ends_the_run_or_not_but_leaves_nothi
     _, said = process.communicate(timeout=120)
     assert process.returncode in (0, 1), said
     deadline = time.monotonic() + 10
-    while running(mark):
-        assert time.monotonic() < deadline, running(mark)
+    while meter.marked(mark):
+        assert time.monotonic() < deadline, meter.marked(mark)
         time.sleep(0.1)
 
 

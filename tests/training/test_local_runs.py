@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
+from benchmarks import meter
 from tests.training.test_data import write_images
 from training import record
 
@@ -88,7 +88,7 @@ def launcher(folder: Path, recipe: str) -> Iterator[Callable[..., Command]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(REPO), "TRAINING_TEST_RUN": name},
+            env={**os.environ, "PYTHONPATH": str(REPO), meter.MARK: name},
             start_new_session=True,
         )
         started.append(process)
@@ -96,8 +96,9 @@ def launcher(folder: Path, recipe: str) -> Iterator[Callable[..., Command]]:
 
     yield run
     for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        with process:  # closes its pipes, which would spoil a later test
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +107,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
         yield run
 
 
-def processes_of(run: str) -> list[psutil.Process]:
-    """Every process that a command started, Ray's too: they inherit its environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("TRAINING_TEST_RUN") == run:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
-
-
 def assert_nothing_is_left(run: str, within_s: float = 15) -> None:
     deadline = time.monotonic() + within_s
-    while left := processes_of(run):
+    while left := meter.marked(run):
         assert time.monotonic() < deadline, [process.name() for process in left]
         time.sleep(0.1)
 
@@ -197,8 +186,7 @@ def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
     # Killed outright in the third epoch: what came after the second is lost, and done again.
     command = start("broken", *DIGITS)
     command.wait_until(lambda: command.steps_done() >= 52)
-    for process in processes_of("broken"):
-        process.kill()  # all at once, as when the power goes
+    meter.kill(meter.marked("broken"))  # all at once, as when the power goes
     command.end()
     killed = shutil.copytree(command.run_folder, command.folder / "runs" / "fewer")
     assert any((killed / "checkpoints").iterdir())
@@ -233,7 +221,7 @@ def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
 def test_a_killed_command_takes_its_ray_with_it(start: Callable[..., Command]) -> None:
     command = start("orphans", *DIGITS)
     command.wait_until(lambda: command.steps_done() >= 1)
-    assert len(processes_of("orphans")) > 5
+    assert len(meter.marked("orphans")) > 5
     os.kill(command.process.pid, signal.SIGKILL)
     command.process.communicate()
     assert_nothing_is_left("orphans")
@@ -244,7 +232,7 @@ def test_a_lost_worker_is_replaced_and_the_run_ends_the_same(
 ) -> None:
     command = start("lost", *DIGITS)
     command.wait_until(lambda: command.steps_done() >= 25)
-    workers = [p for p in processes_of("lost") if "RayTrainWorker" in " ".join(p.cmdline())]
+    workers = [p for p in meter.marked("lost") if "RayTrainWorker" in " ".join(p.cmdline())]
     assert len(workers) == 2
     workers[1].kill()
     code, _, err = command.end()
