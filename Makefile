@@ -113,7 +113,7 @@ lock: ## resolve the requirement files into requirements.lock (UPGRADE=1: newest
 
 clean: ## remove caches and what builds leave behind; runs/ and the environments stay
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info cdk.out .venv-lock .rehearsal
-	find training trainctl stacks containers benchmarks rehearsal tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find contract training trainctl stacks containers benchmarks rehearsal tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environments too
 	rm -rf .venv .venv-aws .venv-audit node_modules

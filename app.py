@@ -12,11 +12,14 @@ os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "20")
 
 import aws_cdk as cdk
 
+from contract.errors import InputError
+from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
+from contract.exits import OK as EXIT_OK
+from contract.outputs import CORE_STACK, TRAINING_STACK
 from stacks import settings as deployment
 from stacks.core_stack import CoreStack
 from stacks.findings import AUDIT, accept
 from stacks.training_stack import TrainingStack
-from training.contract import CORE_STACK, EXIT_BAD_INPUT, EXIT_OK, TRAINING_STACK, InputError
 
 
 def build(app: cdk.App) -> cdk.App:

@@ -28,10 +28,12 @@ import torch.distributed as dist
 from benchmarks import processes
 from benchmarks.output import report, say
 from rehearsal.local_aws import local_aws
-from training import checkpoints, language_models, sharded_checkpoints, storage
-from training.checkpoints import Position
-from training.fsdp import make_mesh
-from training.language_models import WithLoss
+from training import storage
+from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint.checkpoints import Position
+from training.models import language_models
+from training.models.language_models import WithLoss
+from training.recipes.fsdp.loop import make_mesh
 from training.worker import TorchrunWorker
 
 ROUNDS: Final = 5

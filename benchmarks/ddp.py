@@ -30,10 +30,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.output import report, say
-from training import ddp, models
-from training.config import DdpConfig
-from training.contract import InputError
+from contract.errors import InputError
 from training.data import images, sources
+from training.models import classifiers as models
+from training.recipes.config import DdpConfig
+from training.recipes.ddp import loop as ddp
 
 WORLD_SIZE: Final = 2
 _BATCH_PER_WORKER: Final = 128

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import torch
 
-from training import checkpoints, contract, record
+from contract import runs
+from training.checkpoint import checkpoints
+from training.record import record
 
 # What a run computes, of all that its events hold.
 _COMPUTED: Final = frozenset(
@@ -68,7 +70,7 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
 def _events(run: Path) -> list[dict[str, Any]]:
     return [
         {name: value for name, value in line.items() if name in _COMPUTED}
-        for line in record.read_lines(run / contract.METRICS_FILE)
+        for line in record.read_lines(run / runs.METRICS_FILE)
         if line["type"] in ("step", "evaluation", "sample")
     ]
 
@@ -79,7 +81,7 @@ def _numbered(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _saved_folders(run: Path) -> dict[str, Path]:
     """The folders of a run that hold weights, by their path in the run."""
-    folders = [*(run / contract.CHECKPOINTS_DIR).glob("step-*"), run / contract.MODEL_DIR]
+    folders = [*(run / runs.CHECKPOINTS_DIR).glob("step-*"), run / runs.MODEL_DIR]
     return {folder.relative_to(run).as_posix(): folder for folder in folders if folder.is_dir()}
 
 

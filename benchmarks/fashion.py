@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.output import report, say
-from training import contract, record
+from contract import runs
+from training.record import record
 
 # Public solution 1: accuracy after ten epochs, and what an epoch took on two g5.xlarge.
 REFERENCE_ACCURACY: Final = 0.8852
@@ -50,7 +51,7 @@ def main() -> int:
             code = train(run, WAYS[way], seed=seed, data=options.data, storage=storage)
             if code:
                 return code
-            result = record.read_json(str(storage / run), contract.RESULT_FILE)
+            result = record.read_json(str(storage / run), runs.RESULT_FILE)
             assert result is not None
             found[way].append(result)
     if options.plot:
@@ -130,7 +131,7 @@ def plot(storage: Path, found: Mapping[str, Sequence[Mapping[str, Any]]], path: 
         )
         for way, results in found.items():
             for number, result in enumerate(results):
-                lines = record.read_lines(storage / result["run"] / contract.METRICS_FILE)
+                lines = record.read_lines(storage / result["run"] / runs.METRICS_FILE)
                 points = [
                     (line["epoch"], line["accuracy"])
                     for line in lines

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.output import report, say
-from training import language_models, pretrained
-from training.contract import InputError
+from contract.errors import InputError
 from training.data import text
 from training.data.text import SequenceOrder
-from training.language_models import WithLoss
+from training.models import language_models, pretrained
+from training.models.language_models import WithLoss
 
 _SHARED: Final = Path(__file__).parents[2] / "shared" / "data"
 SEQ_LEN: Final = 256

@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.output import report, say
-from training import language_models, metrics, optimizers, pretrained
-from training.config import OPTIMIZERS, RECOMPUTE, FsdpConfig
-from training.fsdp import clip, make_mesh
-from training.language_models import WithLoss
+from training import metrics, optimizers
+from training.models import language_models, pretrained
+from training.models.language_models import WithLoss
+from training.recipes.config import OPTIMIZERS, RECOMPUTE, FsdpConfig
+from training.recipes.fsdp.loop import clip, make_mesh
 from training.worker import TorchrunWorker
 
 WARM_UP: Final = 3

@@ -36,7 +36,6 @@ import json, sys, time
 from pathlib import Path
 from rehearsal.cycle import Rehearsal, Steps
 from rehearsal.inventory import account_at
-from training import contract
 
 def cpu_s():
     for name in ("cpuacct/docker/cpuacct.usage",):
@@ -50,20 +49,20 @@ rehearsal.down(Steps(1))
 try:
     rehearsal.up(Steps(5), standing=False)
     account = account_at(rehearsal.state()["endpoint"])
-    outputs = rehearsal.outputs(contract.TRAINING_STACK)
-    bucket = rehearsal.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
+    outputs = rehearsal.outputs("TrainingStack")
+    bucket = rehearsal.outputs("CoreStack")["BucketName"]
     logs = account.client("logs")
     for number in range(int(sys.argv[1])):
         began, before = time.time(), cpu_s()
         run = f"start-{number}"
         rehearsal.trainctl("submit", "ddp", "--workers", "2", "--run", run, "--yes", "--follow",
             "--preset", "digits", "--epochs", "1", "--env", "OMP_NUM_THREADS=1")
-        key = f"{contract.RUNS_PREFIX}/{run}/{contract.METRICS_FILE}"
+        key = f"runs/{run}/metrics.jsonl"
         body = account.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read().decode()
         lines = [json.loads(line) for line in body.splitlines()]
         found = {e["name"]: e["time"] for e in lines if e["type"] == "phase"}
         found["first_step"] = next(e["time"] for e in lines if e["type"] == "step")
-        group = outputs[contract.OUT_LOG_GROUP]
+        group = outputs["LogGroupName"]
         said = []
         for stream in logs.describe_log_streams(logGroupName=group)["logStreams"]:
             said += logs.get_log_events(logGroupName=group, logStreamName=stream["logStreamName"],

@@ -19,10 +19,10 @@ import torch
 
 from benchmarks import processes
 from benchmarks.output import report, say
-from training import language_models, pretrained
-from training.fsdp import make_mesh
-from training.language_models import WithLoss
-from training.model_shapes import SHAPES
+from training.models import language_models, pretrained
+from training.models.language_models import WithLoss
+from training.models.model_shapes import SHAPES
+from training.recipes.fsdp.loop import make_mesh
 from training.worker import TorchrunWorker
 
 _SAMPLE_S: Final = 0.002

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from training import record
+from training.record import record
 
 
 def report(result: Mapping[str, Any], *, as_json: bool) -> None:

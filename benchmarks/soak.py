@@ -133,7 +133,7 @@ def kind_of(process: psutil.Process, command: int) -> str:
     except psutil.Error:
         return ""
     kinds: dict[str, Callable[[str], bool]] = {
-        "server": lambda words: "from training.forkserver import main" in words,
+        "server": lambda words: "from training.runtime.forkserver import main" in words,
         "raylet": lambda words: "/raylet/raylet " in words,
         "worker": lambda words: words.startswith("ray::RayTrainWorker"),
     }

@@ -29,8 +29,10 @@ from benchmarks import baseline, equality
 from benchmarks.baseline import ROOT, BaselineError
 from benchmarks.meter import Tree, busy_s, interruptible
 from benchmarks.output import report, say
-from training import contract, record
+from contract import exits
+from contract.runs import METRICS_FILE, RESULT_FILE
 from training.data import sources
+from training.record import record
 
 # "0" makes a run start its processes in Ray's ordinary way.
 FORK_SWITCH: Final = "TRAIN_FORK"
@@ -112,9 +114,9 @@ def main() -> int:
             result = _measure(folder, options)
     except BaselineError as error:
         print(f"error: {error}", file=sys.stderr)
-        return contract.EXIT_BAD_INPUT
+        return exits.BAD_INPUT
     except KeyboardInterrupt:
-        return contract.EXIT_INTERRUPTED
+        return exits.INTERRUPTED
     report(result, as_json=options.json)
     return 0 if result.get("equal", {}).get("equal", True) else 1
 
@@ -237,7 +239,7 @@ def _start(recipe: str, way: Way, place: Place) -> Spent:
     """Start a run and end it after its first step."""
     with place.scratch() as scratch:
         command = _command(recipe, _RECIPES[recipe][0], scratch / "runs", place)
-        metrics = scratch / "runs" / _RUN / contract.METRICS_FILE
+        metrics = scratch / "runs" / _RUN / METRICS_FILE
         busy_before = busy_s()
         with place.tree(command, way, scratch) as tree:
             samples = [(tree.began, 0.0)]
@@ -327,7 +329,7 @@ def _equal(recipe: str, ways: Sequence[Way], place: Place) -> dict[str, Any]:
             say(f"{recipe}: a complete run, {way.name}")
             left_behind[way.name] = _complete(recipe, way, scratch / way.name, place)
         first, second, before = (scratch / way.name / _RUN for way in ways)
-        result = record.read_json(str(first), contract.RESULT_FILE) or {}
+        result = record.read_json(str(first), RESULT_FILE) or {}
         compared = equality.compare(first, second)
         with_baseline = equality.compare(first, before)
     say(f"{recipe}: quick and fallback are {'equal' if compared['equal'] else 'NOT EQUAL'}")

@@ -24,7 +24,8 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from training import contract
+from contract import jobs
+from contract.nodes import CONTAINER, HEAD
 
 RUN_TASK_MOST: Final = 10  # tasks that ECS starts in a call
 DESCRIBE_MOST: Final = 100
@@ -139,7 +140,7 @@ class EcsNodeProvider(NodeProvider):
         if node_id == self._settings.head:
             return {
                 TAG_RAY_NODE_KIND: NODE_KIND_HEAD,
-                TAG_RAY_USER_NODE_TYPE: contract.HEAD,
+                TAG_RAY_USER_NODE_TYPE: HEAD,
                 TAG_RAY_NODE_STATUS: STATUS_UP_TO_DATE,
             }
         return {tag["key"]: tag["value"] for tag in self._tasks.get(node_id, {}).get("tags", [])}
@@ -202,7 +203,7 @@ class EcsNodeProvider(NodeProvider):
             "taskDefinition": settings.task_definition,
             "count": count,
             "startedBy": settings.job,
-            "group": f"{contract.JOB_GROUP}{settings.job}",
+            "group": f"{jobs.JOB_GROUP}{settings.job}",
             # Given again with each attempt: ECS then answers with what the first one has started.
             "clientToken": uuid.uuid4().hex,
             "networkConfiguration": {
@@ -215,7 +216,7 @@ class EcsNodeProvider(NodeProvider):
             "overrides": {
                 "containerOverrides": [
                     {
-                        "name": contract.CONTAINER,
+                        "name": CONTAINER,
                         "environment": [
                             {"name": name, "value": value}
                             for name, value in {

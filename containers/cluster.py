@@ -10,8 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from training import contract
-from training.contract import ClusterSize
+from contract.nodes import DASHBOARD_PORT, ClusterSize
 
 #: The answer lists all nodes, and takes the dashboard some milliseconds.
 POLL_S: Final = 1.0
@@ -27,7 +26,7 @@ def size(token: str) -> ClusterSize:
         OSError: it does not answer (yet).
         ValueError: it answers something else.
     """
-    connection = http.client.HTTPConnection("127.0.0.1", contract.DASHBOARD_PORT, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", DASHBOARD_PORT, timeout=10)
     try:
         connection.request("GET", _PATH, headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()

@@ -10,7 +10,7 @@ import socket
 import sys
 from typing import Final
 
-from training import contract
+from contract import nodes
 
 TIMEOUT_S: Final = 3
 
@@ -18,9 +18,9 @@ TIMEOUT_S: Final = 3
 def place(kind: str) -> tuple[int, str]:
     """Port and path asked: on the head whether the cluster's control service lives, else the
     raylet."""
-    if kind == contract.HEAD:
-        return contract.DASHBOARD_PORT, "/api/gcs_healthz"
-    return contract.AGENT_PORT, "/api/local_raylet_healthz"
+    if kind == nodes.HEAD:
+        return nodes.DASHBOARD_PORT, "/api/gcs_healthz"
+    return nodes.AGENT_PORT, "/api/local_raylet_healthz"
 
 
 def ask(port: int, path: str) -> str:
@@ -36,7 +36,7 @@ def ask(port: int, path: str) -> str:
 
 
 def main() -> int:
-    port, path = place(os.environ.get(contract.ENV_NODE, contract.WORKER))
+    port, path = place(os.environ.get(nodes.ENV_NODE, nodes.WORKER))
     url = f"http://127.0.0.1:{port}{path}"
     try:
         head, _, body = ask(port, path).partition("\r\n\r\n")

@@ -95,10 +95,10 @@ case $1 in
     project)
         "$VENV/bin/python" -m pip check
         mkdir -p /opt/train/containers
-        cp -R "$SOURCE/training" /opt/train/
+        cp -R "$SOURCE/contract" "$SOURCE/training" /opt/train/
         cp "$SOURCE"/containers/*.py /opt/train/containers/
         # Fails here and not on a host that somebody pays for.
-        modules='containers.node, training.launch, training.driver, training.ddp'
+        modules='containers.node, training.launch, training.runtime.driver, training.recipes.ddp.loop'
         cd / && "$VENV/bin/python" -c "import $modules, ray.train.torch, pyarrow.fs, s3fs"
         finish /opt/train
         ;;

@@ -23,8 +23,31 @@ from typing import Any, Final, Self
 
 from containers import cluster, gpus, metadata, network, node, user_code
 from containers.node import TOKEN, NodeConfig, count, say
-from training import contract, recipes
-from training.contract import ClusterSize, InputError
+from contract import exits
+from contract.errors import InputError
+from contract.nodes import (
+    ENV_CAPACITY_WAIT,
+    ENV_CODE,
+    ENV_COMMAND,
+    ENV_DEADLINE,
+    ENV_HEAD_ADDRESS,
+    ENV_IDLE,
+    ENV_JOB,
+    ENV_MAX_WORKERS,
+    ENV_MIN_WORKERS,
+    ENV_RECIPE,
+    ENV_SECURITY_GROUPS,
+    ENV_SUBNETS,
+    ENV_WORKER_CPUS,
+    ENV_WORKER_GPUS,
+    ENV_WORKER_PROVIDER,
+    ENV_WORKER_TASK,
+    GCS_PORT,
+    HEAD,
+    WORKER,
+    ClusterSize,
+)
+from training import recipes
 
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
@@ -56,35 +79,35 @@ class JobConfig:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read the variables of ``training.contract``. Raises InputError when one is wrong."""
-        needed = (contract.ENV_JOB, contract.ENV_COMMAND, contract.ENV_WORKER_TASK)
+        """Read the variables of ``contract``. Raises InputError when one is wrong."""
+        needed = (ENV_JOB, ENV_COMMAND, ENV_WORKER_TASK)
         if missing := [name for name in needed if not environment.get(name)]:
             raise InputError(f"{', '.join(missing)} is missing: trainctl submit sets it")
         try:
-            command = json.loads(environment[contract.ENV_COMMAND])
+            command = json.loads(environment[ENV_COMMAND])
         except ValueError:
             command = None
         if not (isinstance(command, list) and command and all(isinstance(w, str) for w in command)):
-            raise InputError(f"{contract.ENV_COMMAND} must be a JSON list of words")
+            raise InputError(f"{ENV_COMMAND} must be a JSON list of words")
         # None at all: an export, say, is done by the head alone.
-        least = count(environment, contract.ENV_MIN_WORKERS, 1)
-        most = count(environment, contract.ENV_MAX_WORKERS, least)
+        least = count(environment, ENV_MIN_WORKERS, 1)
+        most = count(environment, ENV_MAX_WORKERS, least)
         if least > most:
             raise InputError(f"{least} to {most} workers: there must be no more than at most")
         return cls(
-            job=environment[contract.ENV_JOB],
+            job=environment[ENV_JOB],
             command=tuple(command),
-            deadline=count(environment, contract.ENV_DEADLINE, int(time.time()) + _DAY_S),
-            capacity_wait_s=count(environment, contract.ENV_CAPACITY_WAIT, 1800),
+            deadline=count(environment, ENV_DEADLINE, int(time.time()) + _DAY_S),
+            capacity_wait_s=count(environment, ENV_CAPACITY_WAIT, 1800),
             min_workers=least,
             max_workers=most,
-            idle_s=count(environment, contract.ENV_IDLE, 60),
-            worker_cpus=count(environment, contract.ENV_WORKER_CPUS, 1),
-            worker_gpus=count(environment, contract.ENV_WORKER_GPUS, 0),
-            worker_task=environment[contract.ENV_WORKER_TASK],
-            worker_provider=environment.get(contract.ENV_WORKER_PROVIDER, ""),
-            subnets=_listed(environment.get(contract.ENV_SUBNETS, "")),
-            security_groups=_listed(environment.get(contract.ENV_SECURITY_GROUPS, "")),
+            idle_s=count(environment, ENV_IDLE, 60),
+            worker_cpus=count(environment, ENV_WORKER_CPUS, 1),
+            worker_gpus=count(environment, ENV_WORKER_GPUS, 0),
+            worker_task=environment[ENV_WORKER_TASK],
+            worker_provider=environment.get(ENV_WORKER_PROVIDER, ""),
+            subnets=_listed(environment.get(ENV_SUBNETS, "")),
+            security_groups=_listed(environment.get(ENV_SECURITY_GROUPS, "")),
         )
 
 
@@ -120,10 +143,10 @@ def autoscaling(
         "security_groups": [*config.security_groups],
         # An address, because names take time to spread, and no is remembered for minutes.
         "environment": {
-            contract.ENV_HEAD_ADDRESS: address,
-            contract.ENV_JOB: config.job,
-            contract.ENV_DEADLINE: f"{config.deadline:.0f}",
-            **({contract.ENV_RECIPE: head.recipe} if head.recipe else {}),
+            ENV_HEAD_ADDRESS: address,
+            ENV_JOB: config.job,
+            ENV_DEADLINE: f"{config.deadline:.0f}",
+            **({ENV_RECIPE: head.recipe} if head.recipe else {}),
         },
     }
     worker: dict[str, Any] = {"CPU": config.worker_cpus}
@@ -138,15 +161,15 @@ def autoscaling(
         "upscaling_speed": 1000,  # all at once: a training that starts with a part waits anyway
         "idle_timeout_minutes": config.idle_s / 60,
         "provider": provider,
-        "head_node_type": contract.HEAD,
+        "head_node_type": HEAD,
         "available_node_types": {
-            contract.HEAD: {
+            HEAD: {
                 "resources": own,
                 "node_config": {},
                 "min_workers": 0,
                 "max_workers": 0,
             },
-            contract.WORKER: {
+            WORKER: {
                 "resources": worker,
                 "node_config": {},
                 "min_workers": config.min_workers,
@@ -185,7 +208,7 @@ class Job:
         if self._head.num_gpus and (faults := gpus.faults(self._head.num_gpus)):
             for fault in faults:
                 say(f"not starting: {fault}")
-            return contract.EXIT_BAD_HOST
+            return exits.BAD_HOST
         task = metadata.own_task()
         if task is None:
             raise InputError("a job starts its workers on ECS, and this is no task of ECS")
@@ -206,7 +229,7 @@ class Job:
                 "NCCL_SOCKET_IFNAME": interface,
                 "RAY_enable_autoscaler_v2": "1",
                 "RAY_CLOUD_INSTANCE_ID": task.arn,
-                "RAY_NODE_TYPE_NAME": contract.HEAD,
+                "RAY_NODE_TYPE_NAME": HEAD,
             }
             command = node.ray_command(self._head, address, server)
             command += [f"--autoscaling-config={file}"]
@@ -236,7 +259,7 @@ class Job:
                 return early
             if time.monotonic() - self._began > _RAY_STARTS_S:
                 self._say_of_ray(f"Ray did not start within {_RAY_STARTS_S:.0f} s")
-                return contract.EXIT_FAILED
+                return exits.FAILED
             time.sleep(_POLL_S)
         words = self._config.command
         with tempfile.TemporaryDirectory(prefix="code-") as folder:
@@ -250,7 +273,7 @@ class Job:
                     env={
                         **environment,
                         **own.environment,
-                        "RAY_ADDRESS": f"{address}:{contract.GCS_PORT}",
+                        "RAY_ADDRESS": f"{address}:{GCS_PORT}",
                     },
                     start_new_session=True,
                 )
@@ -276,18 +299,18 @@ class Job:
         config = self._config
         if self._stopped:
             say("stopped as told")
-            return contract.EXIT_TERMINATED
+            return exits.TERMINATED
         if time.time() > config.deadline:
             say("the deadline has come")
-            return contract.EXIT_DEADLINE
+            return exits.DEADLINE
         if ray.poll() is not None:
             self._say_of_ray(f"Ray ended on its own (exit code {ray.returncode})")
-            return contract.EXIT_FAILED
+            return exits.FAILED
         waited = time.monotonic() - self._began
         there = self._size.num_nodes - 1 if self._size else 0
         if there < config.min_workers and waited > config.capacity_wait_s:
             say(f"{there} of {config.min_workers} workers after {waited:.0f} s: no capacity")
-            return contract.EXIT_NO_CAPACITY
+            return exits.NO_CAPACITY
         return None
 
     def _say_of_ray(self, what: str) -> None:
@@ -337,14 +360,14 @@ def _end(process: "subprocess.Popen[bytes]", within_s: float) -> None:
 def main() -> int:
     """``python -m containers job``."""
     try:
-        head = NodeConfig.from_environment(contract.HEAD, os.environ)
+        head = NodeConfig.from_environment(HEAD, os.environ)
         config = JobConfig.from_environment(os.environ)
         # Processes that see a user's code are not forked.
-        recipe = "" if os.environ.get(contract.ENV_CODE) else recipe_of(config.command)
+        recipe = "" if os.environ.get(ENV_CODE) else recipe_of(config.command)
         return Job(config, replace(head, recipe=recipe)).run()
     except InputError as error:
         say(f"error: {error}")
-        return contract.EXIT_BAD_INPUT
+        return exits.BAD_INPUT
 
 
 if __name__ == "__main__":

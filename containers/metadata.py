@@ -6,7 +6,7 @@ import urllib.request
 from dataclasses import dataclass
 from typing import Final
 
-from training.contract import InputError
+from contract.errors import InputError
 
 _VARIABLE: Final = "ECS_CONTAINER_METADATA_URI_V4"
 _TIMEOUT_S: Final = 5

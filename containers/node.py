@@ -1,8 +1,8 @@
 """One node: what Ray is told, and how it is started, stopped and accounted for.
 
 The container's first process. It has a fork server import what training needs
-(``training.forkserver``), waits for the head meanwhile, checks token and GPUs, starts ``ray start
---block``, passes SIGTERM on so that Ray drains, and says in one line why it ended.
+(``training.runtime.forkserver``), waits for the head meanwhile, checks token and GPUs, starts
+``ray start --block``, passes SIGTERM on so that Ray drains, and says in one line why it ended.
 """
 
 import http.client
@@ -18,9 +18,10 @@ from types import FrameType
 from typing import Final, Self
 
 from containers import cluster, gpus, metadata, network, spot
-from training import contract, recipes
-from training.contract import InputError
-from training.forkserver import NONE, ForkServer
+from contract import exits, nodes
+from contract.errors import InputError
+from training import recipes
+from training.runtime.forkserver import NONE, ForkServer
 
 TOKEN: Final = "RAY_AUTH_TOKEN"
 # A host may still pull its image while others wait, and a resolver may keep the answer that the
@@ -33,7 +34,7 @@ PORTS: Final = {
     "--object-manager-port": 6381,
     "--runtime-env-agent-port": 6382,
     "--dashboard-agent-grpc-port": 6383,
-    "--dashboard-agent-listen-port": contract.AGENT_PORT,
+    "--dashboard-agent-listen-port": nodes.AGENT_PORT,
     "--metrics-export-port": 6384,
     "--min-worker-port": 10002,
     "--max-worker-port": 19999,
@@ -61,30 +62,30 @@ class NodeConfig:
 
     @classmethod
     def from_environment(cls, kind: str, environment: Mapping[str, str]) -> Self:
-        """Read the variables of ``training.contract``. Raises InputError when one is wrong."""
-        if kind not in (contract.HEAD, contract.WORKER):
+        """Read the variables of ``contract``. Raises InputError when one is wrong."""
+        if kind not in (nodes.HEAD, nodes.WORKER):
             raise InputError(f"node {kind!r} is unknown: it must be head or worker")
         if len(environment.get(TOKEN, "")) < 16:
             raise InputError(
                 f"{TOKEN} is missing or shorter than 16 characters: every node needs the "
                 "cluster's token; on ECS it comes from Secrets Manager"
             )
-        head = environment.get(contract.ENV_HEAD_ADDRESS, "")
-        if kind == contract.WORKER and not head:
+        head = environment.get(nodes.ENV_HEAD_ADDRESS, "")
+        if kind == nodes.WORKER and not head:
             raise InputError(
-                f"{contract.ENV_HEAD_ADDRESS} is missing: a worker needs the name or address of "
+                f"{nodes.ENV_HEAD_ADDRESS} is missing: a worker needs the name or address of "
                 "its head"
             )
-        trains = environment.get(contract.ENV_TRAINS, "1") == "1"
-        num_cpus = count(environment, contract.ENV_NUM_CPUS, os.cpu_count() or 1)
+        trains = environment.get(nodes.ENV_TRAINS, "1") == "1"
+        num_cpus = count(environment, nodes.ENV_NUM_CPUS, os.cpu_count() or 1)
         return cls(
             kind=kind,
             head=head,
             num_cpus=num_cpus if trains else 0,
-            num_gpus=count(environment, contract.ENV_NUM_GPUS, 0),
-            head_wait_s=count(environment, contract.ENV_HEAD_WAIT, HEAD_WAIT_S),
-            spot=environment.get(contract.ENV_SPOT) == "1",
-            recipe=environment.get(contract.ENV_RECIPE, ""),
+            num_gpus=count(environment, nodes.ENV_NUM_GPUS, 0),
+            head_wait_s=count(environment, nodes.ENV_HEAD_WAIT, HEAD_WAIT_S),
+            spot=environment.get(nodes.ENV_SPOT) == "1",
+            recipe=environment.get(nodes.ENV_RECIPE, ""),
         )
 
 
@@ -101,9 +102,9 @@ def start_fork_server(config: NodeConfig) -> ForkServer | None:
 
     None in the job of a program that is not a recipe: Ray starts its processes as usual.
     """
-    if contract.ENV_JOB in os.environ and not config.recipe:
+    if nodes.ENV_JOB in os.environ and not config.recipe:
         return None
-    modules = ["training.trainer", *recipes.LOOPS.values()]
+    modules = ["training.runtime.trainer", *recipes.LOOPS.values()]
     # As Ray's processes get it, but for the name of the network's interface, found later.
     environment = ray_environment(config, "") | os.environ
     return ForkServer.start(modules=modules, environment=environment, show_log=True)
@@ -114,7 +115,7 @@ def expected(config: NodeConfig) -> list[str]:
     if not config.recipe:
         return []
     # Ray Train's own actors run on the head, training processes where there are processors.
-    of_ray_train = [""] if config.kind == contract.HEAD else []
+    of_ray_train = [""] if config.kind == nodes.HEAD else []
     return of_ray_train + ([recipes.preload(config.recipe)] if config.num_cpus else [])
 
 
@@ -137,20 +138,20 @@ def ray_command(config: NodeConfig, address: str, server: ForkServer | None = No
     command += ["--disable-usage-stats", f"--node-ip-address={address}"]
     command += [f"--num-cpus={config.num_cpus}", f"--num-gpus={config.num_gpus}"]
     command += [f"{option}={port}" for option, port in PORTS.items()]
-    if config.kind == contract.HEAD:
-        command += ["--head", f"--port={contract.GCS_PORT}"]
+    if config.kind == nodes.HEAD:
+        command += ["--head", f"--port={nodes.GCS_PORT}"]
         # Reached by the workers' token check and by a tunnel; the token guards it.
-        command += ["--dashboard-host=0.0.0.0", f"--dashboard-port={contract.DASHBOARD_PORT}"]
+        command += ["--dashboard-host=0.0.0.0", f"--dashboard-port={nodes.DASHBOARD_PORT}"]
     else:
-        command += [f"--address={config.head}:{contract.GCS_PORT}"]
+        command += [f"--address={config.head}:{nodes.GCS_PORT}"]
     return command
 
 
 def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
     """What Ray and the training processes below it inherit; a task definition may override it."""
-    only_coordinates = config.kind == contract.HEAD and config.num_cpus == 0
+    only_coordinates = config.kind == nodes.HEAD and config.num_cpus == 0
     return {
-        contract.ENV_NODE: config.kind,
+        nodes.ENV_NODE: config.kind,
         # A node that trains gets Ray's 30 s to say so and to save. A head that does not has nothing
         # to hand over, and would wait for itself.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1" if only_coordinates else "30",
@@ -191,7 +192,7 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
 
 def token_refused(head: str, token: str) -> str | None:
     """Why the head does not accept ``token``; None when it does, or cannot say."""
-    connection = http.client.HTTPConnection(head, contract.DASHBOARD_PORT, timeout=5)
+    connection = http.client.HTTPConnection(head, nodes.DASHBOARD_PORT, timeout=5)
     try:
         connection.request("GET", "/api/version", headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
@@ -222,8 +223,8 @@ class Node:
         if config.num_gpus and (faults := gpus.faults(config.num_gpus)):
             for fault in faults:
                 say(f"not joining: {fault}")
-            return contract.EXIT_BAD_HOST
-        if config.kind == contract.WORKER:
+            return exits.BAD_HOST
+        if config.kind == nodes.WORKER:
             code = self._meet_head()
             if code is not None:
                 return code
@@ -247,7 +248,7 @@ class Node:
         if self._stopped_by is not None:  # told so while it was being started
             self._ray.send_signal(signal.SIGTERM)
         ended = threading.Event()
-        if config.kind == contract.HEAD:
+        if config.kind == nodes.HEAD:
             threading.Thread(
                 target=cluster.watch, args=(os.environ[TOKEN], say, ended), daemon=True
             ).start()
@@ -263,20 +264,20 @@ class Node:
         config = self.config
         reason = network.wait_for_port(
             config.head,
-            contract.GCS_PORT,
+            nodes.GCS_PORT,
             timeout_s=config.head_wait_s,
             should_stop=lambda: self._stopped_by is not None,
             say=say,
         )
         if self._stopped_by is not None:
             say("stopped while waiting for the head")
-            return contract.EXIT_TERMINATED
+            return exits.TERMINATED
         if reason:
             say(f"giving up after {config.head_wait_s:.0f} s: {reason}")
-            return contract.EXIT_NO_HEAD
+            return exits.NO_HEAD
         if refusal := token_refused(config.head, os.environ[TOKEN]):
             say(refusal)
-            return contract.EXIT_REFUSED
+            return exits.REFUSED
         return None
 
     def _wait(self, ray: "subprocess.Popen[bytes]") -> int:
@@ -285,7 +286,7 @@ class Node:
             try:
                 return ray.wait(1)
             except subprocess.TimeoutExpired:
-                if self._stopped_by is None or self.config.kind == contract.HEAD:
+                if self._stopped_by is None or self.config.kind == nodes.HEAD:
                     continue
             if self._head_is_lost():
                 say("the head has gone first: there is nobody to hand anything over to")
@@ -294,19 +295,19 @@ class Node:
     def _head_is_lost(self) -> str | None:
         """Why the head does not answer; None when it does."""
         return network.wait_for_port(
-            self.config.head, contract.GCS_PORT, timeout_s=0, should_stop=bool, say=say
+            self.config.head, nodes.GCS_PORT, timeout_s=0, should_stop=bool, say=say
         )
 
     def _explain(self, code: int, lasted_s: float) -> int:
         """Turn Ray's exit code into this node's, and say what it means."""
         if self._stopped_by is not None:
             say(f"stopped as told, Ray has drained (exit code {code})")
-            return contract.EXIT_OK
-        if self.config.kind == contract.WORKER and (lost := self._head_is_lost()):
+            return exits.OK
+        if self.config.kind == nodes.WORKER and (lost := self._head_is_lost()):
             say(f"the head is lost after {lasted_s:.0f} s: {lost}")
-            return contract.EXIT_NO_HEAD
+            return exits.NO_HEAD
         say(f"Ray ended on its own after {lasted_s:.0f} s (exit code {code}); its log is above")
-        return contract.EXIT_FAILED
+        return exits.FAILED
 
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self._stopped_by = number
@@ -321,7 +322,7 @@ def say(message: str) -> None:
 
 def main(arguments: list[str]) -> int:
     """``python -m containers head|worker|job``."""
-    if arguments == [contract.JOB]:
+    if arguments == [nodes.JOB]:
         from containers import job
 
         return job.main()
@@ -331,4 +332,4 @@ def main(arguments: list[str]) -> int:
         return Node(NodeConfig.from_environment(arguments[0], os.environ)).run()
     except InputError as error:
         say(f"error: {error}")
-        return contract.EXIT_BAD_INPUT
+        return exits.BAD_INPUT

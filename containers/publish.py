@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from training import contract
-from training.contract import InputError
+from contract import exits, nodes
+from contract.errors import InputError
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCKERFILE: Final = "containers/Dockerfile"
@@ -163,7 +163,8 @@ def commit() -> str:
         return done.stdout.strip()
 
     sha = git("rev-parse", "HEAD")
-    if changed := git("status", "--porcelain", "--", "training", "containers", "requirements.lock"):
+    sources = ("contract", "training", "containers", "requirements.lock")
+    if changed := git("status", "--porcelain", "--", *sources):
         raise InputError(
             "the images would hold changes that no commit has, and a tag must name what is in it: "
             f"commit them, or give a name with --tag\n{changed}"
@@ -231,7 +232,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def publish(options: argparse.Namespace) -> dict[str, Any]:
     """What the command does; return what it prints: tag, and image and digest of each target."""
-    repositories = {contract.HEAD: options.head, contract.WORKER: options.worker}
+    repositories = {nodes.HEAD: options.head, nodes.WORKER: options.worker}
     if not options.no_push and not all(repositories.values()):
         raise InputError("--head and --worker are needed to push; --no-push only builds")
     sha = "unknown" if options.tag else commit()
@@ -272,11 +273,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(publish(options), indent=1))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        return contract.EXIT_BAD_INPUT
+        return exits.BAD_INPUT
     except PublishError as error:
         print(f"error: {error}", file=sys.stderr)
-        return contract.EXIT_FAILED
-    return contract.EXIT_OK
+        return exits.FAILED
+    return exits.OK
 
 
 if __name__ == "__main__":

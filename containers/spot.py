@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import urlsplit
 
-from training import contract
+from contract import nodes
 
 #: Set by a rehearsal, as the SDKs of AWS read it.
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
@@ -121,7 +121,7 @@ class Drain:
             "print(next(n['NodeID'] for n in ray.nodes() if n['Alive'] and "
             "n['NodeManagerAddress'] == sys.argv[2]))\n"
         )
-        gcs = f"{self.head}:{contract.GCS_PORT}"
+        gcs = f"{self.head}:{nodes.GCS_PORT}"
         found = self._run([sys.executable, "-c", script, gcs, self.address])
         if found is None:
             return False

@@ -11,7 +11,7 @@ import sys
 from ray.scripts import scripts
 
 from containers.node import say
-from training import forkserver
+from training.runtime import forkserver
 
 
 def main(arguments: list[str]) -> None:

@@ -21,8 +21,8 @@ from urllib.parse import urlsplit
 from botocore.exceptions import BotoCoreError, ClientError
 
 from containers.node import say
-from training import contract
-from training.contract import InputError
+from contract import nodes
+from contract.errors import InputError
 
 #: Ray reads it in whichever ``ray.init`` comes first: how its own jobs pass on their environment.
 _RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -53,12 +53,12 @@ def prepare(
         InputError: a secret or the code cannot be had, or its requirements not be installed.
     """
     client = client or _client
-    variables = _mapping(environment, contract.ENV_PASSED)
-    for name, secret in _mapping(environment, contract.ENV_SECRETS).items():
+    variables = _mapping(environment, nodes.ENV_PASSED)
+    for name, secret in _mapping(environment, nodes.ENV_SECRETS).items():
         variables[name] = _secret(client("secretsmanager"), name, secret)
     runtime: dict[str, Any] = {}
     place = None
-    if address := environment.get(contract.ENV_CODE):
+    if address := environment.get(nodes.ENV_CODE):
         place = folder
         _fetch(client("s3"), address, folder)
         runtime["working_dir"] = str(folder)

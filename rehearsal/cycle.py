@@ -20,12 +20,14 @@ from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from containers import publish
+from contract import outputs as stack_outputs
+from contract import runs
+from contract.nodes import HEAD, WORKER
 from rehearsal import commands, images, local_aws, processes, registry
 from rehearsal.cdk import Cdk
 from rehearsal.engine import Engine, EngineError, check_space, find_engine
 from rehearsal.inventory import account_at, difference, inventory
 from rehearsal.local_aws import ROOT, LocalAws, is_healthy
-from training import contract
 
 PORT: Final = 4566
 WORKERS: Final = 2
@@ -202,7 +204,7 @@ class Rehearsal:
         self._remember(before=inventory(environment["AWS_ENDPOINT_URL"]))
         given = {**settings, "image_tag": image_tag}
         context = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
-        stacks = (contract.CORE_STACK, contract.TRAINING_STACK)
+        stacks = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
         cdk("deploy", *stacks, "--require-approval", "never", *context)
 
     def _cdk(self, environment: Mapping[str, str]) -> Cdk:
@@ -220,10 +222,10 @@ class Rehearsal:
     def _repository(self, node: str) -> str:
         """URI of a node's image repository, as the stacks name it."""
         output = {
-            contract.HEAD: contract.OUT_HEAD_REPOSITORY,
-            contract.WORKER: contract.OUT_WORKER_REPOSITORY,
+            HEAD: stack_outputs.HEAD_REPOSITORY,
+            WORKER: stack_outputs.WORKER_REPOSITORY,
         }[node]
-        return self.outputs(contract.CORE_STACK)[output]
+        return self.outputs(stack_outputs.CORE_STACK)[output]
 
     def outputs(self, stack: str) -> dict[str, str]:
         """Outputs of a deployed stack."""
@@ -316,18 +318,18 @@ class Rehearsal:
         if result["status"] != "succeeded" or len({*result["hosts"]}) != WORKERS:
             raise RehearsalError(f"the run ended as {result}")
         account = account_at(self.state()["endpoint"])
-        bucket = self.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
-        prefix = f"{contract.RUNS_PREFIX}/rehearsal/"
+        bucket = self.outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
+        prefix = f"{runs.RUNS_PREFIX}/rehearsal/"
         keys = [
             each["Key"].removeprefix(prefix)
             for each in account.items(
                 "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix
             )
         ]
-        wanted = (contract.METRICS_FILE, contract.RESULT_FILE, contract.REPORT_FILE)
+        wanted = (runs.METRICS_FILE, runs.RESULT_FILE, runs.REPORT_FILE)
         lacking = [name for name in wanted if name not in keys]
-        if not any(key.startswith(f"{contract.CHECKPOINTS_DIR}/") for key in keys):
-            lacking.append(contract.CHECKPOINTS_DIR)
+        if not any(key.startswith(f"{runs.CHECKPOINTS_DIR}/") for key in keys):
+            lacking.append(runs.CHECKPOINTS_DIR)
         if lacking:
             raise RehearsalError(
                 f"s3://{bucket}/{prefix} lacks {', '.join(lacking)}; it has {keys}"
@@ -337,8 +339,8 @@ class Rehearsal:
     def _first_step(self, run: str) -> float:
         """Unix time at which a run's first step was done."""
         s3 = account_at(self.state()["endpoint"]).client("s3")
-        bucket = self.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
-        key = f"{contract.RUNS_PREFIX}/{run}/{contract.METRICS_FILE}"
+        bucket = self.outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
+        key = f"{runs.RUNS_PREFIX}/{run}/{runs.METRICS_FILE}"
         lines = s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode().splitlines()
         for event in map(json.loads, lines):
             if event["type"] == "step":
@@ -440,7 +442,7 @@ class Rehearsal:
         if not store:
             return
         shown = self.engine("image", "ls", "--format", "{{.Repository}}:{{.Tag}}").split()
-        for node in (contract.HEAD, contract.WORKER):
+        for node in (HEAD, WORKER):
             pulled = [
                 name
                 for name in shown

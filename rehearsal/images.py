@@ -17,18 +17,18 @@ from pathlib import Path
 from typing import Final
 
 from containers import publish
+from contract import nodes
 from rehearsal import commands
 from rehearsal.commands import CommandError
 from rehearsal.engine import LABEL, Engine, EngineError
 from rehearsal.local_aws import ROOT
-from training import contract
 
 BASE_IMAGE: Final = "python:3.12-slim-bookworm"
 DEBIAN_IMAGE: Final = "ecs-train-base"
 DEBIAN_PYTHON: Final = "3.11"
 WHEELS_IMAGE: Final = "ecs-train-wheels"
 REVISION_LABEL: Final = "org.opencontainers.image.revision"
-SOURCES: Final = ("training", "containers", "requirements.lock")
+SOURCES: Final = ("contract", "training", "containers", "requirements.lock")
 
 
 class ImageError(RuntimeError):
@@ -74,7 +74,7 @@ def build(
     Raises:
         ImageError, CommandError, publish.PublishError: it does not work; the message says why.
     """
-    images = {node: f"ecs-train-{node}:{image_tag}" for node in (contract.HEAD, contract.WORKER)}
+    images = {node: f"ecs-train-{node}:{image_tag}" for node in (nodes.HEAD, nodes.WORKER)}
     git_sha = _git_sha()
     own_base = os.environ.get("BASE_IMAGE")
     if not own_base and all(_is_built(engine, image, git_sha) for image in images.values()):

@@ -15,11 +15,12 @@ from aws_cdk import aws_s3 as s3
 from aws_cdk import aws_servicediscovery as servicediscovery
 from constructs import Construct
 
+from contract import nodes, runs
+from contract import outputs as stack_outputs
 from stacks.custom_resources import contain_custom_resources
 from stacks.findings import accept, wildcard
 from stacks.log_groups import log_group
 from stacks.settings import Settings
-from training import contract
 
 GITHUB_TOKENS = "token.actions.githubusercontent.com"
 IMAGES_TO_KEEP = 20
@@ -46,9 +47,7 @@ class CoreStack(cdk.Stack):
         self.vpc = self._network(settings)
         self.training_subnets = self.vpc.select_subnets(subnet_group_name="Training")
         self.bucket = self._bucket(settings)
-        self.repositories = {
-            node: self._repository(node) for node in (contract.HEAD, contract.WORKER)
-        }
+        self.repositories = {node: self._repository(node) for node in (nodes.HEAD, nodes.WORKER)}
         # Whether TrainingStack needs both depends on its settings, and an export that is in use
         # cannot go: without this, a change of them would have to take two deploys.
         for repository in self.repositories.values():
@@ -63,13 +62,13 @@ class CoreStack(cdk.Stack):
             description="Nodes of the training cluster",
         )
         outputs = {
-            contract.OUT_BUCKET: self.bucket.bucket_name,
-            contract.OUT_SUBNET: self.training_subnets.subnet_ids[0],
-            contract.OUT_HEAD_REPOSITORY: self.repositories[contract.HEAD].repository_uri,
-            contract.OUT_WORKER_REPOSITORY: self.repositories[contract.WORKER].repository_uri,
+            stack_outputs.BUCKET: self.bucket.bucket_name,
+            stack_outputs.SUBNET: self.training_subnets.subnet_ids[0],
+            stack_outputs.HEAD_REPOSITORY: self.repositories[nodes.HEAD].repository_uri,
+            stack_outputs.WORKER_REPOSITORY: self.repositories[nodes.WORKER].repository_uri,
         }
         if settings.github_repository:
-            outputs[contract.OUT_PUSH_ROLE] = self._image_push_role(settings).role_arn
+            outputs[stack_outputs.PUSH_ROLE] = self._image_push_role(settings).role_arn
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)
         contain_custom_resources(self, settings=settings)
@@ -151,7 +150,7 @@ class CoreStack(cdk.Stack):
             rules.append(
                 s3.LifecycleRule(
                     id="old-checkpoints-archive",
-                    prefix=f"{contract.RUNS_PREFIX}/",
+                    prefix=f"{runs.RUNS_PREFIX}/",
                     object_size_greater_than=LARGE_FILE_BYTES,
                     transitions=[
                         s3.Transition(
@@ -165,7 +164,7 @@ class CoreStack(cdk.Stack):
             rules.append(
                 s3.LifecycleRule(
                     id="old-checkpoints-expire",
-                    prefix=f"{contract.RUNS_PREFIX}/",
+                    prefix=f"{runs.RUNS_PREFIX}/",
                     object_size_greater_than=LARGE_FILE_BYTES,
                     expiration=Duration.days(settings.expire_after_days),
                 )

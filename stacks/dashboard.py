@@ -14,9 +14,9 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
+from contract import nodes
 from stacks.gpu_cluster import GpuCluster
 from stacks.settings import Settings
-from training import contract
 
 # The dimensions under which the CloudWatch agent reports a GPU.
 GPU_DIMENSIONS: Final = ("InstanceId", "arch", "index", "name")
@@ -68,7 +68,7 @@ class Dashboard(Construct):
         self.dashboard.add_widgets(
             _graph(
                 "Host memory used",
-                _search(contract.METRICS_NAMESPACE, ("InstanceId",), "mem_used_percent"),
+                _search(nodes.METRICS_NAMESPACE, ("InstanceId",), "mem_used_percent"),
                 HOST_LABEL,
                 "%",
                 top=100,
@@ -119,8 +119,8 @@ class Dashboard(Construct):
                     period=Duration.minutes(1),
                 )
                 for node, hosts in (
-                    (contract.HEAD, cluster.head),
-                    (contract.WORKER, cluster.worker),
+                    (nodes.HEAD, cluster.head),
+                    (nodes.WORKER, cluster.worker),
                 )
                 for metric, label in (
                     ("GroupDesiredCapacity", "wanted"),
@@ -152,7 +152,7 @@ class Dashboard(Construct):
         # Quoted: some of the names are words of the query language.
         dimensions = ", ".join(f'"{name}"' for name in GPU_DIMENSIONS)
         query = (
-            f'SELECT MAX(nvidia_smi_utilization_gpu) FROM SCHEMA("{contract.METRICS_NAMESPACE}", '
+            f'SELECT MAX(nvidia_smi_utilization_gpu) FROM SCHEMA("{nodes.METRICS_NAMESPACE}", '
             f"{dimensions}) GROUP BY InstanceId ORDER BY MAX() ASC LIMIT 1"
         )
         return cloudwatch.Alarm(
@@ -191,7 +191,7 @@ class Dashboard(Construct):
 def _gpu_graph(
     title: str, metric: str, unit: str, *, top: float | None = None
 ) -> cloudwatch.GraphWidget:
-    search = _search(contract.METRICS_NAMESPACE, GPU_DIMENSIONS, metric)
+    search = _search(nodes.METRICS_NAMESPACE, GPU_DIMENSIONS, metric)
     return _graph(title, search, GPU_LABEL, unit, top=top)
 
 

@@ -14,13 +14,13 @@ from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
+from contract import nodes
+from contract.instance_types import InstanceType
 from stacks.core_stack import CoreStack
 from stacks.findings import accept, wildcard
 from stacks.host_setup import host_setup
 from stacks.settings import Settings
 from stacks.teardown import Teardown
-from training import contract
-from training.instance_types import InstanceType
 
 # ECS looks once a minute whether it has the hosts it needs; a GPU host takes some minutes to join.
 HOST_WARMUP_S = 300
@@ -59,9 +59,9 @@ class GpuCluster(Construct):
             self, "Placement", strategy=ec2.PlacementGroupStrategy.CLUSTER
         )
         self.head = self._hosts(
-            contract.HEAD, settings, core, role, placement if settings.head_trains else None
+            nodes.HEAD, settings, core, role, placement if settings.head_trains else None
         )
-        self.worker = self._hosts(contract.WORKER, settings, core, role, placement)
+        self.worker = self._hosts(nodes.WORKER, settings, core, role, placement)
         providers = [each.capacity_provider for each in (self.head, self.worker)]
         associations = ecs.CfnClusterCapacityProviderAssociations(
             self,
@@ -153,7 +153,7 @@ class GpuCluster(Construct):
                 sid="ReportMetrics",
                 actions=["cloudwatch:PutMetricData"],
                 resources=["*"],
-                conditions={"StringEquals": {"cloudwatch:namespace": contract.METRICS_NAMESPACE}},
+                conditions={"StringEquals": {"cloudwatch:namespace": nodes.METRICS_NAMESPACE}},
             ),
         ]
         for statement in statements:
@@ -178,11 +178,11 @@ class GpuCluster(Construct):
         placement: ec2.PlacementGroup | None,
     ) -> HostGroup:
         """Launch template, group and capacity provider of the hosts of one kind of node."""
-        is_worker = node == contract.WORKER
+        is_worker = node == nodes.WORKER
         machine = settings.worker if is_worker else settings.head
         spot = settings.spot and is_worker
         name = node.capitalize()
-        image = core.repositories[contract.WORKER if settings.head_trains else node]
+        image = core.repositories[nodes.WORKER if settings.head_trains else node]
         template = ec2.LaunchTemplate(
             self,
             f"{name}Hosts",

@@ -10,7 +10,7 @@ from typing import Final
 
 from aws_cdk import aws_ec2 as ec2
 
-from training import contract
+from contract import nodes
 
 # Longer than Ray's drain (30 s) and the last checkpoint, shorter than a spot notice (120 s).
 STOP_TIMEOUT_S: Final = 110
@@ -140,7 +140,7 @@ def agent_config(*, has_gpus: bool) -> dict[str, object]:
     return {
         "agent": {"metrics_collection_interval": METRICS_INTERVAL_S, "omit_hostname": True},
         "metrics": {
-            "namespace": contract.METRICS_NAMESPACE,
+            "namespace": nodes.METRICS_NAMESPACE,
             "append_dimensions": {"InstanceId": "${aws:InstanceId}"},
             "metrics_collected": collected,
         },

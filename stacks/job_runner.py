@@ -20,13 +20,31 @@ from aws_cdk import aws_lambda as lambda_
 from aws_cdk import aws_stepfunctions as stepfunctions
 from constructs import Construct
 
+from contract import jobs, runs
+from contract.nodes import (
+    CONTAINER,
+    ENV_CAPACITY_WAIT,
+    ENV_COMMAND,
+    ENV_DEADLINE,
+    ENV_IDLE,
+    ENV_JOB,
+    ENV_MAX_WORKERS,
+    ENV_MIN_WORKERS,
+    ENV_RUN,
+    ENV_SECURITY_GROUPS,
+    ENV_SUBNETS,
+    ENV_WORKER_CPUS,
+    ENV_WORKER_GPUS,
+    ENV_WORKER_PROVIDER,
+    ENV_WORKER_TASK,
+    JOB,
+)
 from stacks.core_stack import CoreStack
 from stacks.findings import accept, wildcard
 from stacks.gpu_cluster import GpuCluster, HostGroup
 from stacks.log_groups import log_group
 from stacks.ray_nodes import RayNodes
 from stacks.settings import Settings
-from training import contract
 
 KEEPER: Final = Path(__file__).parent / "job_keeper"
 SWEEP_EVERY: Final = Duration.minutes(5)
@@ -98,17 +116,17 @@ class JobRunner(Construct):
         return nodes.task(
             self,
             "Task",
-            command=contract.JOB,
+            command=JOB,
             host=cluster.head,
             role=role,
             trains=self._settings.head_trains,
             environment={
-                contract.ENV_WORKER_TASK: nodes.worker.task.task_definition_arn,
-                contract.ENV_WORKER_PROVIDER: worker.capacity_provider.ref,
-                contract.ENV_WORKER_CPUS: str(worker.machine.vcpus),
-                contract.ENV_WORKER_GPUS: str(worker.machine.num_gpus),
-                contract.ENV_SUBNETS: ",".join(self._core.training_subnets.subnet_ids),
-                contract.ENV_SECURITY_GROUPS: cluster.security_group.security_group_id,
+                ENV_WORKER_TASK: nodes.worker.task.task_definition_arn,
+                ENV_WORKER_PROVIDER: worker.capacity_provider.ref,
+                ENV_WORKER_CPUS: str(worker.machine.vcpus),
+                ENV_WORKER_GPUS: str(worker.machine.num_gpus),
+                ENV_SUBNETS: ",".join(self._core.training_subnets.subnet_ids),
+                ENV_SECURITY_GROUPS: cluster.security_group.security_group_id,
             },
         )
 
@@ -123,7 +141,7 @@ class JobRunner(Construct):
             description="Ends what jobs leave behind, and writes down why they ended",
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
         )
-        record = contract.job_record("*", "*")
+        record = runs.job_record("*", "*")
         bucket = core.export_value(core.bucket.bucket_arn)
         executions = f"{state_machine_arn.replace(':stateMachine:', ':execution:')}:*"
         _allow(
@@ -232,14 +250,14 @@ class JobRunner(Construct):
         # Input: run, command, max_seconds, capacity_wait_s, idle_s, min_workers, max_workers,
         # attempts, environment (name -> value). trainctl.submit writes it.
         told: Mapping[str, str] = {
-            contract.ENV_JOB: "$job",
-            contract.ENV_RUN: "$spec.run",
-            contract.ENV_COMMAND: "$string($spec.command)",
-            contract.ENV_DEADLINE: "$string($deadline)",
-            contract.ENV_CAPACITY_WAIT: "$string($spec.capacity_wait_s)",
-            contract.ENV_IDLE: "$string($spec.idle_s)",
-            contract.ENV_MIN_WORKERS: "$string($spec.min_workers)",
-            contract.ENV_MAX_WORKERS: "$string($spec.max_workers)",
+            ENV_JOB: "$job",
+            ENV_RUN: "$spec.run",
+            ENV_COMMAND: "$string($spec.command)",
+            ENV_DEADLINE: "$string($deadline)",
+            ENV_CAPACITY_WAIT: "$string($spec.capacity_wait_s)",
+            ENV_IDLE: "$string($spec.idle_s)",
+            ENV_MIN_WORKERS: "$string($spec.min_workers)",
+            ENV_MAX_WORKERS: "$string($spec.max_workers)",
         }
         own = ", ".join(f"{{'Name': '{name}', 'Value': {value}}}" for name, value in told.items())
         given = "$each($spec.environment, function($v, $k) {{'Name': $k, 'Value': $v}})"
@@ -257,13 +275,13 @@ class JobRunner(Construct):
                 }
             },
             # startedBy is Step Functions' own; the group is how the head's job is known.
-            "Group": f"{{% '{contract.JOB_GROUP}' & $job %}}",
+            "Group": f"{{% '{jobs.JOB_GROUP}' & $job %}}",
             "EnableExecuteCommand": True,
             "PropagateTags": "TASK_DEFINITION",
             "Overrides": {
                 "ContainerOverrides": [
                     {
-                        "Name": contract.CONTAINER,
+                        "Name": CONTAINER,
                         "Environment": f"{{% $append([{own}], {given}) %}}",
                     }
                 ]
@@ -481,6 +499,6 @@ def _secrets(scope: Construct) -> str:
     return Stack.of(scope).format_arn(
         service="secretsmanager",
         resource="secret",
-        resource_name=f"{contract.SECRETS_PREFIX}*",
+        resource_name=f"{jobs.SECRETS_PREFIX}*",
         arn_format=ArnFormat.COLON_RESOURCE_NAME,
     )

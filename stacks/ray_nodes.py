@@ -16,13 +16,13 @@ from aws_cdk import aws_secretsmanager as secretsmanager
 from aws_cdk import aws_servicediscovery as servicediscovery
 from constructs import Construct
 
+from contract import nodes
 from stacks.core_stack import CoreStack
 from stacks.findings import accept, wildcard
 from stacks.gpu_cluster import GpuCluster, HostGroup
 from stacks.host_setup import STOP_TIMEOUT_S
 from stacks.log_groups import log_group
 from stacks.settings import Settings
-from training import contract
 
 OPEN_FILES = 1_048_576  # Ray opens a socket per worker and per object it moves
 
@@ -74,14 +74,14 @@ class RayNodes(Construct):
             self,
             "Name",
             namespace=core.namespace,
-            name=contract.HEAD,
+            name=nodes.HEAD,
             description="The head of the standing cluster",
             dns_record_type=servicediscovery.DnsRecordType.A,
             dns_ttl=Duration.seconds(10),
             custom_health_check=servicediscovery.HealthCheckCustomConfig(failure_threshold=1),
         )
-        self.head = self._node(contract.HEAD, cluster.head, trains=settings.head_trains, name=name)
-        self.worker = self._node(contract.WORKER, cluster.worker, trains=True, name=None)
+        self.head = self._node(nodes.HEAD, cluster.head, trains=settings.head_trains, name=name)
+        self.worker = self._node(nodes.WORKER, cluster.worker, trains=True, name=None)
 
     def _ray_token(self) -> secretsmanager.Secret:
         secret = secretsmanager.Secret(
@@ -209,10 +209,10 @@ class RayNodes(Construct):
             shared_memory_size=machine.shm_mib,
         )
         container = task.add_container(
-            contract.CONTAINER,
+            nodes.CONTAINER,
             # A head that trains is a worker too, so it runs the worker's image.
             image=ecs.ContainerImage.from_ecr_repository(
-                core.repositories[contract.WORKER if trains else contract.HEAD],
+                core.repositories[nodes.WORKER if trains else nodes.HEAD],
                 settings.image_tag,
             ),
             command=[command],
@@ -231,13 +231,13 @@ class RayNodes(Construct):
             ),
             environment={
                 "RAY_AUTH_MODE": "token",
-                contract.ENV_HEAD_ADDRESS: f"{contract.HEAD}.{settings.namespace}",
-                contract.ENV_NUM_CPUS: str(machine.vcpus),
-                contract.ENV_NUM_GPUS: str(machine.num_gpus),
-                contract.ENV_TRAINS: "1" if trains else "0",
-                contract.ENV_SPOT: "1" if settings.spot else "0",
-                contract.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
-                contract.ENV_CLUSTER: self._cluster.cluster.cluster_name,
+                nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{settings.namespace}",
+                nodes.ENV_NUM_CPUS: str(machine.vcpus),
+                nodes.ENV_NUM_GPUS: str(machine.num_gpus),
+                nodes.ENV_TRAINS: "1" if trains else "0",
+                nodes.ENV_SPOT: "1" if settings.spot else "0",
+                nodes.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
+                nodes.ENV_CLUSTER: self._cluster.cluster.cluster_name,
                 **(environment or {}),
             },
             secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self._token)},

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from training.contract import InputError
-from training.instance_types import InstanceType, instance_type
+from contract.errors import InputError
+from contract.instance_types import InstanceType, instance_type
 
 # The reference set-ups and the one without GPUs; cdk.json says what each consists of.
 PRESETS: Final = ("ddp", "fsdp", "cpu")

@@ -11,9 +11,9 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
+from contract import nodes
 from stacks.log_groups import log_group
 from stacks.settings import Settings
-from training import contract
 
 FAILED_TASKS = "failed_tasks"
 
@@ -65,7 +65,7 @@ class TaskEvents(Construct):
             "Failed",
             log_group=self.log_group,
             filter_pattern=logs.FilterPattern.literal(FAILED),
-            metric_namespace=contract.METRICS_NAMESPACE,
+            metric_namespace=nodes.METRICS_NAMESPACE,
             metric_name=FAILED_TASKS,
             metric_value="1",
             default_value=0,

@@ -10,6 +10,7 @@ from typing import Any
 import aws_cdk as cdk
 from constructs import Construct
 
+from contract import outputs as stack_outputs
 from stacks.core_stack import CoreStack
 from stacks.dashboard import Dashboard
 from stacks.gpu_cluster import GpuCluster
@@ -17,7 +18,6 @@ from stacks.job_runner import JobRunner
 from stacks.ray_nodes import RayNodes
 from stacks.settings import Settings
 from stacks.task_events import TaskEvents
-from training import contract
 
 
 class TrainingStack(cdk.Stack):
@@ -51,21 +51,21 @@ class TrainingStack(cdk.Stack):
         )
 
         outputs = {
-            contract.OUT_CLUSTER: self.cluster.cluster.cluster_name,
-            contract.OUT_HEAD_PROVIDER: self.cluster.head.capacity_provider.ref,
-            contract.OUT_WORKER_PROVIDER: self.cluster.worker.capacity_provider.ref,
-            contract.OUT_SECURITY_GROUP: self.cluster.security_group.security_group_id,
-            contract.OUT_HEAD_TASK: self.nodes.head.task.task_definition_arn,
-            contract.OUT_WORKER_TASK: self.nodes.worker.task.task_definition_arn,
-            contract.OUT_JOB_TASK: self.jobs.task.task_definition_arn,
-            contract.OUT_JOBS: self.jobs.state_machine.state_machine_arn,
-            contract.OUT_KEEPER: self.jobs.keeper.function_name,
-            contract.OUT_HEAD_SERVICE: self.nodes.head.service.attr_name,
-            contract.OUT_WORKER_SERVICE: self.nodes.worker.service.attr_name,
-            contract.OUT_LOG_GROUP: self.nodes.log_group.log_group_name,
-            contract.OUT_TASK_EVENTS: events.log_group.log_group_name,
-            contract.OUT_DASHBOARD: dashboard.dashboard.dashboard_name,
-            contract.OUT_SHAPE: json.dumps(
+            stack_outputs.CLUSTER: self.cluster.cluster.cluster_name,
+            stack_outputs.HEAD_PROVIDER: self.cluster.head.capacity_provider.ref,
+            stack_outputs.WORKER_PROVIDER: self.cluster.worker.capacity_provider.ref,
+            stack_outputs.SECURITY_GROUP: self.cluster.security_group.security_group_id,
+            stack_outputs.HEAD_TASK: self.nodes.head.task.task_definition_arn,
+            stack_outputs.WORKER_TASK: self.nodes.worker.task.task_definition_arn,
+            stack_outputs.JOB_TASK: self.jobs.task.task_definition_arn,
+            stack_outputs.JOBS: self.jobs.state_machine.state_machine_arn,
+            stack_outputs.KEEPER: self.jobs.keeper.function_name,
+            stack_outputs.HEAD_SERVICE: self.nodes.head.service.attr_name,
+            stack_outputs.WORKER_SERVICE: self.nodes.worker.service.attr_name,
+            stack_outputs.LOG_GROUP: self.nodes.log_group.log_group_name,
+            stack_outputs.TASK_EVENTS: events.log_group.log_group_name,
+            stack_outputs.DASHBOARD: dashboard.dashboard.dashboard_name,
+            stack_outputs.SHAPE: json.dumps(
                 {
                     "preset": settings.preset,
                     "head_instance_type": settings.head.name,

@@ -27,25 +27,25 @@ PACKAGES = (
 )
 
 # What needs the standard library alone, and what laptops and node processes may therefore import.
-SHARED = {"training.contract", "training.instance_types", "training.config"}
+SHARED = {"contract", "contract.instance_types", "training.recipes.config"}
 LAPTOP_AND_NODE = {"stacks", "trainctl", "containers"}
 # Of what only a node has.
-NODE = {"containers": {"training.forkserver", "training.recipes"}}
+NODE = {"containers": {"training.runtime.forkserver", "training.recipes"}}
 
 # Each layer may import those before it, and itself. Whatever has no place here is a part.
 LAYERS: Mapping[str, int] = {
-    "training.contract": 0,
-    "training.instance_types": 0,
-    "training.config": 1,
-    "training.ddp": 3,
-    "training.fsdp": 3,
+    "contract": 0,
+    "contract.instance_types": 0,
+    "training.recipes.config": 1,
+    "training.recipes.ddp.loop": 3,
+    "training.recipes.fsdp.loop": 3,
     "training.imagenet": 3,
     "training.bandwidth": 3,
     "training.export": 4,
     "training.generate": 4,
-    "training.trainer": 4,
-    "training.driver": 4,
-    "training.torchrun": 4,
+    "training.runtime.trainer": 4,
+    "training.runtime.driver": 4,
+    "training.runtime.torchrun": 4,
     "training.launch": 4,
 }
 COMPILE = "containers/requirements-compile.txt"  # pinned for those who ask for it
@@ -173,13 +173,13 @@ def undeclared(sources: Mapping[str, str], declared: set[str]) -> list[str]:
 
 def test_imports_of_this_project_point_one_way() -> None:
     sources = project_sources()
-    assert {"training.contract", "training.config", "trainctl.__main__"} <= sources.keys()
+    assert {"contract", "training.recipes.config", "trainctl.__main__"} <= sources.keys()
     assert violations(sources) == []
 
 
 def test_modules_of_this_project_load_in_one_order() -> None:
     order = load_order(project_sources())
-    assert order.index("training.contract") < order.index("training.config")
+    assert order.index("contract") < order.index("training.recipes.config")
 
 
 @pytest.mark.parametrize(
@@ -203,17 +203,17 @@ def test_what_is_imported_is_asked_for_by_name(packages: set[str], files: list[s
 # The rules above are only as good as the eyes they look with: small projects, one fault each.
 _CLEAN = {
     "training": "",
-    "training.contract": "import re",
-    "training.config": "from training.contract import InputError",
+    "contract": "import re",
+    "training.recipes.config": "from contract import InputError",
     "training.data": "",
     "training.data.images": "import torch\nfrom training import config",
     "training.data.sources": "from training.data import idx",
-    "training.data.idx": "from training.contract import InputError",
-    "training.ddp": "from training import data, models\nfrom training.data import images",
-    "training.models": "import torch",
-    "training.fsdp": "from training import models",
+    "training.data.idx": "from contract import InputError",
+    "training.recipes.ddp.loop": "from training import data\nfrom training.data import images",
+    "training.models.classifiers": "import torch",
+    "training.recipes.fsdp.loop": "from training import models",
     "training.launch": "def run():\n    from training import ddp",
-    "trainctl.submit": "import boto3\nfrom training.contract import EXIT_OK",
+    "trainctl.submit": "import boto3\nfrom contract import EXIT_OK",
     "stacks.settings": "from training import config",
     "app": "from stacks.settings import Settings",
 }
@@ -227,23 +227,43 @@ def test_a_project_that_keeps_the_rules_passes() -> None:
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("training.contract", "import torch", "for the standard library alone"),
-        ("training.config", "def f():\n    import numpy as np", "for the standard library alone"),
-        ("training.contract", "from training import config", "imports point down"),
-        ("training.config", "import training.models", "imports point down"),
-        ("training.models", "from training.ddp import train", "imports point down"),
+        ("contract", "import torch", "for the standard library alone"),
+        (
+            "training.recipes.config",
+            "def f():\n    import numpy as np",
+            "for the standard library alone",
+        ),
+        ("contract", "from training import config", "imports point down"),
+        ("training.recipes.config", "import training.models.classifiers", "imports point down"),
+        (
+            "training.models.classifiers",
+            "from training.recipes.ddp.loop import train",
+            "imports point down",
+        ),
         ("training.data.idx", "from training import launch", "imports point down"),
-        ("training.ddp", "def f():\n    from training import launch", "imports point down"),
-        ("training.fsdp", "from training.ddp import train", "do not import each other"),
-        ("training.models", "from stacks import settings", "nobody imports stacks"),
-        ("training.models", "import trainctl.submit", "nobody imports trainctl"),
-        ("training.models", "from benchmarks import ddp", "nothing else of the project"),
+        (
+            "training.recipes.ddp.loop",
+            "def f():\n    from training import launch",
+            "imports point down",
+        ),
+        (
+            "training.recipes.fsdp.loop",
+            "from training.recipes.ddp.loop import train",
+            "do not import each other",
+        ),
+        ("training.models.classifiers", "from stacks import settings", "nobody imports stacks"),
+        ("training.models.classifiers", "import trainctl.submit", "nobody imports trainctl"),
+        (
+            "training.models.classifiers",
+            "from benchmarks import ddp",
+            "nothing else of the project",
+        ),
         ("benchmarks.ddp", "from trainctl import submit", "nobody imports trainctl"),
         ("trainctl.submit", "from stacks.settings import Settings", "nobody imports stacks"),
         ("trainctl.submit", "from training import models", "may import only"),
-        ("containers.entry", "from training.models import build", "may import only"),
+        ("containers.entry", "from training.models.classifiers import build", "may import only"),
         ("stacks.settings", "import training.data.images", "may import only"),
-        ("training", "from training.contract import EXIT_OK", "loads before everything"),
+        ("training", "from contract import EXIT_OK", "loads before everything"),
     ],
 )
 def test_an_import_that_points_the_wrong_way_is_found(
@@ -263,8 +283,10 @@ def test_a_circle_is_found_unless_one_side_imports_late() -> None:
 
 
 def test_a_package_that_nobody_asked_for_is_found() -> None:
-    source = {"training.models": "import json\nimport pluggy\nimport numpy\nimport not_there"}
+    source = {
+        "training.models.classifiers": "import json\nimport pluggy\nimport numpy\nimport not_there"
+    }
     assert undeclared(source, {"numpy"}) == [
-        "training.models:2 imports pluggy",
-        "training.models:4 imports not_there",
+        "training.models.classifiers:2 imports pluggy",
+        "training.models.classifiers:4 imports not_there",
     ]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.outputs import CORE_STACK, TRAINING_STACK
 from tests.conftest import ROOT
-from training.contract import CORE_STACK, TRAINING_STACK
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
 

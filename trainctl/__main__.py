@@ -12,13 +12,13 @@ from typing import Annotated, Final
 
 import typer
 
+from contract import exits
 from trainctl import artifacts, cluster, dashboard, jobs, local, show, submit
 from trainctl.doctor import doctor
 from trainctl.errors import explained
 from trainctl.help import WIDTH, Group
 from trainctl.settings import settings
 from trainctl.shell import shell
-from training import contract
 
 _EPILOG = (
     "Exit codes: 0 done; 1 it failed, the message says why; 2 wrong input; 130 Ctrl-C, which never "
@@ -101,14 +101,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         app(list(argv) if argv is not None else None, prog_name="trainctl")
     except SystemExit as end:  # typer's way to return a code, after it has shown a usage error
-        return end.code if isinstance(end.code, int) else contract.EXIT_OK
+        return end.code if isinstance(end.code, int) else exits.OK
     except Exception as error:
         known = explained(error)
         if known is None:
             raise
         show.say(f"error: {known}")
         return known.exit_code
-    return contract.EXIT_OK
+    return exits.OK
 
 
 if __name__ == "__main__":

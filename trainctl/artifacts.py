@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from contract import runs
+from contract.runs import check_run_name
 from trainctl import follow, show, submit
 from trainctl.aws import Deployment
 from trainctl.errors import CliError, UsageError
 from trainctl.options import Profile, Region, Yes
-from training import contract
 
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of an fsdp run.")]
 
@@ -59,13 +60,13 @@ def generate(
 
 
 def _run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: bool) -> None:
-    contract.check_run_name(run)
-    key = f"{contract.RUNS_PREFIX}/{run}/{contract.CONFIG_FILE}"
+    check_run_name(run)
+    key = f"{runs.RUNS_PREFIX}/{run}/{runs.CONFIG_FILE}"
     recorded = show.parsed(deployment.read(key))
     if not recorded:
         raise UsageError(f"there is no run {run!r} in s3://{deployment.bucket}: trainctl ls")
     if recorded.get("recipe") != "fsdp":
-        model = f"s3://{deployment.bucket}/{contract.RUNS_PREFIX}/{run}/{contract.MODEL_DIR}/"
+        model = f"s3://{deployment.bucket}/{runs.RUNS_PREFIX}/{run}/{runs.MODEL_DIR}/"
         raise UsageError(
             f"run {run!r} was trained with {recorded.get('recipe')}, whose model is whole already: "
             f"aws s3 cp --recursive {model} DIR"

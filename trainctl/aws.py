@@ -13,15 +13,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
+from contract import exits, nodes
+from contract import outputs as stack_outputs
+from contract.errors import InputError
+from contract.instance_types import InstanceType, instance_type
+from contract.jobs import JOB_GROUP
+from contract.nodes import ClusterSize
 from trainctl.errors import CliError, UsageError
 from trainctl.show import parsed
-from training import contract
-from training.contract import ClusterSize, InputError
-from training.instance_types import InstanceType, instance_type
 
 #: No account of AWS has this number; the rehearsal's local AWS has.
 LOCAL_ACCOUNT: Final = "000000000000"
-NODES: Final = (contract.HEAD, contract.WORKER)
+NODES: Final = (nodes.HEAD, nodes.WORKER)
 #: Among how many of the newest jobs a run is looked for by its name.
 JOBS_LOOKED_AT: Final = 100
 #: Lines of the head's newest log that may stand between two of the cluster's sizes.
@@ -139,7 +142,7 @@ class EndedTask:
         ended = _time(detail.get("stoppedAt") or detail["updatedAt"])
         return cls(
             id=detail["taskArn"].rpartition("/")[2],
-            node=contract.WORKER if detail.get("startedBy") == job.id else contract.HEAD,
+            node=nodes.WORKER if detail.get("startedBy") == job.id else nodes.HEAD,
             seconds=(ended - began).total_seconds() if began else 0.0,
         )
 
@@ -177,15 +180,15 @@ class Job:
     def shell_code(self) -> int:
         """What ``trainctl wait`` exits with."""
         if self.status == "succeeded":
-            return contract.EXIT_OK
+            return exits.OK
         if self.exit_code:
             return self.exit_code
         codes = {
-            "no_capacity": contract.EXIT_NO_CAPACITY,
-            "deadline": contract.EXIT_DEADLINE,
-            "stopped": contract.EXIT_TERMINATED,
+            "no_capacity": exits.NO_CAPACITY,
+            "deadline": exits.DEADLINE,
+            "stopped": exits.TERMINATED,
         }
-        return codes.get(self.status, contract.EXIT_FAILED)
+        return codes.get(self.status, exits.FAILED)
 
     @classmethod
     def from_execution(cls, found: Mapping[str, Any]) -> Self:
@@ -227,8 +230,8 @@ class Deployment:
         self._clients: dict[str, Any] = {}
         # Before anything else: it tells bad credentials from stacks that are not there.
         self.account: str = self.client("sts").get_caller_identity()["Account"]
-        self._core = self._outputs(contract.CORE_STACK)
-        self._training = self._outputs(contract.TRAINING_STACK)
+        self._core = self._outputs(stack_outputs.CORE_STACK)
+        self._training = self._outputs(stack_outputs.TRAINING_STACK)
 
     @classmethod
     def find(cls, *, profile: str | None, region: str | None) -> Self:
@@ -295,21 +298,21 @@ class Deployment:
     @cached_property
     def shape(self) -> Shape:
         try:
-            return Shape.from_json(self.output(contract.OUT_SHAPE))
+            return Shape.from_json(self.output(stack_outputs.SHAPE))
         except (KeyError, ValueError, InputError) as error:
             raise CliError(
-                f"the output {contract.OUT_SHAPE} is not understood ({error}): another version of "
+                f"the output {stack_outputs.SHAPE} is not understood ({error}): another version of "
                 "this project has deployed the stacks; make deploy brings them up to date"
             ) from None
 
     @property
     def cluster(self) -> str:
-        return self.output(contract.OUT_CLUSTER)
+        return self.output(stack_outputs.CLUSTER)
 
     def _service_name(self, node: str) -> str:
         outputs = {
-            contract.HEAD: contract.OUT_HEAD_SERVICE,
-            contract.WORKER: contract.OUT_WORKER_SERVICE,
+            nodes.HEAD: stack_outputs.HEAD_SERVICE,
+            nodes.WORKER: stack_outputs.WORKER_SERVICE,
         }
         return self.output(outputs[node])
 
@@ -388,8 +391,8 @@ class Deployment:
 
         try:
             found: dict[str, Any] = self.client("logs").get_log_events(
-                logGroupName=self.output(contract.OUT_LOG_GROUP),
-                logStreamName=f"{task.node}/{contract.CONTAINER}/{task.id}",
+                logGroupName=self.output(stack_outputs.LOG_GROUP),
+                logStreamName=f"{task.node}/{nodes.CONTAINER}/{task.id}",
                 **arguments,
             )
         except ClientError as error:
@@ -401,22 +404,22 @@ class Deployment:
     # --- jobs ---------------------------------------------------------------------------------
     @property
     def bucket(self) -> str:
-        return self.output(contract.OUT_BUCKET)
+        return self.output(stack_outputs.BUCKET)
 
     def _execution(self, job: str) -> str:
-        machine = self.output(contract.OUT_JOBS)
+        machine = self.output(stack_outputs.JOBS)
         return f"{machine.replace(':stateMachine:', ':execution:')}:{job}"
 
     def start_job(self, job: str, spec: Mapping[str, Any]) -> None:
         """Start an execution. Giving the same job and spec again starts nothing more."""
         self.client("stepfunctions").start_execution(
-            stateMachineArn=self.output(contract.OUT_JOBS), name=job, input=json.dumps(spec)
+            stateMachineArn=self.output(stack_outputs.JOBS), name=job, input=json.dumps(spec)
         )
 
     def jobs(self, *, limit: int, running: bool = False) -> list[Job]:
         """The newest jobs, newest first."""
         states = self.client("stepfunctions")
-        arguments: dict[str, Any] = {"stateMachineArn": self.output(contract.OUT_JOBS)}
+        arguments: dict[str, Any] = {"stateMachineArn": self.output(stack_outputs.JOBS)}
         if running:
             arguments["statusFilter"] = "RUNNING"
         pages = states.get_paginator("list_executions").paginate(
@@ -467,12 +470,12 @@ class Deployment:
                 if event["type"] == "TaskSubmitted":
                     output = parsed(event["taskSubmittedEventDetails"].get("output"))
                     arns += [task["TaskArn"] for task in output.get("Tasks", [])]
-        return self._described(contract.JOB, arns)
+        return self._described(nodes.JOB, arns)
 
     def workers(self, job: Job) -> list[Task]:
         """The worker tasks of a job that have not ended for more than an hour."""
         arns = self._listed("RUNNING", startedBy=job.id) + self._listed("STOPPED", startedBy=job.id)
-        return self._described(contract.WORKER, [*dict.fromkeys(arns)])
+        return self._described(nodes.WORKER, [*dict.fromkeys(arns)])
 
     def _described(self, node: str, arns: Sequence[str]) -> list[Task]:
         """Tasks in the order given; of those that ECS has forgotten, the id alone."""
@@ -507,16 +510,16 @@ class Deployment:
             self.client("logs")
             .get_paginator("filter_log_events")
             .paginate(
-                logGroupName=self.output(contract.OUT_TASK_EVENTS),
+                logGroupName=self.output(stack_outputs.TASK_EVENTS),
                 startTime=int(job.began.timestamp() * 1000),
-                filterPattern=f'{{ $.detail.group = "{contract.JOB_GROUP}{job.id}" }}',
+                filterPattern=f'{{ $.detail.group = "{JOB_GROUP}{job.id}" }}',
             )
         )
         found = {}
         for page in pages:
             for event in page["events"]:
                 detail = parsed(event["message"]).get("detail", {})
-                if detail.get("group") == f"{contract.JOB_GROUP}{job.id}":
+                if detail.get("group") == f"{JOB_GROUP}{job.id}":
                     task = EndedTask.from_event(detail, job)
                     found[task.id] = task
         return [*found.values()]
@@ -567,7 +570,7 @@ class Deployment:
         session: dict[str, Any] = self.client("ecs").execute_command(
             cluster=self.cluster,
             task=task.id,
-            container=contract.CONTAINER,
+            container=nodes.CONTAINER,
             command=command,
             interactive=True,
         )["session"]

@@ -12,14 +12,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from contract import exits, nodes
+from contract.nodes import ClusterSize
 from trainctl import show
 from trainctl.aws import NODES, Deployment, Service, Shape, Task
 from trainctl.errors import CliError, UsageError
 from trainctl.help import Group
 from trainctl.options import AsJson, Profile, Region, Yes
 from trainctl.pricing import NAT_USD_PER_HOUR, Price
-from training import contract
-from training.contract import ClusterSize
 
 #: Each look makes about ten calls, and all clients of an account share ECS's limits, 20 calls a
 #: second of a kind.
@@ -29,14 +29,14 @@ MAX_ENDS: Final = 3
 
 #: What a container's exit code means, where the node's own log may be hard to find.
 _EXITS: Final = {
-    contract.EXIT_BAD_INPUT: "its settings are wrong",
-    contract.EXIT_NO_HEAD: "it did not find its head, or lost it",
-    contract.EXIT_REFUSED: "the head refuses its token: redeploy, then bring both down and up",
-    contract.EXIT_BAD_HOST: "its host's GPUs are not sound",
+    exits.BAD_INPUT: "its settings are wrong",
+    exits.NO_HEAD: "it did not find its head, or lost it",
+    exits.REFUSED: "the head refuses its token: redeploy, then bring both down and up",
+    exits.BAD_HOST: "its host's GPUs are not sound",
     137: "it was killed: by hand, or for want of memory",
 }
 #: Those that another attempt does not mend.
-_FINAL_EXITS: Final = (contract.EXIT_BAD_INPUT, contract.EXIT_REFUSED, contract.EXIT_BAD_HOST)
+_FINAL_EXITS: Final = (exits.BAD_INPUT, exits.REFUSED, exits.BAD_HOST)
 
 app = typer.Typer(
     cls=Group,
@@ -80,7 +80,7 @@ def up(
         )
     services = deployment.services()
     now = {node: services[node].wanted for node in NODES}
-    wanted = {contract.HEAD: 1, contract.WORKER: count}
+    wanted = {nodes.HEAD: 1, nodes.WORKER: count}
     if now == wanted:
         show.say(f"Already asked for: a head, {_workers(count)}.")
     else:
@@ -102,7 +102,7 @@ def up(
             "  wait again      trainctl cluster up\n"
             "  take it down    trainctl cluster down"
         )
-        raise typer.Exit(contract.EXIT_INTERRUPTED) from None
+        raise typer.Exit(exits.INTERRUPTED) from None
     _print_how_to_use(deployment, count)
 
 
@@ -141,7 +141,7 @@ def status(
         [task.node, task.id, task.status, task.health, task.address, _age(task)] for task in tasks
     ]
     show.print_table(["node", "task", "status", "health", "address", "since"], rows)
-    wanted = services[contract.WORKER].wanted
+    wanted = services[nodes.WORKER].wanted
     show.print_text(
         f"\nwanted: a head, {_workers(wanted)}; images: {deployment.shape.image_tag}\n"
         f"Ray:    {_sized(size)}\n"
@@ -284,7 +284,7 @@ def _obituary(deployment: Deployment, task: Task) -> str:
 
 
 def _ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | None:
-    heads = [task for task in tasks if task.node == contract.HEAD and task.status == "RUNNING"]
+    heads = [task for task in tasks if task.node == nodes.HEAD and task.status == "RUNNING"]
     return deployment.ray_size(heads[0]) if heads else None
 
 
@@ -295,7 +295,7 @@ def _ending(deployment: Deployment) -> list[Task]:
 
 # --- words ---------------------------------------------------------------------------------------
 def _usd(shape: Shape, node: str) -> float | None:
-    machine = shape.head if node == contract.HEAD else shape.worker
+    machine = shape.head if node == nodes.HEAD else shape.worker
     return machine.usd_per_hour
 
 
@@ -336,10 +336,10 @@ def _age(task: Task) -> str:
 
 def _print_how_to_use(deployment: Deployment, num_workers: int) -> None:
     tasks = deployment.tasks()
-    head = next(task for task in tasks if task.node == contract.HEAD)
-    ports = f"localPortNumber={contract.DASHBOARD_PORT},portNumber={contract.DASHBOARD_PORT}"
+    head = next(task for task in tasks if task.node == nodes.HEAD)
+    ports = f"localPortNumber={nodes.DASHBOARD_PORT},portNumber={nodes.DASHBOARD_PORT}"
     dashboard = (
-        f"http://{head.address}:{contract.DASHBOARD_PORT}"
+        f"http://{head.address}:{nodes.DASHBOARD_PORT}"
         if deployment.is_local
         else f"aws ssm start-session --target {deployment.shell_target(head)} "
         f"--document-name AWS-StartPortForwardingSession --parameters {ports}"

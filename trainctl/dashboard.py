@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
+from contract import nodes
 from trainctl import show
 from trainctl.aws import Deployment
 from trainctl.errors import CliError
 from trainctl.options import Profile, Region
 from trainctl.shell import require_plugin, run_plugin
-from training import contract
 
 
 def open_(
@@ -26,7 +26,7 @@ def open_(
     ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="On this machine.")
-    ] = contract.DASHBOARD_PORT,
+    ] = nodes.DASHBOARD_PORT,
     browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
     profile: Profile = None,
     region: Region = None,
@@ -37,7 +37,7 @@ def open_(
     """
     deployment = Deployment.find(profile=profile, region=region)
     if name is None:
-        tasks = [task for task in deployment.tasks() if task.node == contract.HEAD]
+        tasks = [task for task in deployment.tasks() if task.node == nodes.HEAD]
         missing = "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"
     else:
         job = deployment.job(name)
@@ -48,14 +48,14 @@ def open_(
         raise CliError(missing)
     head = running[-1]
     if deployment.is_local:  # its address is one of this machine's
-        show.print_text(f"http://{head.address}:{contract.DASHBOARD_PORT}")
+        show.print_text(f"http://{head.address}:{nodes.DASHBOARD_PORT}")
         return
     plugin = require_plugin()
     request = {
         "Target": deployment.shell_target(head),
         "DocumentName": "AWS-StartPortForwardingSession",
         "Parameters": {
-            "portNumber": [str(contract.DASHBOARD_PORT)],
+            "portNumber": [str(nodes.DASHBOARD_PORT)],
             "localPortNumber": [str(port)],
         },
     }

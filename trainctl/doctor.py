@@ -7,13 +7,14 @@ from typing import Any, Final
 
 import typer
 
+from contract import exits, nodes
+from contract import outputs as stack_outputs
+from contract.instance_types import InstanceType
 from trainctl import show
 from trainctl.aws import NODES, Deployment
 from trainctl.errors import CliError, explained
 from trainctl.options import AsJson, Profile, Region
 from trainctl.shell import PLUGIN
-from training import contract
-from training.instance_types import InstanceType
 
 _AMI: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
 HOST_IMAGES: Final = {
@@ -72,7 +73,7 @@ def doctor(*, as_json: AsJson = False, profile: Profile = None, region: Region =
                 show.print_text(f"\n{check.what}: {check.found}\n  {check.mend}")
     bad = sum(check.state == "bad" for check in checks)
     show.say("All is well." if not bad else f"{bad} to mend.")
-    raise typer.Exit(contract.EXIT_FAILED if bad else contract.EXIT_OK)
+    raise typer.Exit(exits.FAILED if bad else exits.OK)
 
 
 def _checks(deployment: Deployment) -> Iterator[Check]:
@@ -98,7 +99,7 @@ def _checks(deployment: Deployment) -> Iterator[Check]:
     looks: dict[str, tuple[Callable[..., Check], tuple[Any, ...]]] = {
         **{
             f"image of the {node}": (_image, (node,))
-            for node in ((contract.WORKER,) if shape.head_trains else NODES)
+            for node in ((nodes.WORKER,) if shape.head_trains else NODES)
         },
         **{f"{name} offered": (_offered, (machine,)) for name, machine in machines.items()},
         **{
@@ -134,8 +135,8 @@ def _image(deployment: Deployment, what: str, node: str) -> Check:
     from botocore.exceptions import ClientError
 
     outputs = {
-        contract.HEAD: contract.OUT_HEAD_REPOSITORY,
-        contract.WORKER: contract.OUT_WORKER_REPOSITORY,
+        nodes.HEAD: stack_outputs.HEAD_REPOSITORY,
+        nodes.WORKER: stack_outputs.WORKER_REPOSITORY,
     }
     address = deployment.output(outputs[node])
     name, tag = address.partition("/")[2], deployment.shape.image_tag
@@ -156,7 +157,7 @@ def _image(deployment: Deployment, what: str, node: str) -> Check:
 
 def _offered(deployment: Deployment, what: str, machine: InstanceType) -> Check:
     ec2 = deployment.client("ec2")
-    subnet = deployment.output(contract.OUT_SUBNET)
+    subnet = deployment.output(stack_outputs.SUBNET)
     zone = ec2.describe_subnets(SubnetIds=[subnet])["Subnets"][0]["AvailabilityZone"]
     offers = ec2.describe_instance_type_offerings(
         LocationType="availability-zone",

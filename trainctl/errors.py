@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from training.contract import EXIT_BAD_INPUT, EXIT_FAILED, InputError
+from contract.errors import InputError
+from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
+from contract.exits import FAILED as EXIT_FAILED
 
 
 class CliError(Exception):

@@ -8,10 +8,10 @@ from typing import Final
 
 import typer
 
+from contract import exits, nodes
 from trainctl import show
 from trainctl.aws import Deployment, Job, Task
 from trainctl.pricing import Price, dollars
-from training import contract
 
 #: Each look makes up to seven calls, two of a kind, and all clients of an account share limits of
 #: roughly 10 to 25 calls a second of each kind: a few people may follow their jobs at a time.
@@ -52,7 +52,7 @@ def follow(deployment: Deployment, name: str) -> int:
             f"\nDetached; the job goes on.\n  come back   trainctl logs {name} --follow\n"
             f"  its state   trainctl show {name}\n  end it      trainctl stop {name}"
         )
-        raise typer.Exit(contract.EXIT_INTERRUPTED) from None
+        raise typer.Exit(exits.INTERRUPTED) from None
     show.say(ending(deployment, job))
     return job.shell_code
 
@@ -121,12 +121,12 @@ def cost_of(deployment: Deployment, job: Job) -> tuple[float | None, dict[str, f
     ended = deployment.ended_tasks(job)
     seen = {task.id for task in ended}
     now = datetime.now(tz=UTC)
-    seconds = {contract.HEAD: 0.0, contract.WORKER: 0.0}
+    seconds = {nodes.HEAD: 0.0, nodes.WORKER: 0.0}
     for task in ended:
         seconds[task.node] += task.seconds
     for running in [*deployment.heads(job), *deployment.workers(job)]:
         if running.id not in seen and running.status != "STOPPED" and running.since:
-            node = contract.WORKER if running.node == contract.WORKER else contract.HEAD
+            node = nodes.WORKER if running.node == nodes.WORKER else nodes.HEAD
             seconds[node] += (now - running.since).total_seconds()
     price = Price.of(deployment.shape)
     return price.spent(seconds), seconds

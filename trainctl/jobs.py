@@ -8,12 +8,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from contract import exits, outputs, runs
+from contract.nodes import HEAD, JOB, WORKER
 from trainctl import follow, show
 from trainctl.aws import Deployment, Job, Task
 from trainctl.errors import CliError, UsageError
 from trainctl.options import AsJson, JobName, Profile, Region, Yes
 from trainctl.pricing import NAT_USD_PER_HOUR, Price, dollars
-from training import contract
 
 #: Within it a job that is told to stop has gone; a node that does not react is killed before.
 STOPS_WITHIN_S: Final = 300.0
@@ -49,7 +50,7 @@ def show_job(
     deployment = Deployment.find(profile=profile, region=region)
     job = deployment.job(name)
     heads, workers = deployment.heads(job), deployment.workers(job)
-    key = f"{contract.RUNS_PREFIX}/{job.run}/{contract.RESULT_FILE}"
+    key = f"{runs.RUNS_PREFIX}/{job.run}/{runs.RESULT_FILE}"
     result = show.parsed(deployment.read(key))
     waits = "" if job.is_over else follow.waiting(deployment, job, heads)
     usd, seconds = follow.cost_of(deployment, job)
@@ -75,7 +76,7 @@ def show_job(
         "command": " ".join(job.spec.get("command", [])),
         "workers": f"{job.spec.get('min_workers')} to {job.spec.get('max_workers')}",
         "cost": dollars(usd),
-        "record": f"s3://{deployment.bucket}/{contract.RUNS_PREFIX}/{job.run}/",
+        "record": f"s3://{deployment.bucket}/{runs.RUNS_PREFIX}/{job.run}/",
     }
     show.print_text("\n".join(f"{key:10}{value}" for key, value in rows.items() if value))
     if result:
@@ -88,7 +89,7 @@ def show_job(
             ["node", "task", "status", "address", "why it ended"],
             [
                 [
-                    "head" if task.node == contract.JOB else task.node,
+                    "head" if task.node == JOB else task.node,
                     task.id,
                     task.status,
                     task.address,
@@ -150,7 +151,7 @@ def wait(
         job = follow.wait_until_over(deployment, job.id)
     except KeyboardInterrupt:
         show.say(f"\nThe job goes on; wait again: trainctl wait {job.id}")
-        raise typer.Exit(contract.EXIT_INTERRUPTED) from None
+        raise typer.Exit(exits.INTERRUPTED) from None
     if as_json:
         show.print_json(_values(job))
     else:
@@ -181,8 +182,8 @@ def cost(
         )
         return
     kinds = {
-        contract.HEAD: (shape.head.name, price.head),
-        contract.WORKER: (shape.worker.name, price.worker),
+        HEAD: (shape.head.name, price.head),
+        WORKER: (shape.worker.name, price.worker),
     }
     rows = [
         [node, type_, f"{seconds[node] / 3600:.3f}", dollars(hourly)]
@@ -231,7 +232,7 @@ def logs(
 
 def _node_of(deployment: Deployment, job: Job, rank: int) -> Task:
     """The worker node that a rank trained on, as the run's record says."""
-    key = f"{contract.RUNS_PREFIX}/{job.run}/{contract.METRICS_FILE}"
+    key = f"{runs.RUNS_PREFIX}/{job.run}/{runs.METRICS_FILE}"
     hosts: list[str] = []
     for line in (deployment.read(key) or b"").splitlines():
         event = show.parsed(line)
@@ -248,7 +249,7 @@ def _node_of(deployment: Deployment, job: Job, rank: int) -> Task:
     raise CliError(
         f"the node of rank {rank} ({hosts[rank]}) ended more than an hour ago, and ECS has "
         "forgotten which one it was; all logs of workers: aws logs tail "
-        f"{deployment.output(contract.OUT_LOG_GROUP)} --log-stream-name-prefix worker/"
+        f"{deployment.output(outputs.LOG_GROUP)} --log-stream-name-prefix worker/"
     )
 
 

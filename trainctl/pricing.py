@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from contract import nodes
 from trainctl.aws import Shape
-from training import contract
 
 #: List prices of us-east-1 per hour, which is how instance types are priced too: a NAT gateway and
 #: the public address that it has.
@@ -33,7 +33,7 @@ class Price:
         """What nodes have cost that ran for so many seconds, by kind; without the NAT gateway."""
         if self.head is None or self.worker is None:
             return None
-        hourly = {contract.HEAD: self.head, contract.WORKER: self.worker}
+        hourly = {nodes.HEAD: self.head, nodes.WORKER: self.worker}
         return sum(hourly[node] * each / 3600 for node, each in seconds.items())
 
 

@@ -9,7 +9,7 @@ import typer
 from trainctl import show
 from trainctl.errors import UsageError
 from trainctl.options import AsJson
-from training import config
+from training.recipes import config
 
 
 def settings(

@@ -15,11 +15,11 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from contract import nodes
 from trainctl import show
 from trainctl.aws import NODES, Deployment, Task
 from trainctl.errors import CliError, UsageError
 from trainctl.options import Profile, Region
-from training import contract
 
 PLUGIN: Final = "session-manager-plugin"
 
@@ -34,7 +34,7 @@ def shell(
         str | None,
         typer.Option(help="On a node of this job, or run.", show_default="the standing cluster"),
     ] = None,
-    node: Annotated[str, typer.Option(help="head or worker.")] = contract.HEAD,
+    node: Annotated[str, typer.Option(help="head or worker.")] = nodes.HEAD,
     task: Annotated[
         str | None, typer.Option(help="Which one: the beginning of its task's id.")
     ] = None,
@@ -52,7 +52,7 @@ def shell(
         tasks = deployment.tasks()
     else:
         tasks = [
-            replace(each, node=contract.HEAD) if each.node == contract.JOB else each
+            replace(each, node=nodes.HEAD) if each.node == nodes.JOB else each
             for each in deployment.alive(deployment.job(job))
         ]
     chosen = choose(tasks, node=node, task_id=task)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
+from contract import exits
 from trainctl.errors import UsageError
-from training import contract
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +69,7 @@ def confirm(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise UsageError("nobody is there to be asked: give --yes")
     if not typer.confirm(question, default=True, err=True):
-        raise typer.Exit(contract.EXIT_OK)
+        raise typer.Exit(exits.OK)
 
 
 class Progress:

@@ -21,13 +21,16 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from contract import jobs, nodes, runs
+from contract.jobs import worker_range
+from contract.runs import check_run_name
 from trainctl import follow, show
 from trainctl.aws import Deployment, Shape
 from trainctl.errors import UsageError
 from trainctl.options import AsJson, Profile, Region, Yes
 from trainctl.pricing import Price, dollars
 from trainctl.settings import unknown_recipe
-from training import config, contract
+from training.recipes import config
 
 DEFAULT_HOURS: Final = 24.0
 MOST_HOURS: Final = 14 * 24.0
@@ -88,7 +91,7 @@ Secret = Annotated[
     typer.Option(
         "--secret",
         metavar="NAME=SECRET",
-        help=f"A variable from Secrets Manager; names begin with {contract.SECRETS_PREFIX}.",
+        help=f"A variable from Secrets Manager; names begin with {jobs.SECRETS_PREFIX}.",
     ),
 ]
 Code = Annotated[
@@ -150,9 +153,9 @@ class Plan:
     def spec(self, code: str) -> dict[str, Any]:
         """Input of the state machine; ``code`` is the archive's address, or empty."""
         environment = {
-            contract.ENV_PASSED: json.dumps(self.variables) if self.variables else "",
-            contract.ENV_SECRETS: json.dumps(self.secrets) if self.secrets else "",
-            contract.ENV_CODE: code,
+            nodes.ENV_PASSED: json.dumps(self.variables) if self.variables else "",
+            nodes.ENV_SECRETS: json.dumps(self.secrets) if self.secrets else "",
+            nodes.ENV_CODE: code,
         }
         return {
             "run": self.run,
@@ -272,12 +275,12 @@ def start(deployment: Deployment, plan_: Plan, code: Path | None = None) -> str:
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"
             pack(code, archive)
-            address = deployment.upload(archive, contract.job_code(plan_.run, job))
+            address = deployment.upload(archive, runs.job_code(plan_.run, job))
     spec = plan_.spec(address)
     size = len(json.dumps([spec["command"], spec["environment"]])) + 1200
-    if size > contract.OVERRIDES_MOST:
+    if size > jobs.OVERRIDES_MOST:
         raise UsageError(
-            f"command and variables take {size} characters, ECS takes {contract.OVERRIDES_MOST}: "
+            f"command and variables take {size} characters, ECS takes {jobs.OVERRIDES_MOST}: "
             "put what is long into a file of the code, or into the bucket"
         )
     deployment.start_job(job, spec)
@@ -315,7 +318,7 @@ def plan_of(
     least, most = _workers(deployment, workers)
     recipe = words[0] if words and code is None else "code"
     name = f"{recipe}-{time.strftime('%Y%m%d-%H%M%S')}" if run is None else run
-    contract.check_run_name(name)
+    check_run_name(name)
     per_host = max(1, shape.worker.num_gpus)
     on_head = max(1, shape.head.num_gpus) if shape.head_trains else 0
     processes = [count * per_host + on_head for count in (least, most)]
@@ -351,7 +354,7 @@ def head_only(deployment: Deployment, *, run: str, command: list[str]) -> Plan:
     """A job for the head alone: what works on a run's files, and trains nothing."""
     return _plan(
         deployment.shape,
-        run=contract.check_run_name(run),
+        run=check_run_name(run),
         command=command,
         min_workers=0,
         max_workers=0,
@@ -385,13 +388,13 @@ def new_id(run: str) -> str:
     """An id for a job: when it was submitted, short enough for ECS's ``startedBy``."""
     stem = re.sub(r"[^A-Za-z0-9_-]", "-", run)[:18]
     job = f"{stem}-{time.strftime('%y%m%d%H%M', time.gmtime())}-{secrets.token_hex(2)}"
-    assert len(job) <= contract.STARTED_BY_MOST
+    assert len(job) <= jobs.STARTED_BY_MOST
     return job
 
 
 def _workers(deployment: Deployment, given: str | None) -> tuple[int, int]:
     shape = deployment.shape
-    least, most = contract.worker_range(given or str(shape.max_workers))
+    least, most = worker_range(given or str(shape.max_workers))
     floor = 0 if shape.head_trains else 1
     if not floor <= least <= most <= shape.max_workers:
         raise UsageError(
@@ -473,9 +476,9 @@ def _variable(given: str) -> tuple[str, str]:
 def _secret(deployment: Deployment, given: str) -> tuple[str, str]:
     name, equals, secret = given.partition("=")
     _check_name("--secret", given, name)
-    if not equals or not secret.startswith(contract.SECRETS_PREFIX):
+    if not equals or not secret.startswith(jobs.SECRETS_PREFIX):
         raise UsageError(
-            f"--secret is {given!r}: it must be NAME={contract.SECRETS_PREFIX}SECRET; jobs may "
+            f"--secret is {given!r}: it must be NAME={jobs.SECRETS_PREFIX}SECRET; jobs may "
             "read no other secrets"
         )
     if not deployment.has_secret(secret):

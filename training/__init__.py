@@ -1,6 +1,6 @@
 """Training on many GPUs: recipes, and what they share.
 
-``python -m training.launch ddp --local`` is the way in; ``training.ddp`` is the loop to read.
+``python -m training.launch ddp --local`` is the way in; ``training.recipes`` has the loops to read.
 """
 
 __version__ = "0.1.0"

@@ -16,9 +16,12 @@ from typing import Any, Final
 
 import torch
 
-from training import contract, language_models, pretrained, sharded_checkpoints, storage
-from training.contract import InputError
-from training.language_models import INDEX_FILE, SINGLE_FILE
+from contract import exits, nodes
+from contract.errors import InputError
+from training import storage
+from training.checkpoint import sharded_checkpoints
+from training.models import language_models, pretrained
+from training.models.language_models import INDEX_FILE, SINGLE_FILE
 
 #: Most bytes of one output file; the memory that an export takes follows from it.
 FILE_BYTES: Final = 2 * 10**9
@@ -125,9 +128,9 @@ class _Adapters:
     """Base weights with a run's adapters merged into them."""
 
     def __init__(self, found: sharded_checkpoints.Found) -> None:
-        from training import fsdp
-        from training.config import FsdpConfig
         from training.data import text
+        from training.recipes.config import FsdpConfig
+        from training.recipes.fsdp import loop as fsdp
 
         config = FsdpConfig.from_json({**found.config, "num_workers": 1, "replicas": 1})
         model, _ = fsdp.build(config, text.store_of(config))
@@ -177,7 +180,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="name of an fsdp run, or its folder or address")
     parser.add_argument(
         "--storage",
-        default=os.environ.get(contract.ENV_STORAGE) or "runs",
+        default=os.environ.get(nodes.ENV_STORAGE) or "runs",
         metavar="PLACE",
         help="where runs are kept (default: the cluster's bucket on a node, else runs)",
     )
@@ -200,12 +203,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         place = export(found, to, dtype=_TYPES[options.dtype], say=_say)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        return contract.EXIT_BAD_INPUT
+        return exits.BAD_INPUT
     except KeyboardInterrupt:
         print("interrupted; nothing was left behind", file=sys.stderr)
-        return contract.EXIT_INTERRUPTED
+        return exits.INTERRUPTED
     print(place)
-    return contract.EXIT_OK
+    return exits.OK
 
 
 def _say(text: str) -> None:

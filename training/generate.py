@@ -13,12 +13,16 @@ from collections.abc import Sequence
 
 import torch
 
-from training import contract, export, fsdp, language_models, sharded_checkpoints
-from training.config import FsdpConfig
-from training.contract import InputError
+from contract import exits
+from contract.errors import InputError
+from training import export
+from training.checkpoint import sharded_checkpoints
 from training.data import text
-from training.language_models import WithLoss
-from training.pretrained import TOKENIZER_FILE
+from training.models import language_models
+from training.models.language_models import WithLoss
+from training.models.pretrained import TOKENIZER_FILE
+from training.recipes.config import FsdpConfig
+from training.recipes.fsdp import loop as fsdp
 
 
 def continuations(
@@ -76,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         before, after = continuations(found, options.prompt, num=options.tokens, seed=options.seed)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        return contract.EXIT_BAD_INPUT
+        return exits.BAD_INPUT
     step = found.position.step
     if options.json:
         result = {"prompt": options.prompt, "before": before, "after": after, "step": step}
@@ -84,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         print(f"before training:\n{options.prompt}{before}\n")
         print(f"after {step:,} steps:\n{options.prompt}{after}")
-    return contract.EXIT_OK
+    return exits.OK
 
 
 if __name__ == "__main__":

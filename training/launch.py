@@ -15,8 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from training import contract, storage
-from training.config import (
+from contract import exits, nodes, runs
+from contract.errors import InputError
+from contract.jobs import worker_range
+from contract.runs import check_run_name
+from training import storage
+from training.data import sources
+from training.recipes.config import (
     BUILT_IN_DATA,
     BUILT_IN_PRESET,
     CONFIGS,
@@ -24,8 +29,6 @@ from training.config import (
     RunConfig,
     differences,
 )
-from training.contract import InputError
-from training.data import sources
 
 _EPILOG: Final = """\
 exit codes:
@@ -59,7 +62,7 @@ class _Parser(argparse.ArgumentParser):
             known = [option for action in self._actions for option in action.option_strings]
             message = f"unknown option {words[0]}{_guess(words[0].split('=')[0], known)}"
         print(f"error: {message}\nsee: python -m {self.prog} --help", file=sys.stderr)
-        sys.exit(contract.EXIT_BAD_INPUT)
+        sys.exit(exits.BAD_INPUT)
 
 
 def _guess(word: str, known: Sequence[str]) -> str:
@@ -105,7 +108,7 @@ def parser(recipe: str | None = None) -> argparse.ArgumentParser:
     )
     what.add_argument(
         "--storage",
-        default=os.environ.get(contract.ENV_STORAGE) or "runs",
+        default=os.environ.get(nodes.ENV_STORAGE) or "runs",
         metavar="PLACE",
         help="folder or s3://BUCKET[/PREFIX] that keeps the runs (default: the cluster's bucket on "
         "a node, else runs)",
@@ -159,26 +162,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given or given[0] in ("-h", "--help"):
         parser().print_help()
-        return contract.EXIT_OK if given else contract.EXIT_BAD_INPUT
+        return exits.OK if given else exits.BAD_INPUT
     recipe = given[0]
     if recipe not in CONFIGS:
         kind = "option before the recipe" if recipe.startswith("-") else "recipe"
         hint = _guess(recipe, list(CONFIGS)) or f": choose {', '.join(CONFIGS)}"
         print(f"error: unknown {kind} {recipe!r}{hint}", file=sys.stderr)
-        return contract.EXIT_BAD_INPUT
+        return exits.BAD_INPUT
     options = parser(recipe).parse_args(given[1:])
     try:
         config = build_config(recipe, vars(options))
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            from training.torchrun import run_torchrun
+            from training.runtime.torchrun import run_torchrun
 
             return run_torchrun(config, as_json=options.json)
-        from training.driver import Driver
+        from training.runtime.driver import Driver
 
         return Driver(config, options).run()
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
-        return contract.EXIT_BAD_INPUT
+        return exits.BAD_INPUT
 
 
 def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
@@ -203,7 +206,7 @@ def build_config(recipe: str, options: dict[str, Any]) -> RunConfig:
     # torchrun's processes must agree on the name, and each reads its own clock.
     stamp = os.environ.get("TORCHELASTIC_RUN_ID") or time.strftime("%Y%m%d-%H%M%S")
     root = storage.runs_root(options["storage"])
-    run = contract.check_run_name(f"{recipe}-{stamp}" if options["run"] is None else options["run"])
+    run = check_run_name(f"{recipe}-{stamp}" if options["run"] is None else options["run"])
     num_workers, least = _num_workers(options)
     values = {
         **presets[preset],
@@ -243,12 +246,12 @@ def _look_at_data(config: RunConfig) -> None:
 
 def _continued(config: RunConfig, own: dict[str, Any], *, overwrite: bool) -> RunConfig:
     """Take over from an earlier attempt what must not change, and refuse what did."""
-    from training import record
+    from training.record import record
 
     run_uri = storage.join(config.storage, config.run)
     if overwrite and os.environ.get("RANK", "0") == "0":
         storage.remove_folder(run_uri)
-    recorded = None if overwrite else record.read_json(run_uri, contract.CONFIG_FILE)
+    recorded = None if overwrite else record.read_json(run_uri, runs.CONFIG_FILE)
     if recorded is None:
         return config.begun({})
     if recorded.get("recipe") != config.recipe:
@@ -273,7 +276,7 @@ def _num_workers(options: dict[str, Any]) -> tuple[int, int]:
         return int(os.environ["WORLD_SIZE"]), int(os.environ["WORLD_SIZE"])
     least = workers = None
     if options["workers"] is not None:
-        least, workers = contract.worker_range(options["workers"])
+        least, workers = worker_range(options["workers"])
         if least < 1:
             raise InputError(f"--workers is {options['workers']}: it must be at least 1")
     if not options["local"]:
@@ -305,10 +308,10 @@ def _absolute(data: str) -> str:
 
 def places(run_uri: str, recipe: str) -> dict[str, str]:
     """Where the result of a complete run is to be found, for ``print_result``."""
-    found = {"report": storage.join(run_uri, contract.REPORT_FILE)}
+    found = {"report": storage.join(run_uri, runs.REPORT_FILE)}
     if recipe == "fsdp":  # sharded; whole only if somebody wants it so
         return {**found, "model": f"python -m training.export {run_uri} --to DIR"}
-    return {**found, "model": storage.join(run_uri, contract.MODEL_DIR)}
+    return {**found, "model": storage.join(run_uri, runs.MODEL_DIR)}
 
 
 def print_result(result: dict[str, Any], places: dict[str, str], *, as_json: bool) -> None:
@@ -318,7 +321,7 @@ def print_result(result: dict[str, Any], places: dict[str, str], *, as_json: boo
         return
     from rich.console import Console
 
-    from training.progress import result_table
+    from training.record.progress import result_table
 
     Console(soft_wrap=True).print(result_table(result, places))
 

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from training.contract import InputError
+from contract.errors import InputError
 
 
 def num_devices() -> tuple[int, str]:

@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 import torch
 import torch.distributed as dist
 
-from training.contract import Event
-from training.instance_types import INSTANCE_TYPES
+from contract.instance_types import INSTANCE_TYPES
+from training.record.events import Event
 
 # GPU -> dense bf16 tensor-core peak (fp16 where the chip has no bf16), operations per second.
 _PEAK_FLOPS: Final = {

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from training.config import PRESETS, RECOMPUTE, FsdpConfig
-from training.contract import EXIT_BAD_INPUT, EXIT_OK, InputError
-from training.instance_types import INSTANCE_TYPES, InstanceType, instance_type
-from training.model_shapes import SHAPES, ModelShape, read_config
+from contract.errors import InputError
+from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
+from contract.exits import OK as EXIT_OK
+from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
+from training.models.model_shapes import SHAPES, ModelShape, read_config
+from training.recipes.config import PRESETS, RECOMPUTE, FsdpConfig
 
 GIB: Final = 2**30
 #: Bytes per parameter of the moments.

@@ -11,8 +11,8 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from training import contract
-from training.contract import InputError
+from contract import runs
+from contract.errors import InputError
 
 
 def is_s3(uri: str) -> bool:
@@ -32,7 +32,7 @@ def runs_root(storage: str) -> str:
         bucket, _, prefix = storage.removeprefix("s3://").partition("/")
         if not bucket:
             raise InputError(f"storage {storage!r} names no bucket: use s3://BUCKET/PREFIX")
-        return f"s3://{bucket}/{prefix.strip('/') or contract.RUNS_PREFIX}"
+        return f"s3://{bucket}/{prefix.strip('/') or runs.RUNS_PREFIX}"
     if not storage or "://" in storage:
         raise InputError(f"storage {storage!r} is not usable: give a folder or s3://BUCKET/PREFIX")
     return str(Path(storage).expanduser().absolute())

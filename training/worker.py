@@ -2,7 +2,7 @@
 
 The same loop runs under Ray Train (``RayWorker``), which is how a cluster trains, and under plain
 torchrun (``TorchrunWorker``) on a machine that has PyTorch and not Ray, which is how one debugs
-and profiles. Events are plain dictionaries for ``training.record``; only rank 0 sends them.
+and profiles. Events are plain dictionaries for ``training.record.record``; only rank 0 sends them.
 """
 
 import os
@@ -17,9 +17,10 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-from training import contract
-from training.contract import Event, InputError, phase
-from training.forkserver import be_killed_with, use_threads_of_environment
+from contract import runs
+from contract.errors import InputError
+from training.record.events import Event, phase
+from training.runtime.forkserver import be_killed_with, use_threads_of_environment
 
 # Long enough for a slow first batch, short enough that a lost peer is noticed.
 COLLECTIVE_TIMEOUT_S: Final = 300
@@ -116,7 +117,7 @@ class RayWorker:
             ray.train.report({}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
             return
         storage = ray.train.get_context().get_storage()
-        name = f"{contract.CHECKPOINTS_DIR}/{contract.checkpoint_name(step)}"
+        name = f"{runs.CHECKPOINTS_DIR}/{runs.checkpoint_name(step)}"
         checkpoint = Checkpoint(
             storage.build_checkpoint_path_from_name(name), filesystem=storage.storage_filesystem
         )

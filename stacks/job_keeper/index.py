@@ -27,7 +27,7 @@ BUCKET = os.environ.get("BUCKET", "")
 HEAD_FAMILY = os.environ.get("HEAD_FAMILY", "")
 STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
 
-# As in training/contract.py; a test compares them.
+# As in contract/; a test compares them.
 GROUP = "job:"
 RUNS = "runs"
 EXIT_NO_CAPACITY, EXIT_DEADLINE, EXIT_INTERRUPTED, EXIT_TERMINATED = 75, 124, 130, 143

@@ -22,10 +22,10 @@ from ray.autoscaler.tags import (
 )
 
 from containers.autoscaler import EcsNodeProvider
-from training import contract
+from contract import nodes
 
 HEAD = "arn:aws:ecs:us-east-1:0:task/c/head"
-TAGS = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: contract.WORKER}
+TAGS = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: nodes.WORKER}
 WORKERS = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
 JOB = "job-1"
 
@@ -160,7 +160,7 @@ def provider(ecs: SimulatedEcs) -> EcsNodeProvider:
         "capacity_provider": "gpus",
         "subnets": ["subnet-1"],
         "security_groups": ["sg-1"],
-        "environment": {contract.ENV_HEAD_ADDRESS: "10.0.0.9"},
+        "environment": {nodes.ENV_HEAD_ADDRESS: "10.0.0.9"},
     }
     return EcsNodeProvider(
         values, "job", ecs=ecs, autoscaling=ecs, sleep=ecs.sleep, clock=lambda: ecs.now
@@ -329,4 +329,4 @@ def test_workers_learn_their_kind_and_where_the_head_is() -> None:
     provider(ecs).create_node({}, TAGS, 1)
     (task,) = ecs.tasks.values()
     variables = {each["name"]: each["value"] for each in task["environment"]}
-    assert variables == {contract.ENV_HEAD_ADDRESS: "10.0.0.9", "RAY_NODE_TYPE_NAME": "worker"}
+    assert variables == {nodes.ENV_HEAD_ADDRESS: "10.0.0.9", "RAY_NODE_TYPE_NAME": "worker"}

@@ -14,26 +14,27 @@ from containers import job
 from containers.autoscaler import Settings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
+from contract import exits, nodes
+from contract.errors import InputError
+from contract.nodes import ClusterSize
 from tests.conftest import ROOT
-from training import contract
-from training.contract import InputError
 
 TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
 ENVIRONMENT = {
     "RAY_AUTH_TOKEN": "0123456789abcdef0123",
-    contract.ENV_JOB: "r1-20261121-0900-abcd",
-    contract.ENV_COMMAND: '["python", "-c", "print(1)"]',
-    contract.ENV_WORKER_TASK: "worker:7",
-    contract.ENV_WORKER_PROVIDER: "gpus",
-    contract.ENV_WORKER_CPUS: "8",
-    contract.ENV_WORKER_GPUS: "1",
-    contract.ENV_MIN_WORKERS: "1",
-    contract.ENV_MAX_WORKERS: "4",
-    contract.ENV_IDLE: "90",
-    contract.ENV_SUBNETS: "subnet-1",
-    contract.ENV_SECURITY_GROUPS: "sg-1,sg-2",
-    contract.ENV_TRAINS: "0",
-    contract.ENV_DEADLINE: "1800000000",
+    nodes.ENV_JOB: "r1-20261121-0900-abcd",
+    nodes.ENV_COMMAND: '["python", "-c", "print(1)"]',
+    nodes.ENV_WORKER_TASK: "worker:7",
+    nodes.ENV_WORKER_PROVIDER: "gpus",
+    nodes.ENV_WORKER_CPUS: "8",
+    nodes.ENV_WORKER_GPUS: "1",
+    nodes.ENV_MIN_WORKERS: "1",
+    nodes.ENV_MAX_WORKERS: "4",
+    nodes.ENV_IDLE: "90",
+    nodes.ENV_SUBNETS: "subnet-1",
+    nodes.ENV_SECURITY_GROUPS: "sg-1,sg-2",
+    nodes.ENV_TRAINS: "0",
+    nodes.ENV_DEADLINE: "1800000000",
 }
 
 
@@ -42,7 +43,7 @@ def config(**changed: str) -> job.JobConfig:
 
 
 def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
-    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT)
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
     found = job.autoscaling(config(), head, task=TASK, address="10.0.0.5")
     kinds = found["available_node_types"]
     assert kinds["worker"]["resources"] == {"CPU": 8, "GPU": 1}
@@ -59,9 +60,9 @@ def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
         subnets=("subnet-1",),
         security_groups=("sg-1", "sg-2"),
         environment={
-            contract.ENV_HEAD_ADDRESS: "10.0.0.5",
-            contract.ENV_JOB: "r1-20261121-0900-abcd",
-            contract.ENV_DEADLINE: "1800000000",
+            nodes.ENV_HEAD_ADDRESS: "10.0.0.5",
+            nodes.ENV_JOB: "r1-20261121-0900-abcd",
+            nodes.ENV_DEADLINE: "1800000000",
         },
     )
 
@@ -69,20 +70,20 @@ def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
 def test_ray_takes_the_configuration_as_valid() -> None:
     from ray.autoscaler._private.util import validate_config
 
-    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT)
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
     validate_config(job.autoscaling(config(), head, task=TASK, address="10.0.0.5"))
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({contract.ENV_JOB: ""}, "TRAIN_JOB is missing"),
-        ({contract.ENV_COMMAND: "python -c 1"}, "must be a JSON list of words"),
-        ({contract.ENV_COMMAND: "[]"}, "must be a JSON list of words"),
-        ({contract.ENV_COMMAND: "[1]"}, "must be a JSON list of words"),
-        ({contract.ENV_MIN_WORKERS: "5"}, "5 to 4 workers"),
-        ({contract.ENV_MAX_WORKERS: "many"}, "TRAIN_MAX_WORKERS is 'many'"),
-        ({contract.ENV_DEADLINE: "soon"}, "TRAIN_DEADLINE is 'soon'"),
+        ({nodes.ENV_JOB: ""}, "TRAIN_JOB is missing"),
+        ({nodes.ENV_COMMAND: "python -c 1"}, "must be a JSON list of words"),
+        ({nodes.ENV_COMMAND: "[]"}, "must be a JSON list of words"),
+        ({nodes.ENV_COMMAND: "[1]"}, "must be a JSON list of words"),
+        ({nodes.ENV_MIN_WORKERS: "5"}, "5 to 4 workers"),
+        ({nodes.ENV_MAX_WORKERS: "many"}, "TRAIN_MAX_WORKERS is 'many'"),
+        ({nodes.ENV_DEADLINE: "soon"}, "TRAIN_DEADLINE is 'soon'"),
     ],
 )
 def test_a_wrong_variable_is_named(changed: dict[str, str], words: str) -> None:
@@ -100,7 +101,7 @@ def test_outside_ecs_a_job_says_that_it_cannot_start_workers() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == contract.EXIT_BAD_INPUT
+    assert done.returncode == exits.BAD_INPUT
     assert done.stderr == (
         "node: error: a job starts its workers on ECS, and this is no task of ECS\n"
     )
@@ -121,29 +122,29 @@ def reason(own: job.Job, ray: Any) -> int | None:
 
 
 def test_a_job_ends_for_a_reason_with_a_code_of_its_own() -> None:
-    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT)
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
     running = Process()
     assert reason(job.Job(config(), head), running) is None
-    late = job.Job(config(**{contract.ENV_DEADLINE: str(int(time.time()) - 1)}), head)
-    assert reason(late, running) == contract.EXIT_DEADLINE
-    alone = job.Job(config(**{contract.ENV_CAPACITY_WAIT: "0"}), head)
+    late = job.Job(config(**{nodes.ENV_DEADLINE: str(int(time.time()) - 1)}), head)
+    assert reason(late, running) == exits.DEADLINE
+    alone = job.Job(config(**{nodes.ENV_CAPACITY_WAIT: "0"}), head)
     time.sleep(0.01)
-    assert reason(alone, running) == contract.EXIT_NO_CAPACITY
-    assert reason(job.Job(config(), head), Process(1)) == contract.EXIT_FAILED
+    assert reason(alone, running) == exits.NO_CAPACITY
+    assert reason(job.Job(config(), head), Process(1)) == exits.FAILED
 
 
 def test_workers_that_came_once_are_no_lack_of_capacity_later() -> None:
-    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT)
-    own = job.Job(config(**{contract.ENV_CAPACITY_WAIT: "0"}), head)
-    own._on_size(contract.ClusterSize(num_nodes=2, num_cpus=8, num_gpus=1).line())
-    own._on_size(contract.ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0).line())
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
+    own = job.Job(config(**{nodes.ENV_CAPACITY_WAIT: "0"}), head)
+    own._on_size(ClusterSize(num_nodes=2, num_cpus=8, num_gpus=1).line())
+    own._on_size(ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0).line())
     time.sleep(0.01)
     assert reason(own, Process()) is None
 
 
 def test_the_commands_words_reach_it_as_they_are() -> None:
     words = ["python", "-c", "print('a b')"]
-    assert config(**{contract.ENV_COMMAND: json.dumps(words)}).command == tuple(words)
+    assert config(**{nodes.ENV_COMMAND: json.dumps(words)}).command == tuple(words)
 
 
 @pytest.mark.parametrize(
@@ -159,6 +160,6 @@ def test_the_commands_words_reach_it_as_they_are() -> None:
 )
 def test_nodes_prepare_for_the_recipe_that_a_job_trains(command: list[str], recipe: str) -> None:
     assert job.recipe_of(command) == recipe
-    head = NodeConfig.from_environment(contract.HEAD, ENVIRONMENT | {contract.ENV_RECIPE: recipe})
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT | {nodes.ENV_RECIPE: recipe})
     told = job.autoscaling(config(), head, task=TASK, address="10.0.0.5")["provider"]
-    assert told["environment"].get(contract.ENV_RECIPE, "") == recipe
+    assert told["environment"].get(nodes.ENV_RECIPE, "") == recipe

@@ -13,10 +13,11 @@ import pytest
 
 from containers import cluster, gpus, health, network, node
 from containers.node import NodeConfig
+from contract import exits, nodes
+from contract.errors import InputError
+from contract.nodes import ENV_JOB, HEAD, JOB, ClusterSize
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, text
-from training import contract
-from training.contract import ClusterSize, InputError
 
 TOKEN = "0123456789abcdef0123"
 WORKER = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_HEAD_ADDRESS": "head.training.internal"}
@@ -30,7 +31,7 @@ def test_what_the_task_definition_sets_is_what_the_node_reads(synth: Synth) -> N
     for definition in synth(preset="fsdp").of_type("AWS::ECS::TaskDefinition").values():
         (container,) = definition["ContainerDefinitions"]
         (command,) = container["Command"]
-        kind = contract.HEAD if command == contract.JOB else command
+        kind = HEAD if command == JOB else command
         environment = {each["Name"]: text(each["Value"]) for each in container["Environment"]}
         config = NodeConfig.from_environment(kind, environment | {"RAY_AUTH_TOKEN": TOKEN})
         assert config == NodeConfig(
@@ -52,7 +53,7 @@ def test_only_hosts_that_may_be_taken_away_are_watched(synth: Synth) -> None:
         for definition in synth(spot=setting).of_type("AWS::ECS::TaskDefinition").values():
             (container,) = definition["ContainerDefinitions"]
             told = {each["Name"]: text(each["Value"]) for each in container["Environment"]}
-            config = NodeConfig.from_environment(contract.WORKER, told | {"RAY_AUTH_TOKEN": TOKEN})
+            config = NodeConfig.from_environment(nodes.WORKER, told | {"RAY_AUTH_TOKEN": TOKEN})
             assert node.ray_environment(config, "eth0")[watch] == wanted
 
 
@@ -91,7 +92,7 @@ def test_the_entry_point_prints_the_sentence_and_exits_with_2() -> None:
         text=True,
         check=False,
     )
-    assert run.returncode == contract.EXIT_BAD_INPUT
+    assert run.returncode == exits.BAD_INPUT
     assert run.stderr.startswith("node: error: RAY_AUTH_TOKEN is missing")
     assert run.stderr.count("\n") == 1
 
@@ -130,7 +131,7 @@ def test_a_head_that_only_coordinates_does_not_wait_for_itself() -> None:
 def test_what_ray_is_started_with_does_not_keep_its_processes_from_being_forked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from training import forkserver
+    from training.runtime import forkserver
 
     given: dict[str, str] = {}
     monkeypatch.setattr(
@@ -148,7 +149,7 @@ def test_what_ray_is_started_with_does_not_keep_its_processes_from_being_forked(
 
 
 def test_a_program_of_the_users_own_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(contract.ENV_JOB, "job-1")
+    monkeypatch.setenv(ENV_JOB, "job-1")
     assert node.start_fork_server(worker()) is None
 
 
@@ -249,7 +250,7 @@ def test_a_node_with_bad_gpus_does_not_join(nvidia_smi: Path) -> None:
         timeout=60,
         check=False,
     )
-    assert run.returncode == contract.EXIT_BAD_HOST
+    assert run.returncode == exits.BAD_HOST
     assert "node: not joining: GPU 0 (NVIDIA A10G) has 7 uncorrected memory errors" in run.stderr
 
 
@@ -281,7 +282,7 @@ def ray_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     with http.server.HTTPServer(("127.0.0.1", 0), Answers) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         for name in ("DASHBOARD_PORT", "AGENT_PORT"):
-            monkeypatch.setattr(contract, name, server.server_port)
+            monkeypatch.setattr(nodes, name, server.server_port)
         yield server.server_port
         server.shutdown()
 
@@ -301,7 +302,7 @@ def test_a_node_without_ray_is_unhealthy(
     with socket.create_server(("127.0.0.1", 0)) as free:
         unused = free.getsockname()[1]
     assert unused != ray_port
-    monkeypatch.setattr(contract, "AGENT_PORT", unused)
+    monkeypatch.setattr(nodes, "AGENT_PORT", unused)
     assert health.main() == 1
     assert "unhealthy: http://127.0.0.1:" in capsys.readouterr().err
 

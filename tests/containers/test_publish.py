@@ -11,8 +11,8 @@ import pytest
 
 from containers import publish
 from containers.publish import Docker, PublishError
+from contract.errors import InputError
 from tests.conftest import ROOT
-from training.contract import InputError
 
 
 class Recorder(Docker):

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from contract import exits, runs
 from tests.conftest import ROOT
-from training import contract
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -161,20 +161,20 @@ def test_two_nodes_train_one_model_and_leave_when_told(
         *("--storage", str(tmp_path / "runs"), "--run", "two"),
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    result = json.loads((tmp_path / "runs" / "two" / contract.RESULT_FILE).read_text())
+    result = json.loads((tmp_path / "runs" / "two" / runs.RESULT_FILE).read_text())
     assert result["status"] == "succeeded"
     assert result["world_size"] == 2
     assert result["accuracy"] >= 0.95
-    assert (tmp_path / "runs" / "two" / contract.REPORT_FILE).is_file()
+    assert (tmp_path / "runs" / "two" / runs.REPORT_FILE).is_file()
 
     # A node with another token is refused, and says that it is the token.
     stranger = worker.run("containers", "worker", RAY_AUTH_TOKEN="another-token-of-20-chars")
-    assert stranger.returncode == contract.EXIT_REFUSED
+    assert stranger.returncode == exits.REFUSED
     assert "refuses this node's token" in stranger.stderr
 
     for host, process in ((worker, second), (head, first)):
         process.terminate()  # as ECS does; Ray drains
-        assert process.wait(timeout=45) == contract.EXIT_OK
+        assert process.wait(timeout=45) == exits.OK
         assert "Draining" in host.said()
         assert host.said().rstrip().endswith("stopped as told, Ray has drained (exit code 1)")
 
@@ -184,7 +184,7 @@ def test_a_worker_whose_head_is_lost_ends_and_says_so(hosts: tuple[Host, Host]) 
     _, second = together(hosts)
     began = time.monotonic()
     head.kill()
-    assert second.wait(timeout=60) == contract.EXIT_NO_HEAD
+    assert second.wait(timeout=60) == exits.NO_HEAD
     assert "the head is lost" in worker.said()
     assert time.monotonic() - began < 60
 
@@ -192,7 +192,7 @@ def test_a_worker_whose_head_is_lost_ends_and_says_so(hosts: tuple[Host, Host]) 
 def test_a_worker_without_a_head_gives_up_and_says_so(hosts: tuple[Host, Host]) -> None:
     _, worker = hosts
     process = worker.start("worker", TRAIN_HEAD_WAIT_S="2")
-    assert process.wait(timeout=30) == contract.EXIT_NO_HEAD
+    assert process.wait(timeout=30) == exits.NO_HEAD
     assert f"giving up after 2 s: {HEAD}:6379 does not answer" in worker.said()
 
 
@@ -201,4 +201,4 @@ def test_a_worker_that_is_stopped_while_it_waits_ends_at_once(hosts: tuple[Host,
     process = worker.start("worker")
     wait_until(lambda: "waiting for the head" in worker.said(), seconds=20, what="worker waits")
     process.terminate()
-    assert process.wait(timeout=10) == contract.EXIT_TERMINATED
+    assert process.wait(timeout=10) == exits.TERMINATED

@@ -16,9 +16,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from containers import user_code
+from contract import nodes
+from contract.errors import InputError
 from tests.conftest import write_wheel
-from training import contract
-from training.contract import InputError
 
 
 class Client:
@@ -60,7 +60,7 @@ def archive(tmp_path: Path, **files: str) -> Path:
     return path
 
 
-CODE = {contract.ENV_CODE: "s3://bucket/runs/r/jobs/j.zip"}
+CODE = {nodes.ENV_CODE: "s3://bucket/runs/r/jobs/j.zip"}
 
 
 def test_a_recipe_brings_nothing_and_ray_is_told_nothing(tmp_path: Path) -> None:
@@ -70,8 +70,8 @@ def test_a_recipe_brings_nothing_and_ray_is_told_nothing(tmp_path: Path) -> None
 
 def test_variables_and_secrets_reach_the_command_and_rays_workers(tmp_path: Path) -> None:
     environment = {
-        contract.ENV_PASSED: '{"COLOUR": "green"}',
-        contract.ENV_SECRETS: '{"API_KEY": "training/key"}',
+        nodes.ENV_PASSED: '{"COLOUR": "green"}',
+        nodes.ENV_SECRETS: '{"API_KEY": "training/key"}',
     }
     found = prepare(environment, tmp_path / "code", Client())
     assert found.environment["COLOUR"] == "green"
@@ -126,11 +126,11 @@ def test_requirements_are_installed_beside_what_the_image_has(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("environment", "words"),
     [
-        ({contract.ENV_PASSED: "A=b"}, "TRAIN_PASSED must be a JSON object of texts"),
-        ({contract.ENV_PASSED: '{"A": 1}'}, "TRAIN_PASSED must be a JSON object of texts"),
-        ({contract.ENV_SECRETS: '{"A": "training/x"}'}, "secret training/x, for A, cannot be read"),
+        ({nodes.ENV_PASSED: "A=b"}, "TRAIN_PASSED must be a JSON object of texts"),
+        ({nodes.ENV_PASSED: '{"A": 1}'}, "TRAIN_PASSED must be a JSON object of texts"),
+        ({nodes.ENV_SECRETS: '{"A": "training/x"}'}, "secret training/x, for A, cannot be read"),
         (
-            {contract.ENV_CODE: "s3://bucket/none.zip"},
+            {nodes.ENV_CODE: "s3://bucket/none.zip"},
             "none.zip cannot be had",
         ),
     ],

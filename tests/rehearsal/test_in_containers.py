@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from containers import publish
+from contract import exits, nodes, runs
+from contract import outputs as stack_outputs
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from tests.rehearsal.conftest import cluster_status, command, trainctl
-from training import contract
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -63,7 +64,7 @@ def ecs(rehearsal: Rehearsal) -> Any:
 # --- the images -----------------------------------------------------------------------------------
 def images(rehearsal: Rehearsal) -> dict[str, dict[str, Any]]:
     found = {}
-    for node in (contract.HEAD, contract.WORKER):
+    for node in (nodes.HEAD, nodes.WORKER):
         name = f"ecs-train-{node}:{rehearsal.state()['image_tag']}"
         record = rehearsal.engine.inspect("image", name)
         assert record is not None
@@ -114,7 +115,7 @@ def test_images_hold_nothing_of_the_machine_and_nothing_to_build_with(
 def test_an_image_trains_without_a_network_on_a_file_system_that_cannot_be_written(
     rehearsal: Rehearsal,
 ) -> None:
-    image = f"ecs-train-{contract.WORKER}:{rehearsal.state()['image_tag']}"
+    image = f"ecs-train-{nodes.WORKER}:{rehearsal.state()['image_tag']}"
     assert publish.try_out(rehearsal._docker(), image)["steps"] == 2
 
 
@@ -126,11 +127,11 @@ def test_the_cluster_is_what_the_templates_say(rehearsal: Rehearsal) -> None:
     assert len({task["address"] for task in found["tasks"]}) == 3
     definitions = {
         node: ecs(rehearsal).describe_task_definition(
-            taskDefinition=rehearsal.outputs(contract.TRAINING_STACK)[output]
+            taskDefinition=rehearsal.outputs(stack_outputs.TRAINING_STACK)[output]
         )["taskDefinition"]["containerDefinitions"][0]
         for node, output in (
-            (contract.HEAD, contract.OUT_HEAD_TASK),
-            (contract.WORKER, contract.OUT_WORKER_TASK),
+            (nodes.HEAD, stack_outputs.HEAD_TASK),
+            (nodes.WORKER, stack_outputs.WORKER_TASK),
         )
     }
     for task in found["tasks"]:
@@ -148,10 +149,10 @@ def test_what_runs_is_what_was_pushed(rehearsal: Rehearsal) -> None:
     if not pushed:
         pytest.skip("no image registry here: install docker-registry")
     arns = ecs(rehearsal).list_tasks(
-        cluster=rehearsal.outputs(contract.TRAINING_STACK)[contract.OUT_CLUSTER]
+        cluster=rehearsal.outputs(stack_outputs.TRAINING_STACK)[stack_outputs.CLUSTER]
     )["taskArns"]
     found = ecs(rehearsal).describe_tasks(
-        cluster=rehearsal.outputs(contract.TRAINING_STACK)[contract.OUT_CLUSTER], tasks=arns
+        cluster=rehearsal.outputs(stack_outputs.TRAINING_STACK)[stack_outputs.CLUSTER], tasks=arns
     )["tasks"]
     assert {task["containers"][0]["imageDigest"] for task in found} == {*pushed.values()}
 
@@ -170,8 +171,8 @@ def test_a_command_in_the_shell_has_its_own_exit_code_and_output(rehearsal: Rehe
 
 def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: Rehearsal) -> None:
     account = account_at(rehearsal.state()["endpoint"])
-    bucket = rehearsal.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
-    run = f"{contract.RUNS_PREFIX}/sharded"
+    bucket = rehearsal.outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
+    run = f"{runs.RUNS_PREFIX}/sharded"
 
     def keys(prefix: str) -> set[str]:
         found = account.items("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)
@@ -193,7 +194,7 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
         timeout_s=300,
     )
     # The command in the head is killed, as if its host were lost; Ray ends its workers.
-    (head,) = tasks_of(rehearsal, contract.HEAD)
+    (head,) = tasks_of(rehearsal, nodes.HEAD)
     kill = (
         "import os, pathlib\n"
         "for each in pathlib.Path('/proc').glob('[0-9]*'):\n"
@@ -238,13 +239,13 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
 
 
 def test_a_worker_that_is_killed_is_replaced_and_joins_again(rehearsal: Rehearsal) -> None:
-    before = {task["id"] for task in tasks_of(rehearsal, contract.WORKER)}
-    victim = tasks_of(rehearsal, contract.WORKER)[0]
+    before = {task["id"] for task in tasks_of(rehearsal, nodes.WORKER)}
+    victim = tasks_of(rehearsal, nodes.WORKER)[0]
     rehearsal.engine("kill", victim["runtime_id"])
 
     def is_whole() -> bool:
         found = cluster_status(rehearsal)
-        workers = [task for task in found["tasks"] if task["node"] == contract.WORKER]
+        workers = [task for task in found["tasks"] if task["node"] == nodes.WORKER]
         are_healthy = all(task["health"] == "HEALTHY" for task in workers)
         are_others = {task["id"] for task in workers} != before
         return len(workers) == 2 and are_others and are_healthy and found["ray"]["num_nodes"] == 3
@@ -253,18 +254,18 @@ def test_a_worker_that_is_killed_is_replaced_and_joins_again(rehearsal: Rehearsa
 
 
 def test_a_worker_with_another_token_is_refused_and_says_so(rehearsal: Rehearsal) -> None:
-    outputs = rehearsal.outputs(contract.TRAINING_STACK)
+    outputs = rehearsal.outputs(stack_outputs.TRAINING_STACK)
     client = ecs(rehearsal)
     override = {
-        "name": contract.CONTAINER,
+        "name": nodes.CONTAINER,
         "environment": [{"name": "RAY_AUTH_TOKEN", "value": "another-token-of-some-length"}],
     }
     (task,) = client.run_task(
-        cluster=outputs[contract.OUT_CLUSTER],
-        taskDefinition=outputs[contract.OUT_WORKER_TASK],
+        cluster=outputs[stack_outputs.CLUSTER],
+        taskDefinition=outputs[stack_outputs.WORKER_TASK],
         overrides={"containerOverrides": [override]},
     )["tasks"]
-    arguments = {"cluster": outputs[contract.OUT_CLUSTER], "tasks": [task["taskArn"]]}
+    arguments = {"cluster": outputs[stack_outputs.CLUSTER], "tasks": [task["taskArn"]]}
 
     def has_ended() -> bool:
         (now,) = client.describe_tasks(**arguments)["tasks"]
@@ -272,36 +273,36 @@ def test_a_worker_with_another_token_is_refused_and_says_so(rehearsal: Rehearsal
 
     eventually("the worker has ended", has_ended, timeout_s=60)
     (ended,) = client.describe_tasks(**arguments)["tasks"]
-    assert ended["containers"][0]["exitCode"] == contract.EXIT_REFUSED
+    assert ended["containers"][0]["exitCode"] == exits.REFUSED
     events = (
         account_at(rehearsal.state()["endpoint"])
         .client("logs")
         .get_log_events(
-            logGroupName=outputs[contract.OUT_LOG_GROUP],
-            logStreamName=f"worker/{contract.CONTAINER}/{task['taskArn'].rpartition('/')[2]}",
+            logGroupName=outputs[stack_outputs.LOG_GROUP],
+            logStreamName=f"worker/{nodes.CONTAINER}/{task['taskArn'].rpartition('/')[2]}",
         )["events"]
     )
     assert any("refuses this node's token" in event["message"] for event in events)
 
 
 def test_workers_end_when_their_head_is_gone_and_a_new_cluster_forms(rehearsal: Rehearsal) -> None:
-    (head,) = tasks_of(rehearsal, contract.HEAD)
-    workers = {task["id"]: task["runtime_id"] for task in tasks_of(rehearsal, contract.WORKER)}
+    (head,) = tasks_of(rehearsal, nodes.HEAD)
+    workers = {task["id"]: task["runtime_id"] for task in tasks_of(rehearsal, nodes.WORKER)}
     rehearsal.engine("kill", head["runtime_id"])
 
     def workers_have_ended() -> bool:
-        return not workers.keys() & {task["id"] for task in tasks_of(rehearsal, contract.WORKER)}
+        return not workers.keys() & {task["id"] for task in tasks_of(rehearsal, nodes.WORKER)}
 
     eventually("both workers have ended", workers_have_ended, timeout_s=60)
     run = trainctl(rehearsal, "cluster", "up", "--workers", "2", "--yes")
     assert run.returncode == 0, run.stderr
-    assert tasks_of(rehearsal, contract.HEAD)[0]["id"] != head["id"]
+    assert tasks_of(rehearsal, nodes.HEAD)[0]["id"] != head["id"]
 
 
 def test_a_missing_image_ends_the_command_with_its_name(rehearsal: Rehearsal) -> None:
-    outputs, client = rehearsal.outputs(contract.TRAINING_STACK), ecs(rehearsal)
+    outputs, client = rehearsal.outputs(stack_outputs.TRAINING_STACK), ecs(rehearsal)
     assert trainctl(rehearsal, "cluster", "down", "--yes").returncode == 0
-    definition = client.describe_task_definition(taskDefinition=outputs[contract.OUT_WORKER_TASK])[
+    definition = client.describe_task_definition(taskDefinition=outputs[stack_outputs.WORKER_TASK])[
         "taskDefinition"
     ]
     (container,) = definition["containerDefinitions"]
@@ -310,21 +311,21 @@ def test_a_missing_image_ends_the_command_with_its_name(rehearsal: Rehearsal) ->
         family="wrong", networkMode="awsvpc", containerDefinitions=[container]
     )["taskDefinition"]["taskDefinitionArn"]
     service = {
-        "cluster": outputs[contract.OUT_CLUSTER],
-        "service": outputs[contract.OUT_WORKER_SERVICE],
+        "cluster": outputs[stack_outputs.CLUSTER],
+        "service": outputs[stack_outputs.WORKER_SERVICE],
     }
     client.update_service(**service, taskDefinition=wrong)
     try:
         began = time.monotonic()
         run = trainctl(rehearsal, "cluster", "up", "--workers", "1", "--yes")
-        assert run.returncode == contract.EXIT_FAILED
+        assert run.returncode == exits.FAILED
         assert "the image of the worker cannot be pulled: CannotPullContainerError" in run.stderr
         assert ":never-pushed" in run.stderr
         assert "trainctl cluster down" in run.stderr
         assert time.monotonic() - began < 60
     finally:
         trainctl(rehearsal, "cluster", "down", "--yes")
-        client.update_service(**service, taskDefinition=outputs[contract.OUT_WORKER_TASK])
+        client.update_service(**service, taskDefinition=outputs[stack_outputs.WORKER_TASK])
 
 
 def test_down_when_nothing_is_up_says_so(rehearsal: Rehearsal) -> None:
@@ -332,5 +333,5 @@ def test_down_when_nothing_is_up_says_so(rehearsal: Rehearsal) -> None:
     run = trainctl(rehearsal, "cluster", "down", "--yes")
     assert (run.returncode, run.stderr) == (0, "The standing cluster is down already.\n")
     shell = trainctl(rehearsal, "shell")
-    assert shell.returncode == contract.EXIT_FAILED
+    assert shell.returncode == exits.FAILED
     assert "no head runs: trainctl cluster up" in shell.stderr

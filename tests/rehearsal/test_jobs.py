@@ -19,12 +19,22 @@ from typing import Any
 
 import pytest
 
+from contract import exits, jobs, runs
+from contract import outputs as stack_outputs
+from contract.nodes import (
+    CONTAINER,
+    ENV_DEADLINE,
+    ENV_HEAD_ADDRESS,
+    ENV_HEAD_WAIT,
+    ENV_JOB,
+    JOB,
+    WORKER,
+)
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP, command, trainctl
-from training import contract
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -78,25 +88,25 @@ def said(rehearsal: Rehearsal, job: str) -> str:
 
 
 def read(rehearsal: Rehearsal, key: str) -> str:
-    bucket = rehearsal.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
+    bucket = rehearsal.outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
     s3 = account_at(rehearsal.state()["endpoint"]).client("s3")
     return str(s3.get_object(Bucket=bucket, Key=key)["Body"].read().decode())
 
 
 def record(rehearsal: Rehearsal, run: str, job: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(read(rehearsal, contract.job_record(run, job)))
+    found: dict[str, Any] = json.loads(read(rehearsal, runs.job_record(run, job)))
     return found
 
 
 def events(rehearsal: Rehearsal, run: str) -> list[dict[str, Any]]:
-    text = read(rehearsal, f"{contract.RUNS_PREFIX}/{run}/{contract.METRICS_FILE}")
+    text = read(rehearsal, f"{runs.RUNS_PREFIX}/{run}/{runs.METRICS_FILE}")
     return [json.loads(line) for line in text.splitlines()]
 
 
 def saved(rehearsal: Rehearsal, run: str) -> set[str]:
     """Names of a run's checkpoints that are whole."""
-    bucket = rehearsal.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
-    prefix = f"{contract.RUNS_PREFIX}/{run}/{contract.CHECKPOINTS_DIR}/"
+    bucket = rehearsal.outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
+    prefix = f"{runs.RUNS_PREFIX}/{run}/{runs.CHECKPOINTS_DIR}/"
     found = account_at(rehearsal.state()["endpoint"]).items(
         "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix
     )
@@ -140,7 +150,7 @@ def container_of(rehearsal: Rehearsal, job: str, node: str) -> str:
 @contextmanager
 def hosts(rehearsal: Rehearsal, number: int) -> Iterator[Callable[[int], None]]:
     """Only so many hosts for workers; the number may be changed on the way."""
-    provider = rehearsal.outputs(contract.TRAINING_STACK)[contract.OUT_WORKER_PROVIDER]
+    provider = rehearsal.outputs(stack_outputs.TRAINING_STACK)[stack_outputs.WORKER_PROVIDER]
     file = rehearsal.folder / "aws" / "capacity.json"
 
     def have(count: int) -> None:
@@ -167,11 +177,11 @@ def test_two_jobs_at_a_time_share_no_node(rehearsal: Rehearsal) -> None:
     assert following.stdout is not None
     right = following.stdout.readline().strip()
     again = trainctl(rehearsal, "submit", "ddp", "--run", "left", "--yes")
-    assert again.returncode == contract.EXIT_BAD_INPUT
+    assert again.returncode == exits.BAD_INPUT
     assert f"is being trained already, by job {left}" in again.stderr
     nodes: list[set[str]] = []
     for job in (left, right):
-        container_of(rehearsal, job, contract.WORKER)
+        container_of(rehearsal, job, WORKER)
         nodes.append({task["address"] for task in shown(rehearsal, job)["tasks"]})
     assert [len(each) for each in nodes] == [2, 2]
     assert not nodes[0] & nodes[1]
@@ -235,7 +245,7 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
         given = ("--env", "COLOUR=green", "--secret", "API_KEY=training/key")
         own = ("--code", str(code_folder(tmp_path / "own")), "--run", "own", "--workers", "1")
         mine = submit(rehearsal, *own, *given, "--yes", "--", "python", "mine.py", "--x")
-        container_of(rehearsal, mine, contract.WORKER)
+        container_of(rehearsal, mine, WORKER)
         limits = ("--run", "late", "--workers", "1", "--max-hours", "0.01667")
         late = submit(rehearsal, *sleep, *limits, *after)
         # Two cannot be had, and so it does not matter when the one is free.
@@ -255,9 +265,9 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
         assert record(rehearsal, "own", mine)["exit_code"] == 3
 
         code, found = wait(rehearsal, none)
-        assert (code, found["reason"]) == (contract.EXIT_NO_CAPACITY, "no capacity")
+        assert (code, found["reason"]) == (exits.NO_CAPACITY, "no capacity")
         code, found = wait(rehearsal, late)
-        assert (code, found["reason"]) == (contract.EXIT_DEADLINE, "deadline")
+        assert (code, found["reason"]) == (exits.DEADLINE, "deadline")
         lasted = datetime.fromisoformat(found["ended"]) - datetime.fromisoformat(found["began"])
         assert timedelta(seconds=60) <= lasted <= timedelta(seconds=75)
     assert record(rehearsal, "late", late)["status"] == "deadline"
@@ -278,7 +288,7 @@ def test_neither_the_laptop_nor_the_first_head_is_needed_to_the_end(rehearsal: R
     laptop.wait()
     laptop.stdout.close()
     eventually("an epoch is saved", lambda: saved(rehearsal, "lost"), timeout_s=300)
-    rehearsal.engine("kill", "--signal", "KILL", container_of(rehearsal, job, contract.JOB))
+    rehearsal.engine("kill", "--signal", "KILL", container_of(rehearsal, job, JOB))
     code, found = wait(rehearsal, job)
     assert (code, found["exit_code"]) == (0, 0), said(rehearsal, job)
     assert record(rehearsal, "lost", job)["attempts"] == 2
@@ -289,30 +299,30 @@ def test_neither_the_laptop_nor_the_first_head_is_needed_to_the_end(rehearsal: R
 
 def test_what_escapes_is_swept(rehearsal: Rehearsal) -> None:
     """An orphan: a job's task, long after its deadline, with no execution that looks after it."""
-    outputs = rehearsal.outputs(contract.TRAINING_STACK)
+    outputs = rehearsal.outputs(stack_outputs.TRAINING_STACK)
     account = account_at(rehearsal.state()["endpoint"])
     ecs = account.client("ecs")
     variables = {
-        contract.ENV_JOB: "orphan-1",
-        contract.ENV_DEADLINE: str(int(time.time()) - 86_400),
-        contract.ENV_HEAD_ADDRESS: "192.0.2.1",
-        contract.ENV_HEAD_WAIT: "600",
+        ENV_JOB: "orphan-1",
+        ENV_DEADLINE: str(int(time.time()) - 86_400),
+        ENV_HEAD_ADDRESS: "192.0.2.1",
+        ENV_HEAD_WAIT: "600",
     }
     override = {
-        "name": contract.CONTAINER,
+        "name": CONTAINER,
         "environment": [{"name": name, "value": value} for name, value in variables.items()],
     }
-    which = {"cluster": outputs[contract.OUT_CLUSTER]}
+    which = {"cluster": outputs[stack_outputs.CLUSTER]}
     (orphan,) = ecs.run_task(
         **which,
-        taskDefinition=outputs[contract.OUT_WORKER_TASK],
+        taskDefinition=outputs[stack_outputs.WORKER_TASK],
         overrides={"containerOverrides": [override]},
-        group=f"{contract.JOB_GROUP}orphan-1",
+        group=f"{jobs.JOB_GROUP}orphan-1",
         startedBy="orphan-1",
     )["tasks"]
     (other,) = ecs.run_task(
         **which,
-        taskDefinition=outputs[contract.OUT_WORKER_TASK],
+        taskDefinition=outputs[stack_outputs.WORKER_TASK],
         overrides={"containerOverrides": [override]},
         group="family:somebody-elses",
     )["tasks"]
@@ -322,7 +332,7 @@ def test_what_escapes_is_swept(rehearsal: Rehearsal) -> None:
         timeout_s=30,
     )
     answer = account.client("lambda").invoke(
-        FunctionName=outputs[contract.OUT_KEEPER], Payload=b"{}"
+        FunctionName=outputs[stack_outputs.KEEPER], Payload=b"{}"
     )
     swept = json.loads(answer["Payload"].read())
     assert swept == {"stopped": [orphan["taskArn"]]}
@@ -398,7 +408,7 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
         have(2)
         following.send_signal(signal.SIGINT)
         _, note = following.communicate(timeout=30)
-        assert following.returncode == contract.EXIT_INTERRUPTED
+        assert following.returncode == exits.INTERRUPTED
         assert f"trainctl logs {job} --follow" in note
         eventually(
             "it trains on two workers",
@@ -419,7 +429,7 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
         workers = [
             task
             for task in shown(rehearsal, job)["tasks"]
-            if (task["node"], task["status"]) == (contract.WORKER, "RUNNING")
+            if (task["node"], task["status"]) == (WORKER, "RUNNING")
         ]
         victim = workers[0]
         goes = time.time() + 40
@@ -442,12 +452,12 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
         assert run.returncode == 0, run.stderr
         nothing_is_left(rehearsal, within_s=max(1, 30 - (time.monotonic() - began)))
     code, found = wait(rehearsal, job)
-    assert (code, found["reason"]) == (contract.EXIT_TERMINATED, "stopped by user")
+    assert (code, found["reason"]) == (exits.TERMINATED, "stopped by user")
     again = trainctl(rehearsal, "stop", job, "--yes")
     assert "has ended already: stopped by user" in again.stderr
     result = json.loads(read(rehearsal, "runs/elastic/result.json"))
     assert (result["status"], result["preempted"]) == ("stopped", 1)
-    assert contract.checkpoint_name(result["steps"]) in saved(rehearsal, "elastic")
+    assert runs.checkpoint_name(result["steps"]) in saved(rehearsal, "elastic")
     lines = events(rehearsal, "elastic")
     told = next(each for each in lines if each["type"] == "preempted")
     before = [

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import BotoCoreError, ClientError
 
+from contract import exits, outputs, runs
 from rehearsal import processes
 from rehearsal.cycle import Rehearsal, Steps
 from rehearsal.inventory import account_at
 from tests.conftest import ROOT
 from tests.rehearsal.conftest import trainctl
-from training import contract
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -45,7 +45,7 @@ def test_after_the_local_aws_has_died_commands_say_so_and_all_can_be_removed(
         if pid != os.getpid():
             os.kill(pid, signal.SIGKILL)
     run = trainctl(deployment, "cluster", "status")
-    assert run.returncode == contract.EXIT_FAILED
+    assert run.returncode == exits.FAILED
     assert "AWS does not answer" in run.stderr
     assert "trainctl local status" in run.stderr
     assert "Traceback" not in run.stderr
@@ -80,7 +80,7 @@ def engine_state(rehearsal: Rehearsal) -> tuple[str, str, str]:
 def cloudformation_makes_a_stack(rehearsal: Rehearsal) -> bool:
     try:
         client = account_at(rehearsal.state()["endpoint"]).client("cloudformation")
-        client.describe_stacks(StackName=contract.CORE_STACK)
+        client.describe_stacks(StackName=outputs.CORE_STACK)
     except (KeyError, BotoCoreError, ClientError):
         return False
     return True
@@ -93,8 +93,8 @@ def containers_run(rehearsal: Rehearsal) -> bool:
 def a_checkpoint_is_saved(rehearsal: Rehearsal) -> bool:
     """In the bucket, and so the recipe trains."""
     account = account_at(rehearsal.state()["endpoint"])
-    bucket = rehearsal.outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
-    prefix = f"{contract.RUNS_PREFIX}/rehearsal/{contract.CHECKPOINTS_DIR}/"
+    bucket = rehearsal.outputs(outputs.CORE_STACK)[outputs.BUCKET]
+    prefix = f"{runs.RUNS_PREFIX}/rehearsal/{runs.CHECKPOINTS_DIR}/"
     return bool([*account.items("s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=prefix)])
 
 
@@ -146,7 +146,7 @@ def test_an_interrupted_rehearsal_leaves_nothing(
             run.kill()
     text = said.read_text()
     assert step in last, f"interrupted too late, in the step {last!r}"
-    assert code == contract.EXIT_INTERRUPTED, text
+    assert code == exits.INTERRUPTED, text
     assert "Traceback" not in text
     assert engine_state(deployment) == before
     assert processes.find(deployment.name) == []

@@ -10,8 +10,8 @@ import pytest
 
 os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "20")
 
+from contract.outputs import CORE_STACK, TRAINING_STACK
 from tests.conftest import ROOT
-from training.contract import CORE_STACK, TRAINING_STACK
 
 Template = dict[str, Any]
 

@@ -14,12 +14,13 @@ from typing import Any
 import boto3
 import pytest
 
+from contract import jobs, nodes, runs
+from contract import outputs as stack_outputs
 from rehearsal.cdk import Cdk
 from rehearsal.commands import CommandError
 from rehearsal.inventory import difference, inventory
 from rehearsal.local_aws import LocalAws, local_aws
 from tests.conftest import ROOT
-from training import contract
 
 pytestmark = pytest.mark.slow
 
@@ -94,8 +95,8 @@ def start_hosts_and_a_task(training: dict[str, str]) -> None:
         )
     groups = autoscaling.describe_auto_scaling_groups()["AutoScalingGroups"]
     assert [len(group["Instances"]) for group in groups] == [1, 1]
-    cluster = training[contract.OUT_CLUSTER]
-    ecs.run_task(cluster=cluster, taskDefinition=training[contract.OUT_HEAD_TASK])
+    cluster = training[stack_outputs.CLUSTER]
+    ecs.run_task(cluster=cluster, taskDefinition=training[stack_outputs.HEAD_TASK])
     assert len(ecs.list_tasks(cluster=cluster)["taskArns"]) == 2, "and the head of a job"
 
 
@@ -110,7 +111,7 @@ def eventually(condition: Callable[[], Any]) -> Any:
 def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> None:
     """One job is stopped, one aborted: both are tidied up after, and say so. A third one stays."""
     states, ecs, s3 = (boto3.client(name) for name in ("stepfunctions", "ecs", "s3"))
-    which = {"cluster": training[contract.OUT_CLUSTER]}
+    which = {"cluster": training[stack_outputs.CLUSTER]}
     spec = {
         "run": "r",
         "command": ["true"],
@@ -126,7 +127,7 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
     def start(job: str) -> tuple[str, str]:
         # The emulator remembers executions of a machine that was deleted.
         execution = states.start_execution(
-            stateMachineArn=training[contract.OUT_JOBS],
+            stateMachineArn=training[stack_outputs.JOBS],
             name=f"{preset}-{job}",
             input=json.dumps(spec),
         )["executionArn"]
@@ -134,18 +135,18 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
         return execution, task
 
     def record(job: str) -> dict[str, Any]:
-        key = contract.job_record("r", f"{preset}-{job}")
-        body = s3.get_object(Bucket=core[contract.OUT_BUCKET], Key=key)["Body"].read()
+        key = runs.job_record("r", f"{preset}-{job}")
+        body = s3.get_object(Bucket=core[stack_outputs.BUCKET], Key=key)["Body"].read()
         found: dict[str, Any] = json.loads(body)
         return found
 
     execution, task = start("ended")
     (head,) = ecs.describe_tasks(**which, tasks=[task])["tasks"]
-    assert head["group"] == f"{contract.JOB_GROUP}{preset}-ended"
+    assert head["group"] == f"{jobs.JOB_GROUP}{preset}-ended"
     (override,) = head["overrides"]["containerOverrides"]
     told = {each["name"]: each["value"] for each in override["environment"]}
-    assert json.loads(told[contract.ENV_COMMAND]) == ["true"]
-    assert 3500 < int(told[contract.ENV_DEADLINE]) - time.time() <= 3600
+    assert json.loads(told[nodes.ENV_COMMAND]) == ["true"]
+    assert 3500 < int(told[nodes.ENV_DEADLINE]) - time.time() <= 3600
     assert (told["A"], told["B"]) == ("one", "two")
     # Without a container below, a task that is stopped has ended well.
     ecs.stop_task(**which, task=task)
@@ -155,7 +156,7 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
     execution, task = start("aborted")
     # Of the job too, as its head would have started it.
     ecs.run_task(
-        **which, taskDefinition=training[contract.OUT_WORKER_TASK], startedBy=f"{preset}-aborted"
+        **which, taskDefinition=training[stack_outputs.WORKER_TASK], startedBy=f"{preset}-aborted"
     )
     states.stop_execution(executionArn=execution)
     eventually(lambda: not ecs.list_tasks(**which)["taskArns"])
@@ -168,32 +169,32 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
 def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None:
     before = inventory(aws.endpoint)
     settings = (*SETTINGS, "-c", f"preset={preset}")
-    deploy = ("deploy", contract.CORE_STACK, contract.TRAINING_STACK)
+    deploy = ("deploy", stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
     unasked = ("--require-approval", "never", "--progress", "events")
 
     cdk(*deploy, *unasked, *settings)
-    core, training = outputs(contract.CORE_STACK), outputs(contract.TRAINING_STACK)
-    assert json.loads(training[contract.OUT_SHAPE])["preset"] == preset
+    core, training = outputs(stack_outputs.CORE_STACK), outputs(stack_outputs.TRAINING_STACK)
+    assert json.loads(training[stack_outputs.SHAPE])["preset"] == preset
     ecs = boto3.client("ecs")
     services = ecs.describe_services(
-        cluster=training[contract.OUT_CLUSTER],
-        services=[training[contract.OUT_HEAD_SERVICE], training[contract.OUT_WORKER_SERVICE]],
+        cluster=training[stack_outputs.CLUSTER],
+        services=[training[stack_outputs.HEAD_SERVICE], training[stack_outputs.WORKER_SERVICE]],
     )["services"]
     assert [service["desiredCount"] for service in services] == [0, 0]
-    assert not ecs.list_tasks(cluster=training[contract.OUT_CLUSTER])["taskArns"]
+    assert not ecs.list_tasks(cluster=training[stack_outputs.CLUSTER])["taskArns"]
 
     assert "Number of stacks with differences: 0" in cdk("diff", "--fail", again=True)
 
     # A change happens in place: what is in the bucket stays, and nothing of value is replaced.
     s3 = boto3.client("s3")
-    s3.put_object(Bucket=core[contract.OUT_BUCKET], Key="runs/a/result.json", Body=b"{}")
-    kept = physical_ids(contract.CORE_STACK), physical_ids(contract.TRAINING_STACK)
+    s3.put_object(Bucket=core[stack_outputs.BUCKET], Key="runs/a/result.json", Body=b"{}")
+    kept = physical_ids(stack_outputs.CORE_STACK), physical_ids(stack_outputs.TRAINING_STACK)
     changed = (*settings, "-c", "max_workers=5", "-c", "image_tag=abc123", "-c", "spot=true")
     cdk(*deploy, *unasked, *changed)
-    content = s3.get_object(Bucket=core[contract.OUT_BUCKET], Key="runs/a/result.json")
+    content = s3.get_object(Bucket=core[stack_outputs.BUCKET], Key="runs/a/result.json")
     assert content["Body"].read() == b"{}"
-    assert physical_ids(contract.CORE_STACK) == kept[0]
-    now = physical_ids(contract.TRAINING_STACK)
+    assert physical_ids(stack_outputs.CORE_STACK) == kept[0]
+    now = physical_ids(stack_outputs.TRAINING_STACK)
     replaced = {name.partition("Task")[0] for name in now if now[name] != kept[1].get(name)}
     assert replaced == {"Jobs", "NodesHead", "NodesWorker"}, "only task definitions are new ones"
     (group,) = [
@@ -202,7 +203,7 @@ def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None
         if "Worker" in each["AutoScalingGroupName"]
     ]
     assert group["MaxSize"] == 5
-    assert json.loads(outputs(contract.TRAINING_STACK)[contract.OUT_SHAPE])["spot"] is True
+    assert json.loads(outputs(stack_outputs.TRAINING_STACK)[stack_outputs.SHAPE])["spot"] is True
 
     run_jobs(core, training, preset)
     start_hosts_and_a_task(training)
@@ -212,8 +213,8 @@ def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None
 
 def test_a_bucket_that_is_to_be_retained_is_all_that_stays(aws: LocalAws, cdk: Cdk) -> None:
     before = inventory(aws.endpoint)
-    cdk("deploy", contract.CORE_STACK, "--require-approval", "never")
-    bucket = outputs(contract.CORE_STACK)[contract.OUT_BUCKET]
+    cdk("deploy", stack_outputs.CORE_STACK, "--require-approval", "never")
+    bucket = outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
     boto3.client("s3").put_object(Bucket=bucket, Key="runs/a/model", Body=b"weights")
     cdk("destroy", "--all", "--force", again=True)
     left: dict[str, Any] = difference(before, inventory(aws.endpoint))

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from contract import exits, jobs, nodes, runs
 from stacks.job_runner import KEEPER
 from tests.stacks.conftest import Synth, text
-from training import contract
 
 SPEC = {"run": "r1", "command": ["true"], "min_workers": 1, "max_workers": 2, "attempts": 3}
 
@@ -38,16 +38,16 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_it_knows_the_same_names_and_codes_as_the_rest(keeper: ModuleType) -> None:
-    assert keeper.GROUP == contract.JOB_GROUP
-    assert keeper.RUNS == contract.RUNS_PREFIX
-    assert keeper.EXIT_NO_CAPACITY == contract.EXIT_NO_CAPACITY
-    assert keeper.EXIT_DEADLINE == contract.EXIT_DEADLINE
-    assert keeper.EXIT_INTERRUPTED == contract.EXIT_INTERRUPTED
-    assert keeper.EXIT_TERMINATED == contract.EXIT_TERMINATED
-    assert keeper.EXIT_KILLED == contract.EXIT_KILLED
+    assert keeper.GROUP == jobs.JOB_GROUP
+    assert keeper.RUNS == runs.RUNS_PREFIX
+    assert keeper.EXIT_NO_CAPACITY == exits.NO_CAPACITY
+    assert keeper.EXIT_DEADLINE == exits.DEADLINE
+    assert keeper.EXIT_INTERRUPTED == exits.INTERRUPTED
+    assert keeper.EXIT_TERMINATED == exits.TERMINATED
+    assert keeper.EXIT_KILLED == exits.KILLED
     source = (KEEPER / "index.py").read_text()
-    assert f'"{contract.ENV_DEADLINE}"' in source
-    assert f'"{contract.ENV_CAPACITY_WAIT}"' in source
+    assert f'"{nodes.ENV_DEADLINE}"' in source
+    assert f'"{nodes.ENV_CAPACITY_WAIT}"' in source
 
 
 def head(code: int | None = None, **task: Any) -> dict[str, Any]:
@@ -346,14 +346,14 @@ def test_the_head_is_told_what_it_reads(synth: Synth) -> None:
         "ContainerOverrides"
     ]
     names = (
-        contract.ENV_JOB,
-        contract.ENV_RUN,
-        contract.ENV_COMMAND,
-        contract.ENV_DEADLINE,
-        contract.ENV_CAPACITY_WAIT,
-        contract.ENV_IDLE,
-        contract.ENV_MIN_WORKERS,
-        contract.ENV_MAX_WORKERS,
+        nodes.ENV_JOB,
+        nodes.ENV_RUN,
+        nodes.ENV_COMMAND,
+        nodes.ENV_DEADLINE,
+        nodes.ENV_CAPACITY_WAIT,
+        nodes.ENV_IDLE,
+        nodes.ENV_MIN_WORKERS,
+        nodes.ENV_MAX_WORKERS,
     )
     for name in names:
         assert f"'{name}'" in override["Environment"]

@@ -21,10 +21,10 @@ import pytest
 
 os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "20")
 
+from contract.outputs import CORE_STACK, TRAINING_STACK
 from stacks.settings import PRESETS
 from tests.conftest import ROOT
 from tests.stacks.conftest import context
-from training.contract import CORE_STACK, TRAINING_STACK
 
 Settings = dict[str, str]
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from contract.errors import InputError
 from stacks import settings as deployment
 from stacks.settings import PRESETS, Settings
 from tests.conftest import ROOT
 from tests.stacks.conftest import context
-from training.contract import InputError
 
 
 def load(**settings: str) -> Settings:

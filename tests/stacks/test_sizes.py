@@ -15,12 +15,12 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecs as ecs
 from constructs import Construct
 
+from contract.instance_types import INSTANCE_TYPES, InstanceType
 from stacks import settings as deployment
 from stacks.core_stack import CoreStack
 from stacks.gpu_cluster import GpuCluster
 from stacks.ray_nodes import RayNodes
 from tests.stacks.conftest import context
-from training.instance_types import INSTANCE_TYPES, InstanceType
 
 
 class Nodes(cdk.Stack):

@@ -57,7 +57,7 @@ def test_templates_are_the_same_each_time(synth: Synth) -> None:
     import aws_cdk as cdk
 
     import app
-    from training.contract import TRAINING_STACK
+    from contract.outputs import TRAINING_STACK
 
     again = app.build(cdk.App(context=context())).synth().get_stack_by_name(TRAINING_STACK)
     assert again.template == synth().training

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from contract import nodes
+from contract import outputs as stack_outputs
+from contract.instance_types import instance_type
 from stacks.settings import PRESETS
 from tests.stacks.conftest import Synth, Templates, text
-from training import contract
-from training.instance_types import instance_type
 
 
 def hosts(templates: Templates, node: str) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def test_hosts_have_an_encrypted_volume_that_is_large_and_fast_enough_for_their_
     synth: Synth, preset: str
 ) -> None:
     templates = synth(preset=preset)
-    for node in (contract.HEAD, contract.WORKER):
+    for node in (nodes.HEAD, nodes.WORKER):
         data = hosts(templates, node)
         machine = instance_type(data["InstanceType"])
         (mapping,) = data["BlockDeviceMappings"]
@@ -178,7 +179,7 @@ def test_capacity_providers_start_hosts_for_waiting_tasks_and_drain_them(synth: 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_task_takes_a_whole_host(synth: Synth, preset: str) -> None:
     templates = synth(preset=preset)
-    for node in (contract.HEAD, contract.WORKER):
+    for node in (nodes.HEAD, nodes.WORKER):
         machine = instance_type(hosts(templates, node)["InstanceType"])
         definition = named(templates, "AWS::ECS::TaskDefinition", node)
         assert definition["NetworkMode"] == "awsvpc"
@@ -193,9 +194,9 @@ def test_a_task_takes_a_whole_host(synth: Synth, preset: str) -> None:
 
 def test_containers_are_set_up_for_ray(synth: Synth) -> None:
     templates = synth()
-    for node in (contract.HEAD, contract.WORKER):
+    for node in (nodes.HEAD, nodes.WORKER):
         runs = container(templates, node)
-        assert runs["Name"] == contract.CONTAINER
+        assert runs["Name"] == nodes.CONTAINER
         assert runs["Command"] == [node]
         assert runs["LinuxParameters"]["InitProcessEnabled"] is True  # ECS Exec needs it
         assert runs["StopTimeout"] > 30, "Ray drains for 30 s"
@@ -215,7 +216,7 @@ def test_rays_token_comes_from_secrets_manager_and_stands_nowhere_else(synth: Sy
     secret = templates.only("AWS::SecretsManager::Secret")
     assert secret["GenerateSecretString"] == {"ExcludePunctuation": True, "PasswordLength": 64}
     ((name, _),) = templates.of_type("AWS::SecretsManager::Secret").items()
-    for node in (contract.HEAD, contract.WORKER):
+    for node in (nodes.HEAD, nodes.WORKER):
         runs = container(templates, node)
         assert runs["Secrets"] == [{"Name": "RAY_AUTH_TOKEN", "ValueFrom": {"Ref": name}}]
         assert {"Name": "RAY_AUTH_MODE", "Value": "token"} in runs["Environment"]
@@ -382,9 +383,9 @@ def test_alarms_are_sent_where_an_address_is_given(synth: Synth) -> None:
 def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
     templates = synth(preset="fsdp", github_repository="a/b")
     outputs = {*templates.core["Outputs"], *templates.training["Outputs"]}
-    wanted = {value for name, value in vars(contract).items() if name.startswith("OUT_")}
+    wanted = {value for name, value in vars(stack_outputs).items() if name.isupper()}
     assert wanted <= outputs
-    shape = json.loads(templates.training["Outputs"][contract.OUT_SHAPE]["Value"])
+    shape = json.loads(templates.training["Outputs"][stack_outputs.SHAPE]["Value"])
     assert shape == {
         "preset": "fsdp",
         "head_instance_type": "g5.12xlarge",

@@ -24,12 +24,13 @@ from botocore.exceptions import (
     SSOTokenLoadError,
 )
 
+from contract import exits
+from contract import outputs as stack_outputs
+from contract.nodes import ClusterSize
 from tests.conftest import ROOT
 from trainctl import cluster
 from trainctl.__main__ import main
 from trainctl.aws import Shape, Task
-from training import contract
-from training.contract import ClusterSize
 
 SHAPE = {
     "preset": "ddp",
@@ -41,13 +42,13 @@ SHAPE = {
     "image_tag": "abc123",
 }
 OUTPUTS = {
-    contract.CORE_STACK: {contract.OUT_BUCKET: "bucket"},
-    contract.TRAINING_STACK: {
-        contract.OUT_CLUSTER: "cluster",
-        contract.OUT_HEAD_SERVICE: "head-service",
-        contract.OUT_WORKER_SERVICE: "worker-service",
-        contract.OUT_LOG_GROUP: "logs",
-        contract.OUT_SHAPE: json.dumps(SHAPE),
+    stack_outputs.CORE_STACK: {stack_outputs.BUCKET: "bucket"},
+    stack_outputs.TRAINING_STACK: {
+        stack_outputs.CLUSTER: "cluster",
+        stack_outputs.HEAD_SERVICE: "head-service",
+        stack_outputs.WORKER_SERVICE: "worker-service",
+        stack_outputs.LOG_GROUP: "logs",
+        stack_outputs.SHAPE: json.dumps(SHAPE),
     },
 }
 
@@ -275,7 +276,7 @@ def test_it_needs_neither_torch_nor_ray() -> None:
         (["cluster", "status"], {"outputs": {}}, 1, "CoreStack is not deployed in account 1234"),
         (
             ["cluster", "status"],
-            {"outputs": {contract.CORE_STACK: {}}},
+            {"outputs": {stack_outputs.CORE_STACK: {}}},
             1,
             "TrainingStack is not deployed",
         ),
@@ -288,7 +289,7 @@ def test_it_needs_neither_torch_nor_ray() -> None:
         (["cluster", "status"], {"stack_status": "DELETE_FAILED"}, 1, "is not usable"),
         (
             ["cluster", "up"],
-            {"outputs": {contract.CORE_STACK: {}, contract.TRAINING_STACK: {}}},
+            {"outputs": {stack_outputs.CORE_STACK: {}, stack_outputs.TRAINING_STACK: {}}},
             1,
             "have no output ClusterShape",
         ),
@@ -296,8 +297,8 @@ def test_it_needs_neither_torch_nor_ray() -> None:
             ["cluster", "up"],
             {
                 "outputs": {
-                    contract.CORE_STACK: {},
-                    contract.TRAINING_STACK: {contract.OUT_SHAPE: '{"preset": "x"}'},
+                    stack_outputs.CORE_STACK: {},
+                    stack_outputs.TRAINING_STACK: {stack_outputs.SHAPE: '{"preset": "x"}'},
                 }
             },
             1,
@@ -398,7 +399,7 @@ def test_up_ends_with_the_reason_when_a_node_cannot_come_up(
     account.starts, account.rollout = False, rollout
     if fault:
         account.fault = fault | {"startedAt": datetime.now(tz=UTC) + timedelta(seconds=1)}
-    assert main(["cluster", "up", "--yes"]) == contract.EXIT_FAILED
+    assert main(["cluster", "up", "--yes"]) == exits.FAILED
     said = " ".join(capsys.readouterr().err.split())
     assert message in said
     assert "The cluster is left as it is: trainctl cluster down ends it" in said
@@ -410,7 +411,7 @@ def test_up_gives_up_after_its_time_and_says_what_is_lacking(
     account.starts = False
     clock = iter(range(0, 100_000, 60))
     monkeypatch.setattr("trainctl.cluster.time.monotonic", lambda: float(next(clock)))
-    assert main(["cluster", "up", "--yes"]) == contract.EXIT_FAILED
+    assert main(["cluster", "up", "--yes"]) == exits.FAILED
     said = capsys.readouterr().err
     assert "not up after 30 min: waiting for 5 hosts (g5.xlarge, m5.xlarge)" in said
 
@@ -422,7 +423,7 @@ def test_ctrl_c_detaches_and_leaves_the_cluster_coming_up(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("trainctl.cluster.time.sleep", interrupted)
-    assert main(["cluster", "up", "--yes"]) == contract.EXIT_INTERRUPTED
+    assert main(["cluster", "up", "--yes"]) == exits.INTERRUPTED
     assert account.wanted == {"head-service": 1, "worker-service": 4}
     assert "the cluster goes on coming up" in capsys.readouterr().err
 

@@ -17,11 +17,12 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
 
+from contract import exits, jobs, nodes
+from contract import outputs as stack_outputs
 from tests.conftest import ROOT
 from trainctl import doctor, follow, reference, submit
 from trainctl.__main__ import main
 from trainctl.aws import Deployment, EndedTask, Job
-from training import contract
 
 SHAPE = {
     "preset": "ddp",
@@ -45,7 +46,7 @@ class Account:
 
     def __init__(self) -> None:
         self.shape = dict(SHAPE)
-        self.stacks = [contract.CORE_STACK, contract.TRAINING_STACK]
+        self.stacks = [stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK]
         self.fails: dict[str, Exception] = {}
         """By the name of the operation."""
         self.executions: dict[str, dict[str, Any]] = {}
@@ -84,15 +85,15 @@ class Account:
                 {"Error": {"Code": "ValidationError", "Message": "Stack does not exist"}}, "D"
             )
         outputs = {
-            contract.OUT_BUCKET: "bucket",
-            contract.OUT_CLUSTER: "cluster",
-            contract.OUT_LOG_GROUP: "logs",
-            contract.OUT_TASK_EVENTS: "events",
-            contract.OUT_JOBS: MACHINE,
-            contract.OUT_SUBNET: "subnet-1",
-            contract.OUT_HEAD_REPOSITORY: "1.dkr.ecr/head",
-            contract.OUT_WORKER_REPOSITORY: "1.dkr.ecr/worker",
-            contract.OUT_SHAPE: json.dumps(self.shape),
+            stack_outputs.BUCKET: "bucket",
+            stack_outputs.CLUSTER: "cluster",
+            stack_outputs.LOG_GROUP: "logs",
+            stack_outputs.TASK_EVENTS: "events",
+            stack_outputs.JOBS: MACHINE,
+            stack_outputs.SUBNET: "subnet-1",
+            stack_outputs.HEAD_REPOSITORY: "1.dkr.ecr/head",
+            stack_outputs.WORKER_REPOSITORY: "1.dkr.ecr/worker",
+            stack_outputs.SHAPE: json.dumps(self.shape),
         }
         listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
         return {"Stacks": [{"StackStatus": "CREATE_COMPLETE", "Outputs": listed}]}
@@ -320,15 +321,15 @@ def test_what_aws_refuses_is_said_in_a_users_words(
     words: str,
 ) -> None:
     account.fails[operation] = error
-    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == contract.EXIT_FAILED
+    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == exits.FAILED
     assert words in capsys.readouterr().err
 
 
 def test_without_a_stack_it_says_which_is_missing(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    account.stacks = [contract.CORE_STACK]
-    assert main(["ls"]) == contract.EXIT_FAILED
+    account.stacks = [stack_outputs.CORE_STACK]
+    assert main(["ls"]) == exits.FAILED
     assert "TrainingStack is not deployed in account 123456789012" in capsys.readouterr().err
 
 
@@ -347,9 +348,9 @@ def test_a_run_is_not_trained_by_two_jobs_at_once(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account.add("first", run="r1")
-    assert main([*SUBMIT, "--run", "r1"]) == contract.EXIT_BAD_INPUT
+    assert main([*SUBMIT, "--run", "r1"]) == exits.BAD_INPUT
     assert "run 'r1' is being trained already, by job first" in capsys.readouterr().err
-    assert main([*SUBMIT, "--run", "r2"]) == contract.EXIT_OK
+    assert main([*SUBMIT, "--run", "r2"]) == exits.OK
 
 
 # --- what is sent ---------------------------------------------------------------------------------
@@ -364,10 +365,10 @@ def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(
     assert spec["command"] == [*launch, "--workers", "4:12", "--epochs=5"]
     assert (spec["min_workers"], spec["max_workers"], spec["max_seconds"]) == (1, 3, 7200)
     assert spec["environment"] == {
-        contract.ENV_PASSED: '{"A": "b"}',
-        contract.ENV_SECRETS: '{"K": "training/key"}',
+        nodes.ENV_PASSED: '{"A": "b"}',
+        nodes.ENV_SECRETS: '{"K": "training/key"}',
     }
-    assert len(sent["name"]) <= contract.STARTED_BY_MOST
+    assert len(sent["name"]) <= jobs.STARTED_BY_MOST
     said = capsys.readouterr()
     assert said.out.strip() == sent["name"]
     # 0.192 + 3 x 5.672 + NAT, for two hours: what it can cost is said before it starts.
@@ -390,7 +391,7 @@ def test_own_code_is_uploaded_without_what_is_no_code(account: Account, code: Pa
     spec = json.loads(sent["input"])
     assert spec["command"] == words
     (key,) = account.objects
-    assert spec["environment"] == {contract.ENV_CODE: f"s3://bucket/{key}"}
+    assert spec["environment"] == {nodes.ENV_CODE: f"s3://bucket/{key}"}
     assert key == f"runs/own/jobs/{sent['name']}.zip"
     assert [each.name for each in submit.files_of(code)] == ["mine.py"]
 
@@ -590,7 +591,7 @@ def test_doctor_names_what_mends_what_is_missing(
 ) -> None:
     account.fails[operation] = refused(code)
     exit_code, found = checks(capsys)
-    assert exit_code == contract.EXIT_FAILED
+    assert exit_code == exits.FAILED
     assert found[what]["state"] == "bad"
     assert mend in found[what]["mend"]
     account.fails[operation] = refused("AccessDenied")
@@ -605,7 +606,7 @@ def test_doctor_says_when_a_quota_is_too_small_or_a_zone_has_not_the_type(
     none: dict[str, Any] = {"InstanceTypeOfferings": []}
     monkeypatch.setattr(Account, "on_describe_instance_type_offerings", lambda *_, **__: none)
     code, found = checks(capsys)
-    assert code == contract.EXIT_FAILED
+    assert code == exits.FAILED
     quota = found["quota G, on demand"]
     assert quota["state"] == "bad"
     assert f"--quota-code {doctor.QUOTAS['g'][0]} --desired-value 192" in quota["mend"]
@@ -618,7 +619,7 @@ def test_doctor_without_a_deployment_says_what_find_says(
 ) -> None:
     account.stacks = []
     code, found = checks(capsys)
-    assert code == contract.EXIT_FAILED
+    assert code == exits.FAILED
     assert "CoreStack is not deployed" in found["deployment"]["found"]
 
 

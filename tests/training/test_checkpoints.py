@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from training import checkpoints, models, storage
-from training.checkpoints import Position, Snapshot
-from training.models import Window
+from training import storage
+from training.checkpoint import checkpoints
+from training.checkpoint.checkpoints import Position, Snapshot
+from training.models import classifiers as models
+from training.models.classifiers import Window
 
 Cut = dict[str, tuple[Window, int]]
 

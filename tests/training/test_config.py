@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from training import contract
-from training.config import CONFIGS, PRESETS, DdpConfig, FsdpConfig, differences
-from training.contract import InputError
+from contract import runs
+from contract.errors import InputError
+from training.recipes.config import CONFIGS, PRESETS, DdpConfig, FsdpConfig, differences
 
 NEEDED = {"recipe": "ddp", "run": "r", "storage": "/s", "data": "digits"}
 
@@ -97,11 +97,11 @@ def test_what_a_resumed_run_must_keep_is_named_with_both_values() -> None:
 
 
 def test_checkpoint_names_sort_by_step_and_say_it() -> None:
-    names = [contract.checkpoint_name(step) for step in (2, 10, 900, 12_345_678, 123_456_789)]
+    names = [runs.checkpoint_name(step) for step in (2, 10, 900, 12_345_678, 123_456_789)]
     assert names[:4] == sorted(names[:4])
-    assert [contract.checkpoint_step(name) for name in names] == [2, 10, 900, 12345678, 123456789]
+    assert [runs.checkpoint_step(name) for name in names] == [2, 10, 900, 12345678, 123456789]
     for other in ("step-12", "damaged-step-00000012", "step-0000001x", ".step-00000001"):
-        assert contract.checkpoint_step(other) is None
+        assert runs.checkpoint_step(other) is None
 
 
 def test_a_layout_that_does_not_divide_is_refused_with_one_that_does() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from training.contract import InputError
+from contract.errors import InputError
 from training.data import idx, images, sources
 from training.data.images import BatchOrder, DeviceImages
 from training.data.sources import FILES

@@ -12,11 +12,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch.multiprocessing.spawn import spawn
 
+from contract.errors import InputError
 from tests.training.test_data import write_images
-from training import checkpoints, ddp, models
-from training.config import DdpConfig
-from training.contract import InputError
+from training.checkpoint import checkpoints
 from training.data import images
+from training.models import classifiers as models
+from training.recipes.config import DdpConfig
+from training.recipes.ddp import loop as ddp
 from training.worker import TorchrunWorker
 
 CPU = torch.device("cpu")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training import trainer
+from training.runtime import trainer
 
 
 @pytest.mark.slow

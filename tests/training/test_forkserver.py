@@ -16,9 +16,10 @@ import pytest
 
 from benchmarks import meter
 from benchmarks.soak import TARGETS, Soak, kind_of
+from contract.errors import InputError
 from tests.conftest import ROOT, write_wheel
-from training import forkserver, local_ray, recipes
-from training.contract import InputError
+from training import recipes
+from training.runtime import forkserver, local_ray
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
@@ -234,7 +235,7 @@ def look():
             "threads": torch.get_num_threads(),
             "imported": "torch._dynamo" in sys.modules,
         },
-        "fork": "training.forkserver" in sys.modules and forkserver._is_fork,
+        "fork": "training.runtime.forkserver" in sys.modules and forkserver._is_fork,
     }
 
 task = ray.remote(num_cpus=1)(look)

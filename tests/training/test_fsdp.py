@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.training.test_local_runs import REPO, Command, launcher
-from training import checkpoints
+from training.checkpoint import checkpoints
 
 pytestmark = pytest.mark.slow
 
@@ -168,7 +168,8 @@ def test_adapters_are_trained_beside_frozen_weights_and_merged_by_an_export(
     assert found[20] < found[0] - 0.05
     shards = command.run_folder / "checkpoints" / "step-00000020"
     assert sum(path.stat().st_size for path in shards.glob("*.distcp")) < 2e6, "adapters alone"
-    from training import export, sharded_checkpoints
+    from training import export
+    from training.checkpoint import sharded_checkpoints
 
     checkpoint = sharded_checkpoints.newest_of(str(command.run_folder))
     assert all("lora_" in name for name in checkpoint.weights())
@@ -204,7 +205,8 @@ def test_an_export_is_read_by_transformers_with_the_same_loss(
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
-    from training import export, sharded_checkpoints
+    from training import export
+    from training.checkpoint import sharded_checkpoints
 
     found = sharded_checkpoints.newest_of(str(whole.run_folder))
     # Small files, so that there are several.
@@ -225,8 +227,8 @@ def loss_by_transformers(place: str, found: Any) -> float:
     """Held-out loss of an exported model, computed by transformers and torch alone."""
     from transformers import AutoModelForCausalLM
 
-    from training.config import FsdpConfig
     from training.data import text
+    from training.recipes.config import FsdpConfig
 
     load: Any = AutoModelForCausalLM.from_pretrained
     model, report = load(place, output_loading_info=True)

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from contract import exits, runs
+from contract.errors import InputError
 from tests.conftest import ROOT
-from training import checkpoints, contract, fsdp, launch, machine, optimizers, sharded_checkpoints
-from training.checkpoints import DamagedError
-from training.config import FsdpConfig
-from training.contract import InputError
+from training import launch, machine, optimizers
+from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint.checkpoints import DamagedError
 from training.data import text
+from training.recipes.config import FsdpConfig
+from training.recipes.fsdp import loop as fsdp
 
 TEXT = str(ROOT / "LICENSE")
 
@@ -77,13 +80,13 @@ def test_a_run_does_not_go_on_with_another_model(
     folder.mkdir(parents=True)
     arguments = ["fsdp", "--local", "--run", "r", "--storage", str(folder.parent)]
     options = vars(launch.parser("fsdp").parse_args(arguments[1:]))
-    (folder / contract.CONFIG_FILE).write_bytes(
+    (folder / runs.CONFIG_FILE).write_bytes(
         str(launch.build_config("fsdp", options).to_json())
         .replace("'", '"')
         .replace("False", "false")
         .encode()
     )
-    assert launch.main([*arguments, "--model", "new:160m"]) == contract.EXIT_BAD_INPUT
+    assert launch.main([*arguments, "--model", "new:160m"]) == exits.BAD_INPUT
     assert "model: the run has 'new:tiny', now 'new:160m'" in capsys.readouterr().err
 
 
@@ -109,7 +112,7 @@ def test_a_wrong_option_is_refused(
         code: object = launch.main(["fsdp", "--local", "--storage", str(tmp_path), *arguments])
     except SystemExit as end:  # argparse's own way out
         code = end.code
-    assert code == contract.EXIT_BAD_INPUT
+    assert code == exits.BAD_INPUT
     assert words in capsys.readouterr().err
 
 

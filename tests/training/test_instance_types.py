@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from training.contract import InputError
-from training.instance_types import INSTANCE_TYPES, InstanceType, instance_type
+from contract.errors import InputError
+from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 
 every_type = pytest.mark.parametrize("host", INSTANCE_TYPES.values(), ids=lambda host: host.name)
 every_gpu_type = pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_gpu_memory_that_is_sold_in_gigabytes_is_counted_in_gibibytes(
 def test_an_unknown_name_is_answered_with_known_ones(name: str, parts: list[str]) -> None:
     with pytest.raises(InputError) as caught:
         instance_type(name)
-    for part in [*parts, "add a row to training/instance_types.py"]:
+    for part in [*parts, "add a row to contract/instance_types.py"]:
         assert part in str(caught.value)
 
 

@@ -19,10 +19,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import processes
-from training import language_models
-from training.contract import InputError
+from contract.errors import InputError
 from training.data.text import positions_in_documents
-from training.language_models import WithLoss
+from training.models import language_models
+from training.models.language_models import WithLoss
 
 VOCAB, SEQ_LEN = 257, 24
 

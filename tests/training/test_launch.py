@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from contract.errors import InputError
+from contract.jobs import worker_range
 from tests.training.test_data import write_images
-from training import contract, launch, machine
+from training import launch, machine
 from training.data.sources import FILES
 
 
@@ -163,13 +165,13 @@ def test_help_explains_presets_exit_codes_and_every_setting(
     ("text", "found"), [("4", (4, 4)), ("1:4", (1, 4)), (" 2:2 ", (2, 2)), ("0:1", (0, 1))]
 )
 def test_a_number_of_workers_may_be_a_range(text: str, found: tuple[int, int]) -> None:
-    assert contract.worker_range(text) == found
+    assert worker_range(text) == found
 
 
 @pytest.mark.parametrize("text", ["", "1:", ":4", "a", "1:2:3", "4:1", "1.5", "99999"])
 def test_what_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(contract.InputError, match="--workers is"):
-        contract.worker_range(text)
+    with pytest.raises(InputError, match="--workers is"):
+        worker_range(text)
 
 
 def test_a_run_with_a_range_is_made_for_the_most_and_checked_for_all(tmp_path: Path) -> None:
@@ -181,9 +183,9 @@ def test_a_run_with_a_range_is_made_for_the_most_and_checked_for_all(tmp_path: P
     assert config("ddp", "1:4").num_workers == 4
     # Twelve sequences are shared by 1, 2, 3 and 4 workers, and not by 5.
     assert config("fsdp", "1:4", global_batch=12).num_workers == 4
-    with pytest.raises(contract.InputError, match="5 workers"):
+    with pytest.raises(InputError, match="5 workers"):
         config("fsdp", "4:6", global_batch=12)
     words = ["--local", "--workers", "1:2", "--storage", str(tmp_path)]
     options = vars(launch.parser("ddp").parse_args(words))
-    with pytest.raises(contract.InputError, match="a range needs a cluster that grows"):
+    with pytest.raises(InputError, match="a range needs a cluster that grows"):
         launch.build_config("ddp", options)

@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks import meter
 from tests.training.test_data import write_images
-from training import record
+from training.record import record
 
 pytestmark = pytest.mark.slow
 
@@ -293,7 +293,8 @@ def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_agai
     start: Callable[..., Command], s3_endpoint: str, tmp_path: Path
 ) -> None:
     del s3_endpoint  # the environment points at it
-    from training import checkpoints, storage
+    from training import storage
+    from training.checkpoint import checkpoints
 
     storage.filesystem("s3://").mkdir("s3://local-runs")
     data = write_images(tmp_path / "data", num_train=640, num_test=100)

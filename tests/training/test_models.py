@@ -16,8 +16,9 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.conftest import ROOT
-from training import checkpoints, models
-from training.resnet import ResNet18Config
+from training.checkpoint import checkpoints
+from training.models import classifiers as models
+from training.models.resnet import ResNet18Config
 
 
 def pair() -> tuple[nn.Module, nn.Module, dict[str, tuple[models.Window, int]]]:
@@ -118,7 +119,7 @@ def test_the_recipe_and_its_model_start_without_transformers_and_the_compiler() 
     """Each of these modules costs every worker of every run 0.5 to 2 s of CPU."""
     program = """
 import sys
-import training.ddp
+import training.recipes.ddp.loop
 from training import models
 from training.data import images
 

@@ -43,7 +43,8 @@ def project() -> Iterator[Path]:
     """
     folder = Path("/tmp") / f"my project (é) {os.getpid()}"
     folder.mkdir()
-    shutil.copytree(ROOT / "training", folder / "training")
+    for package in ("contract", "training"):
+        shutil.copytree(ROOT / package, folder / package)
     venv.create(folder / ".venv", symlinks=True, with_pip=False)
     (site,) = (folder / ".venv").glob("lib/python*/site-packages")
     (site / "everything.pth").write_text(sysconfig.get_path("purelib"))

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from training import language_models, optimizers, plan, pretrained
-from training.config import PRESETS, FsdpConfig
-from training.instance_types import instance_type
-from training.model_shapes import SHAPES, ModelShape
+from contract.instance_types import instance_type
+from training import optimizers, plan
+from training.models import language_models, pretrained
+from training.models.model_shapes import SHAPES, ModelShape
+from training.recipes.config import PRESETS, FsdpConfig
 
 TINY_LLAMA = {
     "model_type": "llama",

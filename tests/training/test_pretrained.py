@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from contract.errors import InputError
 from tests.conftest import ROOT
-from training import pretrained, storage
-from training.contract import InputError
+from training import storage
+from training.models import pretrained
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 FILES = {
@@ -93,7 +94,7 @@ def asked(models: list[str], hub: str, tmp_path: Path) -> list[str]:
     script = """
 import json, sys
 from training import pretrained
-from training.contract import InputError
+from contract import InputError
 from training.data import text
 found = []
 for model in sys.argv[1:]:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from training import record
-from training.config import DdpConfig
-from training.contract import Event
+from training.recipes.config import DdpConfig
+from training.record import record
+from training.record.events import Event
 
 
 class Silent:

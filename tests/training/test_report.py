@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training import report
-from training.report import write_report
+from training.record import report
+from training.record.report import write_report
 
 PLOTS = {"loss", "accuracy", "throughput", "learning_rate", "step_time", "confusion_matrix"}
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -441,7 +441,10 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 
 def test_importing_the_module_brings_in_no_heavy_library() -> None:
-    code = "import sys, training.report; print(*{'torch', 'ray', 'matplotlib'} & set(sys.modules))"
+    code = (
+        "import sys, training.record.report; "
+        "print(*{'torch', 'ray', 'matplotlib'} & set(sys.modules))"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from contract.errors import InputError
 from training import storage
-from training.contract import InputError
 
 
 @pytest.mark.parametrize(

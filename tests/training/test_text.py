@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from training.contract import InputError
+from contract.errors import InputError
 from training.data import text
 from training.data.text import SequenceOrder, TokenStore, positions_in_documents, store_for
 

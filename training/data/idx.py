@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from training.contract import InputError
+from contract.errors import InputError
 
 _UNSIGNED_BYTE = 0x08
 _MAX_DIMENSIONS = 4

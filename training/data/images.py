@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from training.contract import InputError
+from contract.errors import InputError
 from training.data import idx, sources
 from training.data.sources import DIGITS, FILES
 

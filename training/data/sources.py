@@ -13,7 +13,7 @@ from typing import Final
 
 from filelock import FileLock
 
-from training.contract import InputError
+from contract.errors import InputError
 
 # The data set that needs no source: scikit-learn's, which comes with the package.
 DIGITS: Final = "digits"

@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 from filelock import FileLock
 
+from contract.errors import InputError
 from training import storage
-from training.config import BUILT_IN_DATA, FsdpConfig
-from training.contract import InputError
 from training.data import sources
-from training.pretrained import fetch_hub, shared_cache, tokenizer_file
+from training.models.pretrained import fetch_hub, shared_cache, tokenizer_file
+from training.recipes.config import BUILT_IN_DATA, FsdpConfig
 
 FORMAT: Final = 1
 STORE_FILE: Final = "store.json"

@@ -1,7 +1,8 @@
 """FSDP2 recipe: a causal language model, sharded over all workers, trained on every token once.
 
-Use it when model plus optimizer do not fit on one GPU, or for any language model; ``training.ddp``
-is for models that fit whole. To step through it on a laptop, without AWS and without a GPU:
+Use it when model plus optimizer do not fit on one GPU, or for any language model;
+``training.recipes.ddp`` is for models that fit whole. To step through it on a laptop, without AWS
+and without a GPU:
 
     python -m training.launch fsdp --local                    (under Ray Train)
     torchrun --standalone --nproc-per-node 2 -m training.launch -- fsdp    (PyTorch alone)
@@ -22,20 +23,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from training import (
-    checkpoints,
-    language_models,
-    machine,
-    metrics,
-    optimizers,
-    plan,
-    pretrained,
-    sharded_checkpoints,
-)
-from training.config import FsdpConfig
-from training.contract import InputError, phase
+from contract.errors import InputError
+from training import machine, metrics, optimizers, plan
+from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data import text
-from training.language_models import WithLoss
+from training.models import language_models, pretrained
+from training.models.language_models import WithLoss
+from training.recipes.config import FsdpConfig
+from training.record.events import phase
 from training.schedule import warmup_cosine
 from training.worker import Worker
 

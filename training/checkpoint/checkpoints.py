@@ -25,10 +25,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training import contract, models, storage
-from training.contract import InputError
+from contract import runs
+from contract.errors import InputError
+from training import storage
 from training.metrics import StepMetrics
-from training.models import Window
+from training.models import classifiers as models
+from training.models.classifiers import Window
 from training.worker import Worker
 
 MODEL_FILE: Final = "model.safetensors"
@@ -147,10 +149,8 @@ def publish(run_uri: str, name: str, fill: Callable[[Path], None]) -> str:
 
 def save(run_uri: str, snapshot: Snapshot, *, keep: int) -> str:
     """Write a checkpoint and remove all but the newest ``keep``; return its address."""
-    name = contract.checkpoint_name(snapshot.position.step)
-    uri = publish(
-        run_uri, f"{contract.CHECKPOINTS_DIR}/{name}", lambda folder: write(snapshot, folder)
-    )
+    name = runs.checkpoint_name(snapshot.position.step)
+    uri = publish(run_uri, f"{runs.CHECKPOINTS_DIR}/{name}", lambda folder: write(snapshot, folder))
     prune(run_uri, keep=keep)
     return uri
 
@@ -158,7 +158,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int) -> str:
 def prune(run_uri: str, *, keep: int) -> None:
     """Remove all checkpoints but the newest ``keep``."""
     for old in names(run_uri)[:-keep]:
-        storage.remove_folder(storage.join(run_uri, contract.CHECKPOINTS_DIR, old))
+        storage.remove_folder(storage.join(run_uri, runs.CHECKPOINTS_DIR, old))
 
 
 def set_aside(run_uri: str, name: str) -> None:
@@ -166,9 +166,9 @@ def set_aside(run_uri: str, name: str) -> None:
 
     One whose upload was cut off is removed, one that was whole once becomes ``damaged-step-...``.
     """
-    uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, name)
+    uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, name)
     if storage.exists(storage.join(uri, MANIFEST_FILE)):
-        aside = storage.join(run_uri, contract.CHECKPOINTS_DIR, f"damaged-{name}")
+        aside = storage.join(run_uri, runs.CHECKPOINTS_DIR, f"damaged-{name}")
         storage.rename_folder(uri, aside)
     else:
         storage.remove_folder(uri)
@@ -185,16 +185,16 @@ def save_in_background(worker: Worker, snapshot: Snapshot | None, *, keep: int) 
 
 def publish_model(run_uri: str, snapshot: Snapshot) -> str:
     """Write the snapshot's model as ``<run>/model``; return its address."""
-    return publish(run_uri, contract.MODEL_DIR, lambda folder: write_model(snapshot, folder))
+    return publish(run_uri, runs.MODEL_DIR, lambda folder: write_model(snapshot, folder))
 
 
 def names(run_uri: str) -> list[str]:
     """Names of the checkpoints of a run, oldest first, the unusable among them included."""
-    folder = storage.join(run_uri, contract.CHECKPOINTS_DIR)
+    folder = storage.join(run_uri, runs.CHECKPOINTS_DIR)
     found = [
         (step, name)
         for name in storage.list_folders(folder)
-        if (step := contract.checkpoint_step(name)) is not None
+        if (step := runs.checkpoint_step(name)) is not None
     ]
     return [name for _, name in sorted(found)]
 
@@ -220,7 +220,7 @@ def stop_if_diverged(
 
 def remove_leftovers(run_uri: str) -> None:
     """Remove the unfinished folders of a process that was killed while it saved."""
-    storage.remove_leftovers(storage.join(run_uri, contract.CHECKPOINTS_DIR))
+    storage.remove_leftovers(storage.join(run_uri, runs.CHECKPOINTS_DIR))
     storage.remove_leftovers(run_uri)
 
 
@@ -281,7 +281,7 @@ def newest(run_uri: str, warn: Callable[[str], None]) -> Snapshot | None:
     """
     remove_leftovers(run_uri)
     for name in reversed(names(run_uri)):
-        uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, name)
+        uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, name)
         with tempfile.TemporaryDirectory(prefix="training-") as scratch:
             try:
                 snapshot = read(storage.fetch_folder(uri, Path(scratch)))

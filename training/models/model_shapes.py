@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from training.contract import InputError
+from contract.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

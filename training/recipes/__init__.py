@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Final
 
-from training.config import CONFIGS, FsdpConfig, RunConfig
+from training.recipes.config import CONFIGS, FsdpConfig, RunConfig
 
-LOOPS: Final[Mapping[str, str]] = {"ddp": "training.ddp", "fsdp": "training.fsdp"}
+LOOPS: Final[Mapping[str, str]] = {
+    "ddp": "training.recipes.ddp.loop",
+    "fsdp": "training.recipes.fsdp.loop",
+}
 
 
 #: What the workers of a recipe import besides it, sooner or later, and all by themselves: torch's
@@ -26,7 +29,7 @@ _LATER: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def preload(recipe: str) -> str:
-    """Modules for ``training.forkserver`` to import before it forks a recipe's workers."""
+    """Modules for ``training.runtime.forkserver`` to import before it forks a recipe's workers."""
     return ",".join((LOOPS[recipe], *_LATER[recipe]))
 
 

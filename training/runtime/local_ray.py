@@ -17,9 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from training import agent_stub
-from training.contract import InputError
-from training.forkserver import NONE, ForkServer, hook_ray
+from contract.errors import InputError
+from training.runtime import agent_stub
+from training.runtime.forkserver import NONE, ForkServer, hook_ray
 
 HELPERS: Final = "TRAIN_RAY_HELPERS"
 

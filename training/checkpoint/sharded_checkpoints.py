@@ -10,7 +10,7 @@
 ``torch.distributed.checkpoint`` reads them on any number of workers. Training waits while the
 shards are copied to host memory, and then for nothing: planning and writing have a gloo group of
 their own, because on the group of the training they would take turns with its collectives. Use
-``training.checkpoints`` for a model that every worker has whole.
+``training.checkpoint.checkpoints`` for a model that every worker has whole.
 """
 
 import contextlib
@@ -40,9 +40,11 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from training import checkpoints, contract, storage
-from training.checkpoints import MANIFEST_FILE, DamagedError, Position
-from training.contract import InputError
+from contract import runs
+from contract.errors import InputError
+from training import storage
+from training.checkpoint import checkpoints
+from training.checkpoint.checkpoints import MANIFEST_FILE, DamagedError, Position
 from training.worker import Worker
 
 STATE_FILE: Final = "state.json"
@@ -125,9 +127,9 @@ def write_checkpoint(
     group: dist.ProcessGroup,
 ) -> str:
     """Write a checkpoint with all ranks of ``group``; return its address."""
-    uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, contract.checkpoint_name(step))
+    uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, runs.checkpoint_name(step))
     # A folder on disk appears whole; in S3 the manifest is what makes one whole.
-    target = uri if storage.is_s3(uri) else f"{_parent(uri)}/.{contract.checkpoint_name(step)}.part"
+    target = uri if storage.is_s3(uri) else f"{_parent(uri)}/.{runs.checkpoint_name(step)}.part"
     is_first = dist.get_rank(group) == 0
     if is_first:
         storage.remove_folder(target)  # what an attempt that was killed has left
@@ -217,7 +219,7 @@ def newest(worker: Worker) -> Found | None:
         if not box[0]:
             return None
         name = box[0][0]
-        uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, name)
+        uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, name)
         damage = ""
         try:
             verify(uri, part=worker.rank, num_parts=worker.world_size)
@@ -246,7 +248,7 @@ def newest_of(run_uri: str) -> Found:
         InputError: there is none.
     """
     for name in reversed(checkpoints.names(run_uri)):
-        uri = storage.join(run_uri, contract.CHECKPOINTS_DIR, name)
+        uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, name)
         try:
             verify(uri)
         except DamagedError:

@@ -42,7 +42,7 @@ the rest of the line.
 
 When not to use it: for programs that are not this project's own recipes. A fork has modules that
 such a program may want in another version. Only processes whose environment has TRAIN_PRELOAD are
-forked, and ``training.driver`` sets that.
+forked, and ``training.runtime.driver`` sets that.
 """
 
 # Nothing but what the client needs is imported up here: it is started once per worker.
@@ -154,7 +154,7 @@ class ForkServer:
             # Not as a script, which would have this file's folder in its path and itself twice.
             start = (
                 f"import sys; sys.path.insert(0, {_ROOT!r}); "
-                "from training.forkserver import main; sys.exit(main(sys.argv[1:]))"
+                "from training.runtime.forkserver import main; sys.exit(main(sys.argv[1:]))"
             )
             environment = dict(os.environ if environment is None else environment)
             given = {name: v for name, v in environment.items() if name.startswith(_READ_ONCE)}

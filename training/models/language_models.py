@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
-from training.contract import InputError
+from contract.errors import InputError
 from training.losses import linear_cross_entropy
 
 INDEX_FILE: Final = "model.safetensors.index.json"

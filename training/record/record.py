@@ -18,9 +18,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol
 
-from training import contract, machine, storage
-from training.config import RunConfig
-from training.contract import Event
+from contract import nodes, runs
+from training import machine, storage
+from training.recipes.config import RunConfig
+from training.record.events import Event
 
 _HERE = Path(__file__).parent
 _RATES = ("images_per_s", "tokens_per_s")
@@ -47,13 +48,13 @@ class RunRecord:
         self._config = config
         self._in_s3 = storage.is_s3(run_uri)
         self.folder = Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(run_uri)
-        self._metrics = self.folder / contract.METRICS_FILE
+        self._metrics = self.folder / runs.METRICS_FILE
         if self._in_s3:
-            earlier = storage.read_bytes(storage.join(run_uri, contract.METRICS_FILE))
+            earlier = storage.read_bytes(storage.join(run_uri, runs.METRICS_FILE))
             if earlier:
                 self._metrics.write_bytes(earlier)
-        self._write_json(contract.CONFIG_FILE, config.to_json())
-        self._write_json(contract.ENVIRONMENT_FILE, environment)
+        self._write_json(runs.CONFIG_FILE, config.to_json())
+        self._write_json(runs.ENVIRONMENT_FILE, environment)
         self._start: Event = {}
         self._resumed_from: int | None = None
         # Of all attempts: a head that is lost after its workers does not forget them.
@@ -95,7 +96,7 @@ class RunRecord:
             case "error":
                 self.error = event["message"]
             case "finished":
-                self._write_json(contract.EVALUATION_FILE, event["evaluation"])
+                self._write_json(runs.EVALUATION_FILE, event["evaluation"])
                 self._finish("succeeded", event)
         self._display.show(event)
 
@@ -116,7 +117,7 @@ class RunRecord:
                 self._finish(status, {**self._evaluation, "step": self._step})
         report = None
         if self._start:
-            from training.report import write_report
+            from training.record.report import write_report
 
             report = write_report(self.folder)
         if self._in_s3:
@@ -132,7 +133,7 @@ class RunRecord:
     def flush(self) -> None:
         """Bring S3 up to date; a folder on disk always is."""
         if self._in_s3 and self._metrics.exists():
-            uri = storage.join(self.run_uri, contract.METRICS_FILE)
+            uri = storage.join(self.run_uri, runs.METRICS_FILE)
             storage.write_bytes(uri, self._metrics.read_bytes())
 
     def _on_start(self, event: Event) -> None:
@@ -148,7 +149,7 @@ class RunRecord:
                     "type": "resume",
                     "step": event["step"],
                     "world_size": event["world_size"],
-                    "checkpoint": contract.checkpoint_name(event["step"]),
+                    "checkpoint": runs.checkpoint_name(event["step"]),
                 }
             )
         kept += self._phases
@@ -189,7 +190,7 @@ class RunRecord:
             "error": self.error,
         }
         self.result = result
-        self._write_json(contract.RESULT_FILE, result)
+        self._write_json(runs.RESULT_FILE, result)
 
     def _append(self, event: Event) -> None:
         with self._metrics.open("a", encoding="utf-8") as file:
@@ -245,7 +246,7 @@ def environment() -> dict[str, Any]:
         "cpu": machine.cpu_name(),
         "cores": machine.num_cpus(),
         "gpus": machine.gpu_names(),
-        "git_sha": os.environ.get(contract.ENV_GIT_SHA)
+        "git_sha": os.environ.get(nodes.ENV_GIT_SHA)
         or machine.output("git", "-C", str(_HERE), "rev-parse", "HEAD")
         or None,
         "command": " ".join(["python -m training.launch", *sys.argv[1:]]),

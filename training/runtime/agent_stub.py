@@ -3,7 +3,7 @@
 The raylet does not start without an agent: it waits for three files with the agent's ports, and
 ends when the agent does. Ray's own agent imports for two seconds and then serves metrics and a web
 page. This one says what Ray's says where it serves nothing (-1: ray/dashboard/agent.py, the branch
-for a minimal installation), and sleeps. ``training.local_ray`` puts it in place.
+for a minimal installation), and sleeps. ``training.runtime.local_ray`` puts it in place.
 """
 
 import ctypes

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from training.contract import InputError
+from contract.errors import InputError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -317,5 +317,5 @@ def instance_type(name: str) -> InstanceType:
             if family in sizes
             else f": the families are {', '.join(sizes)}"
         )
-        + "; choose one of these, or add a row to training/instance_types.py"
+        + "; choose one of these, or add a row to contract/instance_types.py"
     )

@@ -1,8 +1,8 @@
 """Runs a recipe under Ray Train: starts Ray or joins its cluster, keeps the record, ends cleanly.
 
-The trainer runs in a task of Ray's (``training.trainer``); this process reads events, shows them
-and waits for signals. The first Ctrl-C lets the workers save and leave; a second one, or ten
-seconds, ends them as they are.
+The trainer runs in a Ray task (``training.runtime.trainer``); this process reads events, shows
+them and waits for signals. The first Ctrl-C lets the workers save and leave; a second one, or
+ten seconds, ends them as they are.
 """
 
 import argparse
@@ -15,22 +15,17 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from training import (
-    contract,
-    forkserver,
-    launch,
-    local_ray,
-    machine,
-    recipes,
-    record,
-    storage,
-    trainer,
-)
-from training.config import CONFIGS, RunConfig
-from training.contract import Event, InputError, phase
-from training.forkserver import ForkServer
-from training.progress import make_display
-from training.trainer import Submission
+from contract import exits, runs
+from contract.errors import InputError
+from contract.jobs import worker_range
+from training import launch, machine, recipes, storage
+from training.recipes.config import CONFIGS, RunConfig
+from training.record import record
+from training.record.events import Event, phase
+from training.record.progress import make_display
+from training.runtime import forkserver, local_ray, trainer
+from training.runtime.forkserver import ForkServer
+from training.runtime.trainer import Submission
 
 #: A person does not notice a tenth of a second, nor does a processor.
 _POLL_S: Final = 0.1
@@ -62,7 +57,7 @@ class Driver:
         Raises:
             InputError: The data cannot be used, or no cluster is there.
         """
-        done = record.read_json(self._run_uri, contract.RESULT_FILE)
+        done = record.read_json(self._run_uri, runs.RESULT_FILE)
         if done is not None and done.get("status") == "succeeded":
             self._display.close()
             print(
@@ -70,7 +65,7 @@ class Driver:
                 file=sys.stderr,
             )
             self._print_result(done)
-            return contract.EXIT_OK
+            return exits.OK
         self._catch_signals()
         server: ForkServer | None = None
         try:
@@ -78,7 +73,7 @@ class Driver:
             self._set_environment()
             if self._options.local:
                 server = ForkServer.start(
-                    modules=["training.trainer", recipes.LOOPS[self._config.recipe]],
+                    modules=["training.runtime.trainer", recipes.LOOPS[self._config.recipe]],
                     show_log=self._options.verbose,
                 )
             return self._run(server)
@@ -108,7 +103,7 @@ class Driver:
         )
         self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
-        # Ray's list of checkpoints is not used: see training.checkpoints.
+        # Ray's list of checkpoints is not used: see training.checkpoint.checkpoints.
         storage.remove_file(storage.join(self._run_uri, "checkpoint_manager_snapshot.json"))
         fit = trainer.start_fit(self._submission(), events)
         stop_by: float | None = None
@@ -162,7 +157,7 @@ class Driver:
             config=self._config.to_json(),
             run_uri=self._run_uri,
             local=self._options.local,
-            least=contract.worker_range(self._options.workers or most)[0],
+            least=worker_range(self._options.workers or most)[0],
             max_failures=self._options.max_failures,
             environment=trainer.command_environment(os.environ),
             folder=os.getcwd(),
@@ -282,7 +277,7 @@ class Driver:
             f"in {_ray_logs()}",
             file=sys.stderr,
         )
-        return contract.EXIT_FAILED
+        return exits.FAILED
 
     def _finish(self, failure: BaseException | None) -> int:
         assert self._record is not None
@@ -295,17 +290,17 @@ class Driver:
         self._display.close()
         if kept.is_complete:
             self._print_result(kept.result, report)
-            return contract.EXIT_OK
+            return exits.OK
         if failure is not None:
             print(
                 f"{failure}\n\nerror: run {self._config.run!r} failed; Ray's logs are in "
                 f"{_ray_logs()}. The same command resumes it from its last checkpoint",
                 file=sys.stderr,
             )
-            return contract.EXIT_FAILED
+            return exits.FAILED
         if kept.error is not None:
             print(f"error: {kept.error}", file=sys.stderr)
-            return contract.EXIT_BAD_INPUT
+            return exits.BAD_INPUT
         return self._interrupted()
 
     def _interrupted(self) -> int:
@@ -316,7 +311,7 @@ class Driver:
             file=sys.stderr,
         )
         terminated = self._signals[:1] == [signal.SIGTERM]
-        return contract.EXIT_TERMINATED if terminated else contract.EXIT_INTERRUPTED
+        return exits.TERMINATED if terminated else exits.INTERRUPTED
 
     def _print_result(self, result: Event, report: Path | None = None) -> None:
         places = launch.places(self._run_uri, self._config.recipe)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.resnet import ResNet18, ResNet18Config
+from training.models.resnet import ResNet18, ResNet18Config
 
 Window = tuple[int, int]
 """First and one-past-last live row (and column) of a square kernel."""

@@ -3,10 +3,12 @@
 import sys
 from pathlib import Path
 
-from training import contract, launch, recipes, record, storage
-from training.config import RunConfig
-from training.contract import InputError
-from training.progress import make_display
+from contract import exits
+from contract.errors import InputError
+from training import launch, recipes, storage
+from training.recipes.config import RunConfig
+from training.record import record
+from training.record.progress import make_display
 from training.worker import TorchrunWorker
 
 
@@ -21,13 +23,13 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     if display is not None:
         kept = record.RunRecord(run_uri, config, record.environment(), display)
         worker.on_event = kept.handle
-    code = contract.EXIT_OK
+    code = exits.OK
     try:
         recipes.loop(config.recipe)(worker, config)
         if worker.stop_requested():
-            code = contract.EXIT_INTERRUPTED
+            code = exits.INTERRUPTED
     except InputError as error:
-        code = contract.EXIT_BAD_INPUT
+        code = exits.BAD_INPUT
         if kept is not None:
             kept.handle({"type": "error", "message": str(error)})
             print(f"error: {error}", file=sys.stderr)

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from filelock import FileLock
 
+from contract.errors import InputError
 from training import storage
-from training.contract import InputError
 from training.data import sources
-from training.model_shapes import SHAPES, read_config
+from training.models.model_shapes import SHAPES, read_config
 
 NEW: Final = "new:"
 CONFIG_FILE: Final = "config.json"

@@ -1,7 +1,7 @@
 """What of a run happens inside Ray, outside its workers: looking at the data, and Ray Train's fit.
 
 Both are tasks on the node of the command and not its own code, so that the command imports neither
-torch nor Ray Train: with a fork server (``training.forkserver``) a task has both already.
+torch nor Ray Train: with a fork server (``training.runtime.forkserver``) a task has both already.
 """
 
 import contextlib
@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from training import contract, machine, recipes
-from training.contract import Event, InputError
-from training.forkserver import PRELOAD, SWITCH
+from contract import nodes
+from contract.errors import InputError
+from training import machine, recipes
+from training.record.events import Event
+from training.runtime.forkserver import PRELOAD, SWITCH
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
 #: start of all workers and the steps since the last checkpoint.
@@ -190,11 +192,11 @@ def _job_hosts() -> dict[str, int] | None:
 
     They may not be there yet: Ray starts them when resources are requested.
     """
-    if contract.ENV_JOB not in os.environ:
+    if nodes.ENV_JOB not in os.environ:
         return None
     return {
-        "CPU": int(os.environ.get(contract.ENV_WORKER_CPUS, "1")),
-        "GPU": int(os.environ.get(contract.ENV_WORKER_GPUS, "0")),
+        "CPU": int(os.environ.get(nodes.ENV_WORKER_CPUS, "1")),
+        "GPU": int(os.environ.get(nodes.ENV_WORKER_GPUS, "0")),
     }
 
 

@@ -22,10 +22,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from training import checkpoints, machine, metrics, models
-from training.config import DdpConfig
-from training.contract import Event, InputError, phase
+from contract.errors import InputError
+from training import machine, metrics
+from training.checkpoint import checkpoints
 from training.data import images
+from training.models import classifiers as models
+from training.recipes.config import DdpConfig
+from training.record.events import Event, phase
 from training.schedule import warmup_cosine
 from training.worker import Worker
 

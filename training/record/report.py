@@ -30,7 +30,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from training.contract import (
+from contract.errors import InputError
+from contract.runs import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     EVALUATION_FILE,
@@ -38,7 +39,6 @@ from training.contract import (
     PLOTS_DIR,
     REPORT_FILE,
     RESULT_FILE,
-    InputError,
 )
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from training.contract import Event
+from training.record.events import Event
 
 
 class LiveDisplay:

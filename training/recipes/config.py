@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from training.contract import InputError, check_run_name
+from contract.errors import InputError
+from contract.runs import check_run_name
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
 SCHEDULES: Final = ("one-cycle", "constant")
@@ -96,7 +97,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DdpConfig(RunConfig):
-    """Data-parallel image classification (``training.ddp``)."""
+    """Data-parallel image classification (``training.recipes.ddp.loop``)."""
 
     checkpoint_every_epochs: int = _option(
         1, low=1, help="epochs between two checkpoints", same_on_resume=False
@@ -182,7 +183,7 @@ class DdpConfig(RunConfig):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FsdpConfig(RunConfig):
-    """Fully sharded training of a causal language model (``training.fsdp``)."""
+    """Fully sharded training of a causal language model (``training.recipes.fsdp.loop``)."""
 
     model: str = _option(
         help="Hugging Face id (id@revision), folder or s3:// address of a model in safetensors; or "

@@ -1,0 +1,20 @@
+"""Exit codes of the commands and containers of this project."""
+
+from typing import Final
+
+# What ``python -m training.launch`` returns to the shell.
+OK: Final = 0
+FAILED: Final = 1  # something broke that the user could not have typed differently
+BAD_INPUT: Final = 2  # a wrong option, bad data, a loss that is not a number
+INTERRUPTED: Final = 130  # Ctrl-C; the run resumes when its command is given again
+TERMINATED: Final = 143  # SIGTERM; the same
+
+# What a node's container returns to ECS, beside the codes above.
+NO_HEAD: Final = 3  # the head did not answer in time, or was lost
+REFUSED: Final = 4  # the head does not accept this node's token
+BAD_HOST: Final = 5  # the host's GPUs are not what they should be
+
+# What the head of a job returns beside what its command does.
+NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time
+DEADLINE: Final = 124  # it was ended at its deadline; timeout(1) has the same
+KILLED: Final = 137  # SIGKILL, by hand or for want of memory, as a shell says it

@@ -1,0 +1,28 @@
+"""Stacks and their outputs, by which the command line finds a deployment."""
+
+from typing import Final
+
+CORE_STACK: Final = "CoreStack"
+TRAINING_STACK: Final = "TrainingStack"
+
+# Outputs of the stacks. The command line reads them; renaming one breaks it.
+BUCKET: Final = "BucketName"
+CLUSTER: Final = "ClusterName"
+HEAD_SERVICE: Final = "HeadServiceName"
+WORKER_SERVICE: Final = "WorkerServiceName"
+HEAD_TASK: Final = "HeadTaskDefinition"
+WORKER_TASK: Final = "WorkerTaskDefinition"
+JOB_TASK: Final = "JobTaskDefinition"  # of a job's head
+HEAD_REPOSITORY: Final = "HeadRepositoryUri"
+WORKER_REPOSITORY: Final = "WorkerRepositoryUri"
+LOG_GROUP: Final = "LogGroupName"
+SUBNET: Final = "TrainingSubnetId"
+SECURITY_GROUP: Final = "SecurityGroupId"
+HEAD_PROVIDER: Final = "HeadCapacityProvider"
+WORKER_PROVIDER: Final = "WorkerCapacityProvider"
+JOBS: Final = "JobStateMachineArn"
+KEEPER: Final = "JobKeeperName"
+TASK_EVENTS: Final = "TaskEventsLogGroupName"
+DASHBOARD: Final = "DashboardName"
+PUSH_ROLE: Final = "ImagePushRoleArn"
+SHAPE: Final = "ClusterShape"  # JSON: preset, instance types, counts, spot, image tag

@@ -1,0 +1,127 @@
+"""Where the files of a run lie in a folder or bucket, and what they are called."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from contract.errors import InputError
+
+# The record of a run: <storage>/<run>/...
+CONFIG_FILE: Final = "config.json"
+ENVIRONMENT_FILE: Final = "environment.json"
+METRICS_FILE: Final = "metrics.jsonl"
+EVALUATION_FILE: Final = "evaluation.json"
+RESULT_FILE: Final = "result.json"
+REPORT_FILE: Final = "report.html"
+PLOTS_DIR: Final = "plots"
+MODEL_DIR: Final = "model"
+CHECKPOINTS_DIR: Final = "checkpoints"
+
+# Bare buckets keep their runs under this prefix, as local runs do under ./runs.
+RUNS_PREFIX: Final = "runs"
+
+JOBS_DIR: Final = "jobs"  # of a run: <run>/jobs/<job>.json says how each job ended
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+def check_run_name(name: str) -> str:
+    """Return ``name`` if it can be a folder, an object prefix and a tag value at once.
+
+    Raises:
+        InputError: It cannot.
+    """
+    if not _RUN_NAME.fullmatch(name):
+        raise InputError(
+            f"run name {name!r} is not usable: use 1 to 63 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit (no slash: --storage says where runs are kept)"
+        )
+    return name
+
+
+def job_record(run: str, job: str) -> str:
+    """Key of the object in the bucket that says how a job ended."""
+    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.json"
+
+
+def job_code(run: str, job: str) -> str:
+    """Key of the object in the bucket that holds a job's own code, an archive."""
+    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.zip"
+
+
+def checkpoint_name(step: int) -> str:
+    """Name of the checkpoint after ``step`` optimizer updates; sorts by step."""
+    return f"step-{step:08d}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """Step of a checkpoint's name, or None when ``name`` is not one."""
+    match = re.fullmatch(r"step-(\d{8,})", name)
+    return int(match[1]) if match else None
+
+
+def check_relative(name: str, *, what: str = "name") -> str:
+    """Return ``name`` if it names a file below a folder, whatever the folder is.
+
+    Names come from a bucket's keys, an archive or a manifest, and whoever can write those must not
+    choose where files are written here.
+
+    Raises:
+        InputError: it is empty or absolute, has an empty, ``.`` or ``..`` segment, a backslash or a
+            character that no file name has.
+    """
+    segments = name.split("/")
+    if any(part in ("", ".", "..") for part in segments) or re.search(r"[\\\x00-\x1f\x7f]", name):
+        raise InputError(
+            f"{what} {name!r} is refused: it is no relative path of a file (no leading slash, "
+            "no empty, '.' or '..' segment, no backslash, no control character)"
+        )
+    return name
+
+
+def safe_join(folder: Path, name: str, *, what: str = "name") -> Path:
+    """``folder / name``, for a name that comes from outside; slashes separate its segments.
+
+    Raises:
+        InputError: the result would lie outside ``folder``, also by a symbolic link.
+    """
+    target = folder / PurePosixPath(check_relative(name, what=what))
+    if not target.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{what} {name!r} is refused: a link leads out of {folder}")
+    return target
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Addresses of a run's files, for a folder on disk and for ``s3://bucket/prefix`` alike."""
+
+    uri: str
+    """Of the run's folder, with no slash at its end."""
+
+    @classmethod
+    def of(cls, root: str, run: str) -> "RunPaths":
+        """Of a run by name below ``root``, which ``training.storage.runs_root`` returns."""
+        return cls(f"{root.rstrip('/')}/{check_run_name(run)}")
+
+    def file(self, name: str) -> str:
+        """One of the record's files, such as ``RESULT_FILE``."""
+        return f"{self.uri}/{name}"
+
+    @property
+    def checkpoints(self) -> str:
+        return self.file(CHECKPOINTS_DIR)
+
+    def checkpoint(self, step: int) -> str:
+        """The folder of the checkpoint after ``step`` optimizer updates."""
+        return f"{self.checkpoints}/{checkpoint_name(step)}"
+
+    @property
+    def model(self) -> str:
+        """The folder of the trained model."""
+        return self.file(MODEL_DIR)
+
+
+def run_prefix(run: str) -> str:
+    """Prefix of a run's keys in the deployment's bucket, with a slash at its end."""
+    return f"{RUNS_PREFIX}/{check_run_name(run)}/"

@@ -1,0 +1,1 @@
+"""What saves and restores a run."""

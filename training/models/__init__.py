@@ -1,0 +1,1 @@
+"""Models, and what loads them."""

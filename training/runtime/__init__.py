@@ -1,0 +1,1 @@
+"""What starts a recipe's processes."""
