@@ -24,7 +24,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from contract import jobs
+from contract import job as jobs
 from contract.nodes import CONTAINER, HEAD
 
 RUN_TASK_MOST: Final = 10  # tasks that ECS starts in a call

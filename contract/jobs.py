@@ -1,15 +1,12 @@
-"""Jobs: what submits, runs and watches them agrees on."""
+"""The number of workers as ``training`` still reads it; everything else is in ``contract.job``."""
 
 import re
-from typing import Final
 
 from contract.errors import InputError
-
-# Jobs: what submits, runs and watches them must agree on.
-JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
-SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
-STARTED_BY_MOST: Final = 36  # characters of startedBy, and so of a job's id
-OVERRIDES_MOST: Final = 8192  # characters that ECS takes of what a task is started with
+from contract.job import JOB_GROUP as JOB_GROUP
+from contract.job import MAX_JOB_ID as STARTED_BY_MOST  # noqa: F401
+from contract.job import MAX_OVERRIDES as OVERRIDES_MOST  # noqa: F401
+from contract.job import SECRETS_PREFIX as SECRETS_PREFIX
 
 
 def worker_range(text: str) -> tuple[int, int]:

@@ -27,6 +27,7 @@ ENV_SPOT: Final = "TRAIN_SPOT"  # "1": hosts of workers may be taken away, with 
 ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
 ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
 ENV_JOB: Final = "TRAIN_JOB"  # id of the job, which all of its tasks were started by
+ENV_JOB_SPEC: Final = "TRAIN_JOB_SPEC"  # its whole order, JSON: see contract.job.JobSpec
 ENV_COMMAND: Final = "TRAIN_COMMAND"  # what a job runs, a JSON list of words
 ENV_DEADLINE: Final = "TRAIN_DEADLINE"  # Unix time at which a job is ended
 ENV_CAPACITY_WAIT: Final = "TRAIN_CAPACITY_WAIT_S"  # how long a job waits for its least workers

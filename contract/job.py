@@ -1,0 +1,350 @@
+"""A job's order, and how it ended: what submits, runs and watches jobs agrees on.
+
+``trainctl submit`` builds a ``JobSpec``, whose JSON is the input of the state machine; the machine
+hands it to the head of the job in one variable, ``TRAIN_JOB_SPEC``; the head and the function that
+cleans up read it from there. All of them build the same object, so the command line refuses what
+the head would refuse. Every default is here.
+
+``Outcome`` comes back: the function that cleans up writes it, as the result of the execution and
+into the run's folder, and the command line reads it.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import Any, Final, Self
+
+from contract.errors import InputError
+from contract.nodes import CONTAINER, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC
+from contract.ranges import Range
+from contract.runs import check_run_name
+
+JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
+SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
+MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
+MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
+#: First parts of variable names that belong to this project, Ray and AWS.
+RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
+
+DEFAULT_MAX_SECONDS: Final = 24 * 3600
+MAX_SECONDS: Final = 14 * 24 * 3600
+DEFAULT_CAPACITY_WAIT_S: Final = 30 * 60
+DEFAULT_IDLE_S: Final = 60
+DEFAULT_ATTEMPTS: Final = 3
+MAX_ATTEMPTS: Final = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobSpec:
+    """What a job shall run, on how many nodes, for how long.
+
+    Raises:
+        InputError: a value is not usable; the message names the field.
+    """
+
+    run: str
+    """Name of the run that the job belongs to."""
+    command: tuple[str, ...]
+    """Words of the command that runs on the head."""
+    nodes: Range
+    """Worker nodes, beside the head: it starts when MIN have joined and grows up to MAX. 0: the
+    head works by itself."""
+    max_seconds: int = DEFAULT_MAX_SECONDS
+    """From the submission to the deadline, waiting for hosts included."""
+    capacity_wait_s: int = DEFAULT_CAPACITY_WAIT_S
+    """How long the job waits for its head's host, and then for MIN worker nodes."""
+    idle_s: int = DEFAULT_IDLE_S
+    """A worker node that has had nothing to do for this long is released."""
+    attempts: int = DEFAULT_ATTEMPTS
+    """How often the head is started, at most, when its host is lost."""
+    code: str = ""
+    """``s3://`` address of an archive with the user's code; empty: the image's own."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the command, and for every process that it starts through Ray."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    """The same, but name of the variable -> name of the secret that holds its value."""
+
+    def __post_init__(self) -> None:
+        check_run_name(self.run)
+        object.__setattr__(self, "command", tuple(self.command))
+        if not self.command or not all(isinstance(word, str) for word in self.command):
+            raise _wrong("command", [*self.command], "a list of at least one word")
+        if not self.command[0]:
+            raise _wrong("command", [*self.command], "a list whose first word is a program")
+        self._check_number("max_seconds", 1, MAX_SECONDS)
+        self._check_number("capacity_wait_s", 0, MAX_SECONDS)
+        self._check_number("idle_s", 1, MAX_SECONDS)
+        self._check_number("attempts", 1, MAX_ATTEMPTS)
+        if self.code and not re.fullmatch(r"s3://[^/]+/.+", self.code):
+            raise _wrong("code", self.code, "the s3:// address of an archive, or empty")
+        for name, value in self.variables.items():
+            check_variable(name)
+            if not isinstance(value, str):
+                raise _wrong(f"variable {name}", value, "text")
+        for name, secret in self.secrets.items():
+            check_variable(name)
+            if not (isinstance(secret, str) and secret.startswith(SECRETS_PREFIX)):
+                raise _wrong(
+                    f"secret of {name}",
+                    secret,
+                    f"the name of a secret that begins with {SECRETS_PREFIX}: jobs may read no "
+                    "other ones",
+                )
+        if both := self.variables.keys() & self.secrets.keys():
+            raise InputError(
+                f"{', '.join(sorted(both))}: given both as a variable and as a secret; give one"
+            )
+
+    def _check_number(self, name: str, low: int, high: int) -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise _wrong(name, value, f"a whole number from {low} to {high}")
+
+    def to_json(self) -> str:
+        """All fields, as ``from_json`` reads them."""
+        return json.dumps(self._values(), ensure_ascii=False, separators=(",", ":"))
+
+    def _values(self) -> dict[str, object]:
+        return {
+            "run": self.run,
+            "command": [*self.command],
+            "nodes": str(self.nodes),
+            "max_seconds": self.max_seconds,
+            "capacity_wait_s": self.capacity_wait_s,
+            "idle_s": self.idle_s,
+            "attempts": self.attempts,
+            "code": self.code,
+            "variables": dict(self.variables),
+            "secrets": dict(self.secrets),
+        }
+
+    @classmethod
+    def from_json(cls, text: str, *, ignore_unknown: bool = False) -> Self:
+        """Read an order; fields that are missing have their defaults.
+
+        Orders of the version before this class, whose executions AWS still lists, are read too.
+
+        Args:
+            ignore_unknown: what cleans up after a job or lists it wants to go on with what it
+                knows. What runs a job does not: leaving a part of the order out would run another
+                job than the one that was submitted.
+
+        Raises:
+            InputError: it is no order, or a field is wrong, missing or unknown.
+        """
+        values = _object(text, what="a job's order")
+        values = _without_old_fields(values)
+        if missing := [name for name in ("run", "command", "nodes") if name not in values]:
+            raise InputError(f"a job's order has no {', '.join(missing)}: trainctl submit sets it")
+        known = {each.name for each in fields(cls)}
+        if (unknown := sorted(values.keys() - known)) and not ignore_unknown:
+            raise InputError(
+                f"a job's order has {', '.join(unknown)}, which this version does not know "
+                f"({', '.join(sorted(known))}): the images are older than trainctl; push new ones "
+                "and deploy"
+            )
+        given = {name: value for name, value in values.items() if name in known}
+        if not isinstance(given["run"], str):
+            raise _wrong("run", given["run"], "text")
+        if not isinstance(given["command"], list):
+            raise _wrong("command", given["command"], "a list of at least one word")
+        for name in ("variables", "secrets"):
+            if not isinstance(given.get(name, {}), dict):
+                raise _wrong(name, given[name], "an object of texts")
+        if not isinstance(given.get("code", ""), str):
+            raise _wrong("code", given["code"], "the s3:// address of an archive, or empty")
+        nodes = Range.parse(str(given.pop("nodes")), option="nodes")
+        return cls(**given, nodes=nodes)
+
+    def check_size(self, job: str) -> None:
+        """Fail if ECS would not start the head of ``job`` with this order.
+
+        Raises:
+            InputError: it is too long.
+        """
+        # The deadline has ten digits until the year 2286.
+        variables = head_variables(job=job, deadline="1" * 10, spec=self.to_json())
+        size = len(json.dumps(overrides(variables), ensure_ascii=False, separators=(",", ":")))
+        if size > MAX_OVERRIDES:
+            raise InputError(
+                f"command, variables and secrets' names make an order of {size:,} characters, and "
+                f"ECS accepts {MAX_OVERRIDES:,}: put what is long into a file of the code, or into "
+                "the bucket"
+            )
+
+
+def head_variables(*, job: str, deadline: str, spec: str) -> dict[str, str]:
+    """What the task of a job's head is started with, by variable.
+
+    The state machine calls it with expressions in place of the values.
+    """
+    return {ENV_JOB: job, ENV_DEADLINE: deadline, ENV_JOB_SPEC: spec}
+
+
+def overrides(variables: Mapping[str, str]) -> dict[str, object]:
+    """The ``overrides`` of ECS's RunTask that give a task these variables."""
+    environment = [{"name": name, "value": value} for name, value in variables.items()]
+    return {"containerOverrides": [{"name": CONTAINER, "environment": environment}]}
+
+
+def check_variable(name: str, *, what: str = "variable") -> str:
+    """Return ``name`` if a job's user may set a variable that is called so.
+
+    Args:
+        what: names the origin in the error, such as an option.
+
+    Raises:
+        InputError: it is no name of a variable, or the system's own.
+    """
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise _wrong(what, name, "a name of letters, digits and _ that begins with no digit")
+    if name.startswith(RESERVED):
+        raise InputError(
+            f"{what} {name}: names that begin with {', '.join(RESERVED)} are reserved for the "
+            "system; choose another name"
+        )
+    return name
+
+
+class JobStatus(StrEnum):
+    """What became of a job."""
+
+    RUNNING = "running"
+    """It waits for hosts or runs; it has no outcome yet."""
+    SUCCEEDED = "succeeded"
+    """Its command ended with exit code 0."""
+    FAILED = "failed"
+    """Its command failed, or the head could not be started."""
+    STOPPED = "stopped"
+    """Somebody ended it: ``trainctl stop``, ECS's or Step Functions' console."""
+    DEADLINE = "deadline"
+    """It was still running at its deadline."""
+    NO_CAPACITY = "no_capacity"
+    """The hosts that it needs at least were not available in time."""
+    HOST_LOST = "host_lost"
+    """The host of its head was lost, as often as it may be started."""
+    IMAGE_NOT_FOUND = "image_not_found"
+    """ECS could not pull the image of its head."""
+
+
+#: Reason of a task or execution that ``trainctl stop`` ends, and of the job then.
+STOPPED_BY_USER: Final = "stopped by user"
+#: Error with which ``trainctl stop`` ends an execution that has no head yet.
+STOP_ERROR: Final = "stopped"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a job, or one attempt of it, ended."""
+
+    status: JobStatus
+    reason: str
+    """The status in words."""
+    exit_code: int | None = None
+    """Of the head's container; None where it did not start or AWS does not know."""
+    again: bool = False
+    """The head is started once more: this is the end of an attempt and not of the job."""
+    attempts: int | None = None
+    """How often the head was started; None where that is not known."""
+    began: float | None = None
+    """Unix time of the submission."""
+    ended: float | None = None
+    """Unix time."""
+    deadline: float | None = None
+    """Unix time."""
+
+    def to_json(self) -> str:
+        """All fields, as ``from_json`` reads them."""
+        return json.dumps({each.name: getattr(self, each.name) for each in fields(self)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read an outcome: of an execution, or of a record in a run's folder.
+
+        What else a record holds (the job, its command), and what later versions add, is ignored.
+        A status that this version does not know counts as failed; its reason says more.
+
+        Raises:
+            InputError: it is no outcome.
+        """
+        values = _object(text, what="a job's outcome")
+        status = values.get("status")
+        if not isinstance(status, str):
+            raise _wrong("status", status, f"one of {', '.join(JobStatus)}")
+        known = {each.name for each in fields(cls)} - {"status", "reason"}
+        return cls(
+            status=JobStatus(status) if status in {*JobStatus} else JobStatus.FAILED,
+            reason=str(values.get("reason", status)),
+            **{name: values[name] for name in known if name in values},
+        )
+
+    @classmethod
+    def of_abort(cls, *, error: str | None, cause: str | None) -> Self:
+        """Of an execution that was aborted, with the error and the cause that were given then.
+
+        ``trainctl stop`` gives both. Step Functions' console gives none unless somebody types
+        them, and other programs may give their own.
+        """
+        if error == STOP_ERROR:
+            return cls(status=JobStatus.STOPPED, reason=STOPPED_BY_USER)
+        said = ": ".join(filter(None, (error, cause)))
+        reason = f"its execution was aborted{f': {said}' if said else ''}"
+        return cls(status=JobStatus.STOPPED, reason=reason)
+
+
+def job_record(job: str, spec: JobSpec, outcome: Outcome) -> str:
+    """The JSON that is kept in a run's folder of how one of its jobs ended.
+
+    ``Outcome.from_json`` reads it. Variables are left out: they may be nobody else's business.
+    """
+    record = {
+        "job": job,
+        "run": spec.run,
+        **json.loads(outcome.to_json()),
+        "command": [*spec.command],
+        "nodes": str(spec.nodes),
+    }
+    return json.dumps(record, indent=1)
+
+
+# --- why a task was stopped -----------------------------------------------------------------------
+def stop_reason(status: JobStatus, text: str) -> str:
+    """The reason to stop a task with, from which ``status_of_stop`` reads the job's status."""
+    return f"[{status}] {text}"
+
+
+def status_of_stop(reason: str) -> JobStatus | None:
+    """The status that a task's stop reason names; None when it is not one of ours."""
+    match = re.match(r"\[(\w+)\] ", reason)
+    return JobStatus(match[1]) if match and match[1] in {*JobStatus} else None
+
+
+# --- plumbing -------------------------------------------------------------------------------------
+def _wrong(name: str, value: object, allowed: str) -> InputError:
+    return InputError(f"{name} is {value!r}: it must be {allowed}")
+
+
+def _object(text: str, *, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise InputError(f"{what} is not a JSON object: {text[:100]!r}")
+    return found
+
+
+def _without_old_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """An order of the version before ``JobSpec`` as it would be written now."""
+    if "nodes" in values or "min_workers" not in values:
+        return values
+    rest = dict(values)
+    low, high = rest.pop("min_workers"), rest.pop("max_workers", None)
+    rest["nodes"] = f"{low}:{low if high is None else high}"
+    old = rest.pop("environment", None) or {}
+    rest["code"] = old.get("TRAIN_CODE", "")
+    for name, variable in (("variables", "TRAIN_PASSED"), ("secrets", "TRAIN_SECRETS")):
+        rest[name] = _object(old.get(variable) or "{}", what=variable)
+    return rest
