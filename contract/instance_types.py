@@ -5,11 +5,12 @@ host, its container and its disk from here; nobody types one a second time. A ty
 listed is refused: add a row. Not for prices to pay by: they are list prices and they change.
 
 Sources, looked up in 2026-11:
-- vCPUs, memory, GPUs, bandwidth, network interfaces, EFA: AWS's public instance type pages (what
+- vCPUs, memory, GPUs, bandwidth, EFA: AWS's public instance type pages (what
   ``aws ec2 describe-instance-types`` prints).
 - Prices: AWS's on-demand price list, Linux, us-east-1, as of 2026-02.
 - What Linux keeps of the memory: measured per type by the Karpenter project, on EKS nodes.
 - Peaks: NVIDIA's data sheets, tensor cores, dense: half of what a sheet gives "with sparsity".
+- Bandwidth of GPU memory: the same sheets.
 """
 
 import difflib
@@ -19,6 +20,9 @@ from types import MappingProxyType
 from typing import Final
 
 from contract.errors import InputError
+
+# Of one network card, of one interface and so of one task, as AWS documents it.
+CARD_GBPS: Final = 100.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +38,8 @@ class Gpu:
     """Dense tensor-core peak in 10^12 operations per second; None where there is no bf16."""
     fp16_tflops: float
     """Dense tensor-core peak, accumulating in fp32 as PyTorch does."""
-    fp32_tflops: float
-    """Without tensor cores, so without TF32."""
+    memory_gb_per_s: float
+    """Bandwidth of its memory, in 10^9 bytes per second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,13 +53,9 @@ class InstanceType:
     gpu: Gpu | None
     num_gpus: int
     network_gbps: float
-    """What the host can keep up, all network cards together."""
-    network_burst_gbps: float
-    """The "up to" figure, held for minutes; ``network_gbps`` where there is none."""
+    """What the host can sustain, all network cards together; bursts ("up to") are not counted."""
     efa_interfaces: int
     """Most EFA interfaces over all network cards; 0: no EFA."""
-    network_interfaces: int
-    """Most interfaces on network card 0. The host keeps one, each awsvpc task takes one."""
     purchase: str
     """Either "on-demand", which is also sold as spot, or "capacity-block": only reserved."""
     usd_per_hour: float | None
@@ -105,10 +105,15 @@ class InstanceType:
         return max(3000, 4 * self.root_volume_mibps)
 
     @property
-    def architecture(self) -> str:
-        """Of the host, and so of the container image."""
-        # Our image is built for one architecture, so Graviton and g5g are not in the table.
-        return "x86_64"
+    def tcp_gbps(self) -> float:
+        """What one container gets of the network without EFA."""
+        # An awsvpc task has one interface, on network card 0; the other cards are for EFA only.
+        return min(self.network_gbps, CARD_GBPS)
+
+    @property
+    def needs_efa(self) -> bool:
+        """Whether only EFA reaches the bandwidth that the host is sold with."""
+        return self.tcp_gbps < self.network_gbps
 
 
 def _down_to_64(mib: float) -> int:
@@ -117,19 +122,23 @@ def _down_to_64(mib: float) -> int:
 
 
 def _gpu(
-    name: str, memory_gib: float, bf16_tflops: float | None, fp16_tflops: float, fp32_tflops: float
+    name: str,
+    memory_gib: float,
+    bf16_tflops: float | None,
+    fp16_tflops: float,
+    memory_gb_per_s: float,
 ) -> Gpu:
     return Gpu(
         name=name,
         memory_gib=memory_gib,
         bf16_tflops=bf16_tflops,
         fp16_tflops=fp16_tflops,
-        fp32_tflops=fp32_tflops,
+        memory_gb_per_s=memory_gb_per_s,
     )
 
 
-# size, vCPUs, memory in GiB, GPUs, Gb/s, Gb/s in bursts, EFA, network interfaces, $/h
-_Row = tuple[str, int, int, int, float, float, int, int, float | None]
+# size, vCPUs, memory in GiB, GPUs, Gb/s, EFA interfaces, $/h
+_Row = tuple[str, int, int, int, float, int, float | None]
 
 
 def _family(
@@ -144,150 +153,148 @@ def _family(
             gpu=gpu,
             num_gpus=num_gpus,
             network_gbps=gbps,
-            network_burst_gbps=burst_gbps,
             efa_interfaces=efa,
-            network_interfaces=interfaces,
             purchase=purchase,
             usd_per_hour=usd,
         )
-        for size, vcpus, memory_gib, num_gpus, gbps, burst_gbps, efa, interfaces, usd in rows
+        for size, vcpus, memory_gib, num_gpus, gbps, efa, usd in rows
     }
 
 
 # fmt: off
-#               name                     GiB    bf16   fp16   fp32
-_T4 =      _gpu("Tesla T4",               16.0,  None,  65.0,  8.1)
-# Not an A10, whose sheet has 125 (fp32: 31.2): the A10G, made for AWS, is given as 70 dense and
+#               name                     GiB    bf16   fp16   GB/s
+_T4 =      _gpu("Tesla T4",               16.0,  None,  65.0,  320.0)
+# Not an A10, whose sheet has 125 TFLOPS: the A10G, made for AWS, is given as 70 dense and
 # 140 sparse. Arithmetic agrees: 80 SMs x 512 operations x 1.71 GHz, accumulating in fp32.
-_A10G =    _gpu("NVIDIA A10G",            22.35, 70.0,  70.0, 35.0)
-_L4 =      _gpu("NVIDIA L4",              22.35, 121.0, 121.0, 30.3)
-_L40S =    _gpu("NVIDIA L40S",            44.7,  362.0, 362.0, 91.6)
-_A100_40 = _gpu("NVIDIA A100-SXM4-40GB",  40.0,  312.0, 312.0, 19.5)
-_A100_80 = _gpu("NVIDIA A100-SXM4-80GB",  80.0,  312.0, 312.0, 19.5)
-_H100 =    _gpu("NVIDIA H100 80GB HBM3",  80.0,  989.0, 989.0, 67.0)
-_H200 =    _gpu("NVIDIA H200",           141.0,  989.0, 989.0, 67.0)
+_A10G =    _gpu("NVIDIA A10G",            22.35, 70.0,  70.0,  600.0)
+_L4 =      _gpu("NVIDIA L4",              22.35, 121.0, 121.0, 300.0)
+_L40S =    _gpu("NVIDIA L40S",            44.7,  362.0, 362.0, 864.0)
+_A100_40 = _gpu("NVIDIA A100-SXM4-40GB",  40.0,  312.0, 312.0, 1555.0)
+_A100_80 = _gpu("NVIDIA A100-SXM4-80GB",  80.0,  312.0, 312.0, 2039.0)
+_H100 =    _gpu("NVIDIA H100 80GB HBM3",  80.0,  989.0, 989.0, 3350.0)
+_H200 =    _gpu("NVIDIA H200",           141.0,  989.0, 989.0, 4800.0)
 
 INSTANCE_TYPES: Final[Mapping[str, InstanceType]] = MappingProxyType({
-    #   size        vCPU   GiB GPU   Gb/s  burst EFA ENI  $/h
+    #   size        vCPU   GiB GPU   Gb/s EFA  $/h
     **_family("g4dn", _T4,
-        ("xlarge",     4,   16, 1,      5,    25,  0,  3, 0.526),
-        ("2xlarge",    8,   32, 1,     10,    25,  0,  3, 0.752),
-        ("4xlarge",   16,   64, 1,     20,    25,  0,  3, 1.204),
-        ("8xlarge",   32,  128, 1,     50,    50,  1,  4, 2.176),
-        ("12xlarge",  48,  192, 4,     50,    50,  1,  8, 3.912),
-        ("16xlarge",  64,  256, 1,     50,    50,  1,  4, 4.352),
-        ("metal",     96,  384, 8,    100,   100,  1, 15, 7.824),
+        ("xlarge",     4,   16, 1,      5,   0, 0.526),
+        ("2xlarge",    8,   32, 1,     10,   0, 0.752),
+        ("4xlarge",   16,   64, 1,     20,   0, 1.204),
+        ("8xlarge",   32,  128, 1,     50,   1, 2.176),
+        ("12xlarge",  48,  192, 4,     50,   1, 3.912),
+        ("16xlarge",  64,  256, 1,     50,   1, 4.352),
+        ("metal",     96,  384, 8,    100,   1, 7.824),
     ),
     **_family("g5", _A10G,
-        ("xlarge",     4,   16, 1,    2.5,    10,  0,  4, 1.006),
-        ("2xlarge",    8,   32, 1,      5,    10,  0,  4, 1.212),
-        ("4xlarge",   16,   64, 1,     10,    25,  0,  8, 1.624),
-        ("8xlarge",   32,  128, 1,     25,    25,  1,  8, 2.448),
-        ("12xlarge",  48,  192, 4,     40,    40,  1, 15, 5.672),
-        ("16xlarge",  64,  256, 1,     25,    25,  1,  8, 4.096),
-        ("24xlarge",  96,  384, 4,     50,    50,  1, 15, 8.144),
-        ("48xlarge", 192,  768, 8,    100,   100,  1,  7, 16.288),
+        ("xlarge",     4,   16, 1,    2.5,   0, 1.006),
+        ("2xlarge",    8,   32, 1,      5,   0, 1.212),
+        ("4xlarge",   16,   64, 1,     10,   0, 1.624),
+        ("8xlarge",   32,  128, 1,     25,   1, 2.448),
+        ("12xlarge",  48,  192, 4,     40,   1, 5.672),
+        ("16xlarge",  64,  256, 1,     25,   1, 4.096),
+        ("24xlarge",  96,  384, 4,     50,   1, 8.144),
+        ("48xlarge", 192,  768, 8,    100,   1, 16.288),
     ),
     **_family("g6", _L4,
-        ("xlarge",     4,   16, 1,    2.5,    10,  0,  4, 0.8048),
-        ("2xlarge",    8,   32, 1,      5,    10,  0,  4, 0.9776),
-        ("4xlarge",   16,   64, 1,     10,    25,  0,  8, 1.3232),
-        ("8xlarge",   32,  128, 1,     25,    25,  1,  8, 2.0144),
-        ("12xlarge",  48,  192, 4,     40,    40,  1,  8, 4.6016),
-        ("16xlarge",  64,  256, 1,     25,    25,  1, 15, 3.3968),
-        ("24xlarge",  96,  384, 4,     50,    50,  1, 15, 6.6752),
-        ("48xlarge", 192,  768, 8,    100,   100,  1, 15, 13.3504),
+        ("xlarge",     4,   16, 1,    2.5,   0, 0.8048),
+        ("2xlarge",    8,   32, 1,      5,   0, 0.9776),
+        ("4xlarge",   16,   64, 1,     10,   0, 1.3232),
+        ("8xlarge",   32,  128, 1,     25,   1, 2.0144),
+        ("12xlarge",  48,  192, 4,     40,   1, 4.6016),
+        ("16xlarge",  64,  256, 1,     25,   1, 3.3968),
+        ("24xlarge",  96,  384, 4,     50,   1, 6.6752),
+        ("48xlarge", 192,  768, 8,    100,   1, 13.3504),
     ),
     **_family("g6e", _L40S,
-        ("xlarge",     4,   32, 1,    2.5,    20,  0,  4, 1.861),
-        ("2xlarge",    8,   64, 1,      5,    20,  0,  4, 2.24208),
-        ("4xlarge",   16,  128, 1,     20,    20,  0,  8, 3.00424),
-        ("8xlarge",   32,  256, 1,     25,    25,  1,  8, 4.52856),
-        ("12xlarge",  48,  384, 4,    100,   100,  1, 10, 10.49264),
-        ("16xlarge",  64,  512, 1,     35,    35,  1, 15, 7.57719),
-        ("24xlarge",  96,  768, 4,    200,   200,  2, 10, 15.06559),
-        ("48xlarge", 192, 1536, 8,    400,   400,  4, 10, 30.13118),
+        ("xlarge",     4,   32, 1,    2.5,   0, 1.861),
+        ("2xlarge",    8,   64, 1,      5,   0, 2.24208),
+        ("4xlarge",   16,  128, 1,     20,   0, 3.00424),
+        ("8xlarge",   32,  256, 1,     25,   1, 4.52856),
+        ("12xlarge",  48,  384, 4,    100,   1, 10.49264),
+        ("16xlarge",  64,  512, 1,     35,   1, 7.57719),
+        ("24xlarge",  96,  768, 4,    200,   2, 15.06559),
+        ("48xlarge", 192, 1536, 8,    400,   4, 30.13118),
     ),
     **_family("p4d", _A100_40,
-        ("24xlarge",  96, 1152, 8,    400,   400,  4, 15, 21.957642),
+        ("24xlarge",  96, 1152, 8,    400,   4, 21.957642),
     ),
     **_family("p4de", _A100_80,
-        ("24xlarge",  96, 1152, 8,    400,   400,  4, 15, 27.44705),
+        ("24xlarge",  96, 1152, 8,    400,   4, 27.44705),
     ),
     **_family("p5", _H100,
-        ("4xlarge",   16,  256, 1,    100,   100,  1,  4, 6.88),
-        ("48xlarge", 192, 2048, 8,   3200,  3200, 32,  2, 55.04),
+        ("4xlarge",   16,  256, 1,    100,   1, 6.88),
+        ("48xlarge", 192, 2048, 8,   3200,  32, 55.04),
     ),
     **_family("p5e", _H200,
-        ("48xlarge", 192, 2048, 8,   3200,  3200, 32,  2, None),
+        ("48xlarge", 192, 2048, 8,   3200,  32, None),
         purchase="capacity-block",  # AWS lists no on-demand price, and none at all in us-east-1
     ),
     **_family("p5en", _H200,
-        ("48xlarge", 192, 2048, 8,   3200,  3200, 16,  4, 63.296),
+        ("48xlarge", 192, 2048, 8,   3200,  16, 63.296),
     ),
     **_family("m5", None,
-        ("large",      2,    8, 0,   0.75,    10,  0,  3, 0.096),
-        ("xlarge",     4,   16, 0,   1.25,    10,  0,  4, 0.192),
-        ("2xlarge",    8,   32, 0,    2.5,    10,  0,  4, 0.384),
-        ("4xlarge",   16,   64, 0,      5,    10,  0,  8, 0.768),
-        ("8xlarge",   32,  128, 0,     10,    10,  0,  8, 1.536),
-        ("12xlarge",  48,  192, 0,     12,    12,  0,  8, 2.304),
-        ("16xlarge",  64,  256, 0,     20,    20,  0, 15, 3.072),
-        ("24xlarge",  96,  384, 0,     25,    25,  0, 15, 4.608),
+        ("large",      2,    8, 0,   0.75,   0, 0.096),
+        ("xlarge",     4,   16, 0,   1.25,   0, 0.192),
+        ("2xlarge",    8,   32, 0,    2.5,   0, 0.384),
+        ("4xlarge",   16,   64, 0,      5,   0, 0.768),
+        ("8xlarge",   32,  128, 0,     10,   0, 1.536),
+        ("12xlarge",  48,  192, 0,     12,   0, 2.304),
+        ("16xlarge",  64,  256, 0,     20,   0, 3.072),
+        ("24xlarge",  96,  384, 0,     25,   0, 4.608),
     ),
     **_family("m6i", None,
-        ("large",      2,    8, 0,  0.781,  12.5,  0,  3, 0.096),
-        ("xlarge",     4,   16, 0,  1.562,  12.5,  0,  4, 0.192),
-        ("2xlarge",    8,   32, 0,  3.125,  12.5,  0,  4, 0.384),
-        ("4xlarge",   16,   64, 0,   6.25,  12.5,  0,  8, 0.768),
-        ("8xlarge",   32,  128, 0,   12.5,  12.5,  0,  8, 1.536),
-        ("12xlarge",  48,  192, 0,  18.75, 18.75,  0,  8, 2.304),
-        ("16xlarge",  64,  256, 0,     25,    25,  0, 15, 3.072),
-        ("24xlarge",  96,  384, 0,   37.5,  37.5,  0, 15, 4.608),
-        ("32xlarge", 128,  512, 0,     50,    50,  1, 15, 6.144),
+        ("large",      2,    8, 0,  0.781,   0, 0.096),
+        ("xlarge",     4,   16, 0,  1.562,   0, 0.192),
+        ("2xlarge",    8,   32, 0,  3.125,   0, 0.384),
+        ("4xlarge",   16,   64, 0,   6.25,   0, 0.768),
+        ("8xlarge",   32,  128, 0,   12.5,   0, 1.536),
+        ("12xlarge",  48,  192, 0,  18.75,   0, 2.304),
+        ("16xlarge",  64,  256, 0,     25,   0, 3.072),
+        ("24xlarge",  96,  384, 0,   37.5,   0, 4.608),
+        ("32xlarge", 128,  512, 0,     50,   1, 6.144),
     ),
     **_family("m7i", None,
-        ("large",      2,    8, 0,  0.781,  12.5,  0,  3, 0.1008),
-        ("xlarge",     4,   16, 0,  1.562,  12.5,  0,  4, 0.2016),
-        ("2xlarge",    8,   32, 0,  3.125,  12.5,  0,  4, 0.4032),
-        ("4xlarge",   16,   64, 0,   6.25,  12.5,  0,  8, 0.8064),
-        ("8xlarge",   32,  128, 0,   12.5,  12.5,  0,  8, 1.6128),
-        ("12xlarge",  48,  192, 0,  18.75, 18.75,  0,  8, 2.4192),
-        ("16xlarge",  64,  256, 0,     25,    25,  0, 15, 3.2256),
-        ("24xlarge",  96,  384, 0,   37.5,  37.5,  0, 15, 4.8384),
-        ("48xlarge", 192,  768, 0,     50,    50,  1, 15, 9.6768),
+        ("large",      2,    8, 0,  0.781,   0, 0.1008),
+        ("xlarge",     4,   16, 0,  1.562,   0, 0.2016),
+        ("2xlarge",    8,   32, 0,  3.125,   0, 0.4032),
+        ("4xlarge",   16,   64, 0,   6.25,   0, 0.8064),
+        ("8xlarge",   32,  128, 0,   12.5,   0, 1.6128),
+        ("12xlarge",  48,  192, 0,  18.75,   0, 2.4192),
+        ("16xlarge",  64,  256, 0,     25,   0, 3.2256),
+        ("24xlarge",  96,  384, 0,   37.5,   0, 4.8384),
+        ("48xlarge", 192,  768, 0,     50,   1, 9.6768),
     ),
     **_family("c5", None,
-        ("large",      2,    4, 0,   0.75,    10,  0,  3, 0.085),
-        ("xlarge",     4,    8, 0,   1.25,    10,  0,  4, 0.17),
-        ("2xlarge",    8,   16, 0,    2.5,    10,  0,  4, 0.34),
-        ("4xlarge",   16,   32, 0,      5,    10,  0,  8, 0.68),
-        ("9xlarge",   36,   72, 0,     12,    12,  0,  8, 1.53),
-        ("12xlarge",  48,   96, 0,     12,    12,  0,  8, 2.04),
-        ("18xlarge",  72,  144, 0,     25,    25,  0, 15, 3.06),
-        ("24xlarge",  96,  192, 0,     25,    25,  0, 15, 4.08),
+        ("large",      2,    4, 0,   0.75,   0, 0.085),
+        ("xlarge",     4,    8, 0,   1.25,   0, 0.17),
+        ("2xlarge",    8,   16, 0,    2.5,   0, 0.34),
+        ("4xlarge",   16,   32, 0,      5,   0, 0.68),
+        ("9xlarge",   36,   72, 0,     12,   0, 1.53),
+        ("12xlarge",  48,   96, 0,     12,   0, 2.04),
+        ("18xlarge",  72,  144, 0,     25,   0, 3.06),
+        ("24xlarge",  96,  192, 0,     25,   0, 4.08),
     ),
     **_family("c6i", None,
-        ("large",      2,    4, 0,  0.781,  12.5,  0,  3, 0.085),
-        ("xlarge",     4,    8, 0,  1.562,  12.5,  0,  4, 0.17),
-        ("2xlarge",    8,   16, 0,  3.125,  12.5,  0,  4, 0.34),
-        ("4xlarge",   16,   32, 0,   6.25,  12.5,  0,  8, 0.68),
-        ("8xlarge",   32,   64, 0,   12.5,  12.5,  0,  8, 1.36),
-        ("12xlarge",  48,   96, 0,  18.75, 18.75,  0,  8, 2.04),
-        ("16xlarge",  64,  128, 0,     25,    25,  0, 15, 2.72),
-        ("24xlarge",  96,  192, 0,   37.5,  37.5,  0, 15, 4.08),
-        ("32xlarge", 128,  256, 0,     50,    50,  1, 15, 5.44),
+        ("large",      2,    4, 0,  0.781,   0, 0.085),
+        ("xlarge",     4,    8, 0,  1.562,   0, 0.17),
+        ("2xlarge",    8,   16, 0,  3.125,   0, 0.34),
+        ("4xlarge",   16,   32, 0,   6.25,   0, 0.68),
+        ("8xlarge",   32,   64, 0,   12.5,   0, 1.36),
+        ("12xlarge",  48,   96, 0,  18.75,   0, 2.04),
+        ("16xlarge",  64,  128, 0,     25,   0, 2.72),
+        ("24xlarge",  96,  192, 0,   37.5,   0, 4.08),
+        ("32xlarge", 128,  256, 0,     50,   1, 5.44),
     ),
     **_family("c7i", None,
-        ("large",      2,    4, 0,  0.781,  12.5,  0,  3, 0.08925),
-        ("xlarge",     4,    8, 0,  1.562,  12.5,  0,  4, 0.1785),
-        ("2xlarge",    8,   16, 0,  3.125,  12.5,  0,  4, 0.357),
-        ("4xlarge",   16,   32, 0,   6.25,  12.5,  0,  8, 0.714),
-        ("8xlarge",   32,   64, 0,   12.5,  12.5,  0,  8, 1.428),
-        ("12xlarge",  48,   96, 0,  18.75, 18.75,  0,  8, 2.142),
-        ("16xlarge",  64,  128, 0,     25,    25,  0, 15, 2.856),
-        ("24xlarge",  96,  192, 0,   37.5,  37.5,  0, 15, 4.284),
-        ("48xlarge", 192,  384, 0,     50,    50,  1, 15, 8.568),
+        ("large",      2,    4, 0,  0.781,   0, 0.08925),
+        ("xlarge",     4,    8, 0,  1.562,   0, 0.1785),
+        ("2xlarge",    8,   16, 0,  3.125,   0, 0.357),
+        ("4xlarge",   16,   32, 0,   6.25,   0, 0.714),
+        ("8xlarge",   32,   64, 0,   12.5,   0, 1.428),
+        ("12xlarge",  48,   96, 0,  18.75,   0, 2.142),
+        ("16xlarge",  64,  128, 0,     25,   0, 2.856),
+        ("24xlarge",  96,  192, 0,   37.5,   0, 4.284),
+        ("48xlarge", 192,  384, 0,     50,   1, 8.568),
     ),
 })
 # fmt: on
