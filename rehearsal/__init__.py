@@ -3,6 +3,6 @@
     python -m rehearsal start
 
 It records resources and runs Lambda functions; it never reaches a real account. What runs inside
-the emulator's own environment (``server``, ``cloudformation_types``) is not to be imported from
-here: the project's environment lacks the emulator on purpose, they pin different botocores.
+the emulator's own environment (``rehearsal.ministack``) cannot be imported from here: the project's
+environment lacks the emulator on purpose, since both pin different botocores.
 """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-#: Label of everything that a rehearsal makes; ``rehearsal.ecs_runtime`` sets it too.
+#: Label of everything that a rehearsal makes; ``rehearsal.ministack`` sets it too.
 LABEL: Final = "ecs-train.rehearsal"
 #: Images, their layers and the cache of the build, on an engine that has none of them.
 NEEDED_GB: Final = 10

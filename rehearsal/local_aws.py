@@ -38,7 +38,7 @@ class LocalAwsError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Containers:
-    """Where ECS tasks run as containers; see ``rehearsal.ecs_runtime``."""
+    """Where ECS tasks run as containers; see ``rehearsal.ministack.ecs_runtime``."""
 
     name: str
     """Of the rehearsal: a label of all its containers."""
@@ -145,7 +145,7 @@ def _start(
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
-    command = [str(python), "-m", "rehearsal.server"]
+    command = [str(python), "-m", "rehearsal.ministack.server"]
     environment = _server_environment(folder, endpoint, host, port, containers)
     if containers:
         server = processes.start(

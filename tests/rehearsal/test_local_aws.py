@@ -1,8 +1,8 @@
 """The local AWS starts, records what CloudFormation makes, removes all of it, and leaves nothing.
 
 The stack tests go through CloudFormation's own API, because that is how the CDK reaches the types
-that ``rehearsal.cloudformation_types`` adds. Everything that is deployed here is deleted here, and
-an inventory of the account says whether that is true.
+that ``rehearsal.ministack.cloudformation`` adds. Everything that is deployed here is deleted here,
+and an inventory of the account says whether that is true.
 """
 
 import json
@@ -383,41 +383,6 @@ def test_oidc_provider(account: Account) -> None:
         "one",
         "two",
     ]
-
-
-def test_composite_alarm(account: Account) -> None:
-    cloudwatch = boto3.client("cloudwatch")
-    resources = {
-        "Alarm": resource(
-            "AWS::CloudWatch::Alarm",
-            AlarmName="quiet",
-            ComparisonOperator="LessThanThreshold",
-            EvaluationPeriods=1,
-            MetricName="Steps",
-            Namespace="Training",
-            Period=60,
-            Statistic="Sum",
-            Threshold=1,
-        ),
-        "Both": resource(
-            "AWS::CloudWatch::CompositeAlarm",
-            AlarmRule={"Fn::Sub": "ALARM(${Alarm})"},
-            AlarmDescription="one",
-        ),
-    }
-
-    def described(name: str) -> dict[str, Any]:
-        [found] = cloudwatch.describe_alarms(AlarmNames=[name], AlarmTypes=["CompositeAlarm"])[
-            "CompositeAlarms"
-        ]
-        assert isinstance(found, dict)
-        return found
-
-    name = account.deploy("composite", resources)["Both"]
-    assert described(name)["AlarmRule"] == "ALARM(quiet)"
-    resources["Both"]["Properties"]["AlarmDescription"] = "two"
-    assert account.deploy("composite", resources)["Both"] == name
-    assert described(name)["AlarmDescription"] == "two"
 
 
 ROLE = resource(

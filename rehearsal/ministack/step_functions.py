@@ -1,7 +1,7 @@
-"""Step Functions as its integration with ECS is on AWS. Imported inside ``.venv-aws`` alone.
+"""Step Functions as its integration with ECS is on AWS. Imported inside ``.venv-aws`` only.
 
-The emulator runs the machine itself. Mended from outside is the one state that runs a task and
-waits for it: it fails when the task does, with its description as the cause, it writes down which
+The emulator runs the machine itself. Replaced is the one state that runs a task and waits for its
+end: it fails when the task does, with its description as the cause, it writes down which
 task it started, and a time limit or an abort stops that task.
 """
 
@@ -10,7 +10,7 @@ import threading
 import time
 from typing import Any
 
-from ministack.services import ecs, stepfunctions
+from rehearsal.ministack.internals import ecs, stepfunctions
 
 RUN_AND_WAIT = "arn:aws:states:::ecs:runTask.sync"
 STARTED_BY = "AWS Step Functions"

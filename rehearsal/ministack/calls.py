@@ -1,4 +1,4 @@
-"""Writes down which role called what. Imported inside ``.venv-aws`` alone.
+"""Writes down which role called what. Imported inside ``.venv-aws`` only.
 
 On AWS a role's keys say who calls. Here all keys are one account's; whoever is given some gets the
 ARN of its role as the session token, which every request carries. A test compares what was called
@@ -10,11 +10,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ministack import app
-from ministack.core import iam_actions, lambda_runtime
-from ministack.core.responses import get_account_id, get_region
-from ministack.core.router import detect_service, extract_region
-from ministack.services import stepfunctions
+from rehearsal.ministack.internals import (
+    app,
+    iam_actions,
+    lambda_runtime,
+    responses,
+    router,
+    stepfunctions,
+)
 
 INSTANCE = "container-instance"
 _lock = threading.Lock()
@@ -44,12 +47,19 @@ class Calls:
         if "authorization" not in headers:
             return
         params = app._routing_params(method, path, headers, body, query)
-        service = detect_service(method, path, headers, params)
+        service = router.detect_service(method, path, headers, params)
         action = iam_actions.extract_iam_action(service, method, path, headers, body, params)
         if action is None:
             return
         arn = iam_actions.extract_resource_arn(
-            service, method, path, headers, body, params, extract_region(headers), get_account_id()
+            service,
+            method,
+            path,
+            headers,
+            body,
+            params,
+            router.extract_region(headers),
+            responses.get_account_id(),
         )
         caller = headers.get("x-amz-security-token", "") or "cli"
         if service != "ecs":
@@ -70,7 +80,7 @@ def ecs_resources(action: str, given: dict[str, Any]) -> list[str]:
         "ecs:UpdateContainerInstancesState": (INSTANCE, given.get("containerInstances", [])),
     }.get(action, ("", []))
     cluster = given.get("cluster", "").rpartition("/")[2]
-    prefix = f"arn:aws:ecs:{get_region()}:{get_account_id()}:{kind}/{cluster}/"
+    prefix = f"arn:aws:ecs:{responses.get_region()}:{responses.get_account_id()}:{kind}/{cluster}/"
     return [name if name.startswith("arn:") else prefix + name for name in names]
 
 

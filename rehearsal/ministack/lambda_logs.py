@@ -1,4 +1,4 @@
-"""Where functions log, as it is on AWS. Imported inside ``.venv-aws`` alone.
+"""Functions log where they do on AWS. Imported inside ``.venv-aws`` only.
 
 A function with a log group of its own may write into that, and its role may not make another: one
 that still runs when its stack goes leaves no group behind. The emulator, which enforces no policy,
@@ -7,7 +7,7 @@ would make the group again.
 
 from typing import Any
 
-from ministack.services import cloudwatch_logs, lambda_svc
+from rehearsal.ministack.internals import cloudwatch_logs, lambda_svc
 
 
 def install() -> None:

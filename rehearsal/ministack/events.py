@@ -1,4 +1,4 @@
-"""EventBridge as far as this project needs more of it. Imported inside ``.venv-aws`` alone.
+"""What this project needs of EventBridge and MiniStack lacks. Imported inside ``.venv-aws`` only.
 
 A log group can be the target of a rule: each event becomes a line of it, as on AWS. It is how
 stopped tasks are remembered, and what a job has cost is computed from that.
@@ -7,7 +7,7 @@ stopped tasks are remembered, and what a job has cost is computed from that.
 import json
 from typing import Any
 
-from ministack.services import cloudwatch_logs, eventbridge
+from rehearsal.ministack.internals import cloudwatch_logs, eventbridge
 
 _GROUP = ":log-group:"
 

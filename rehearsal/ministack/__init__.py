@@ -1,0 +1,17 @@
+"""MiniStack as the rehearsal needs it: everything that touches the emulator's internals.
+
+It runs in ``.venv-aws``, where MiniStack is installed: the project's own environment lacks it on
+purpose, since both pin different botocores. ``rehearsal.local_aws`` starts ``server`` as a child
+process; nothing in the project's environment imports the modules in here.
+
+    internals.py          the names of MiniStack's that are used, checked when it is imported
+    server.py             the process: checks, ``install()``, MiniStack's own main
+    install.py            every fix, in one call
+    cloudformation/       resource types that it lacks, and fixes of those that it has
+    ecs_runtime.py        ECS tasks as containers, with ecs_containers.py and ecs_records.py
+    step_functions.py     runTask.sync as on AWS
+    events.py             log groups as targets of EventBridge rules
+    lambda_logs.py        functions write into their own log group only
+    calls.py              which role called what
+    lambda_modules/       what AWS gives Lambda functions, in Python and Node.js
+"""

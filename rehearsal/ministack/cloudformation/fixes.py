@@ -1,0 +1,209 @@
+"""Fixes of types that the emulator has: each function says what must be, and replaces the rest."""
+
+import json
+import string
+from typing import Any
+
+from rehearsal.ministack.cloudformation.resource_type import Properties, Result, call
+from rehearsal.ministack.internals import (
+    custom_resource,
+    ecs,
+    lambda_runtime,
+    lambda_svc,
+    provisioners,
+    responses,
+    s3,
+    secretsmanager,
+)
+
+
+def install() -> None:
+    """Fix all of them."""
+    fix_cluster_update()
+    fix_container_definitions()
+    fix_service()
+    fix_secret()
+    fix_function_delete()
+    fix_bucket()
+    fix_custom_resources()
+    fix_alarm_on_expressions()
+
+
+def fix_cluster_update() -> None:
+    """An update of a cluster must not drop what other resources have associated with it."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::ECS::Cluster"]
+    stock = handler["update"]
+
+    def update(
+        physical_id: str, old: Properties, new: Properties, stack: str, logical_id: str
+    ) -> Result:
+        kept = dict(ecs._clusters.get(physical_id) or {})
+        result: Result = stock(physical_id, old, new, stack, logical_id)
+        if result[0] == physical_id and "CapacityProviders" not in {**old, **new}:
+            for key in ("capacityProviders", "defaultCapacityProviderStrategy"):
+                ecs._clusters[physical_id][key] = kept[key]
+        return result
+
+    handler["update"] = update
+
+
+def fix_container_definitions() -> None:
+    """Limits, health checks and secrets of a container must reach ECS as its API has them.
+
+    Stock translates the names of a few members and leaves the others as the template writes them.
+    """
+
+    def normalize(definitions: list[Properties]) -> list[dict[str, Any]]:
+        labels = "DockerLabels"  # its keys are the user's
+        return [
+            provisioners._pascal_to_camel({k: v for k, v in each.items() if k != labels})
+            | ({"dockerLabels": each[labels]} if labels in each else {})
+            for each in definitions
+        ]
+
+    provisioners._normalize_container_defs = normalize
+
+
+def fix_service() -> None:
+    """A service must keep its Cloud Map names and its right to a shell."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::ECS::Service"]
+    stock_create, stock_update = handler["create"], handler["update"]
+
+    def keep(result: Result, properties: Properties) -> Result:
+        cluster, name = result[0].split("/")[-2:]
+        ecs._services[f"{cluster}/{name}"] |= {
+            "serviceRegistries": provisioners._pascal_to_camel(
+                properties.get("ServiceRegistries") or []
+            ),
+            "enableExecuteCommand": provisioners._cfn_bool(
+                properties.get("EnableExecuteCommand", False)
+            ),
+            "enableECSManagedTags": provisioners._cfn_bool(
+                properties.get("EnableECSManagedTags", False)
+            ),
+            "propagateTags": properties.get("PropagateTags", "NONE"),
+        }
+        return result
+
+    def create(logical_id: str, properties: Properties, stack: str) -> Result:
+        return keep(stock_create(logical_id, properties, stack), properties)
+
+    def update(physical_id: str, old: Properties, new: Properties, stack: str) -> Result:
+        return keep(stock_update(physical_id, old, new, stack), new)
+
+    handler |= {"create": create, "update": update}
+
+
+def fix_secret() -> None:
+    """A reference to a secret is its ARN, and a generated one keeps to the characters allowed."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::SecretsManager::Secret"]
+    stock = dict(handler)
+    stock_string = provisioners._sm_secret_string
+
+    def name_of(arn: str) -> str:
+        names = [name for name, each in secretsmanager._secrets.items() if each["ARN"] == arn]
+        return names[0] if names else arn
+
+    def create(logical_id: str, properties: Properties, stack: str) -> Result:
+        _name, attributes = stock["create"](logical_id, properties, stack)
+        return attributes["Arn"], attributes
+
+    def update(arn: str, old: Properties, new: Properties, stack: str, logical_id: str) -> Result:
+        _name, attributes = stock["update"](name_of(arn), old, new, stack, logical_id)
+        return attributes["Arn"], attributes
+
+    def generated(properties: Properties) -> str:
+        wanted = dict(properties.get("GenerateSecretString") or {})
+        if provisioners._cfn_bool(wanted.get("ExcludePunctuation", False)):
+            wanted["ExcludeCharacters"] = wanted.get("ExcludeCharacters", "") + string.punctuation
+            properties = {**properties, "GenerateSecretString": wanted}
+        made: str = stock_string(properties)
+        return made
+
+    provisioners._sm_secret_string = generated
+    handler |= {
+        "create": create,
+        "update": update,
+        "delete": lambda arn, properties: stock["delete"](name_of(arn), properties),
+    }
+
+
+def fix_function_delete() -> None:
+    """Deleting a Lambda function must end its worker process too."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::Lambda::Function"]
+    stock = handler["delete"]
+
+    def delete(physical_id: str, properties: Properties) -> None:
+        stock(physical_id, properties)
+        lambda_runtime.invalidate_worker(
+            physical_id, account=responses.get_account_id(), region=responses.get_region()
+        )
+
+    handler["delete"] = delete
+
+
+def fix_bucket() -> None:
+    """A bucket must keep its tags, and must not be deleted while it holds objects.
+
+    Both are what the CDK's emptying of buckets depends on: it looks at a tag, and without it a
+    deployment on AWS could not be removed.
+    """
+    handler = provisioners._RESOURCE_HANDLERS["AWS::S3::Bucket"]
+    stock_create, stock_update = handler["create"], handler["update"]
+
+    def create(logical_id: str, properties: Properties, stack: str) -> Result:
+        result: Result = stock_create(logical_id, properties, stack)
+        s3._bucket_tags[result[0]] = provisioners._tag_map(properties.get("Tags"))
+        return result
+
+    def update(physical_id: str, old: Properties, new: Properties, stack: str) -> Result:
+        result: Result = stock_update(physical_id, old, new, stack)
+        s3._bucket_tags[result[0]] = provisioners._tag_map(new.get("Tags"))
+        return result
+
+    def delete(physical_id: str, _properties: Properties) -> None:
+        if physical_id in s3._buckets:
+            call(f"bucket {physical_id}", s3._delete_bucket(physical_id))
+
+    handler |= {"create": create, "update": update, "delete": delete}
+    provisioners._STACK_TAG_PROPERTY["AWS::S3::Bucket"] = ("Tags", "list")
+
+
+def fix_custom_resources() -> None:
+    """A custom resource whose function fails must fail at once.
+
+    CloudFormation waits an hour for an answer that a crashed function cannot send; so does the
+    emulator. Here the crash itself is the answer, with its message.
+    """
+    stock = lambda_svc._execute_function_with_config_scope
+
+    def execute(function: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = stock(function, event)
+        address = event.get("ResponseURL")
+        if address and result.get("error"):
+            # Does nothing if the function had answered before it failed.
+            with custom_resource._lock:
+                entry = custom_resource._pending.get(address.rsplit("/", 1)[-1])
+                if entry is not None and entry["result"] is None:
+                    reason = f"the function failed: {json.dumps(result.get('body'))}"
+                    entry["result"] = {"Status": "FAILED", "Reason": reason}
+                    entry["event"].set()
+        return result
+
+    lambda_svc._execute_function_with_config_scope = execute
+
+
+def fix_alarm_on_expressions() -> None:
+    """An alarm may watch an expression or a query; here it is a record that is never evaluated."""
+    stock = provisioners._cw_metric_alarm_record
+
+    def record(name: str, properties: Properties) -> dict[str, Any]:
+        metrics = properties.get("Metrics")
+        if not metrics:
+            alarm: dict[str, Any] = stock(name, properties)
+            return alarm
+        stand_in = {"MetricName": "expression", "Namespace": "expression"}
+        alarm = stock(name, {**properties, **stand_in, "Metrics": None})
+        return alarm | {"Metrics": metrics, "MetricName": None, "Namespace": None}
+
+    provisioners._cw_metric_alarm_record = record

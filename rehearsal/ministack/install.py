@@ -1,0 +1,37 @@
+"""All that the rehearsal changes in MiniStack, in one call. Imported inside ``.venv-aws`` only."""
+
+import os
+
+from rehearsal.ministack import cloudformation, events, lambda_logs, step_functions
+from rehearsal.ministack.internals import ssm
+
+ECS_IMAGES = "/aws/service/ecs/optimized-ami"
+ECS_IMAGE_ID = "ami-0ec50000000000001"
+ECS_IMAGE_FAMILIES = (
+    "amazon-linux-2",
+    "amazon-linux-2/arm64",
+    "amazon-linux-2/gpu",
+    "amazon-linux-2023",
+    "amazon-linux-2023/arm64",
+    "amazon-linux-2023/gpu",
+    "amazon-linux-2023/neuron",
+)
+
+
+def install() -> None:
+    """Give the emulator what it lacks; ECS tasks as containers only where it is told a network."""
+    cloudformation.install()
+    events.install()
+    lambda_logs.install()
+    step_functions.install()
+    # The parameters under which AWS publishes the images for ECS instances.
+    for family in ECS_IMAGE_FAMILIES:
+        ssm._PUBLIC_AMI_PARAMETERS[f"{ECS_IMAGES}/{family}/recommended/image_id"] = ECS_IMAGE_ID
+    if os.environ.get("REHEARSAL_NETWORK"):
+        # Docker's library is not needed where tasks are only records.
+        from rehearsal.ministack import calls, ecs_runtime
+
+        settings = ecs_runtime.RuntimeSettings.from_environment()
+        ecs_runtime.install(settings)
+        # After Step Functions' own fix: it notes the calls that this one makes.
+        calls.install(settings.folder / "calls.jsonl")
