@@ -129,8 +129,8 @@ class _Adapters:
 
     def __init__(self, found: sharded_checkpoints.Found) -> None:
         from training.data import text
-        from training.recipes.config import FsdpConfig
         from training.recipes.fsdp import loop as fsdp
+        from training.recipes.fsdp.settings import FsdpConfig
 
         config = FsdpConfig.from_json({**found.config, "num_workers": 1, "replicas": 1})
         model, _ = fsdp.build(config, text.store_of(config))

@@ -21,8 +21,8 @@ from training.data import text
 from training.models import language_models
 from training.models.language_models import WithLoss
 from training.models.pretrained import TOKENIZER_FILE
-from training.recipes.config import FsdpConfig
 from training.recipes.fsdp import loop as fsdp
+from training.recipes.fsdp.settings import FsdpConfig
 
 
 def continuations(

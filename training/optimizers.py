@@ -5,7 +5,7 @@ from torch import nn
 
 from contract.errors import InputError
 from training import machine
-from training.recipes.config import FsdpConfig
+from training.recipes.fsdp.settings import FsdpConfig
 
 # Of GPT-3 (arXiv 2005.14165, appendix B) and most since: a shorter memory of squared gradients.
 _BETAS = (0.9, 0.95)

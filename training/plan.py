@@ -21,7 +21,7 @@ from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import OK as EXIT_OK
 from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 from training.models.model_shapes import SHAPES, ModelShape, read_config
-from training.recipes.config import PRESETS, RECOMPUTE, FsdpConfig
+from training.recipes.fsdp.settings import PRESETS, RECOMPUTE, FsdpConfig
 
 GIB: Final = 2**30
 #: Bytes per parameter of the moments.
@@ -376,7 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--instance", default="g5.12xlarge", help="(default: g5.12xlarge)")
     parser.add_argument("--workers", type=int, help="GPUs (default: those of one host)")
     parser.add_argument("--tokens", type=float, default=1e6, help="to train on (default: 1e6)")
-    parser.add_argument("--preset", default="finetune", choices=[*PRESETS["fsdp"]])
+    parser.add_argument("--preset", default="finetune", choices=[*PRESETS])
     for name in ("seq_len", "global_batch", "microbatch", "replicas", "lora_rank"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--recompute", choices=RECOMPUTE)
@@ -414,7 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _setup(options: argparse.Namespace) -> Setup:
     machine = instance_type(options.instance)
     defaults = {field.name: field.default for field in dataclasses.fields(FsdpConfig)}
-    values = {**defaults, **PRESETS["fsdp"][options.preset]}
+    values = {**defaults, **PRESETS[options.preset]}
     values |= {name: value for name, value in vars(options).items() if value is not None}
     names = (
         "seq_len",

@@ -241,7 +241,7 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
     worker = RayWorker(run_uri=arguments["run_uri"], events=arguments["events"])
     worker.emit({**phase("workers_ready"), "hosts": _hosts(worker.world_size)})
     try:
-        recipes.loop(config.recipe)(worker, config)
+        recipes.by_name(config.recipe).train()(worker, config)
         worker.finish_saves()
     except InputError as error:
         worker.finish_saves()

@@ -24,9 +24,9 @@ from filelock import FileLock
 
 from contract.errors import InputError
 from training import storage
-from training.data import sources
+from training.data import PYTHON_HELP, sources
 from training.models.pretrained import fetch_hub, shared_cache, tokenizer_file
-from training.recipes.config import BUILT_IN_DATA, FsdpConfig
+from training.recipes.fsdp.settings import FsdpConfig
 
 FORMAT: Final = 1
 STORE_FILE: Final = "store.json"
@@ -36,7 +36,7 @@ HELD_OUT_FILE: Final = "held-out.bin"
 END_OF_TEXT: Final = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>")
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
-BUILT_IN: Final = BUILT_IN_DATA["fsdp"]
+BUILT_IN: Final = PYTHON_HELP
 HUB: Final = "hf://"
 _BATCH_DOCUMENTS: Final = 1024  # the tokenizer works on one batch with all processors
 

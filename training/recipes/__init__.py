@@ -1,65 +1,41 @@
-"""The recipes by name: their settings and their loop.
+"""All recipes. Standard library only: what trains is imported when it is asked for."""
 
-The loop is imported only when asked for, so that the command line can check a user's input
-before torch is loaded.
-"""
+import difflib
+from collections.abc import Mapping
+from typing import Final
 
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any, Final
+from contract.errors import InputError
+from training.recipes.ddp import RECIPE as DDP
+from training.recipes.fsdp import RECIPE as FSDP
+from training.recipes.recipe import Recipe
+from training.recipes.settings import RunConfig
 
-from training.recipes.config import CONFIGS, FsdpConfig, RunConfig
-
-LOOPS: Final[Mapping[str, str]] = {
-    "ddp": "training.recipes.ddp.loop",
-    "fsdp": "training.recipes.fsdp.loop",
-}
+ALL: Final = (DDP, FSDP)
+NAMES: Final = tuple(recipe.name for recipe in ALL)
 
 
-#: What the workers of a recipe import besides it, sooner or later, and all by themselves: torch's
-#: optimizers and DDP import torch._dynamo.
-_LATER: Final[Mapping[str, tuple[str, ...]]] = {
-    "ddp": ("torch._dynamo",),
-    "fsdp": (
-        "torch._dynamo",
-        "transformers.models.auto.modeling_auto",
-        "transformers.models.gpt_neox.modeling_gpt_neox",
-    ),
-}
+def by_name(name: str) -> Recipe:
+    """
+    Raises:
+        InputError: there is no such recipe.
+    """
+    for recipe in ALL:
+        if recipe.name == name:
+            return recipe
+    close = difflib.get_close_matches(name, NAMES, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"choose {', '.join(NAMES)}"
+    raise InputError(f"unknown recipe {name!r}: {hint}")
+
+
+def config_from_json(values: Mapping[str, object]) -> RunConfig:
+    """The settings of any recipe, from ``RunConfig.to_json``'s result."""
+    return by_name(str(values["recipe"])).config.from_json(values)
+
+
+# --- for those who still ask in the old way -------------------------------------------------------
+LOOPS: Final = {recipe.name: recipe.loop for recipe in ALL}
 
 
 def preload(recipe: str) -> str:
     """Modules for ``training.runtime.forkserver`` to import before it forks a recipe's workers."""
-    return ",".join((LOOPS[recipe], *_LATER[recipe]))
-
-
-def loop(recipe: str) -> Callable[..., None]:
-    """Return ``train(worker, config)`` of a recipe."""
-    function: Callable[..., None] = import_module(LOOPS[recipe]).train
-    return function
-
-
-def prepare(config: RunConfig, report: Callable[[int, int], None] | None = None) -> RunConfig:
-    """Look at a run's data before any worker does, and make of it what they share.
-
-    Args:
-        report: called with the bytes read and the bytes there are, where that takes time.
-
-    Returns:
-        The settings, with what was decided.
-
-    Raises:
-        InputError: the data cannot be used; here it is said once and not by every worker.
-    """
-    if isinstance(config, FsdpConfig):
-        from training.data import text
-
-        return text.prepare(config, report)
-    from training.data import images
-
-    images.load(config.data)
-    return config
-
-
-def config_from_json(values: Mapping[str, Any]) -> RunConfig:
-    return CONFIGS[values["recipe"]].from_json(values)
+    return ",".join(by_name(recipe).modules)

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from contract import nodes, runs
 from training import machine, storage
-from training.recipes.config import RunConfig
+from training.recipes.settings import RunConfig
 from training.record.events import Event
 
 _HERE = Path(__file__).parent

@@ -6,7 +6,7 @@ from pathlib import Path
 from contract import exits
 from contract.errors import InputError
 from training import launch, recipes, storage
-from training.recipes.config import RunConfig
+from training.recipes.settings import RunConfig
 from training.record import record
 from training.record.progress import make_display
 from training.worker import TorchrunWorker
@@ -14,7 +14,9 @@ from training.worker import TorchrunWorker
 
 def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     """Train as one of torchrun's processes; return the exit code. Rank 0 keeps the record."""
-    config = recipes.prepare(config)  # each process; the first of a node does the work
+    config = recipes.by_name(config.recipe).prepare(
+        config
+    )  # each process; the first of a node does the work
     run_uri = storage.join(config.storage, config.run)
     worker = TorchrunWorker(run_uri=run_uri)
     kept: record.RunRecord | None = None
@@ -25,7 +27,7 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
         worker.on_event = kept.handle
     code = exits.OK
     try:
-        recipes.loop(config.recipe)(worker, config)
+        recipes.by_name(config.recipe).train()(worker, config)
         if worker.stop_requested():
             code = exits.INTERRUPTED
     except InputError as error:

@@ -100,7 +100,8 @@ def _prepare(submission: Submission, events: Any) -> tuple[dict[str, Any] | None
         events.put.remote([{"type": "reading", "done": done, "total": total}])
 
     try:
-        config = recipes.prepare(recipes.config_from_json(submission.config), report)
+        config = recipes.config_from_json(submission.config)
+        config = recipes.by_name(config.recipe).prepare(config, report)
     except InputError as error:
         return None, str(error)
     return config.to_json(), ""

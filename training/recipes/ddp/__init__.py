@@ -1,0 +1,22 @@
+"""DDP: image classification with the whole model on every worker. The loop is ``loop.py``."""
+
+from typing import Final
+
+from training.data import DIGITS
+from training.recipes.ddp.settings import PRESETS, DdpConfig
+from training.recipes.recipe import Recipe
+
+RECIPE: Final = Recipe(
+    name="ddp",
+    config=DdpConfig,
+    presets=PRESETS,
+    built_in_data=DIGITS,
+    built_in_preset="digits",
+    data_help="folder, http(s):// or s3:// address of the data (default: built-in digits)",
+    items="images",
+    metric="accuracy",
+    inputs="training.recipes.ddp.inputs",
+    loop="training.recipes.ddp.loop",
+    # torch's optimizers and DDP import it, all by themselves.
+    preload=("torch._dynamo",),
+)

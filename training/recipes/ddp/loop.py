@@ -27,7 +27,7 @@ from training import machine, metrics
 from training.checkpoint import checkpoints
 from training.data import images
 from training.models import classifiers as models
-from training.recipes.config import DdpConfig
+from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Event, phase
 from training.schedule import warmup_cosine
 from training.worker import Worker

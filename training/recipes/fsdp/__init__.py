@@ -1,0 +1,40 @@
+"""FSDP: a language model, sharded over all workers. The loop is ``loop.py``."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from contract.errors import InputError
+from training.data import PYTHON_HELP
+from training.recipes.fsdp.settings import PRESETS, FsdpConfig
+from training.recipes.recipe import Recipe
+from training.recipes.settings import Value
+
+
+def _check(preset: str, given: Mapping[str, Value]) -> None:
+    if "model" not in given:
+        raise InputError(
+            f"preset {preset} trains a model that is there: give --model a Hugging Face id, a "
+            "folder or an s3:// address (or --preset tiny, a small one with random weights)"
+        )
+
+
+RECIPE: Final = Recipe(
+    name="fsdp",
+    config=FsdpConfig,
+    presets=PRESETS,
+    built_in_data=PYTHON_HELP,
+    built_in_preset="tiny",
+    data_help="text: a file, a folder, http(s)://, s3:// or a Hugging Face data set, "
+    "hf://owner/name, as .txt, .jsonl or .parquet (default: Python's help texts)",
+    items="tokens",
+    metric="perplexity",
+    inputs="training.recipes.fsdp.inputs",
+    loop="training.recipes.fsdp.loop",
+    preload=(
+        "torch._dynamo",  # torch's optimizers import it
+        "transformers.models.auto.modeling_auto",
+        "transformers.models.gpt_neox.modeling_gpt_neox",
+    ),
+    is_sharded=True,
+    check=_check,
+)

@@ -29,7 +29,7 @@ from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data import text
 from training.models import language_models, pretrained
 from training.models.language_models import WithLoss
-from training.recipes.config import FsdpConfig
+from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import phase
 from training.schedule import warmup_cosine
 from training.worker import Worker

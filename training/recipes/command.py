@@ -1,0 +1,404 @@
+"""The command line of a recipe, built from its record, and what it makes of a run.
+
+Standard library only. A laptop that submits a job (``read_command``) and the node that trains
+(``training.launch``) take the same steps here, so that both refuse the same things in the same
+words: ``parse`` the words, ``configure`` the settings for a range of workers, ``resume`` the run
+that is recorded under the name. What only a node can know, such as the data, is not looked at.
+"""
+
+import argparse
+import dataclasses
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Self
+
+from contract import nodes, runs
+from contract.errors import InputError
+from contract.ranges import Range
+from training.recipes import NAMES, by_name
+from training.recipes.recipe import Recipe
+from training.recipes.settings import (
+    RunConfig,
+    Value,
+    check_values,
+    differences,
+    fields_of,
+    kind_of,
+    option_name,
+)
+
+EPILOG: Final = """\
+exit codes:
+  0    the run is complete
+  1    something failed; the message says where the logs are
+  2    wrong input, or a loss that is not a number
+  130  ended by Ctrl-C, 143 by SIGTERM; the same command resumes the run
+
+examples:
+  python -m training.launch ddp --local
+  python -m training.launch fsdp --local --workers 2
+  python -m training.launch ddp --local --workers 2 --data DIR --run mine
+  python -m training.launch ddp --storage s3://BUCKET --workers 8 --data s3://BUCKET/data
+  torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp --data DIR
+"""
+#: Options that a job does not take from its user, because the one who starts it decides them.
+NOT_FOR_JOBS: Final = ("--local", "--workers", "--run", "--storage", "--json")
+
+
+class OptionError(InputError):
+    """Words that are no valid command line; ``--help`` shows what is."""
+
+
+class RunCompleteError(InputError):
+    """The run has nothing left to train."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Command:
+    """A recipe's command line, parsed. Settings have the right types and nothing more."""
+
+    recipe: Recipe
+    settings: Mapping[str, Value]
+    """The settings that were given, by field name."""
+    preset: str
+    """The one that was given, or the default one."""
+    data: str | None
+    storage: str
+    run: str | None
+    workers: Range | None
+    local: bool
+    max_failures: int
+    overwrite: bool
+    json: bool
+    verbose: bool
+
+    @property
+    def given(self) -> dict[str, Value]:
+        """Settings of the preset and of the command line, without defaults."""
+        return {**self.recipe.presets[self.preset], **self.settings}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recorded:
+    """What the record of an earlier attempt at a run decides about the next one."""
+
+    settings: Mapping[str, object] | None
+    """``config.json``; None where it is missing."""
+    is_complete: bool
+
+    @classmethod
+    def of(cls, config: bytes | None, result: bytes | None) -> Self | None:
+        """From the content of ``config.json`` and ``result.json``, None where there is no such
+        file; a damaged one counts as missing. None when neither says anything."""
+        settings, outcome = _json_object(config), _json_object(result)
+        is_complete = outcome is not None and outcome.get("status") == "succeeded"
+        return cls(settings=settings, is_complete=is_complete) if settings or is_complete else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setting:
+    """One setting of a recipe, for a list of them."""
+
+    option: str
+    default: Value
+    help: str
+
+
+def read_command(
+    words: Sequence[str],
+    *,
+    run: str,
+    workers: Range,
+    storage: str = "",
+    recorded: Recorded | None = None,
+) -> RunConfig:
+    """Check a recipe's command line on the laptop that submits it.
+
+    Args:
+        words: recipe and options, without those that the job adds itself.
+        run: name of the run.
+        workers: training processes, one per GPU, that the job will have.
+        storage: address under which the runs are kept.
+        recorded: what the bucket has of the run.
+
+    Returns:
+        The settings with the largest number of workers, as the node will have them.
+
+    Raises:
+        InputError: ``training.launch`` would refuse it, in the same words. Of the class
+            ``RunCompleteError`` where it would find nothing left to do.
+    """
+    for word in words:
+        name = word.partition("=")[0]
+        if name in NOT_FOR_JOBS:
+            raise OptionError(f"{name} is not an option of a job's recipe: the job sets it itself")
+    command = parse(words)
+    config = configure(command, run=run, storage=storage, workers=workers)
+    return resume(config, recorded, command, workers=workers)
+
+
+def parse(words: Sequence[str]) -> Command:
+    """Parse recipe and options.
+
+    Raises:
+        InputError: the recipe is unknown, of the class ``OptionError`` where an option is.
+    """
+    if not words:
+        raise InputError(f"no recipe is given: choose {', '.join(NAMES)}")
+    if words[0].startswith("-"):
+        raise InputError(
+            f"unknown option before the recipe {words[0]!r}: begin with one of {', '.join(NAMES)}"
+        )
+    recipe = by_name(words[0])
+    found = parser(recipe).parse_args(words[1:])
+    fields = fields_of(recipe.config)
+    settings = {
+        name: _converted(name, kind_of(fields[name]), value)
+        for name, value in vars(found).items()
+        if name in fields and fields[name].metadata["cli"]
+    }
+    preset = recipe.preset_for(found.data) if found.preset is None else found.preset
+    if preset not in recipe.presets:
+        raise InputError(
+            f"unknown preset {preset!r}{_guess(preset, [*recipe.presets])}; {recipe.name} has "
+            f"{', '.join(recipe.presets)}"
+        )
+    workers = None if found.workers is None else Range.parse(found.workers, option="--workers")
+    max_failures = _converted("max_failures", int, found.max_failures)
+    if max_failures < 0:
+        raise InputError(f"--max-failures is {max_failures}: it must be at least 0")
+    return Command(
+        recipe=recipe,
+        settings=settings,
+        preset=preset,
+        data=found.data,
+        storage=found.storage,
+        run=found.run,
+        workers=workers,
+        local=found.local,
+        max_failures=max_failures,
+        overwrite=found.overwrite,
+        json=found.json,
+        verbose=found.verbose,
+    )
+
+
+def check(command: Command) -> None:
+    """Check what can be checked before the number of workers is known.
+
+    Raises:
+        InputError: a setting is wrong or missing.
+    """
+    recipe = command.recipe
+    check_values(recipe.config, command.given)
+    if recipe.check is not None:
+        recipe.check(command.preset, command.given)
+
+
+def configure(command: Command, *, run: str, storage: str, workers: Range) -> RunConfig:
+    """The settings with the largest number of workers, checked for every number of the range.
+
+    Raises:
+        InputError: a setting is wrong or missing, or does not suit one of the numbers.
+    """
+    if workers.low < 1:
+        raise InputError(f"--workers is {workers}: it must be at least 1")
+    check(command)
+    values: dict[str, Any] = {
+        **command.given,
+        "recipe": command.recipe.name,
+        "run": run,
+        "storage": storage,
+        "data": command.recipe.built_in_data if command.data is None else command.data,
+        "num_workers": workers.high,
+        "preset": command.preset,
+    }
+    config = command.recipe.config(**values)
+    _check_range(config, workers)
+    return config
+
+
+def resume(
+    config: RunConfig, recorded: Recorded | None, command: Command, *, workers: Range
+) -> RunConfig:
+    """Take over from an earlier attempt what must not change.
+
+    Args:
+        config: as ``configure`` returned it.
+        recorded: the record under the run's name; None where there is none.
+
+    Raises:
+        InputError: the run was started with another recipe or other settings, or, of the class
+            ``RunCompleteError``, it is complete.
+    """
+    if recorded is None or command.overwrite:
+        return config.begun({})
+    earlier = recorded.settings or {}
+    if earlier and earlier.get("recipe") != config.recipe:
+        raise InputError(
+            f"run {config.run!r} was trained with recipe {earlier.get('recipe')!r}: choose "
+            "another --run, or --overwrite to start it afresh"
+        )
+    config = config.begun({k: value for k, value in earlier.items() if k not in command.settings})
+    _check_range(config, workers)
+    if found := differences(earlier, config):
+        raise InputError(
+            f"run {config.run!r} cannot be resumed with other settings:\n  "
+            + "\n  ".join(found)
+            + "\ngive the settings it has, or choose another --run, or --overwrite to start it "
+            "afresh"
+        )
+    if recorded.is_complete:
+        raise RunCompleteError(
+            f"run {config.run!r} is already complete; --overwrite starts it afresh"
+        )
+    return config
+
+
+def _check_range(config: RunConfig, workers: Range) -> None:
+    for fewer in range(workers.low, workers.high):
+        dataclasses.replace(config, num_workers=fewer)  # raises where it could not go on with them
+
+
+def listed(recipe: Recipe, preset: str) -> list[Setting]:
+    """The settings of a recipe, with the defaults of a preset."""
+    values = recipe.presets[preset]
+    return [
+        Setting(
+            option=option_name(name),
+            default=values.get(name, field.default),
+            help=field.metadata["help"],
+        )
+        for name, field in fields_of(recipe.config).items()
+        if field.metadata["cli"]
+    ]
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse that raises OptionError, with a guess at what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        words = message.removeprefix("unrecognized arguments: ").split()
+        if message.startswith("unrecognized arguments: ") and words:
+            known = [option for action in self._actions for option in action.option_strings]
+            message = f"unknown option {words[0]}{_guess(words[0].split('=')[0], known)}"
+        elif found := re.fullmatch(r"argument (--[\w-]+)\S*: (expected|ignored).*", message):
+            message = f"{found[1]} {'needs a' if found[2] == 'expected' else 'takes no'} value"
+        raise OptionError(message)
+
+
+def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argparse.ArgumentParser:
+    """The command line with the options of ``recipe``, or of no recipe in particular.
+
+    Args:
+        preset: the one whose defaults the help texts show; the recipe's first one without it.
+
+    The parser raises OptionError instead of ending the program. Settings that are not given are
+    not in its result, and those that are given are text, except for switches.
+    """
+    top = _Parser(
+        prog=f"python -m training.launch {recipe.name if recipe else 'RECIPE'}",
+        description="Train a recipe: in processes of this machine (--local), on the Ray cluster "
+        "whose head this is, or, started by torchrun, without Ray. The name of an earlier run "
+        "resumes it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    if recipe is None:
+        top.add_argument("recipe", metavar="RECIPE", help=f"one of: {', '.join(NAMES)}")
+    where = top.add_argument_group("where it runs")
+    where.add_argument(
+        "--local",
+        action="store_true",
+        help="plain processes on this machine, with a Ray of their own",
+    )
+    where.add_argument(
+        "--workers",
+        metavar="N|MIN:MAX",
+        help="training processes, or a range: starts with MIN and grows to MAX when hosts become "
+        "available (default: one for each GPU, of the cluster or with --local of this machine; "
+        "1 without GPUs)",
+    )
+    where.add_argument(
+        "--max-failures",
+        default="2",
+        metavar="N",
+        help="times that a lost worker is replaced and the run resumed (default: 2)",
+    )
+    what = top.add_argument_group("what it reads and writes")
+    what.add_argument(
+        "--data",
+        metavar="SOURCE",
+        help=recipe.data_help if recipe else "folder, http(s):// or s3:// address of the data",
+    )
+    what.add_argument(
+        "--storage",
+        default=os.environ.get(nodes.ENV_STORAGE) or runs.RUNS_PREFIX,
+        metavar="PLACE",
+        help="folder or s3://BUCKET[/PREFIX] that keeps the runs (default: the cluster's bucket on "
+        "a node, else runs)",
+    )
+    what.add_argument("--run", metavar="NAME", help="name of the run (default: recipe and time)")
+    what.add_argument(
+        "--overwrite", action="store_true", help="delete an earlier run of that name first"
+    )
+    what.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    what.add_argument("--verbose", action="store_true", help="show Ray's own log lines too")
+    if recipe is not None:
+        _add_settings(top, recipe, preset or recipe.preset_for(""))
+    return top
+
+
+def _add_settings(top: argparse.ArgumentParser, recipe: Recipe, preset: str) -> None:
+    group = top.add_argument_group(f"settings (defaults are those of preset {preset})")
+    group.add_argument("--preset", help=f"starting point: {', '.join(recipe.presets)}")
+    fields = fields_of(recipe.config)
+    for each in listed(recipe, preset):
+        field = fields[each.option[2:].replace("-", "_")]
+        text = each.help.replace("%", "%%")
+        if "(default:" not in text:
+            text += f" (default: {each.default})"
+        if kind_of(field) is bool:
+            group.add_argument(
+                each.option,
+                action=argparse.BooleanOptionalAction,
+                default=argparse.SUPPRESS,
+                help=text,
+            )
+            continue
+        choices = field.metadata["choices"]
+        group.add_argument(
+            each.option,
+            default=argparse.SUPPRESS,
+            metavar="|".join(choices) if choices else kind_of(field).__name__.upper(),
+            help=text,
+        )
+
+
+def _converted(name: str, kind: type, value: Any) -> Any:
+    """A value of the command line as a field's type."""
+    if isinstance(value, kind):
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number"
+        raise OptionError(f"{option_name(name)} is {value!r}: it must be {what}") from None
+
+
+def _guess(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f": did you mean {close[0]}?" if close else ""
+
+
+def _json_object(content: bytes | None) -> dict[str, object] | None:
+    try:
+        values = json.loads(content) if content else None
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None

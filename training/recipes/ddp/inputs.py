@@ -1,0 +1,28 @@
+"""The DDP recipe's data, looked at before its loop starts. Imports no torch by itself."""
+
+from training.data import sources
+from training.recipes.ddp.settings import DdpConfig
+from training.recipes.recipe import Report
+
+
+def look_at(config: DdpConfig) -> None:
+    """Check that a folder has the files; what is remote is left to ``prepare``.
+
+    Raises:
+        InputError: a file is missing.
+    """
+    if not sources.is_remote(config.data):
+        sources.local_files(config.data, sources.FILES)
+
+
+def prepare(config: DdpConfig, report: Report | None = None) -> DdpConfig:
+    """Fetch and read the images.
+
+    Raises:
+        InputError: they cannot be used.
+    """
+    from training.data import images
+
+    del report  # they are small
+    images.load(config.data)
+    return config

@@ -1,0 +1,174 @@
+"""Settings and presets of the FSDP recipe. Standard library only."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Self
+
+from contract.errors import InputError
+from training.recipes.settings import RunConfig, Value, divisors, option
+
+PRECISIONS: Final = ("auto", "fp32", "bf16")
+SCHEDULES: Final = ("cosine", "constant")
+OPTIMIZERS: Final = ("adamw", "adamw-8bit")
+RECOMPUTE: Final = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FsdpConfig(RunConfig):
+    """Fully sharded training of a causal language model (``training.recipes.fsdp.loop``)."""
+
+    model: str = option(
+        help="Hugging Face id (id@revision), folder or s3:// address of a model in safetensors; or "
+        "new:SHAPE, a folder's config.json or one of tiny, 160m, 400m, 2.8b, 6.9b, with random "
+        "weights",
+        default="new:tiny",
+    )
+    tokenizer: str = option(
+        "",
+        help="tokenizer.json, its folder, s3:// address or Hugging Face id (default: the model's; "
+        "bytes for new:SHAPE)",
+        same_on_resume=False,
+    )  # its content is what must match, and the store's key carries it
+    text_key: str = option(
+        "", help="hash of text, tokenizer and split; decided when the text is read", cli=False
+    )
+    text_field: str = option(
+        "text", help="field of a .jsonl line or column of a .parquet file that holds a document"
+    )
+    held_out_every: int = option(20, low=2, help="one document in so many is held out")
+    isolate_documents: bool = option(
+        False, help="attention stays within a document (default: the whole sequence)"
+    )
+    seq_len: int = option(1024, low=8, high=2**20, help="tokens per sequence")
+    global_batch: int = option(
+        64, low=1, help="sequences per step over all workers, kept whatever their number"
+    )
+    microbatch: int = option(
+        4,
+        low=1,
+        help="most sequences that a worker computes at once; gradients of several are added up "
+        "before they are exchanged",
+        same_on_resume=False,
+    )
+    max_steps: int = option(0, low=0, help="end after so many steps (0: after the epochs)")
+    lr: float = option(2e-5, above=0, help="peak learning rate")
+    min_lr_fraction: float = option(
+        0.1, low=0, high=1, help="part of the peak at which the learning rate ends"
+    )
+    warmup_fraction: float = option(
+        0.05, low=0, high=0.9, help="part of the run in which the learning rate rises"
+    )
+    schedule: str = option(
+        "cosine", choices=SCHEDULES, help="course of the learning rate over the run"
+    )
+    weight_decay: float = option(0.1, low=0, high=1, help="decoupled decay of the weight matrices")
+    max_grad_norm: float = option(1.0, low=0, help="gradients are clipped to this norm (0: never)")
+    optimizer: str = option(
+        "adamw",
+        choices=OPTIMIZERS,
+        help="adamw-8bit keeps its moments in a quarter of the memory (GPU, needs torchao)",
+    )
+    lora_rank: int = option(
+        0,
+        low=0,
+        high=1024,
+        help="train low-rank adapters of this rank beside the frozen weights (0: all weights)",
+    )
+    precision: str = option(
+        "auto",
+        choices=PRECISIONS,
+        help="arithmetic of the model (auto: bf16 on a GPU, fp32 on a CPU); weights are kept and "
+        "gradients reduced in fp32 either way",
+    )
+    recompute: str = option(
+        "none",
+        choices=RECOMPUTE,
+        help="activations computed again in backward instead of kept: selective recomputes all "
+        "but matrix products and attention, full whole blocks",
+        same_on_resume=False,
+    )
+    replicas: int = option(
+        1,
+        low=1,
+        help="copies of the model; each is sharded over workers / replicas, which sends less "
+        "where memory allows",
+        same_on_resume=False,
+    )
+    compile: bool = option(
+        False, help="compile each block with torch.compile (GPU)", same_on_resume=False
+    )
+    evaluate_every: int = option(
+        0, low=0, help="steps between two evaluations (0: once an epoch)", same_on_resume=False
+    )
+    eval_sequences: int = option(
+        64, low=0, help="held-out sequences evaluated, the first ones (0: all)"
+    )
+    checkpoint_every: int = option(
+        0, low=0, help="steps between two checkpoints (0: at each evaluation)", same_on_resume=False
+    )
+    sample_tokens: int = option(
+        40,
+        low=0,
+        high=4096,
+        help="tokens of the samples written before and after training (0: none)",
+        same_on_resume=False,
+    )
+
+    def __post_init__(self) -> None:
+        RunConfig.__post_init__(self)
+        if self.num_workers % self.replicas:
+            raise InputError(
+                f"--replicas is {self.replicas}, which does not divide {self.num_workers} workers: "
+                f"choose one of {divisors(self.num_workers)}"
+            )
+        if self.global_batch % self.num_workers:
+            below = self.global_batch // self.num_workers * self.num_workers
+            raise InputError(
+                f"a global batch of {self.global_batch} sequences cannot be shared by "
+                f"{self.num_workers} workers: use a number of workers that divides it "
+                f"({divisors(self.global_batch)})"
+                + (f", or --global-batch {below + self.num_workers}" if below else "")
+            )
+
+    def begun(self, recorded: Mapping[str, object]) -> Self:
+        return dataclasses.replace(self, text_key=recorded.get("text_key") or self.text_key)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Passes of each worker per step: the fewest that keep each within ``microbatch``."""
+        own = self.global_batch // self.num_workers
+        return next(
+            num for num in range(1, own + 1) if own % num == 0 and own // num <= self.microbatch
+        )
+
+
+PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
+    # Full fine-tuning of a model of some billion parameters: 65,536 tokens a step.
+    "finetune": {"epochs": 1, "report_every": 1},
+    # Reference solution 2, dolly-v2-7b on two g5.12xlarge, with every token trained on once:
+    # docs/fsdp.md has the arithmetic for 8 x 24 GB.
+    "dolly": {
+        "model": "databricks/dolly-v2-7b",
+        "epochs": 1,
+        "seq_len": 512,
+        "global_batch": 64,
+        # One pass per step: on machines without NVLink each pass costs two gathers.
+        "microbatch": 8,
+        "recompute": "full",
+        "report_every": 1,
+    },
+    # One small GPU: the weights stay as they are, adapters of rank 16 are trained.
+    "lora": {"epochs": 1, "lora_rank": 16, "lr": 2e-4, "recompute": "full", "report_every": 1},
+    # A GPT-NeoX of 0.8 million parameters beside its embeddings, from nothing, on a CPU.
+    "tiny": {
+        "model": "new:tiny",
+        "epochs": 1,
+        "seq_len": 128,
+        "global_batch": 16,
+        "microbatch": 8,
+        "lr": 3e-3,
+        "evaluate_every": 25,
+        "report_every": 5,
+    },
+}

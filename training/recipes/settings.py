@@ -1,0 +1,169 @@
+"""What a run is made of: frozen settings that know their help texts and their limits.
+
+Standard library only. Each field carries what the command line, the checks and the documentation
+need to know about it, so that all of that is written once. A recipe derives a class from
+``RunConfig`` and puts it into its record (``training.recipes.recipe``).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self, cast
+
+from contract.errors import InputError
+from contract.runs import check_run_name
+
+Value = int | float | str | bool
+"""What a setting can be."""
+
+_KINDS: Final[Mapping[str, type]] = {"int": int, "float": float, "str": str, "bool": bool}
+
+
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    choices: tuple[str, ...] | None = None,
+    same_on_resume: bool = True,
+    cli: bool = True,
+) -> Any:
+    """A field of a configuration.
+
+    Args:
+        default: value without a preset and without the option.
+        help: one phrase, for help texts and lists of settings.
+        low: smallest allowed value.
+        high: largest allowed value.
+        above: the value must be greater than this.
+        choices: the allowed values.
+        same_on_resume: a resumed run must keep the value.
+        cli: it is an option of the command line, ``--with-hyphens``.
+    """
+    metadata = {
+        "help": help,
+        "low": low,
+        "high": high,
+        "above": above,
+        "choices": choices,
+        "same_on_resume": same_on_resume,
+        "cli": cli,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunConfig:
+    """Settings that every recipe has."""
+
+    recipe: str = option(help="the recipe", cli=False)
+    run: str = option(help="name of the run; giving it again resumes it", cli=False)
+    storage: str = option(
+        help="folder or s3://bucket/prefix that holds the runs", same_on_resume=False, cli=False
+    )
+    data: str = option(
+        help="where the data comes from", same_on_resume=False, cli=False
+    )  # the content's checksum is what must match, and the checkpoint carries it
+    num_workers: int = option(
+        1, low=1, help="training processes, one GPU each", same_on_resume=False, cli=False
+    )
+    preset: str = option(
+        "", help="preset that these settings are based on", same_on_resume=False, cli=False
+    )
+    epochs: int = option(10, low=1, high=100_000, help="passes over the training data")
+    seed: int = option(0, low=0, high=2**31 - 1, help="seed of weights, order and augmentation")
+    report_every: int = option(
+        10, low=1, help="steps between two reports of the loss", same_on_resume=False
+    )
+    checkpoints_to_keep: int = option(
+        2, low=1, help="number of newest checkpoints that are kept", same_on_resume=False
+    )
+
+    def __post_init__(self) -> None:
+        check_run_name(self.run)
+        check_values(type(self), {name: getattr(self, name) for name in fields_of(type(self))})
+
+    def begun(self, recorded: Mapping[str, object]) -> Self:
+        """Decide what is decided when a run first starts, or take it from the ``recorded`` settings
+        of the run that this one resumes."""
+        del recorded
+        return self
+
+    def to_json(self) -> dict[str, Value]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> Self:
+        """Build from ``to_json``'s result; fields of a newer version are ignored."""
+        known: dict[str, Any] = {name: values[name] for name in fields_of(cls) if name in values}
+        return cls(**known)
+
+
+def fields_of(config: type[RunConfig]) -> dict[str, "dataclasses.Field[Any]"]:
+    """The fields of a configuration by name."""
+    return {field.name: field for field in dataclasses.fields(config)}
+
+
+def kind_of(field: "dataclasses.Field[Any]") -> type:
+    """Type of a field: int, float, str or bool."""
+    return field.type if isinstance(field.type, type) else _KINDS[field.type]
+
+
+def option_name(field: str) -> str:
+    """Option of the command line for a field's name."""
+    return "--" + field.replace("_", "-")
+
+
+def check_values(config: type[RunConfig], values: Mapping[str, Value]) -> None:
+    """Check values one by one, without regard to each other.
+
+    Raises:
+        InputError: one has the wrong type or is out of its limits.
+    """
+    fields = fields_of(config)
+    for name, value in values.items():
+        check_value(fields[name], value)
+
+
+def check_value(field: "dataclasses.Field[Any]", value: Value) -> None:
+    """Raise InputError when ``value`` has the wrong type or is out of the field's limits."""
+    option = option_name(field.name)
+    kind = kind_of(field)
+    right_type = isinstance(value, kind) or (kind is float and isinstance(value, int))
+    if not right_type or (isinstance(value, bool) and kind is not bool):
+        raise InputError(f"{option} is {value!r}: it must be of type {kind.__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InputError(f"{option} is {value}: it must be a finite number")
+    limits = field.metadata
+    choices = limits.get("choices")
+    if choices and value not in choices:
+        raise InputError(f"{option} is {value!r}: choose one of {', '.join(choices)}")
+    low, high, above = limits.get("low"), limits.get("high"), limits.get("above")
+    number = cast("float", value)  # only numbers have limits
+    if low is not None and number < low:
+        raise InputError(f"{option} is {value}: it must be at least {low}")
+    if high is not None and number > high:
+        raise InputError(f"{option} is {value}: it must be at most {high}")
+    if above is not None and number <= above:
+        raise InputError(f"{option} is {value}: it must be greater than {above}")
+
+
+def differences(recorded: Mapping[str, object], wanted: RunConfig) -> list[str]:
+    """What keeps ``wanted`` from resuming a run with the ``recorded`` settings, a line each."""
+    found = []
+    for name, field in fields_of(type(wanted)).items():
+        value = getattr(wanted, name)
+        if not field.metadata["same_on_resume"] or name not in recorded:
+            continue
+        if recorded[name] != value:
+            found.append(f"{name}: the run has {recorded[name]!r}, now {value!r}")
+    return found
+
+
+def divisors(number: int) -> str:
+    """The divisors of a number, or the first of many, for an error that suggests one."""
+    found = [str(each) for each in range(1, min(number, 4096) + 1) if number % each == 0]
+    return ", ".join(found if len(found) <= 8 else [*found[:7], "…"])
