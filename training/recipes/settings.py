@@ -5,6 +5,8 @@ need to know about it, so that all of that is written once. A recipe derives a c
 ``RunConfig`` and puts it into its record (``training.recipes.recipe``).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -102,12 +104,12 @@ class RunConfig:
         return cls(**known)
 
 
-def fields_of(config: type[RunConfig]) -> dict[str, "dataclasses.Field[Any]"]:
+def fields_of(config: type[RunConfig]) -> dict[str, dataclasses.Field[Any]]:
     """The fields of a configuration by name."""
     return {field.name: field for field in dataclasses.fields(config)}
 
 
-def kind_of(field: "dataclasses.Field[Any]") -> type:
+def kind_of(field: dataclasses.Field[Any]) -> type:
     """Type of a field: int, float, str or bool."""
     return field.type if isinstance(field.type, type) else _KINDS[field.type]
 
@@ -128,7 +130,7 @@ def check_values(config: type[RunConfig], values: Mapping[str, Value]) -> None:
         check_value(fields[name], value)
 
 
-def check_value(field: "dataclasses.Field[Any]", value: Value) -> None:
+def check_value(field: dataclasses.Field[Any], value: Value) -> None:
     """Raise InputError when ``value`` has the wrong type or is out of the field's limits."""
     option = option_name(field.name)
     kind = kind_of(field)
