@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from contract import exits, nodes
 from contract.errors import InputError
@@ -37,8 +37,19 @@ class PublishError(RuntimeError):
     """A build, a try-out or a push failed; what the tool printed is above."""
 
 
+class Docker(Protocol):
+    """The ``docker`` command, as the functions below call it."""
+
+    def run(self, *arguments: str, capture: bool = False) -> str:
+        """Run a command; return its stdout where that is captured.
+
+        Raises:
+            PublishError: it failed.
+        """
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Docker:
+class DockerCommand:
     """The ``docker`` command, and what it needs in its environment."""
 
     client: str = "docker"
@@ -239,7 +250,7 @@ def publish(options: argparse.Namespace) -> dict[str, Any]:
     tag = options.tag or sha
     if not _TAG.fullmatch(tag):
         raise InputError(f"tag {tag!r} is not usable: letters, digits, '.', '_' and '-', up to 128")
-    docker = Docker()
+    docker = DockerCommand()
     images = {node: f"{uri or f'ecs-train-{node}'}:{tag}" for node, uri in repositories.items()}
     arguments = [f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
     if index := os.environ.get("TORCH_INDEX"):

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from rehearsal import cycle
+from rehearsal import cycle, rehearse
 from rehearsal.local_aws import is_healthy, local_aws
 
 
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.default_int_handler)
     try:
         if arguments.command == "all":
-            print(json.dumps(cycle.rehearse(), indent=1))
+            print(json.dumps(rehearse.rehearse(), indent=1))
             return 0
         if arguments.command == "images":
             print(json.dumps(cycle.build_images(), indent=1))

@@ -11,7 +11,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,9 +36,11 @@ class ImageError(RuntimeError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Docker(publish.Docker):
-    """The engine, for the functions that build, try out and push: quiet, and easy to interrupt."""
+class QuietDocker:
+    """The engine, for the functions of ``publish``: it writes to a log, and ends on Ctrl-C."""
 
+    client: str
+    environment: Mapping[str, str]
     name: str
     """Of the rehearsal; what an interrupted command leaves in the engine is found by it."""
     log: Path
@@ -67,7 +69,7 @@ def tag() -> str:
 
 
 def build(
-    engine: Engine, docker: Docker, *, image_tag: str, say: Callable[[str], None]
+    engine: Engine, docker: publish.Docker, *, image_tag: str, say: Callable[[str], None]
 ) -> dict[str, str]:
     """Build both images, unless the engine has them; return their names there by node.
 

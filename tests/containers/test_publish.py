@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import pytest
 
 from containers import publish
-from containers.publish import Docker, PublishError
+from containers.publish import DockerCommand, PublishError
 from contract.errors import InputError
 from tests.conftest import ROOT
 
 
-class Recorder(Docker):
+class Recorder(DockerCommand):
     """Stands for the docker command: notes what it was asked, and answers."""
 
     calls: ClassVar[list[tuple[str, ...]]] = []

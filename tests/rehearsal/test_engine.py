@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from containers import publish
-from rehearsal import commands, cycle, images, processes, registry
+from rehearsal import commands, cycle, images, processes, registry, steps
 from rehearsal.commands import CommandError
 from rehearsal.engine import Engine, EngineError, check_space, find_engine
 from tests.conftest import ROOT
@@ -108,7 +108,7 @@ def test_without_an_index_for_torch_the_images_are_not_built_by_guessing(
     monkeypatch.delenv("TORCH_INDEX", raising=False)
     monkeypatch.setattr(images, "ROOT", tmp_path)
     engine = Engine(client="docker", address="unix:///nowhere")
-    docker = images.Docker(client="docker", environment={}, name="n", log=tmp_path / "log")
+    docker = images.QuietDocker(client="docker", environment={}, name="n", log=tmp_path / "log")
     with pytest.raises(images.ImageError, match="make rehearse TORCH_INDEX=ADDRESS"):
         images.build(engine, docker, image_tag="t", say=print)
 
@@ -131,7 +131,7 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
     )
     monkeypatch.setattr(images, "_reachable", lambda _engine, image: image)
     engine = Engine(client="docker", address="unix:///nowhere")
-    docker = images.Docker(client="docker", environment={}, name="n", log=tmp_path / "log")
+    docker = images.QuietDocker(client="docker", environment={}, name="n", log=tmp_path / "log")
     for commit in ("a", "a", "b"):
         monkeypatch.setattr(images, "_git_sha", lambda sha=commit: sha)
         found = images.build(engine, docker, image_tag="t", say=print)
@@ -204,7 +204,7 @@ def test_an_interruption_ends_the_program_and_all_that_it_has_started(tmp_path: 
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt), cycle.interruptible():
+    with pytest.raises(KeyboardInterrupt), steps.interruptible():
         run(script)
     shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert mark not in shown.stdout

@@ -17,8 +17,9 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from contract import exits, outputs, runs
 from rehearsal import processes
-from rehearsal.cycle import Rehearsal, Steps
+from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
+from rehearsal.steps import Steps
 from tests.conftest import ROOT
 from tests.rehearsal.conftest import trainctl
 
