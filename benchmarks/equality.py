@@ -14,7 +14,8 @@ import torch
 
 from contract import runs
 from training.checkpoint import checkpoints
-from training.record import record
+from training.record import events, reader
+from training.record.events import Evaluation, Sample, Step
 
 # What a run computes, of all that its events hold.
 _COMPUTED: Final = frozenset(
@@ -36,8 +37,8 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
     Returns:
         ``equal``, the first ``differences`` as text, and how much was compared.
     """
-    events, others = _events(one), _events(other)
-    differences = list(_different(_numbered(events), _numbered(others)))
+    lines, others = _lines(one), _lines(other)
+    differences = list(_different(_numbered(lines), _numbered(others)))
     saved, others_saved = _saved_folders(one), _saved_folders(other)
     if saved.keys() != others_saved.keys():
         differences.append(f"saved: {sorted(saved)} against {sorted(others_saved)}")
@@ -52,14 +53,14 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
             twin = others_saved[name] / file.name
             if twin.is_file() and twin.read_bytes() == file.read_bytes():
                 same_files.append(f"{name}/{file.name}")
-    num_steps = sum(event["type"] == "step" for event in events)
+    num_steps = sum(line["type"] == "step" for line in lines)
     if not num_steps or not num_tensors:
         differences.append(f"nothing to compare: {num_steps} steps, {num_tensors} tensors")
     return {
         "equal": not differences,
         "differences": differences[:10],
         "steps": num_steps,
-        "evaluations": sum(event["type"] == "evaluation" for event in events),
+        "evaluations": sum(line["type"] == "evaluation" for line in lines),
         "tensors": num_tensors,
         # The others hold clock readings, and are compared by content.
         "files_with_equal_bytes": same_files,
@@ -67,16 +68,16 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
     }
 
 
-def _events(run: Path) -> list[dict[str, Any]]:
+def _lines(run: Path) -> list[dict[str, object]]:
     return [
-        {name: value for name, value in line.items() if name in _COMPUTED}
-        for line in record.read_lines(run / runs.METRICS_FILE)
-        if line["type"] in ("step", "evaluation", "sample")
+        {name: value for name, value in events.to_json(event).items() if name in _COMPUTED}
+        for event in reader.read_metrics(str(run)).events
+        if isinstance(event, Step | Evaluation | Sample)
     ]
 
 
-def _numbered(events: list[dict[str, Any]]) -> dict[str, Any]:
-    return {f"event {number}": event for number, event in enumerate(events)}
+def _numbered(lines: list[dict[str, object]]) -> dict[str, object]:
+    return {f"event {number}": line for number, line in enumerate(lines)}
 
 
 def _saved_folders(run: Path) -> dict[str, Path]:

@@ -14,11 +14,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from benchmarks.output import report, say
-from contract import runs
-from training.record import record
+from training.record import reader
+from training.record.events import Evaluation
+from training.record.result import Result
 
 # Public solution 1: accuracy after ten epochs, and what an epoch took on two g5.xlarge.
 REFERENCE_ACCURACY: Final = 0.8852
@@ -44,38 +45,45 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     storage = Path(options.storage)
-    found: dict[str, list[dict[str, Any]]] = {way: [] for way in options.presets}
+    found: dict[str, list[Result]] = {way: [] for way in options.presets}
     for seed in range(options.seeds):
         for way in options.presets:
             run = f"fashion-{way}-seed{seed}"
             code = train(run, WAYS[way], seed=seed, data=options.data, storage=storage)
             if code:
                 return code
-            result = record.read_json(str(storage / run), runs.RESULT_FILE)
-            assert result is not None
-            found[way].append(result)
+            reached = reader.read_result(str(storage / run))
+            assert reached is not None
+            found[way].append(reached)
     if options.plot:
         plot(storage, found, Path(options.plot))
     last = found[options.presets[-1]]
-    accuracies = {way: [result["accuracy"] for result in results] for way, results in found.items()}
+    accuracies = {way: [_of(each.accuracy) for each in seeds] for way, seeds in found.items()}
     result = {
         "benchmark": "fashion",
         # Mistakes on the test images: the reference's over ours.
         "ratio": (1 - REFERENCE_ACCURACY)
-        / (1 - statistics.mean(result["accuracy"] for result in last)),
+        / (1 - statistics.mean(_of(each.accuracy) for each in last)),
         "reference_accuracy": REFERENCE_ACCURACY,
         "reference_loss": REFERENCE_LOSS,
         "accuracy": accuracies,
-        "loss": {way: [result["loss"] for result in results] for way, results in found.items()},
+        "loss": {way: [each.loss for each in seeds] for way, seeds in found.items()},
         "seconds": {
-            way: [round(result["seconds"], 1) for result in results]
-            for way, results in found.items()
+            way: [round(_of(each.seconds), 1) for each in seeds] for way, seeds in found.items()
         },
-        "images_per_s": statistics.median(result["images_per_s"] for result in last),
+        "images_per_s": statistics.median(
+            _of(each.rate.per_s if each.rate else None) for each in last
+        ),
         "computed_on_the_references_gpus": on_reference_gpus(),
     }
     report(result, as_json=options.json)
     return 0
+
+
+def _of(figure: float | None) -> float:
+    """A figure that every complete run of this recipe has."""
+    assert figure is not None
+    return figure
 
 
 def train(run: str, settings: Sequence[str], *, seed: int, data: str, storage: Path) -> int:
@@ -110,7 +118,7 @@ def on_reference_gpus() -> dict[str, float]:
     }
 
 
-def plot(storage: Path, found: Mapping[str, Sequence[Mapping[str, Any]]], path: Path) -> None:
+def plot(storage: Path, found: Mapping[str, Sequence[Result]], path: Path) -> None:
     """Draw test accuracy by epoch, a line per run, beside the reference's result."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -131,12 +139,8 @@ def plot(storage: Path, found: Mapping[str, Sequence[Mapping[str, Any]]], path: 
         )
         for way, results in found.items():
             for number, result in enumerate(results):
-                lines = record.read_lines(storage / result["run"] / runs.METRICS_FILE)
-                points = [
-                    (line["epoch"], line["accuracy"])
-                    for line in lines
-                    if line["type"] == "evaluation"
-                ]
+                metrics = reader.read_metrics(str(storage / result.run))
+                points = [(each.epoch, _of(each.accuracy)) for each in metrics.of(Evaluation)]
                 axes.plot(
                     *zip(*points, strict=True),
                     color=colours[way],

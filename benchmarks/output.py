@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from training.record import record
+from training.record.environment import environment
 
 
 def report(result: Mapping[str, Any], *, as_json: bool) -> None:
@@ -16,9 +16,9 @@ def report(result: Mapping[str, Any], *, as_json: bool) -> None:
         as_json: One JSON object on stdout instead of lines for people.
     """
     assert "ratio" in result
-    environment = record.environment()
-    environment.pop("command")
-    whole = {**result, "environment": environment}
+    machine = environment()
+    machine.pop("command")
+    whole = {**result, "environment": machine}
     if as_json:
         print(json.dumps(whole, indent=1))
         return

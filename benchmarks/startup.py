@@ -30,9 +30,10 @@ from benchmarks.baseline import ROOT, BaselineError
 from benchmarks.meter import Tree, busy_s, interruptible
 from benchmarks.output import report, say
 from contract import exits
-from contract.runs import METRICS_FILE, RESULT_FILE
+from contract.runs import METRICS_FILE
 from training.data import sources
-from training.record import record
+from training.record import reader
+from training.record.events import Event, Phase, Step
 
 # "0" makes a run start its processes in Ray's ordinary way.
 FORK_SWITCH: Final = "TRAIN_FORK"
@@ -245,7 +246,7 @@ def _start(recipe: str, way: Way, place: Place) -> Spent:
             samples = [(tree.began, 0.0)]
             while True:
                 # Read first: the sample after the step is then later than the step.
-                times = phase_times(record.read_lines(metrics))
+                times = phase_times(reader.read_events(metrics))
                 samples.append((time.time(), tree.cpu_s()))
                 if "first_step" in times:
                     break
@@ -329,14 +330,14 @@ def _equal(recipe: str, ways: Sequence[Way], place: Place) -> dict[str, Any]:
             say(f"{recipe}: a complete run, {way.name}")
             left_behind[way.name] = _complete(recipe, way, scratch / way.name, place)
         first, second, before = (scratch / way.name / _RUN for way in ways)
-        result = record.read_json(str(first), RESULT_FILE) or {}
+        result = reader.read_result(str(first))
         compared = equality.compare(first, second)
         with_baseline = equality.compare(first, before)
     say(f"{recipe}: quick and fallback are {'equal' if compared['equal'] else 'NOT EQUAL'}")
     return {
         **compared,
-        "loss": result.get("loss"),
-        "accuracy": result.get("accuracy"),
+        "loss": result.loss if result else None,
+        "accuracy": result.accuracy if result else None,
         "equal_to_baseline": with_baseline["equal"],
         "differences_from_baseline": with_baseline["differences"],
         # Of each way, what still ran five seconds after the command had ended.
@@ -476,14 +477,14 @@ def rotated(items: Sequence[_T], number: int) -> list[_T]:
     return [*items[first:], *items[:first]]
 
 
-def phase_times(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def phase_times(events: Sequence[Event]) -> dict[str, float]:
     """Unix time of each phase in a run's record; ``first_step`` once the first step is in it."""
     times = {
-        line["name"]: line["time"]
-        for line in lines
-        if line["type"] == "phase" and line["name"] in _PHASES
+        event.name: event.time
+        for event in events
+        if isinstance(event, Phase) and event.name in _PHASES
     }
-    first = next((line["time"] for line in lines if line["type"] == "step"), None)
+    first = next((event.time for event in events if isinstance(event, Step)), None)
     return times if first is None else {**times, "first_step": first}
 
 

@@ -29,6 +29,7 @@ from training.recipes.config import (
     RunConfig,
     differences,
 )
+from training.record.result import Result
 
 _EPILOG: Final = """\
 exit codes:
@@ -246,12 +247,12 @@ def _look_at_data(config: RunConfig) -> None:
 
 def _continued(config: RunConfig, own: dict[str, Any], *, overwrite: bool) -> RunConfig:
     """Take over from an earlier attempt what must not change, and refuse what did."""
-    from training.record import record
+    from training.record import reader
 
     run_uri = storage.join(config.storage, config.run)
     if overwrite and os.environ.get("RANK", "0") == "0":
         storage.remove_folder(run_uri)
-    recorded = None if overwrite else record.read_json(run_uri, runs.CONFIG_FILE)
+    recorded = None if overwrite else reader.read_json(run_uri, runs.CONFIG_FILE)
     if recorded is None:
         return config.begun({})
     if recorded.get("recipe") != config.recipe:
@@ -314,14 +315,14 @@ def places(run_uri: str, recipe: str) -> dict[str, str]:
     return {**found, "model": storage.join(run_uri, runs.MODEL_DIR)}
 
 
-def print_result(result: dict[str, Any], places: dict[str, str], *, as_json: bool) -> None:
+def print_result(result: Result, places: dict[str, str], *, as_json: bool) -> None:
     """Print a run's figures on stdout, as JSON or as a table."""
     if as_json:
-        print(json.dumps(result, indent=1))
+        print(json.dumps(result.to_json(), indent=1))
         return
     from rich.console import Console
 
-    from training.record.progress import result_table
+    from training.record.display import result_table
 
     Console(soft_wrap=True).print(result_table(result, places))
 

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 
 from contract.instance_types import INSTANCE_TYPES
-from training.record.events import Event
+from training.record.events import Evaluation, RankTimes, Start, Step
+from training.record.fields import Rate
 
 # GPU -> dense bf16 tensor-core peak (fp16 where the chip has no bf16), operations per second.
 _PEAK_FLOPS: Final = {
@@ -60,26 +61,125 @@ class _Step:
     items: int = 0
 
 
-def step_events(
-    steps: Sequence[StepMetrics],
-    first_step: int,
-    *,
-    steps_per_epoch: int,
-    learning_rate: Callable[[int], float],
-) -> list[Event]:
-    """An event for the record per step; ``learning_rate`` is that of a step, counted from 0."""
-    return [
-        {
-            "type": "step",
-            "step": number,
-            "epoch": (number - 1) // steps_per_epoch + 1,
-            "loss": found.loss,
-            "lr": learning_rate(number - 1),
-            "grad_norm": found.grad_norm,
-            "time": time.time(),
-        }
-        for number, found in enumerate(steps, start=first_step)
-    ]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """What is known of a run before its first step. Builds the run's events from that and from
+    what was measured."""
+
+    items: str
+    """What the run trains on: ``images`` or ``tokens``."""
+    items_per_step: int
+    global_batch: int
+    """Images or sequences in the batch of all workers."""
+    steps_per_epoch: int
+    total_steps: int
+    learning_rate: Callable[[int], float]
+    """Of a step, counted from 0."""
+    flops_per_item: float
+    """Floating-point operations of one forward and backward pass."""
+    world_size: int
+    device: torch.device
+
+    def start(
+        self, model: torch.nn.Module, *, step: int, resumed: bool, parameters: int, bf16: bool
+    ) -> Start:
+        """The event that training begins after ``step``.
+
+        Args:
+            model: as it is trained, which may be less than the ``parameters`` that are saved.
+        """
+        trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        on_gpu = self.device.type == "cuda"
+        return Start(
+            step=step,
+            resumed=resumed,
+            world_size=self.world_size,
+            global_batch=self.global_batch,
+            items=self.items,
+            items_per_step=self.items_per_step,
+            steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.total_steps,
+            parameters=parameters,
+            trained_parameters=trained,
+            device=torch.cuda.get_device_name(self.device) if on_gpu else "CPU",
+            precision="bf16" if bf16 else "fp32",
+        )
+
+    def steps(self, found: Sequence[StepMetrics], *, last: int) -> list[Step]:
+        """An event for each of the steps that end with ``last``, counted from 1."""
+        now = time.time()
+        return [
+            Step(
+                step=number,
+                epoch=(number - 1) // self.steps_per_epoch + 1,
+                loss=each.loss,
+                lr=self.learning_rate(number - 1),
+                grad_norm=each.grad_norm,
+                time=now,
+            )
+            for number, each in enumerate(found, start=last - len(found) + 1)
+        ]
+
+    def ranks(self, means: Mapping[str, float], *, step: int, epoch: float) -> list[RankTimes]:
+        """An event for each rank of all workers; every rank calls this.
+
+        Args:
+            means: this rank's, by name of a field: see ``StepTimer.means``.
+            step: the last one of those measured.
+            epoch: epochs done by then.
+        """
+        events = []
+        for rank, each in enumerate(gather(means, self.device)):
+            rate = Rate(items=self.items, per_s=each.pop("items_per_s"))
+            events.append(RankTimes(rank=rank, step=step, epoch=epoch, rate=rate, **each))
+        return events
+
+    def evaluation(
+        self,
+        ranks: Sequence[RankTimes],
+        *,
+        loss: float,
+        train_loss: float,
+        seconds: float,
+        accuracy: float | None = None,
+        perplexity: float | None = None,
+        memory_bytes: float | None = None,
+    ) -> Evaluation:
+        """The event of an evaluation after the steps that ``ranks`` measured."""
+        items_per_s = sum(each.rate.per_s or 0.0 for each in ranks if each.rate)
+        flops_per_s = self.flops_per_item * items_per_s
+        return Evaluation(
+            step=ranks[0].step,
+            epoch=ranks[0].epoch,
+            loss=loss,
+            accuracy=accuracy,
+            perplexity=perplexity,
+            train_loss=train_loss,
+            rate=Rate(items=self.items, per_s=items_per_s),
+            seconds=seconds,
+            flops_per_s=flops_per_s,
+            mfu=model_flops_utilization(
+                flops_per_s=flops_per_s,
+                num_workers=self.world_size,
+                peak=peak_flops(self.device),
+            ),
+            memory_bytes=memory_bytes,
+        )
+
+
+class Clock:
+    """Seconds that a run has spent training, over all attempts."""
+
+    def __init__(self, *, earlier_s: float) -> None:
+        self._began = time.monotonic() - earlier_s
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+def perplexity(loss: float) -> float:
+    """Of a language model, from its mean loss per token in nats; large, but never infinite."""
+    return math.exp(min(loss, 700.0))
 
 
 class StepTimer:
@@ -88,9 +188,7 @@ class StepTimer:
     On a GPU the marks are CUDA events, read only in ``means``; on a CPU they are clock readings.
     """
 
-    def __init__(self, phases: Sequence[str], device: torch.device, *, items: str) -> None:
-        """``items`` is what a step trains on: ``images`` or ``tokens``."""
-        self._rate = f"{items}_per_s"
+    def __init__(self, phases: Sequence[str], device: torch.device) -> None:
         self.phases = tuple(phases)
         self._on_gpu = device.type == "cuda"
         self._steps: list[_Step] = []
@@ -108,7 +206,7 @@ class StepTimer:
 
     def means(self) -> dict[str, float]:
         """Mean seconds per step of each phase (``<phase>_s``) and of the whole (``step_time_s``)
-        since the last call, and this worker's ``<items>_per_s``."""
+        since the last call, and this worker's ``items_per_s``."""
         steps = [step for step in self._steps if step.items]  # one that never ended has none
         items = sum(step.items for step in steps)
         self._steps = []
@@ -122,7 +220,7 @@ class StepTimer:
         total = sum(totals.values())
         rate = items / total if total else 0.0
         split = {f"{phase}_s": seconds / num for phase, seconds in totals.items()}
-        return {**split, "step_time_s": total / num, self._rate: rate}
+        return {**split, "step_time_s": total / num, "items_per_s": rate}
 
     def _now(self) -> float | torch.cuda.Event:
         if not self._on_gpu:

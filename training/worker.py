@@ -2,7 +2,7 @@
 
 The same loop runs under Ray Train (``RayWorker``), which is how a cluster trains, and under plain
 torchrun (``TorchrunWorker``) on a machine that has PyTorch and not Ray, which is how one debugs
-and profiles. Events are plain dictionaries for ``training.record.record``; only rank 0 sends them.
+and profiles. Events are those of ``training.record.events``; only rank 0 sends them.
 """
 
 import os
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from contract import runs
 from contract.errors import InputError
-from training.record.events import Event, phase
+from training.record.events import Event, Failed, Preempted, phase
 from training.runtime.forkserver import be_killed_with, use_threads_of_environment
 
 # Long enough for a slow first batch, short enough that a lost peer is noticed.
@@ -105,7 +105,7 @@ class RayWorker:
         new = {*info.preempted_node_ids} - self._lost_nodes
         if new:
             self._lost_nodes |= new
-            self.emit({"type": "preempted", "nodes": sorted(new), "time": time.time()})
+            self.emit(Preempted(nodes=tuple(sorted(new)), time=time.time()))
         return True
 
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
@@ -239,7 +239,7 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
     use_threads_of_environment()
     config = recipes.config_from_json(arguments["config"])
     worker = RayWorker(run_uri=arguments["run_uri"], events=arguments["events"])
-    worker.emit({**phase("workers_ready"), "hosts": _hosts(worker.world_size)})
+    worker.emit(phase("workers_ready", hosts=_hosts(worker.world_size)))
     try:
         recipes.by_name(config.recipe).train()(worker, config)
         worker.finish_saves()
@@ -247,4 +247,4 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
         worker.finish_saves()
         import ray
 
-        ray.get(worker._events.put.remote([{"type": "error", "message": str(error)}]))
+        ray.get(worker._events.put.remote([Failed(message=str(error))]))

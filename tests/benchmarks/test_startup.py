@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +15,7 @@ from safetensors.torch import save_file
 from benchmarks import baseline, equality, meter, startup
 from benchmarks.startup import Spent
 from tests.conftest import ROOT
+from training.record.events import Evaluation, Event, Phase, Step
 
 # Two processes, each busy for 0.3 CPU seconds: the command, and a child that leaves its session
 # and outlives it.
@@ -65,14 +65,17 @@ def test_each_way_comes_first_in_one_of_as_many_rounds() -> None:
 
 
 def test_the_first_step_ends_the_phases_of_a_record() -> None:
-    lines: list[dict[str, Any]] = [
-        {"type": "phase", "name": "ray_ready", "time": 1.0},
-        {"type": "phase", "name": "another", "time": 1.5},
-        {"type": "start", "step": 0},
+    found: list[Event] = [
+        Phase(name="ray_ready", time=1.0),
+        Phase(name="another", time=1.5),
+        Evaluation(step=0, epoch=0, loss=1.0),
     ]
-    assert startup.phase_times(lines) == {"ray_ready": 1.0}
-    lines += [{"type": "step", "step": number, "time": 2.0 + number} for number in (1, 2)]
-    assert startup.phase_times(lines) == {"ray_ready": 1.0, "first_step": 3.0}
+    assert startup.phase_times(found) == {"ray_ready": 1.0}
+    found += [
+        Step(step=number, epoch=1, loss=1.0, lr=0.1, grad_norm=1.0, time=2.0 + number)
+        for number in (1, 2)
+    ]
+    assert startup.phase_times(found) == {"ray_ready": 1.0, "first_step": 3.0}
 
 
 def test_a_value_between_two_samples_is_interpolated() -> None:

@@ -123,9 +123,9 @@ def evaluated(rank: int, world_size: int, port: int, folder: str) -> None:
     assert found.accuracy == correct / len(split)
     assert torch.equal(found.predictions, logits.argmax(1))
     shown = ddp.describe(found, image_set)
-    assert sum(map(sum, shown["confusion_matrix"])) == len(split)
-    assert sum(shown["confusion_matrix"][i][i] for i in range(10)) == correct
-    assert len({sample["index"] for sample in shown["samples"]}) == len(shown["samples"])
+    assert sum(map(sum, shown.confusion_matrix)) == len(split)
+    assert sum(shown.confusion_matrix[i][i] for i in range(10)) == correct
+    assert len({sample.index for sample in shown.samples}) == len(shown.samples)
     # Kinds of compression that need a GPU are refused with the alternative.
     with pytest.raises(InputError, match="fp16 or none"):
         ddp.distribute(model, replace(config(), gradient_compression="bf16"))

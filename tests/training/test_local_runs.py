@@ -18,7 +18,9 @@ import pytest
 
 from benchmarks import meter
 from tests.training.test_data import write_images
-from training.record import record
+from training.record import reader
+from training.record.events import Step
+from training.record.result import Classification
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +42,8 @@ class Command:
         return self.folder / "runs" / self.run
 
     def steps_done(self) -> int:
-        lines = record.read_lines(self.run_folder / "metrics.jsonl")
-        return max((line["step"] for line in lines if line["type"] == "step"), default=0)
+        events = reader.read_events(self.run_folder / "metrics.jsonl")
+        return max((event.step for event in events if isinstance(event, Step)), default=0)
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = 120) -> None:
         deadline = time.monotonic() + timeout_s
@@ -55,11 +57,11 @@ class Command:
         return self.process.returncode, out, err
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
-        lines = record.read_lines(self.run_folder / "metrics.jsonl")
+        lines = map(json.loads, (self.run_folder / "metrics.jsonl").read_text().splitlines())
         return [line for line in lines if line["type"] == kind]
 
     def result(self) -> dict[str, Any]:
-        found = record.read_json(str(self.run_folder), "result.json")
+        found = reader.read_json(str(self.run_folder), "result.json")
         assert found is not None
         return found
 
@@ -140,10 +142,11 @@ def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> Non
     assert sum(parameter.numel() for parameter in model.parameters()) == 11_175_370
     assert (folder / "report.html").stat().st_size > 10_000
     assert [line["rank"] for line in uninterrupted.metrics("rank")] == [0, 1] * 3
-    evaluation = record.read_json(str(folder), "evaluation.json")
+    evaluation = reader.read_json(str(folder), "evaluation.json")
     assert evaluation is not None
-    assert sum(map(sum, evaluation["confusion_matrix"])) == 359
-    correct = sum(row[i] for i, row in enumerate(evaluation["confusion_matrix"]))
+    matrix = Classification.from_json(evaluation).confusion_matrix
+    assert sum(map(sum, matrix)) == 359
+    correct = sum(row[i] for i, row in enumerate(matrix))
     assert correct / 359 == pytest.approx(result["accuracy"], abs=1e-9)
 
 
@@ -305,7 +308,7 @@ def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_agai
     code, out, err = start("remote", *arguments).end()
     assert code == 0, err
     run = "s3://local-runs/runs/remote"
-    assert json.loads(out) == record.read_json(run, "result.json")
+    assert json.loads(out) == reader.read_json(run, "result.json")
     assert checkpoints.names(run) == ["step-00000020", "step-00000030"]
     last = checkpoints.newest(run, pytest.fail)
     assert last is not None
@@ -352,8 +355,8 @@ def test_the_same_loop_runs_under_torchrun_without_ray(
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "succeeded"
-    lines = record.read_lines(tmp_path / "runs" / "plain" / "metrics.jsonl")
-    losses = [line["loss"] for line in lines if line["type"] == "step"]
+    steps = reader.read_metrics(str(tmp_path / "runs" / "plain")).of(Step)
+    losses = [step.loss for step in steps]
     # One epoch has another schedule than three, so only the first step is the same.
     first = uninterrupted.metrics("step")[0]["loss"]
     assert losses[0] == pytest.approx(first, abs=1e-6)

@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def test_the_phases_of_a_step_add_up_to_the_step() -> None:
-    timer = metrics.StepTimer(("data", "forward"), CPU, items="images")
+    timer = metrics.StepTimer(("data", "forward"), CPU)
     for _ in range(3):
         timer.start()
         time.sleep(0.01)
@@ -28,8 +28,8 @@ def test_the_phases_of_a_step_add_up_to_the_step() -> None:
     assert means["data_s"] >= 0.01
     assert means["forward_s"] >= 0.02
     assert means["step_time_s"] == pytest.approx(means["data_s"] + means["forward_s"])
-    assert means["images_per_s"] == pytest.approx(8 / means["step_time_s"])
-    assert timer.means() == {"data_s": 0, "forward_s": 0, "step_time_s": 0, "images_per_s": 0}
+    assert means["items_per_s"] == pytest.approx(8 / means["step_time_s"])
+    assert timer.means() == {"data_s": 0, "forward_s": 0, "step_time_s": 0, "items_per_s": 0}
 
 
 def test_mfu_is_work_over_peak_and_unknown_without_a_peak() -> None:

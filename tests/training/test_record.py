@@ -2,13 +2,24 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from training.recipes.config import DdpConfig
-from training.record import record
-from training.record.events import Event
+from training.record import environment, reader
+from training.record.events import (
+    Evaluation,
+    Event,
+    Failed,
+    Finished,
+    Preempted,
+    Resume,
+    Start,
+    Step,
+    Stopped,
+)
+from training.record.fields import Rate
+from training.record.result import Classification, Result
+from training.record.writer import RunRecord
 
 
 class Silent:
@@ -21,68 +32,66 @@ class Silent:
         self.shown.append(event)
 
 
-def config(storage: Path) -> DdpConfig:
-    return DdpConfig(recipe="ddp", run="r", storage=str(storage), data="digits", global_batch=64)
+def opened_at(uri: str) -> RunRecord:
+    return RunRecord(
+        uri,
+        run="r",
+        recipe="ddp",
+        settings={"run": "r", "lr": 0.1},
+        environment={"python": "3"},
+        display=Silent(),
+    )
 
 
-def opened(folder: Path) -> record.RunRecord:
+def opened(folder: Path) -> RunRecord:
     folder.mkdir(exist_ok=True)
-    return record.RunRecord(str(folder), config(folder.parent), {"python": "3"}, Silent())
+    return opened_at(str(folder))
 
 
-def start(step: int = 0, *, resumed: bool = False) -> Event:
-    return {
-        "type": "start",
-        "step": step,
-        "resumed": resumed,
-        "world_size": 2,
-        "global_batch": 64,
-        "items": "images",
-        "items_per_step": 64,
-        "steps_per_epoch": 4,
-        "total_steps": 8,
-        "parameters": 10,
-        "trained_parameters": 5,
-        "device": "CPU",
-        "precision": "fp32",
-    }
+def start(step: int = 0, *, resumed: bool = False) -> Start:
+    return Start(
+        step=step,
+        resumed=resumed,
+        world_size=2,
+        global_batch=64,
+        items="images",
+        items_per_step=64,
+        steps_per_epoch=4,
+        total_steps=8,
+        parameters=10,
+        trained_parameters=5,
+        device="CPU",
+        precision="fp32",
+    )
 
 
-def step(number: int, loss: float = 1.0) -> Event:
-    return {"type": "step", "step": number, "loss": loss, "time": float(number)}
+def step(number: int, loss: float = 1.0) -> Step:
+    return Step(step=number, epoch=1, loss=loss, lr=0.1, grad_norm=2.0, time=float(number))
 
 
-def evaluation(epoch: int, rate: float = 100.0) -> Event:
-    return {
-        "type": "evaluation",
-        "epoch": epoch,
-        "step": 4 * epoch,
-        "loss": 1 / epoch,
-        "accuracy": 0.5,
-        "images_per_s": rate,
-        "seconds": float(epoch),
-        "flops_per_s": 1e9,
-        "mfu": None,
-    }
+def evaluation(epoch: int, rate: float = 100.0) -> Evaluation:
+    return Evaluation(
+        epoch=epoch,
+        step=4 * epoch,
+        loss=1 / epoch,
+        accuracy=0.5,
+        rate=Rate(items="images", per_s=rate),
+        seconds=float(epoch),
+        flops_per_s=1e9,
+    )
 
 
-def finished() -> Event:
-    return {
-        "type": "finished",
-        "step": 8,
-        "loss": 0.5,
-        "accuracy": 0.5,
-        "seconds": 2.0,
-        "evaluation": {"class_names": ["a"], "confusion_matrix": [[1]], "samples": []},
-    }
+def finished() -> Finished:
+    details = Classification(class_names=("a",), confusion_matrix=((1.0,),), samples=())
+    return Finished(step=8, loss=0.5, accuracy=0.5, seconds=2.0, evaluation=details)
 
 
-def metrics_of(folder: Path) -> list[Event]:
-    return record.read_lines(folder / "metrics.jsonl")
+def steps_of(folder: Path) -> list[int]:
+    return [each.step for each in reader.read_metrics(str(folder)).of(Step)]
 
 
-def result_of(folder: Path) -> dict[str, Any]:
-    found = record.read_json(str(folder), "result.json")
+def result_of(folder: Path | str) -> Result:
+    found = reader.read_result(str(folder))
     assert found is not None
     return found
 
@@ -96,15 +105,14 @@ def test_a_run_that_ends_leaves_every_file_of_its_record(tmp_path: Path) -> None
     assert report == tmp_path / "r" / "report.html"
     assert kept.is_complete
     result = result_of(tmp_path / "r")
-    assert result["status"] == "succeeded"
-    assert result["images_per_s"] == 100.0
-    assert (result["steps"], result["world_size"], result["resumed_from"]) == (8, 2, None)
+    assert result == kept.result
+    assert result.status == "succeeded"
+    assert result.rate == Rate(items="images", per_s=100.0)
+    assert (result.steps, result.world_size, result.resumed_from) == (8, 2, None)
     names = {path.name for path in (tmp_path / "r").iterdir()}
     assert names >= {"config.json", "environment.json", "evaluation.json", "metrics.jsonl"}
     assert names >= {"result.json", "report.html", "plots"}
-    assert [line["step"] for line in metrics_of(tmp_path / "r") if line["type"] == "step"] == [
-        *range(1, 9)
-    ]
+    assert steps_of(tmp_path / "r") == [*range(1, 9)]
 
 
 def test_lines_after_the_checkpoint_are_dropped_when_a_run_resumes(tmp_path: Path) -> None:
@@ -125,14 +133,13 @@ def test_lines_after_the_checkpoint_are_dropped_when_a_run_resumes(tmp_path: Pat
         resumed.handle(event)
     resumed.handle(evaluation(2))
     resumed.handle(finished())
-    lines = metrics_of(tmp_path / "r")
-    steps = [line for line in lines if line["type"] == "step"]
-    assert [line["step"] for line in steps] == list(range(1, 9))
-    assert [line["loss"] for line in steps] == [1.0] * 4 + [2.0] * 4
-    assert [line for line in lines if line["type"] == "resume"] == [
-        {"type": "resume", "step": 4, "world_size": 2, "checkpoint": "step-00000004"}
-    ]
-    assert result_of(tmp_path / "r")["resumed_from"] == 4
+    metrics = reader.read_metrics(str(tmp_path / "r"))
+    steps = metrics.of(Step)
+    assert [each.step for each in steps] == list(range(1, 9))
+    assert [each.loss for each in steps] == [1.0] * 4 + [2.0] * 4
+    assert metrics.of(Resume) == [Resume(step=4, world_size=2, checkpoint="step-00000004")]
+    assert metrics.num_damaged == 0
+    assert result_of(tmp_path / "r").resumed_from == 4
 
 
 def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(tmp_path: Path) -> None:
@@ -141,14 +148,13 @@ def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(tmp_pa
         kept.handle(event)
     for event in [start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished()]:
         kept.handle(event)
-    assert result_of(tmp_path / "r")["resumed_from"] is None
-    lines = metrics_of(tmp_path / "r")
-    assert [line["step"] for line in lines if line["type"] == "step"] == list(range(1, 9))
+    assert result_of(tmp_path / "r").resumed_from is None
+    assert steps_of(tmp_path / "r") == list(range(1, 9))
 
 
 def test_hosts_that_were_taken_away_are_counted_over_all_attempts(tmp_path: Path) -> None:
-    def taken(*nodes: str) -> Event:
-        return {"type": "preempted", "nodes": [*nodes], "time": 1.0}
+    def taken(*nodes: str) -> Preempted:
+        return Preempted(nodes=nodes, time=1.0)
 
     kept = opened(tmp_path / "r")
     # The host goes; the workers start again within this attempt.
@@ -158,46 +164,91 @@ def test_hosts_that_were_taken_away_are_counted_over_all_attempts(tmp_path: Path
     again = opened(tmp_path / "r")
     for event in [start(4, resumed=True), step(5), taken("b", "c"), evaluation(2), finished()]:
         again.handle(event)
-    assert result_of(tmp_path / "r")["preempted"] == 3
+    assert result_of(tmp_path / "r").preempted == 3
+
+
+def test_a_damaged_line_loses_only_itself_when_a_run_resumes(tmp_path: Path) -> None:
+    killed = opened(tmp_path / "r")
+    for event in [start(), *map(step, range(1, 5)), evaluation(1)]:
+        killed.handle(event)
+    path = tmp_path / "r" / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], b"\xff\x00[" + lines[1], *lines[2:]]))
+    assert reader.read_metrics(str(tmp_path / "r")).num_damaged == 1
+
+    opened(tmp_path / "r").handle(start(4, resumed=True))
+    metrics = reader.read_metrics(str(tmp_path / "r"))
+    assert steps_of(tmp_path / "r") == [1, 3, 4]
+    assert metrics.of(Evaluation) == [evaluation(1)]
+    assert metrics.num_damaged == 0
+
+
+def test_a_run_that_begins_again_without_a_checkpoint_forgets_all_of_its_steps(
+    tmp_path: Path,
+) -> None:
+    before_training = Evaluation(step=0, epoch=0, loss=3.0, perplexity=20.0)
+    for _ in range(2):
+        kept = opened(tmp_path / "r")
+        for event in [start(), before_training, step(1), step(2)]:
+            kept.handle(event)
+    assert steps_of(tmp_path / "r") == [1, 2]
+    assert reader.read_metrics(str(tmp_path / "r")).of(Evaluation) == [before_training]
+
+
+def test_lines_of_a_later_version_survive_a_resume_as_they_are(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    lines = [
+        '{"type": "step", "step": 1, "loss": 2.5, "lr": 0.1, "of_a_later_version": [1, {}]}',
+        '{"type": "of_a_later_version", "step": 1, "values": [1]}',
+        '{"type": "of_a_later_version", "step": 2, "values": [2]}',
+        '{"type": "of_a_later_version", "values": [3]}',
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    opened(folder).handle(start(1, resumed=True))
+    text = (folder / "metrics.jsonl").read_text()
+    assert text.splitlines()[:-1] == [lines[0], lines[1], lines[3]]  # step 2 is trained again
+    assert steps_of(folder) == [1]
 
 
 def test_a_stopped_run_has_a_result_and_a_report_of_what_there_is(tmp_path: Path) -> None:
     kept = opened(tmp_path / "r")
     for event in [start(), *map(step, range(1, 5)), evaluation(1), step(5)]:
         kept.handle(event)
-    kept.handle({"type": "stopped", "step": 5})
+    kept.handle(Stopped(step=5))
     assert kept.close() == tmp_path / "r" / "report.html"
     result = result_of(tmp_path / "r")
-    assert (result["status"], result["steps"], result["accuracy"]) == ("stopped", 5, 0.5)
+    assert (result.status, result.steps, result.accuracy) == ("stopped", 5, 0.5)
 
 
 def test_a_failed_run_names_its_error(tmp_path: Path) -> None:
     kept = opened(tmp_path / "r")
     kept.handle(start())
-    kept.handle({"type": "error", "message": "training diverged at step 3"})
+    kept.handle(Failed(message="training diverged at step 3"))
     kept.close()
     result = result_of(tmp_path / "r")
-    assert (result["status"], result["error"]) == ("failed", "training diverged at step 3")
+    assert (result.status, result.error) == ("failed", "training diverged at step 3")
 
 
 def test_a_run_that_never_started_gets_no_result(tmp_path: Path) -> None:
     kept = opened(tmp_path / "r")
-    kept.handle({"type": "error", "message": "no data"})
+    kept.handle(Failed(message="no data"))
     assert kept.close() is None
-    assert record.read_json(str(tmp_path / "r"), "result.json") is None
+    assert reader.read_result(str(tmp_path / "r")) is None
 
 
 def test_unreadable_files_of_a_record_are_taken_for_missing(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text("{")
     (tmp_path / "config.json").write_text("[]")
     for name in ("result.json", "config.json", "none.json"):
-        assert record.read_json(str(tmp_path), name) is None
+        assert reader.read_json(str(tmp_path), name) is None
+    assert reader.read_result(str(tmp_path)) is None
 
 
 def test_the_environment_names_machine_and_versions() -> None:
-    found = record.environment()
-    assert found["torch"].startswith("2.")
-    assert found["cores"] >= 1
+    found = environment.environment()
+    assert str(found["torch"]).startswith("2.")
+    assert int(str(found["cores"])) >= 1
     assert json.dumps(found)
 
 
@@ -208,18 +259,16 @@ def test_a_record_in_s3_is_up_to_date_after_every_epoch(s3_endpoint: str) -> Non
 
     storage.filesystem("s3://").mkdir("s3://record-test")
     uri = "s3://record-test/runs/r"
-    kept = record.RunRecord(uri, config(Path("/unused")), {}, Silent())
+    kept = opened_at(uri)
     for event in [start(), *map(step, range(1, 5)), evaluation(1), step(5)]:
         kept.handle(event)
     lines = (storage.read_bytes(f"{uri}/metrics.jsonl") or b"").decode().splitlines()
     assert len(lines) == 5
-    resumed = record.RunRecord(uri, config(Path("/unused")), {}, Silent())
+    resumed = opened_at(uri)
     for event in [start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished()]:
         resumed.handle(event)
     resumed.close()
     assert storage.exists(f"{uri}/report.html")
     assert storage.exists(f"{uri}/plots/loss.png")
     assert not resumed.folder.exists()
-    found = record.read_json(uri, "result.json")
-    assert found is not None
-    assert found["resumed_from"] == 4
+    assert result_of(uri).resumed_from == 4

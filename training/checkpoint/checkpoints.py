@@ -55,6 +55,18 @@ class Position:
     seconds: float = 0.0
     """Spent training, over all attempts."""
 
+    def advance(self, step: int, steps: Sequence[StepMetrics]) -> None:
+        """Note the steps that end with ``step``."""
+        self.step = step
+        self.epoch_loss_sum += sum(each.loss * each.size for each in steps)
+        self.epoch_items += sum(each.size for each in steps)
+
+    def take_train_loss(self) -> float:
+        """Mean training loss since the last call, per image or token."""
+        mean = self.epoch_loss_sum / self.epoch_items
+        self.epoch_loss_sum, self.epoch_items = 0.0, 0
+        return mean
+
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:

@@ -45,6 +45,7 @@ from contract.errors import InputError
 from training import storage
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import MANIFEST_FILE, DamagedError, Position
+from training.record.events import Warned
 from training.worker import Worker
 
 STATE_FILE: Final = "state.json"
@@ -232,13 +233,8 @@ def newest(worker: Worker) -> Found | None:
             return Found(uri)
         if worker.rank == 0:
             checkpoints.set_aside(run_uri, name)
-            worker.emit(
-                {
-                    "type": "warning",
-                    "message": f"checkpoint {name} is damaged ({damage}): the one before it is "
-                    "used",
-                }
-            )
+            message = f"checkpoint {name} is damaged ({damage}): the one before it is used"
+            worker.emit(Warned(message=message))
 
 
 def newest_of(run_uri: str) -> Found:

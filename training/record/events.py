@@ -1,12 +1,286 @@
-"""Events that workers send to the record."""
+"""Events: what workers tell whoever keeps the record of their run.
+
+Rank 0 sends them (``Worker.emit``). Those that have a line in ``metrics.jsonl`` say so below; the
+others move the display, or end up in ``result.json`` and ``evaluation.json``. Standard library
+only: the process that keeps the record loads neither torch nor Ray for them.
+"""
 
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
 
-# What a worker tells whoever keeps the record: {"type": "step" | "evaluation" | ..., ...}.
-Event = dict[str, Any]
+from training.record import fields
+from training.record.fields import Rate
+from training.record.result import Evaluated, evaluated_from_json
 
 
-def phase(name: str) -> Event:
-    """An event that says how far the start of a run has come; ``benchmarks.startup`` reads it."""
-    return {"type": "phase", "name": name, "time": time.time()}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Phase:
+    """How far the start of a run has come. A line of ``metrics.jsonl``."""
+
+    name: str
+    """``ray_ready``, ``workers_ready`` or ``model_ready``."""
+    time: float
+    """Unix time in seconds."""
+    hosts: tuple[str, ...] | None = None
+    """Address of each rank's node, in the order of the ranks; with ``workers_ready`` only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """The workers are about to train. They may start several times in one attempt."""
+
+    step: int
+    """Optimizer steps done before."""
+    resumed: bool
+    """Whether a checkpoint was loaded."""
+    world_size: int
+    """Number of workers."""
+    global_batch: int
+    """Images or sequences in the batch of all workers."""
+    items: str
+    """What rates count: ``images`` or ``tokens``."""
+    items_per_step: int
+    steps_per_epoch: int
+    total_steps: int
+    """The whole run's, those done before included."""
+    parameters: int
+    """Of the model as it is saved."""
+    trained_parameters: int
+    """Of them, those that are trained."""
+    device: str
+    """Name of the GPU, or ``CPU``."""
+    precision: str
+    """``bf16`` or ``fp32``: what the forward pass computes in."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One optimizer step over all workers. A line of ``metrics.jsonl``."""
+
+    step: int
+    """Counted from 1."""
+    epoch: float
+    """The epoch it belongs to, counted from 1."""
+    loss: float
+    """Mean over the images or tokens of the global batch."""
+    lr: float
+    """Learning rate."""
+    grad_norm: float
+    """Norm of all gradients, before clipping."""
+    time: float
+    """Unix time of the report that it came with, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankTimes:
+    """Where one worker's time went, mean per step since the evaluation before. A line of
+    ``metrics.jsonl``."""
+
+    step: int
+    """The last one of those measured."""
+    epoch: float
+    """Epochs done by then."""
+    rank: int
+    step_time_s: float
+    """The whole step, in seconds."""
+    data_s: float
+    """Choosing and moving the batch."""
+    forward_s: float
+    backward_s: float
+    """With what it waits for other workers."""
+    optimizer_s: float
+    """Clipping included."""
+    checkpoint_s: float | None = None
+    """What training waited for saves, where it did."""
+    communication_s: float | None = None
+    """During which collectives were at work in one profiled step, waited for or not."""
+    memory_bytes: float | None = None
+    """Most bytes held so far: allocated on its GPU, or resident on a CPU."""
+    rate: Rate | None = None
+    """This worker's items per second."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluation:
+    """The model on data that it is not trained on. A line of ``metrics.jsonl``."""
+
+    step: int
+    """Optimizer steps done before."""
+    epoch: float
+    """Epochs done by then; 0 before training."""
+    loss: float
+    """Mean per test image, or per held-out token in nats."""
+    accuracy: float | None = None
+    """Share of the test images that were classified right, 0 to 1."""
+    perplexity: float | None = None
+    """``exp(loss)`` of a language model."""
+    train_loss: float | None = None
+    """Mean of the training loss since the evaluation before; None before training."""
+    rate: Rate | None = None
+    """Items per second of all workers together; None before training."""
+    seconds: float | None = None
+    """Spent training, over all attempts."""
+    flops_per_s: float | None = None
+    """Floating-point operations per second that the model needs, of all workers together."""
+    mfu: float | None = None
+    """``flops_per_s`` over the peak of all GPUs, 0 to 1; None where the peak is not known."""
+    memory_bytes: float | None = None
+    """Most bytes that any worker held so far; None where the recipe does not measure it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """How a language model continues a text. A line of ``metrics.jsonl``."""
+
+    step: int
+    """Optimizer steps done before."""
+    prompt: str
+    """How a held-out document begins."""
+    text: str
+    """What the model makes of it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Loaded:
+    """A resumed model, evaluated before it is trained again. A line of ``metrics.jsonl``."""
+
+    step: int
+    """Of the checkpoint."""
+    loss: float
+    """Mean per held-out token, in nats: that of the evaluation after this step."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Preempted:
+    """Nodes of the run are about to be taken away. A line of ``metrics.jsonl``."""
+
+    nodes: tuple[str, ...]
+    """Ray's names of them."""
+    time: float
+    """Unix time in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Resume:
+    """Training continues from a checkpoint. A line of ``metrics.jsonl``, which the record adds."""
+
+    step: int
+    """Of the checkpoint; lines of later steps that stand before this one were trained again."""
+    world_size: int | None = None
+    """Number of workers from here on."""
+    checkpoint: str = ""
+    """Name of the checkpoint's folder."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How much of the data has been read before the workers start."""
+
+    done: int
+    """Bytes."""
+    total: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Warned:
+    """Something that a person should know, and that does not end the run."""
+
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stopped:
+    """The workers have saved and left, as they were asked to."""
+
+    step: int
+    """Optimizer steps done, all of them saved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Failed:
+    """The run cannot continue."""
+
+    message: str
+    """What happened, and what to do about it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """The last step is done and all is saved."""
+
+    step: int
+    loss: float
+    """That of the last evaluation."""
+    seconds: float
+    """Spent training, over all attempts."""
+    evaluation: Evaluated
+    """Content of ``evaluation.json``."""
+    accuracy: float | None = None
+    perplexity: float | None = None
+
+
+Event = (
+    Phase
+    | Start
+    | Step
+    | RankTimes
+    | Evaluation
+    | Sample
+    | Loaded
+    | Preempted
+    | Resume
+    | Reading
+    | Warned
+    | Stopped
+    | Failed
+    | Finished
+)
+
+# The "type" of an event in JSON.
+TYPES: Final[Mapping[str, type[Event]]] = {
+    "phase": Phase,
+    "start": Start,
+    "step": Step,
+    "rank": RankTimes,
+    "evaluation": Evaluation,
+    "sample": Sample,
+    "loaded": Loaded,
+    "preempted": Preempted,
+    "resume": Resume,
+    "reading": Reading,
+    "warning": Warned,
+    "stopped": Stopped,
+    "error": Failed,
+    "finished": Finished,
+}
+_NAMES: Final = {kind: name for name, kind in TYPES.items()}
+
+
+def to_json(event: Event) -> dict[str, object]:
+    """An event as a line of ``metrics.jsonl`` has it: its type, and the fields that are known."""
+    return {"type": _NAMES[type(event)], **fields.to_json(event)}
+
+
+def from_json(values: Mapping[str, object]) -> Event | None:
+    """Read an event; fields that this version does not know are ignored.
+
+    Returns:
+        None for a type that this version does not know.
+
+    Raises:
+        ValueError: it lacks what it means nothing without, such as the step.
+    """
+    kind = TYPES.get(str(values.get("type")))
+    if kind is Finished:
+        given = values.get("evaluation")
+        details = evaluated_from_json(given) if isinstance(given, dict) else None
+        return fields.from_json(Finished, {**values, "evaluation": details})
+    return None if kind is None else fields.from_json(kind, values)
+
+
+def phase(name: str, *, hosts: Sequence[str] | None = None) -> Phase:
+    """The event that a phase of the start is over now."""
+    return Phase(name=name, time=time.time(), hosts=None if hosts is None else tuple(hosts))

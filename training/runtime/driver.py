@@ -15,14 +15,17 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from contract import exits, runs
+from contract import exits
 from contract.errors import InputError
 from contract.jobs import worker_range
 from training import launch, machine, recipes, storage
 from training.recipes.config import CONFIGS, RunConfig
-from training.record import record
-from training.record.events import Event, phase
-from training.record.progress import make_display
+from training.record import reader
+from training.record.display import make_display
+from training.record.environment import environment
+from training.record.events import Failed, Reading, phase
+from training.record.result import SUCCEEDED, Result
+from training.record.writer import RunRecord
 from training.runtime import forkserver, local_ray, trainer
 from training.runtime.forkserver import ForkServer
 from training.runtime.trainer import Submission
@@ -44,7 +47,7 @@ class Driver:
         self._options = options
         self._run_uri = storage.join(config.storage, config.run)
         self._display = make_display()
-        self._record: record.RunRecord | None = None
+        self._record: RunRecord | None = None
         self._signals: list[int] = []
         self._failure: BaseException | None = None
         self._asked: Any = None
@@ -57,8 +60,8 @@ class Driver:
         Raises:
             InputError: The data cannot be used, or no cluster is there.
         """
-        done = record.read_json(self._run_uri, runs.RESULT_FILE)
-        if done is not None and done.get("status") == "succeeded":
+        done = reader.read_result(self._run_uri)
+        if done is not None and done.status == SUCCEEDED:
             self._display.close()
             print(
                 f"run {self._config.run!r} is already complete; --overwrite starts it afresh",
@@ -98,8 +101,13 @@ class Driver:
         if not self._prepare(events):
             return self._finish_early()
 
-        self._record = record.RunRecord(
-            self._run_uri, self._config, record.environment(), self._display
+        self._record = RunRecord(
+            self._run_uri,
+            run=self._config.run,
+            recipe=self._config.recipe,
+            settings=self._config.to_json(),
+            environment=environment(),
+            display=self._display,
         )
         self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
@@ -258,10 +266,10 @@ class Driver:
             self._failure = error
             return False
         for event in found:
-            if event["type"] == "reading":
+            if isinstance(event, Reading):
                 if self._record is not None:
                     continue  # it comes late: reading is over
-                share = event["done"] / max(event["total"], 1)
+                share = event.done / max(event.total, 1)
                 self._display.phase(f"reading the text: {share:.0%}", transient=True)
             elif self._record is not None:
                 self._record.handle(event)
@@ -283,12 +291,12 @@ class Driver:
         assert self._record is not None
         kept = self._record
         if failure is not None:
-            kept.handle({"type": "error", "message": str(failure)})
+            kept.handle(Failed(message=str(failure)))
         if kept.is_complete or kept.stopped_at is not None:
             self._display.phase("writing the report")
         report = kept.close()
         self._display.close()
-        if kept.is_complete:
+        if kept.is_complete and kept.result is not None:
             self._print_result(kept.result, report)
             return exits.OK
         if failure is not None:
@@ -313,7 +321,7 @@ class Driver:
         terminated = self._signals[:1] == [signal.SIGTERM]
         return exits.TERMINATED if terminated else exits.INTERRUPTED
 
-    def _print_result(self, result: Event, report: Path | None = None) -> None:
+    def _print_result(self, result: Result, report: Path | None = None) -> None:
         places = launch.places(self._run_uri, self._config.recipe)
         if report is not None:
             places["report"] = os.path.relpath(report)

@@ -7,8 +7,10 @@ from contract import exits
 from contract.errors import InputError
 from training import launch, recipes, storage
 from training.recipes.settings import RunConfig
-from training.record import record
-from training.record.progress import make_display
+from training.record.display import make_display
+from training.record.environment import environment
+from training.record.events import Failed
+from training.record.writer import RunRecord
 from training.worker import TorchrunWorker
 
 
@@ -19,11 +21,18 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     )  # each process; the first of a node does the work
     run_uri = storage.join(config.storage, config.run)
     worker = TorchrunWorker(run_uri=run_uri)
-    kept: record.RunRecord | None = None
+    kept: RunRecord | None = None
     report: Path | None = None
     display = make_display() if worker.rank == 0 else None
     if display is not None:
-        kept = record.RunRecord(run_uri, config, record.environment(), display)
+        kept = RunRecord(
+            run_uri,
+            run=config.run,
+            recipe=config.recipe,
+            settings=config.to_json(),
+            environment=environment(),
+            display=display,
+        )
         worker.on_event = kept.handle
     code = exits.OK
     try:
@@ -33,14 +42,14 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     except InputError as error:
         code = exits.BAD_INPUT
         if kept is not None:
-            kept.handle({"type": "error", "message": str(error)})
+            kept.handle(Failed(message=str(error)))
             print(f"error: {error}", file=sys.stderr)
     finally:
         worker.close()
         if kept is not None and display is not None:
             report = kept.close()
             display.close()
-    if kept is not None and kept.is_complete:
+    if kept is not None and kept.result is not None and kept.is_complete:
         places = launch.places(run_uri, config.recipe)
         if report is not None:
             places["report"] = str(report)

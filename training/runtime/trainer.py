@@ -13,7 +13,7 @@ from typing import Any, Final
 from contract import nodes
 from contract.errors import InputError
 from training import machine, recipes
-from training.record.events import Event
+from training.record.events import Event, Reading
 from training.runtime.forkserver import PRELOAD, SWITCH
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
@@ -97,7 +97,7 @@ def _prepare(submission: Submission, events: Any) -> tuple[dict[str, Any] | None
     _start_coordinator()
 
     def report(done: int, total: int) -> None:
-        events.put.remote([{"type": "reading", "done": done, "total": total}])
+        events.put.remote([Reading(done=done, total=total)])
 
     try:
         config = recipes.config_from_json(submission.config)

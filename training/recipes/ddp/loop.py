@@ -12,9 +12,8 @@ the batch of step N depends on N and the seed alone (see ``training.data.images`
 
 import base64
 import math
-import time
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -28,7 +27,8 @@ from training.checkpoint import checkpoints
 from training.data import images
 from training.models import classifiers as models
 from training.recipes.ddp.settings import DdpConfig
-from training.record.events import Event, phase
+from training.record.events import Finished, Stopped, Warned, phase
+from training.record.result import Classification, ImageSample
 from training.schedule import warmup_cosine
 from training.worker import Worker
 
@@ -64,8 +64,18 @@ def train(worker: Worker, config: DdpConfig) -> None:
     # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them.
     keep_all = config.layout == "full"
     cut = {} if keep_all else models.keep_live_taps(model, image_size=images.IMAGE_SIZE)
-    # Backward costs twice the forward pass.
-    flops_per_image = 3 * models.forward_flops(model, image_size=images.IMAGE_SIZE)
+    course = metrics.Course(
+        items="images",
+        items_per_step=order.global_batch,
+        global_batch=order.global_batch,
+        steps_per_epoch=order.steps_per_epoch,
+        total_steps=total_steps,
+        learning_rate=lambda step: learning_rate(config, step, total_steps),
+        # Backward costs twice the forward pass.
+        flops_per_item=3 * models.forward_flops(model, image_size=images.IMAGE_SIZE),
+        world_size=world_size,
+        device=device,
+    )
     model.to(device)
     if on_gpu:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -81,7 +91,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
             )
         checkpoints.apply(snapshot, model, optimizer, cut=cut)
         position = snapshot.position
-    start_step, earlier_s = position.step, position.seconds
+    start_step = position.step
 
     worker.emit(phase("model_ready"))
     replica = distribute(model, config)
@@ -89,34 +99,23 @@ def train(worker: Worker, config: DdpConfig) -> None:
     if config.compile:
         machine.check_compiler("--compile")
         forward = cast("nn.Module", torch.compile(replica))
+    resumed = snapshot is not None
     worker.emit(
-        {
-            "type": "start",
-            "step": start_step,
-            "resumed": snapshot is not None,
-            "world_size": world_size,
-            "global_batch": order.global_batch,
-            "items": "images",
-            "items_per_step": order.global_batch,
-            "steps_per_epoch": order.steps_per_epoch,
-            "total_steps": total_steps,
-            "parameters": num_parameters,
-            "trained_parameters": models.num_parameters(model),
-            "device": torch.cuda.get_device_name(device) if on_gpu else "CPU",
-            "precision": "bf16" if use_bf16 else "fp32",
-        }
+        course.start(
+            model, step=start_step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
+        )
     )
 
     phases = ("data", "forward", "backward", "optimizer")
-    timer = metrics.StepTimer(phases, device, items="images")
+    timer = metrics.StepTimer(phases, device)
     log = metrics.StepLog(device)
+    clock = metrics.Clock(earlier_s=position.seconds)
     evaluation: Evaluation | None = None
-    began = time.monotonic()
     model.train()
     for step in range(start_step, total_steps):
         timer.start()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step, total_steps)
+            group["lr"] = course.learning_rate(step)
         pixels, labels, size = _batch(train_set, order, config, step, worker)
         timer.mark("data")
 
@@ -148,20 +147,10 @@ def train(worker: Worker, config: DdpConfig) -> None:
         # One small reduction per report: the losses since the last one, and whether any worker
         # was asked to stop, so that all of them leave at the same step.
         steps, stopping = log.collect(stop=worker.stop_requested())
-        first_step = num_done - len(steps) + 1
         # Checked before every save, so a diverged model never becomes a checkpoint.
-        checkpoints.stop_if_diverged(steps, first_step, lr=config.lr, worker=worker)
-        position.step = num_done
-        position.epoch_loss_sum += sum(found.loss * found.size for found in steps)
-        position.epoch_items += sum(found.size for found in steps)
-        worker.emit(
-            *metrics.step_events(
-                steps,
-                first_step,
-                steps_per_epoch=order.steps_per_epoch,
-                learning_rate=lambda number: learning_rate(config, number, total_steps),
-            )
-        )
+        checkpoints.stop_if_diverged(steps, num_done - len(steps) + 1, lr=config.lr, worker=worker)
+        position.advance(num_done, steps)
+        worker.emit(*course.steps(steps, last=num_done))
 
         last = num_done == total_steps
         # With a node about to go, every report is saved: what is lost is what comes after it.
@@ -170,36 +159,19 @@ def train(worker: Worker, config: DdpConfig) -> None:
         if end_of_epoch or stopping or losing:
             _average_running_statistics(model, world_size)
         if end_of_epoch:
-            ranks = metrics.gather(timer.means(), device)
+            ranks = course.ranks(timer.means(), step=num_done, epoch=epoch)
             evaluation = evaluate(model, test_set, worker=worker, use_bf16=use_bf16)
-            images_per_s = sum(means["images_per_s"] for means in ranks)
-            flops_per_s = flops_per_image * images_per_s
-            worker.emit(
-                *(
-                    {"type": "rank", "epoch": epoch, "step": num_done, "rank": number, **means}
-                    for number, means in enumerate(ranks)
-                ),
-                {
-                    "type": "evaluation",
-                    "epoch": epoch,
-                    "step": num_done,
-                    "loss": evaluation.loss,
-                    "accuracy": evaluation.accuracy,
-                    "train_loss": position.epoch_loss_sum / position.epoch_items,
-                    "images_per_s": images_per_s,
-                    "seconds": earlier_s + time.monotonic() - began,
-                    "flops_per_s": flops_per_s,
-                    "mfu": metrics.model_flops_utilization(
-                        flops_per_s=flops_per_s,
-                        num_workers=world_size,
-                        peak=metrics.peak_flops(device),
-                    ),
-                    "memory_bytes": torch.cuda.max_memory_allocated() if on_gpu else None,
-                },
+            evaluated = course.evaluation(
+                ranks,
+                loss=evaluation.loss,
+                accuracy=evaluation.accuracy,
+                train_loss=position.take_train_loss(),
+                seconds=clock.seconds(),
+                memory_bytes=metrics.peak_memory(device) if on_gpu else None,
             )
-            position.epoch_loss_sum, position.epoch_items = 0.0, 0
+            worker.emit(*ranks, evaluated)
         if due or stopping:
-            position.seconds = earlier_s + time.monotonic() - began
+            position.seconds = clock.seconds()
             if rank == 0:
                 snapshot = checkpoints.take_snapshot(
                     model,
@@ -212,7 +184,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
             checkpoints.save_in_background(worker, snapshot, keep=config.checkpoints_to_keep)
         if stopping and not last:
             worker.finish_saves()
-            worker.emit({"type": "stopped", "step": num_done})
+            worker.emit(Stopped(step=num_done))
             return
 
     if evaluation is None:  # resumed after the last step was saved and before the end was noted
@@ -222,14 +194,13 @@ def train(worker: Worker, config: DdpConfig) -> None:
         assert snapshot is not None
         checkpoints.publish_model(worker.run_uri, snapshot)
         worker.emit(
-            {
-                "type": "finished",
-                "step": total_steps,
-                "loss": evaluation.loss,
-                "accuracy": evaluation.accuracy,
-                "seconds": earlier_s + time.monotonic() - began,
-                "evaluation": describe(evaluation, image_set),
-            }
+            Finished(
+                step=total_steps,
+                loss=evaluation.loss,
+                accuracy=evaluation.accuracy,
+                seconds=clock.seconds(),
+                evaluation=describe(evaluation, image_set),
+            )
         )
 
 
@@ -318,7 +289,7 @@ def evaluate(
     )
 
 
-def describe(evaluation: Evaluation, image_set: images.ImageSet) -> dict[str, Any]:
+def describe(evaluation: Evaluation, image_set: images.ImageSet) -> Classification:
     """What the report shows of the test split: the confusion matrix and some predictions, the
     most confident mistakes first, then others at even distances."""
     labels = torch.tensor(image_set.test_labels, dtype=torch.int64)
@@ -332,33 +303,31 @@ def describe(evaluation: Evaluation, image_set: images.ImageSet) -> dict[str, An
     right = (predictions == labels).nonzero().flatten()
     stride = max(1, len(right) // (_NUM_SAMPLES - len(chosen)))
     chosen += right[::stride][: _NUM_SAMPLES - len(chosen)].tolist()
-    return {
-        "class_names": list(image_set.class_names),
-        "confusion_matrix": counts.view(num_classes, num_classes).tolist(),
-        "samples": [
-            {
-                "index": i,
-                "label": int(labels[i]),
-                "prediction": int(predictions[i]),
-                "confidence": float(evaluation.confidences[i]),
-                "pixels": base64.b64encode(image_set.test_images[i].tobytes()).decode(),
-                "height": images.IMAGE_SIZE,
-                "width": images.IMAGE_SIZE,
-            }
+    return Classification(
+        class_names=tuple(image_set.class_names),
+        confusion_matrix=tuple(map(tuple, counts.view(num_classes, num_classes).tolist())),
+        samples=tuple(
+            ImageSample(
+                index=i,
+                label=int(labels[i]),
+                prediction=int(predictions[i]),
+                confidence=float(evaluation.confidences[i]),
+                pixels=base64.b64encode(image_set.test_images[i].tobytes()).decode(),
+                height=images.IMAGE_SIZE,
+                width=images.IMAGE_SIZE,
+            )
             for i in chosen
-        ],
-    }
+        ),
+    )
 
 
 def _newest_checkpoint(worker: Worker) -> checkpoints.Snapshot | None:
     """Let rank 0 choose and read, so that all ranks continue from the same one."""
-    warnings: list[Event] = []
     snapshot = None
     if worker.rank == 0:
         snapshot = checkpoints.newest(
-            worker.run_uri, lambda text: warnings.append({"type": "warning", "message": text})
+            worker.run_uri, lambda text: worker.emit(Warned(message=text))
         )
-        worker.emit(*warnings)
     return checkpoints.share(snapshot)
 
 

@@ -12,9 +12,8 @@ the batch of step N depends on N and the seed alone (see ``training.data.text``)
 """
 
 import math
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any, Final
 
 import numpy as np
@@ -30,7 +29,16 @@ from training.data import text
 from training.models import language_models, pretrained
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.settings import FsdpConfig
-from training.record.events import phase
+from training.record.events import (
+    Evaluation,
+    Finished,
+    Loaded,
+    Sample,
+    Stopped,
+    Warned,
+    phase,
+)
+from training.record.result import HeldOutText
 from training.schedule import warmup_cosine
 from training.worker import Worker
 
@@ -76,7 +84,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if on_gpu:
         gpu_name = torch.cuda.get_device_name(device)
         if tight := plan.warning(model_config.to_dict(), config, gpu_name):
-            worker.emit({"type": "warning", "message": tight})
+            worker.emit(Warned(message=tight))
     mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
     language_models.recompute(model, config.recompute)
     if config.compile:
@@ -88,7 +96,17 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     language_models.allocate(model, device)
     fill(model, config)
     optimizer = optimizers.build(model, config, device)
-    flops_per_token = language_models.flops_per_token(model, config.seq_len)
+    course = metrics.Course(
+        items="tokens",
+        items_per_step=tokens_per_step,
+        global_batch=config.global_batch,
+        steps_per_epoch=order.steps_per_epoch,
+        total_steps=total_steps,
+        learning_rate=lambda step: learning_rate(config, step, total_steps),
+        flops_per_item=language_models.flops_per_token(model, config.seq_len),
+        world_size=world_size,
+        device=device,
+    )
     saver = sharded_checkpoints.Saver(
         worker,
         model,
@@ -102,45 +120,34 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if found is not None:
         found.load(model, optimizer)
         position = found.position
-    start_step, earlier_s = position.step, position.seconds
+    start_step = position.step
 
     worker.emit(phase("model_ready"))
+    num_parameters, resumed = language_models.num_parameters(model), found is not None
     worker.emit(
-        {
-            "type": "start",
-            "step": start_step,
-            "resumed": found is not None,
-            "world_size": world_size,
-            "global_batch": config.global_batch,
-            "items": "tokens",
-            "items_per_step": tokens_per_step,
-            "steps_per_epoch": order.steps_per_epoch,
-            "total_steps": total_steps,
-            "parameters": language_models.num_parameters(model),
-            "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
-            "device": torch.cuda.get_device_name(device) if on_gpu else "CPU",
-            "precision": "bf16" if use_bf16 else "fp32",
-        }
+        course.start(
+            model, step=start_step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
+        )
     )
     loss = held_out.loss(trained, worker)
     if found is None:
-        worker.emit(_evaluation(0, 0, loss))
+        worker.emit(Evaluation(step=0, epoch=0, loss=loss, perplexity=metrics.perplexity(loss)))
         _sample(trained, store, config, worker, step=0)
     else:
-        worker.emit({"type": "loaded", "step": start_step, "loss": loss})
+        worker.emit(Loaded(step=start_step, loss=loss))
 
-    timer = metrics.StepTimer(_PHASES, device, items="tokens")
+    timer = metrics.StepTimer(_PHASES, device)
     log = metrics.StepLog(device)
+    clock = metrics.Clock(earlier_s=position.seconds)
     profiled: metrics.Communication | None = None
     communication_s, num_timed = 0.0, 0
-    began = time.monotonic()
     trained.train()
     for step in range(start_step, total_steps):
         # Dropout, where a model has any, is that of the step, whenever and wherever it is taken.
         torch.manual_seed((config.seed * 1_000_003 + step) * 65_537 + rank)
         timer.start()
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(config, step, total_steps)
+            group["lr"] = course.learning_rate(step)
         num_done = step + 1
         last = num_done == total_steps
         evaluates = last or num_done % evaluate_every == 0
@@ -148,7 +155,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         # watching takes time of its own.
         watches = profiled is None and num_timed > 0 and not evaluates
         watch = metrics.Communication(device) if watches else None
-        with watch or _nothing():
+        with watch or nullcontext():
             loss_sum = torch.zeros((), device=device)
             microbatches = _microbatches(store, order, config, step, worker)
             for number, (tokens, positions) in enumerate(microbatches, start=1):
@@ -175,83 +182,56 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         # One small reduction per report: the losses since the last one, and whether any worker
         # was asked to stop, so that all of them leave at the same step.
         steps, stopping = log.collect(stop=worker.stop_requested())
-        first_step = num_done - len(steps) + 1
-        checkpoints.stop_if_diverged(steps, first_step, lr=config.lr, worker=worker)
-        position.step = num_done
-        position.epoch_loss_sum += sum(each.loss * each.size for each in steps)
-        position.epoch_items += sum(each.size for each in steps)
-        worker.emit(
-            *metrics.step_events(
-                steps,
-                first_step,
-                steps_per_epoch=order.steps_per_epoch,
-                learning_rate=lambda number: learning_rate(config, number, total_steps),
-            )
-        )
+        checkpoints.stop_if_diverged(steps, num_done - len(steps) + 1, lr=config.lr, worker=worker)
+        position.advance(num_done, steps)
+        worker.emit(*course.steps(steps, last=num_done))
         # With a node about to go, every report is saved: what is lost is what comes after it.
         if saves or stopping or worker.is_losing_a_node():
             # The loss since the last evaluation belongs to whoever evaluates next.
-            position.seconds = earlier_s + time.monotonic() - began
+            position.seconds = clock.seconds()
             after = checkpoints.Position(step=num_done, seconds=position.seconds)
             saver.save(after if evaluates else position, config.to_json())
             timer.mark("checkpoint")
         if evaluates:
-            epoch = num_done / order.steps_per_epoch
             means = timer.means()
             if profiled:
                 communication_s = profiled.seconds()
-            figures = {
-                **means,
-                "communication_s": communication_s,
-                "memory_bytes": float(metrics.peak_memory(device)),
-            }
-            ranks = metrics.gather(figures, device)
+            means["communication_s"] = communication_s
+            means["memory_bytes"] = float(metrics.peak_memory(device))
+            ranks = course.ranks(means, step=num_done, epoch=num_done / order.steps_per_epoch)
             loss = held_out.loss(trained, worker)
-            tokens_per_s = sum(each["tokens_per_s"] for each in ranks)
-            flops_per_s = flops_per_token * tokens_per_s
-            worker.emit(
-                *(
-                    {"type": "rank", "epoch": epoch, "step": num_done, "rank": number, **each}
-                    for number, each in enumerate(ranks)
-                ),
-                _evaluation(num_done, epoch, loss)
-                | {
-                    "train_loss": position.epoch_loss_sum / position.epoch_items,
-                    "tokens_per_s": tokens_per_s,
-                    "seconds": earlier_s + time.monotonic() - began,
-                    "flops_per_s": flops_per_s,
-                    "mfu": metrics.model_flops_utilization(
-                        flops_per_s=flops_per_s,
-                        num_workers=world_size,
-                        peak=metrics.peak_flops(device),
-                    ),
-                    "memory_bytes": max(each["memory_bytes"] for each in ranks),
-                },
+            evaluated = course.evaluation(
+                ranks,
+                loss=loss,
+                perplexity=metrics.perplexity(loss),
+                train_loss=position.take_train_loss(),
+                seconds=clock.seconds(),
+                memory_bytes=max(each.memory_bytes or 0.0 for each in ranks),
             )
-            position.epoch_loss_sum, position.epoch_items = 0.0, 0
+            worker.emit(*ranks, evaluated)
             profiled, num_timed = None, 0
         if stopping and not last:
             worker.finish_saves()
-            worker.emit({"type": "stopped", "step": num_done})
+            worker.emit(Stopped(step=num_done))
             return
 
     if start_step < total_steps or found is None:
         _sample(trained, store, config, worker, step=total_steps)
     worker.finish_saves()
+    perplexity = metrics.perplexity(loss)
     worker.emit(
-        {
-            "type": "finished",
-            "step": total_steps,
-            "loss": loss,
-            "perplexity": math.exp(loss),
-            "seconds": earlier_s + time.monotonic() - began,
-            "evaluation": {
-                "loss": loss,
-                "perplexity": math.exp(loss),
-                "unigram_loss": held_out.unigram_loss,
-                "num_tokens": held_out.num_tokens,
-            },
-        }
+        Finished(
+            step=total_steps,
+            loss=loss,
+            perplexity=perplexity,
+            seconds=clock.seconds(),
+            evaluation=HeldOutText(
+                loss=loss,
+                perplexity=perplexity,
+                unigram_loss=held_out.unigram_loss,
+                num_tokens=held_out.num_tokens,
+            ),
+        )
     )
 
 
@@ -374,16 +354,6 @@ class HeldOut:
         return total.item() / self._num
 
 
-def _evaluation(step: int, epoch: float, loss: float) -> dict[str, Any]:
-    return {
-        "type": "evaluation",
-        "epoch": epoch,
-        "step": step,
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-    }
-
-
 def _microbatches(
     store: text.TokenStore,
     order: text.SequenceOrder,
@@ -433,17 +403,11 @@ def _sample(
 
     path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
     tokenizer = Tokenizer.from_file(str(path))
+    continued = tokens[:, _PROMPT_TOKENS:].tolist()
     worker.emit(
         *(
-            {
-                "type": "sample",
-                "step": step,
-                "prompt": tokenizer.decode(prompt),
-                "text": tokenizer.decode(continued),
-            }
-            for prompt, continued in zip(
-                prompts.tolist(), tokens[:, _PROMPT_TOKENS:].tolist(), strict=True
-            )
+            Sample(step=step, prompt=tokenizer.decode(prompt), text=tokenizer.decode(words))
+            for prompt, words in zip(prompts.tolist(), continued, strict=True)
         )
     )
 
@@ -455,8 +419,3 @@ def _sync_gradients(trained: Any, now: bool) -> None:
 def _reshard(trained: Any) -> None:
     """Free the weights that the root keeps whole after a pass without gradients."""
     trained.reshard()
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

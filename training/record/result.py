@@ -1,0 +1,171 @@
+"""What a run came to: ``result.json``, and ``evaluation.json`` for its last evaluation."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from training.record import fields
+from training.record.fields import Rate
+
+Status = Literal["succeeded", "failed", "stopped"]
+SUCCEEDED: Final = "succeeded"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The figures of a run, written when an attempt ends. In JSON every field is there."""
+
+    run: str
+    """Name of the run."""
+    recipe: str
+    status: str
+    """``succeeded``: trained to its last step; ``stopped``: asked to end before that, resumable;
+    ``failed``: see ``error``."""
+    accuracy: float | None
+    """Share of the test images that were classified right, 0 to 1."""
+    loss: float | None
+    """Mean loss of the last evaluation: per test image, or per held-out token in nats."""
+    perplexity: float | None
+    """``exp(loss)`` of a language model."""
+    seconds: float | None
+    """Spent training, over all attempts, evaluation included."""
+    steps: int
+    """Optimizer steps done."""
+    rate: Rate | None
+    """Images or tokens per second of all workers together: median over the evaluations."""
+    world_size: int
+    """Number of workers at the end."""
+    hosts: tuple[str, ...]
+    """Address of each rank's node, in the order of the ranks; empty under torchrun."""
+    resumed_from: int | None
+    """Step of the checkpoint that this attempt began with."""
+    preempted: int = 0
+    """Nodes that were taken away with notice, over all attempts."""
+    parameters: int
+    """Of the whole model."""
+    flops_per_s: float | None
+    """Floating-point operations per second that the model needs, of all workers together."""
+    mfu: float | None
+    """Model FLOP utilization: ``flops_per_s`` over the peak of all GPUs, 0 to 1; None where the
+    peak is not known, as on a CPU."""
+    memory_bytes: float | None
+    """Most bytes that any worker held: on its GPU, or resident where the recipe measures that."""
+    device: str
+    """Name of the GPUs, or ``CPU``."""
+    precision: str
+    """``bf16`` or ``fp32``: what the forward pass computes in."""
+    error: str | None
+    """Why the run failed."""
+
+    def to_json(self) -> dict[str, object]:
+        return fields.to_json(self, keep_none=True)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> "Result":
+        """
+        Raises:
+            ValueError: steps, workers or parameters are missing.
+        """
+        return fields.from_json(cls, values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageSample:
+    """One evaluated image: how it looks, what it is and what it was taken for."""
+
+    index: int
+    """Place in the test split."""
+    label: int
+    """Number of its class."""
+    prediction: int
+    """Number of the class it was taken for."""
+    confidence: float | None
+    """Probability of the prediction."""
+    pixels: str
+    """``height * width`` grey values, a byte each, as base64."""
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Classification:
+    """What a classifier made of the test split."""
+
+    class_names: tuple[str, ...]
+    confusion_matrix: tuple[tuple[float, ...], ...]
+    """Numbers of images, ``[true class][predicted class]``; empty if it does not fit the names."""
+    samples: tuple[ImageSample, ...]
+    """Mistakes that the model was sure of first, then some that are right."""
+
+    def to_json(self) -> dict[str, object]:
+        return fields.to_json(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> "Classification":
+        """Read it; a matrix that does not fit its names and samples that are damaged are left
+        out."""
+        names, matrix = _confusion(values)
+        return cls(class_names=names, confusion_matrix=matrix, samples=_samples(values))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldOutText:
+    """What a language model made of the held-out text."""
+
+    loss: float
+    """Mean per token, in nats."""
+    perplexity: float
+    """``exp(loss)``."""
+    unigram_loss: float
+    """That of the plainest model, which knows only how frequent each token is."""
+    num_tokens: int
+    """Held-out tokens that both losses are means over."""
+
+    def to_json(self) -> dict[str, object]:
+        return fields.to_json(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> "HeldOutText":
+        """
+        Raises:
+            ValueError: the number of tokens is missing.
+        """
+        return fields.from_json(cls, values)
+
+
+Evaluated = Classification | HeldOutText
+"""What ``evaluation.json`` holds; the two are told apart by their fields."""
+
+
+def evaluated_from_json(values: Mapping[str, object]) -> Evaluated | None:
+    """The content of ``evaluation.json``; None where it is neither of the two."""
+    if "unigram_loss" in values:
+        try:
+            return HeldOutText.from_json(values)
+        except ValueError:
+            return None
+    return Classification.from_json(values) if "class_names" in values else None
+
+
+def _confusion(
+    values: Mapping[str, object],
+) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
+    names, rows = values.get("class_names"), values.get("confusion_matrix")
+    if not isinstance(names, list) or not isinstance(rows, list) or len(rows) != len(names):
+        return (), ()
+    if not all(isinstance(row, list) and len(row) == len(names) for row in rows):
+        return (), ()
+    matrix = tuple(tuple(fields.number(count) or 0 for count in row) for row in rows)
+    return tuple(str(name) for name in names), matrix
+
+
+def _samples(values: Mapping[str, object]) -> tuple[ImageSample, ...]:
+    given = values.get("samples")
+    found = []
+    for each in given if isinstance(given, list) else []:
+        if isinstance(each, dict):
+            try:
+                found.append(fields.from_json(ImageSample, each))
+            except ValueError:
+                continue
+    return tuple(found)

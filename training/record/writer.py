@@ -1,0 +1,233 @@
+"""Writes the record of a run: every event becomes a line, a figure or a file in the run's folder.
+
+One process does it: the command itself under Ray, rank 0 under torchrun. A folder on disk is
+written line by line; in S3, where nothing can be appended to, files are written again after each
+evaluation and at the end.
+"""
+
+import json
+import shutil
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+from contract import runs
+from training import storage
+from training.record import events, reader
+from training.record.events import (
+    Evaluation,
+    Event,
+    Failed,
+    Finished,
+    Loaded,
+    Phase,
+    Preempted,
+    RankTimes,
+    Resume,
+    Sample,
+    Start,
+    Step,
+    Stopped,
+)
+from training.record.fields import Rate
+from training.record.result import SUCCEEDED, Result, Status
+
+
+class Display(Protocol):
+    """Shows events to a person as they come."""
+
+    def show(self, event: Event) -> None: ...
+
+
+class RunRecord:
+    """Keeps ``<storage>/<run>/`` up to date from the events of rank 0."""
+
+    def __init__(
+        self,
+        run_uri: str,
+        *,
+        run: str,
+        recipe: str,
+        settings: Mapping[str, object],
+        environment: Mapping[str, object],
+        display: Display,
+    ) -> None:
+        """Open a run's record, which may hold the lines of earlier attempts.
+
+        Args:
+            settings: content of ``config.json``.
+            environment: content of ``environment.json``.
+        """
+        self.run_uri = run_uri
+        self.error: str | None = None
+        self.stopped_at: int | None = None
+        self.result: Result | None = None
+        self._display = display
+        self._run, self._recipe = run, recipe
+        self._in_s3 = storage.is_s3(run_uri)
+        self.folder = Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(run_uri)
+        self._metrics = self.folder / runs.METRICS_FILE
+        if self._in_s3:
+            earlier = storage.read_bytes(storage.join(run_uri, runs.METRICS_FILE))
+            if earlier:
+                self._metrics.write_bytes(earlier)
+        self._write_json(runs.CONFIG_FILE, settings)
+        self._write_json(runs.ENVIRONMENT_FILE, environment)
+        self._start: Start | None = None
+        self._resumed_from: int | None = None
+        # Of all attempts: a head that is lost after its workers does not forget them.
+        self._num_preempted = sum(len(event.nodes) for event in self._read().of(Preempted))
+        self._phases: list[Phase] = []
+        self._hosts: tuple[str, ...] = ()
+        self._step = 0
+        self._first_step_at: float | None = None
+        self._evaluations: list[Evaluation] = []
+
+    def handle(self, event: Event) -> None:
+        """Take one event: write it down and show it."""
+        match event:
+            case Start():
+                self._on_start(event)
+            case Phase():
+                self._phases.append(event)
+                if event.hosts is not None:
+                    self._hosts = event.hosts
+            case Step():
+                self._append(event)
+                self._step = event.step
+                if self._first_step_at is None:
+                    self._first_step_at = event.time
+            case Preempted():
+                self._append(event)
+                self._num_preempted += len(event.nodes)
+            case RankTimes() | Sample() | Loaded():
+                self._append(event)
+            case Evaluation():
+                self._append(event)
+                self._evaluations.append(event)
+                self.flush()
+            case Stopped():
+                self.stopped_at = event.step
+            case Failed():
+                self.error = event.message
+            case Finished():
+                self._write_json(runs.EVALUATION_FILE, event.evaluation.to_json())
+                self._step = event.step
+                self._write_result("succeeded", event)
+        self._display.show(event)
+
+    @property
+    def is_complete(self) -> bool:
+        return self.result is not None and self.result.status == SUCCEEDED
+
+    @property
+    def first_step_at(self) -> float | None:
+        """Wall-clock time at which the first step of this attempt was done."""
+        return self._first_step_at
+
+    def close(self) -> Path | None:
+        """Write the result and the report of what there is; return the report's path if local."""
+        report = None
+        if self._start is not None:
+            if not self.is_complete:
+                status: Status = "stopped" if self.error is None else "failed"
+                self._write_result(status, self._evaluations[-1] if self._evaluations else None)
+            from training.record.report import write_report  # takes as long to load as all else
+
+            report = write_report(self.folder)
+        if self._in_s3:
+            self.flush()
+            for path in sorted(self.folder.rglob("*")):
+                if path.is_file():
+                    name = path.relative_to(self.folder).as_posix()
+                    storage.write_bytes(storage.join(self.run_uri, name), path.read_bytes())
+            shutil.rmtree(self.folder, ignore_errors=True)
+            return None
+        return report
+
+    def flush(self) -> None:
+        """Bring S3 up to date; a folder on disk always is."""
+        if self._in_s3 and self._metrics.exists():
+            uri = storage.join(self.run_uri, runs.METRICS_FILE)
+            storage.write_bytes(uri, self._metrics.read_bytes())
+
+    def _on_start(self, event: Start) -> None:
+        """Forget what an earlier attempt did after its last checkpoint: it is done again now."""
+        # One that found no checkpoint begins with what comes before the first step.
+        last_kept = event.step if event.resumed else -1
+        kept = [
+            line
+            for line in reader.without_redone(self._read().lines, last_kept)
+            if not isinstance(line.event, Phase)
+        ]
+        added: list[Event] = [*self._phases]
+        if event.resumed:
+            resume = Resume(
+                step=event.step,
+                world_size=event.world_size,
+                checkpoint=runs.checkpoint_name(event.step),
+            )
+            added.insert(0, resume)
+        self._phases = []
+        texts = [*(line.text for line in kept), *map(_line, added)]
+        storage.write_bytes(str(self._metrics), "".join(f"{text}\n" for text in texts).encode())
+        # A worker lost on the way starts again within this attempt: the first start counts.
+        if self._start is None and event.resumed:
+            self._resumed_from = event.step
+        self._start = event
+        self._step = event.step
+        self._evaluations = [line.event for line in kept if isinstance(line.event, Evaluation)]
+
+    def _write_result(self, status: Status, last: Finished | Evaluation | None) -> None:
+        """Write ``result.json``.
+
+        Args:
+            last: what knows the model's quality best.
+        """
+        assert self._start is not None
+        evaluation = self._evaluations[-1] if self._evaluations else None
+        # Before the first step there is no rate.
+        rates = [each.rate.per_s for each in self._evaluations if each.rate and each.rate.per_s]
+        median = statistics.median(rates) if rates else None
+        self.result = Result(
+            run=self._run,
+            recipe=self._recipe,
+            status=status,
+            accuracy=None if last is None else last.accuracy,
+            loss=None if last is None else last.loss,
+            perplexity=None if last is None else last.perplexity,
+            seconds=None if last is None else last.seconds,
+            steps=self._step,
+            rate=Rate(items=self._start.items, per_s=median),
+            world_size=self._start.world_size,
+            hosts=self._hosts,
+            resumed_from=self._resumed_from,
+            preempted=self._num_preempted,
+            parameters=self._start.parameters,
+            flops_per_s=None if evaluation is None else evaluation.flops_per_s,
+            mfu=None if evaluation is None else evaluation.mfu,
+            memory_bytes=None if evaluation is None else evaluation.memory_bytes,
+            device=self._start.device,
+            precision=self._start.precision,
+            error=self.error,
+        )
+        self._write_json(runs.RESULT_FILE, self.result.to_json())
+
+    def _read(self) -> reader.Metrics:
+        return reader.read_metrics(str(self.folder))
+
+    def _append(self, event: Event) -> None:
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(_line(event) + "\n")
+
+    def _write_json(self, name: str, values: Mapping[str, object]) -> None:
+        content = (json.dumps(values, indent=1) + "\n").encode()
+        storage.write_bytes(str(self.folder / name), content)
+        if self._in_s3:
+            storage.write_bytes(storage.join(self.run_uri, name), content)
+
+
+def _line(event: Event) -> str:
+    return json.dumps(events.to_json(event))
