@@ -71,9 +71,7 @@ def main() -> int:
         "seconds": {
             way: [round(_of(each.seconds), 1) for each in seeds] for way, seeds in found.items()
         },
-        "images_per_s": statistics.median(
-            _of(each.rate.per_s if each.rate else None) for each in last
-        ),
+        "images_per_s": statistics.median(_of(each.items_per_s) for each in last),
         "computed_on_the_references_gpus": on_reference_gpus(),
     }
     report(result, as_json=options.json)

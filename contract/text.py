@@ -10,3 +10,21 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def percent(share: float) -> str:
+    """``93.61%`` of 0.93612."""
+    return f"{100 * share:.2f}%"
+
+
+def significant(value: float) -> str:
+    """Four significant digits."""
+    return f"{value:.4g}"
+
+
+def compact(value: float) -> str:
+    """``950``, ``23,450`` or ``11.18 M``."""
+    for size, unit in ((1e9, " G"), (1e6, " M")):
+        if abs(value) >= size:
+            return f"{value / size:.4g}{unit}"
+    return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"

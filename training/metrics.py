@@ -146,7 +146,7 @@ class Course:
         memory_bytes: float | None = None,
     ) -> Evaluation:
         """The event of an evaluation after the steps that ``ranks`` measured."""
-        items_per_s = sum(each.rate.per_s or 0.0 for each in ranks if each.rate)
+        items_per_s = sum(each.items_per_s or 0.0 for each in ranks)
         flops_per_s = self.flops_per_item * items_per_s
         return Evaluation(
             step=ranks[0].step,

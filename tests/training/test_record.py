@@ -86,6 +86,11 @@ def finished() -> Finished:
     return Finished(step=8, loss=0.5, accuracy=0.5, seconds=2.0, evaluation=details)
 
 
+def tell(kept: RunRecord, *events: Event) -> None:
+    for event in events:
+        kept.handle(event)
+
+
 def steps_of(folder: Path) -> list[int]:
     return [each.step for each in reader.read_metrics(str(folder)).of(Step)]
 
@@ -98,9 +103,8 @@ def result_of(folder: Path | str) -> Result:
 
 def test_a_run_that_ends_leaves_every_file_of_its_record(tmp_path: Path) -> None:
     kept = opened(tmp_path / "r")
-    events = [start(), *map(step, range(1, 5)), evaluation(1, 90.0), *map(step, range(5, 9))]
-    for event in [*events, evaluation(2, 110.0), finished()]:
-        kept.handle(event)
+    tell(kept, start(), *map(step, range(1, 5)), evaluation(1, 90.0))
+    tell(kept, *map(step, range(5, 9)), evaluation(2, 110.0), finished())
     report = kept.close()
     assert report == tmp_path / "r" / "report.html"
     assert kept.is_complete
@@ -117,20 +121,12 @@ def test_a_run_that_ends_leaves_every_file_of_its_record(tmp_path: Path) -> None
 
 def test_lines_after_the_checkpoint_are_dropped_when_a_run_resumes(tmp_path: Path) -> None:
     killed = opened(tmp_path / "r")
-    for event in [
-        start(),
-        *(step(n, loss=1.0) for n in range(1, 5)),
-        evaluation(1),
-        step(5),
-        step(6),
-    ]:
-        killed.handle(event)
+    tell(killed, start(), *map(step, range(1, 5)), evaluation(1), step(5), step(6))
     with (tmp_path / "r" / "metrics.jsonl").open("a") as file:
         file.write('{"type": "step", "st')  # killed while it wrote
 
     resumed = opened(tmp_path / "r")
-    for event in [start(4, resumed=True), *(step(n, loss=2.0) for n in range(5, 9))]:
-        resumed.handle(event)
+    tell(resumed, start(4, resumed=True), *(step(n, loss=2.0) for n in range(5, 9)))
     resumed.handle(evaluation(2))
     resumed.handle(finished())
     metrics = reader.read_metrics(str(tmp_path / "r"))
@@ -144,10 +140,8 @@ def test_lines_after_the_checkpoint_are_dropped_when_a_run_resumes(tmp_path: Pat
 
 def test_a_worker_lost_on_the_way_does_not_make_the_attempt_a_resumed_one(tmp_path: Path) -> None:
     kept = opened(tmp_path / "r")
-    for event in [start(), *map(step, range(1, 5)), evaluation(1), step(5)]:
-        kept.handle(event)
-    for event in [start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished()]:
-        kept.handle(event)
+    tell(kept, start(), *map(step, range(1, 5)), evaluation(1), step(5))
+    tell(kept, start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished())
     assert result_of(tmp_path / "r").resumed_from is None
     assert steps_of(tmp_path / "r") == list(range(1, 9))
 
@@ -158,19 +152,16 @@ def test_hosts_that_were_taken_away_are_counted_over_all_attempts(tmp_path: Path
 
     kept = opened(tmp_path / "r")
     # The host goes; the workers start again within this attempt.
-    for event in [start(), *map(step, range(1, 5)), taken("a"), start(4, resumed=True)]:
-        kept.handle(event)
+    tell(kept, start(), *map(step, range(1, 5)), taken("a"), start(4, resumed=True))
     # The head is lost as well: another process keeps the record from here on.
     again = opened(tmp_path / "r")
-    for event in [start(4, resumed=True), step(5), taken("b", "c"), evaluation(2), finished()]:
-        again.handle(event)
+    tell(again, start(4, resumed=True), step(5), taken("b", "c"), evaluation(2), finished())
     assert result_of(tmp_path / "r").preempted == 3
 
 
 def test_a_damaged_line_loses_only_itself_when_a_run_resumes(tmp_path: Path) -> None:
     killed = opened(tmp_path / "r")
-    for event in [start(), *map(step, range(1, 5)), evaluation(1)]:
-        killed.handle(event)
+    tell(killed, start(), *map(step, range(1, 5)), evaluation(1))
     path = tmp_path / "r" / "metrics.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], b"\xff\x00[" + lines[1], *lines[2:]]))
@@ -188,9 +179,7 @@ def test_a_run_that_begins_again_without_a_checkpoint_forgets_all_of_its_steps(
 ) -> None:
     before_training = Evaluation(step=0, epoch=0, loss=3.0, perplexity=20.0)
     for _ in range(2):
-        kept = opened(tmp_path / "r")
-        for event in [start(), before_training, step(1), step(2)]:
-            kept.handle(event)
+        tell(opened(tmp_path / "r"), start(), before_training, step(1), step(2))
     assert steps_of(tmp_path / "r") == [1, 2]
     assert reader.read_metrics(str(tmp_path / "r")).of(Evaluation) == [before_training]
 
@@ -213,8 +202,7 @@ def test_lines_of_a_later_version_survive_a_resume_as_they_are(tmp_path: Path) -
 
 def test_a_stopped_run_has_a_result_and_a_report_of_what_there_is(tmp_path: Path) -> None:
     kept = opened(tmp_path / "r")
-    for event in [start(), *map(step, range(1, 5)), evaluation(1), step(5)]:
-        kept.handle(event)
+    tell(kept, start(), *map(step, range(1, 5)), evaluation(1), step(5))
     kept.handle(Stopped(step=5))
     assert kept.close() == tmp_path / "r" / "report.html"
     result = result_of(tmp_path / "r")
@@ -260,13 +248,11 @@ def test_a_record_in_s3_is_up_to_date_after_every_epoch(s3_endpoint: str) -> Non
     storage.filesystem("s3://").mkdir("s3://record-test")
     uri = "s3://record-test/runs/r"
     kept = opened_at(uri)
-    for event in [start(), *map(step, range(1, 5)), evaluation(1), step(5)]:
-        kept.handle(event)
+    tell(kept, start(), *map(step, range(1, 5)), evaluation(1), step(5))
     lines = (storage.read_bytes(f"{uri}/metrics.jsonl") or b"").decode().splitlines()
     assert len(lines) == 5
     resumed = opened_at(uri)
-    for event in [start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished()]:
-        resumed.handle(event)
+    tell(resumed, start(4, resumed=True), *map(step, range(5, 9)), evaluation(2), finished())
     resumed.close()
     assert storage.exists(f"{uri}/report.html")
     assert storage.exists(f"{uri}/plots/loss.png")

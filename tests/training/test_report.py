@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.record import report
-from training.record.report import write_report
+from training.record import curves, figures, page, reader
+from training.record.page import write_report
 
 PLOTS = {"loss", "accuracy", "throughput", "learning_rate", "step_time", "confusion_matrix"}
 VOID = {"meta", "img", "br", "hr", "link", "input"}
@@ -224,10 +224,10 @@ def test_every_colour_of_a_drawing_follows_the_theme(finished: Path) -> None:
     drawings = re.findall(r"<svg.*?</svg>", content, re.DOTALL)
     assert drawings
     for drawing in drawings:
-        assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= set(report.COLOURS)
+        assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= set(figures.COLORS)
         assert "var(--" in drawing
         assert not re.search(r"(fill|stroke|color)(: |=\")(#|rgb|black|white)", drawing)
-    light = [light for light, _ in report.COLOURS.values()]
+    light = [light for light, _ in figures.COLORS.values()]
     assert len(light) == len(set(light))
 
 
@@ -329,9 +329,9 @@ def test_steps_that_a_resume_did_again_count_once(run_dir: Path) -> None:
     resume = {"type": "resume", "step": 30}
     at = next(i for i, line in enumerate(once) if line["step"] == 31)
     write_lines(run_dir / "metrics.jsonl", [*once[:at], *lost, resume, *once[at:]])
-    run = report.load_run(run_dir)
-    assert [line["step"] for line in run.steps] == list(range(1, 61))
-    assert report.column(run.steps, "loss").max() < 99
+    run = reader.read_run(run_dir)
+    assert [step.step for step in run.steps] == list(range(1, 61))
+    assert curves.column(run.steps, "loss").max() < 99
 
 
 def test_a_language_model_has_tokens_and_perplexity(tmp_path: Path) -> None:
@@ -403,17 +403,17 @@ def test_samples_become_images_with_the_same_pixels(run_dir: Path) -> None:
 
     pixels = bytes(range(0, 240, 20))
     path = run_dir / "sample.png"
-    path.write_bytes(report.gray_png(pixels, 3, 4))
+    path.write_bytes(figures.gray_png(pixels, 3, 4))
     expected = np.frombuffer(pixels, np.uint8).reshape(3, 4)
     np.testing.assert_array_equal(np.rint(imread(path) * 255), expected)
     with pytest.raises(ValueError, match="12 bytes are no image of 4 x 4"):
-        report.gray_png(pixels, 4, 4)
+        figures.gray_png(pixels, 4, 4)
 
 
 @pytest.mark.parametrize(("size", "num_buckets"), [(5, 10), (10, 10), (23, 10), (4000, 1500)])
 def test_bucket_means_keep_the_mean_of_the_whole(size: int, num_buckets: int) -> None:
     values = np.arange(size, dtype=np.float64)
-    means = report.bucket_means(values, num_buckets)
+    means = curves.bucket_means(values, num_buckets)
     assert len(means) == min(size, num_buckets)
     assert np.all(np.diff(means) > 0)
     assert abs(means.mean() - values.mean()) < 1
@@ -421,15 +421,7 @@ def test_bucket_means_keep_the_mean_of_the_whole(size: int, num_buckets: int) ->
 
 def test_smoothing_keeps_a_level_curve_and_its_length() -> None:
     for size in (1, 7, 8, 300):
-        np.testing.assert_allclose(report.smooth(np.full(size, 0.25)), np.full(size, 0.25))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.04, "0.0 s"), (42.13, "42.1 s"), (185, "3 min 5 s"), (3599.7, "1 h 0 min")],
-)
-def test_durations_are_written_for_people(seconds: float, words: str) -> None:
-    assert report.duration(seconds) == words
+        np.testing.assert_allclose(curves.smooth(np.full(size, 0.25)), np.full(size, 0.25))
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
@@ -440,16 +432,21 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_importing_the_module_brings_in_no_heavy_library() -> None:
-    code = (
-        "import sys, training.record.report; "
-        "print(*{'torch', 'ray', 'matplotlib'} & set(sys.modules))"
-    )
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("writer", {"torch", "ray", "numpy", "matplotlib", "jinja2", "PIL", "rich"}),
+        ("reader", {"torch", "ray", "numpy", "matplotlib", "jinja2", "PIL", "rich"}),
+        ("page", {"torch", "ray", "matplotlib", "jinja2", "PIL"}),
+    ],
+)
+def test_importing_a_module_brings_in_no_heavy_library(module: str, heavy: set[str]) -> None:
+    code = f"import sys, training.record.{module}; print(*{heavy} & set(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,
-        cwd=Path(report.__file__).parents[1],
+        cwd=Path(page.__file__).parents[2],
     )
     assert done.stdout.strip() == ""

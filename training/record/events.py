@@ -101,6 +101,10 @@ class RankTimes:
     rate: Rate | None = None
     """This worker's items per second."""
 
+    @property
+    def items_per_s(self) -> float | None:
+        return None if self.rate is None else self.rate.per_s
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
@@ -128,6 +132,10 @@ class Evaluation:
     """``flops_per_s`` over the peak of all GPUs, 0 to 1; None where the peak is not known."""
     memory_bytes: float | None = None
     """Most bytes that any worker held so far; None where the recipe does not measure it."""
+
+    @property
+    def items_per_s(self) -> float | None:
+        return None if self.rate is None else self.rate.per_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

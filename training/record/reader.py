@@ -5,16 +5,27 @@ run did again are forgotten (``without_redone``): writer and readers share both 
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
-from contract.runs import METRICS_FILE, RESULT_FILE
+from contract.errors import InputError
+from contract.runs import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    EVALUATION_FILE,
+    METRICS_FILE,
+    RESULT_FILE,
+)
+from contract.text import percent, significant
 from training import storage
 from training.record import events
-from training.record.events import Event, Resume
-from training.record.result import Result
+from training.record.events import Evaluation, Event, RankTimes, Resume, Step
+from training.record.fields import number
+from training.record.result import Evaluated, Result, evaluated_from_json
 
 _E = TypeVar("_E")
 
@@ -116,3 +127,152 @@ def _parse(text: str) -> Line:
         event=events.from_json(values),
         step=step if isinstance(step, int) else None,
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """By what a kind of model is judged, beside its loss: a field of ``Evaluation`` and
+    ``Result``."""
+
+    name: str
+    low_is_good: bool
+    words: Callable[[float], str]
+    """How its values are written."""
+    section: str
+    """What the page's section about the evaluation shows: ``images`` or ``texts``."""
+
+
+MEASURES: Final = (
+    Measure(name="accuracy", low_is_good=False, words=percent, section="images"),
+    Measure(name="perplexity", low_is_good=True, words=significant, section="texts"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRun:
+    """What a run's folder says. Mappings are empty, and lists short, while a run goes on."""
+
+    name: str
+    config: Mapping[str, object]
+    environment: Mapping[str, object]
+    result: Result | None
+    evaluated: Evaluated | None
+    """Details of the last evaluation."""
+    metrics: Metrics
+    notes: Sequence[str]
+    """What could not be read, a sentence each."""
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.metrics.of(Step)
+
+    @property
+    def ranks(self) -> list[RankTimes]:
+        return self.metrics.of(RankTimes)
+
+    @property
+    def evaluations(self) -> list[Evaluation]:
+        return self.metrics.of(Evaluation)
+
+    @property
+    def resumes(self) -> list[Resume]:
+        return self.metrics.of(Resume)
+
+    @property
+    def clock(self) -> str:
+        """What evaluations are counted by: epochs, or steps where some lie within an epoch."""
+        epochs = [each.epoch for each in self.evaluations if math.isfinite(each.epoch)]
+        return "epoch" if all(epoch == math.floor(epoch) for epoch in epochs) else "step"
+
+    @property
+    def items(self) -> str:
+        """What the run trained on: images, tokens."""
+        records = [self.result, *self.evaluations, *self.ranks]
+        rates = [each.rate for each in records if each is not None and each.rate is not None]
+        return rates[0].items if rates else "items"
+
+    @property
+    def measure(self) -> Measure:
+        """The first of ``MEASURES`` that the record has a value of; the first one if none."""
+        return next((each for each in MEASURES if self.last(each.name) is not None), MEASURES[0])
+
+    def last(self, field: str) -> float | None:
+        """The result's value, or the last evaluation's while there is none."""
+        for record in (self.result, *reversed(self.evaluations)):
+            value = None if record is None else number(getattr(record, field))
+            if value is not None:
+                return value
+        return None
+
+    @property
+    def gpus(self) -> str:
+        """Names of the GPUs, empty without one.
+
+        A cluster's head, which describes the environment, may have none where its workers do:
+        what the result says of the workers comes first.
+        """
+        device = self.result.device if self.result else ""
+        if device and device != "CPU":
+            return device
+        gpus = self.environment.get("gpus")
+        return listed(gpus) if isinstance(gpus, list) and not device else ""
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Read the record in ``folder``; a missing or damaged file counts as empty.
+
+    Raises:
+        InputError: ``folder`` is not a folder, or holds nothing of a run's record.
+    """
+    files = (CONFIG_FILE, ENVIRONMENT_FILE, METRICS_FILE, EVALUATION_FILE, RESULT_FILE)
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder: give the folder of a run")
+    if not any((folder / name).is_file() for name in files):
+        raise InputError(
+            f"{folder} is not the folder of a run: it has none of {', '.join(files)}; "
+            "give the folder that --storage and the run's name lead to"
+        )
+    notes: list[str] = []
+    config, environment, evaluated, found = (
+        _read_object(folder / name, notes)
+        for name in (CONFIG_FILE, ENVIRONMENT_FILE, EVALUATION_FILE, RESULT_FILE)
+    )
+    result = None
+    if found:
+        try:
+            result = Result.from_json(found)
+        except ValueError as error:
+            notes.append(f"{RESULT_FILE} was left out: {error}.")
+    metrics = read_metrics(str(folder))
+    if metrics.num_damaged:
+        notes.append(f"{METRICS_FILE}: {metrics.num_damaged} damaged lines were left out.")
+    return RecordedRun(
+        name=str(config.get("run") or folder.resolve().name),
+        config=config,
+        environment=environment,
+        result=result,
+        evaluated=evaluated_from_json(evaluated),
+        metrics=metrics,
+        notes=notes,
+    )
+
+
+def listed(values: Sequence[object]) -> str:
+    """Values as text, equal ones once; of a dictionary its name."""
+    names = [str(v["name"]) if isinstance(v, dict) and "name" in v else str(v) for v in values]
+    counts = Counter(names).items()
+    return ", ".join(f"{count}x {name}" if count > 1 else name for name, count in counts)
+
+
+def _read_object(path: Path, notes: list[str]) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        notes.append(f"{path.name} could not be read: {error}.")
+        return {}
+    if not isinstance(value, dict):
+        notes.append(f"{path.name} was left out: it holds no JSON object.")
+        return {}
+    return value

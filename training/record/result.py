@@ -57,6 +57,10 @@ class Result:
     error: str | None
     """Why the run failed."""
 
+    @property
+    def items_per_s(self) -> float | None:
+        return None if self.rate is None else self.rate.per_s
+
     def to_json(self) -> dict[str, object]:
         return fields.to_json(self, keep_none=True)
 

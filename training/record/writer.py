@@ -134,7 +134,7 @@ class RunRecord:
             if not self.is_complete:
                 status: Status = "stopped" if self.error is None else "failed"
                 self._write_result(status, self._evaluations[-1] if self._evaluations else None)
-            from training.record.report import write_report  # takes as long to load as all else
+            from training.record.page import write_report  # takes as long to load as all else
 
             report = write_report(self.folder)
         if self._in_s3:

@@ -1,0 +1,193 @@
+"""Proves that every event and result survives the way through JSON, and that files of other
+versions of this project can be read."""
+
+import dataclasses
+import json
+import math
+import pickle
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from training.record import events, reader
+from training.record.events import TYPES, Evaluation, Event, Finished, Phase, RankTimes, Step
+from training.record.fields import Rate
+from training.record.result import (
+    Classification,
+    HeldOutText,
+    ImageSample,
+    Result,
+    evaluated_from_json,
+)
+
+# A value of each kind of field. Infinite and missing numbers have tests of their own.
+NUMBERS = st.floats(allow_nan=False)
+KINDS: dict[Any, st.SearchStrategy[Any]] = {
+    int: st.integers(),
+    float: NUMBERS | st.integers(),
+    bool: st.booleans(),
+    str: st.text(),
+    types.NoneType: st.none(),
+    Rate: st.builds(Rate, items=st.sampled_from(["images", "tokens", "frames"]), per_s=NUMBERS),
+    tuple[str, ...]: st.lists(st.text()).map(tuple),
+}
+
+
+def any_of(kind: type[Any]) -> st.SearchStrategy[Any]:
+    """Objects of a dataclass, with any values that its fields may have."""
+    hints = typing.get_type_hints(kind)
+    values = {}
+    for field in dataclasses.fields(kind):
+        hint = hints[field.name]
+        several = isinstance(hint, types.UnionType)
+        values[field.name] = st.one_of(
+            *(KINDS[each] for each in (typing.get_args(hint) if several else [hint]))
+        )
+    return st.builds(kind, **values)
+
+
+MATRIX = st.integers(1, 4).flatmap(
+    lambda num: st.tuples(
+        st.lists(st.text(), min_size=num, max_size=num).map(tuple),
+        st.tuples(*[st.tuples(*[st.integers(0, 10**6)] * num)] * num),
+    )
+)
+
+
+def any_classification() -> st.SearchStrategy[Classification]:
+    return st.builds(
+        lambda matrix, samples: Classification(
+            class_names=matrix[0], confusion_matrix=matrix[1], samples=samples
+        ),
+        MATRIX,
+        st.lists(any_of(ImageSample), max_size=3).map(tuple),
+    )
+
+
+KINDS[Classification] = any_classification()
+KINDS[HeldOutText] = any_of(HeldOutText)
+
+
+@given(st.one_of(*(any_of(kind) for kind in TYPES.values())))
+def test_every_event_survives_json_and_pickle(event: Event) -> None:
+    values = events.to_json(event)
+    assert values["type"] in TYPES
+    assert events.from_json(json.loads(json.dumps(values))) == event
+    assert pickle.loads(pickle.dumps(event)) == event
+
+
+@given(any_of(Result))
+def test_every_result_survives_json_and_has_all_of_its_fields_there(result: Result) -> None:
+    values = result.to_json()
+    assert Result.from_json(json.loads(json.dumps(values))) == result
+    names = {field.name for field in dataclasses.fields(Result)} - {"rate"}
+    assert names <= values.keys()
+
+
+@given(any_classification() | any_of(HeldOutText))
+def test_what_was_evaluated_survives_json(evaluated: Classification | HeldOutText) -> None:
+    assert evaluated_from_json(json.loads(json.dumps(evaluated.to_json()))) == evaluated
+
+
+# Lines as the version before typed events wrote them.
+OLD_LINES = """\
+{"type": "phase", "name": "ray_ready", "time": 1.5}
+{"type": "phase", "name": "workers_ready", "time": 2.5, "hosts": ["10.0.0.1", "10.0.0.2"]}
+{"type": "step", "step": 1, "epoch": 1, "loss": 2.4, "lr": 0.001, "grad_norm": 3.0, "time": 9.5}
+{"type": "rank", "epoch": 1, "step": 1, "rank": 0, "data_s": 0.1, "forward_s": 0.2, \
+"backward_s": 0.3, "optimizer_s": 0.05, "step_time_s": 0.65, "images_per_s": 480.0}
+{"type": "rank", "epoch": 0.5, "step": 1, "rank": 1, "data_s": 0.1, "forward_s": 0.2, \
+"backward_s": 0.3, "optimizer_s": 0.05, "checkpoint_s": 0.0, "step_time_s": 0.65, \
+"tokens_per_s": 480.0, "communication_s": 0.01, "memory_bytes": 123456.0}
+{"type": "evaluation", "epoch": 1, "step": 1, "loss": 0.5, "accuracy": 0.9, "train_loss": 1.1, \
+"images_per_s": 950.0, "seconds": 12.5, "flops_per_s": 1e9, "mfu": null, "memory_bytes": null}
+{"type": "evaluation", "epoch": 0, "step": 0, "loss": 0.7, "perplexity": 2.0}
+{"type": "sample", "step": 0, "prompt": "Once", "text": " upon"}
+{"type": "loaded", "step": 1, "loss": 0.5}
+{"type": "preempted", "nodes": ["abc"], "time": 13.5}
+{"type": "resume", "step": 1, "world_size": 2, "checkpoint": "step-00000001"}
+"""
+OLD_RESULT = """{
+ "run": "r", "recipe": "ddp", "status": "succeeded", "accuracy": 0.9, "loss": 0.5,
+ "perplexity": null, "seconds": 12.5, "steps": 1, "images_per_s": 950.0, "world_size": 2,
+ "hosts": [], "resumed_from": null, "preempted": 0, "parameters": 11175370, "flops_per_s": 1e9,
+ "mfu": null, "memory_bytes": null, "device": "CPU", "precision": "fp32", "error": null
+}"""
+
+
+def test_a_record_of_the_version_before_is_read_and_written_the_same() -> None:
+    metrics = reader.parse_metrics(OLD_LINES.encode())
+    assert (len(metrics.lines), metrics.num_damaged) == (11, 0)
+    assert metrics.of(Phase)[1].hosts == ("10.0.0.1", "10.0.0.2")
+    assert [each.rate for each in metrics.of(RankTimes)] == [
+        Rate(items="images", per_s=480.0),
+        Rate(items="tokens", per_s=480.0),
+    ]
+    for line, text in zip(metrics.lines, OLD_LINES.splitlines(), strict=True):
+        known = {name: value for name, value in json.loads(text).items() if value is not None}
+        assert line.event is not None
+        assert events.to_json(line.event) == known
+    result = Result.from_json(json.loads(OLD_RESULT))
+    assert result.to_json() == json.loads(OLD_RESULT)
+    assert result.items_per_s == 950.0
+
+
+def test_a_value_of_another_kind_counts_as_missing() -> None:
+    found = events.from_json(
+        {"type": "evaluation", "step": 3, "epoch": "two", "loss": None, "accuracy": True}
+        | {"images_per_s": "many", "of_a_later_version": {}}
+    )
+    assert isinstance(found, Evaluation)
+    assert math.isnan(found.epoch)
+    assert math.isnan(found.loss)
+    assert (found.accuracy, found.items_per_s) == (None, None)
+
+
+@pytest.mark.parametrize("values", [{}, {"step": "many"}, {"step": True}, {"step": None}])
+def test_a_line_without_its_step_is_damaged_and_nothing_else_is_lost(
+    values: dict[str, Any],
+) -> None:
+    whole = [{"type": "step", "step": number, "loss": 1.0} for number in (1, 2)]
+    lines = [whole[0], {"type": "step", "loss": 1.0, **values}, whole[1]]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    metrics = reader.parse_metrics(text.encode())
+    assert [each.step for each in metrics.of(Step)] == [1, 2]
+    assert metrics.num_damaged == 1
+
+
+@given(st.binary(max_size=60), st.integers(0, 3))
+def test_any_bytes_between_two_lines_lose_only_themselves(damage: bytes, at: int) -> None:
+    lines = [json.dumps({"type": "step", "step": number}).encode() for number in (1, 2, 3)]
+    lines.insert(at, b"{" + damage.replace(b"\n", b""))
+    found = reader.parse_metrics(b"\n".join(lines) + b"\n")
+    assert [each.step for each in found.of(Step)] == [1, 2, 3]
+
+
+def test_deeply_nested_damage_is_damage() -> None:
+    assert reader.parse_metrics(b"[" * 100_000 + b"\n").num_damaged == 1
+
+
+def test_steps_that_were_done_again_count_once() -> None:
+    lines = [{"type": "step", "step": number, "loss": 1.0} for number in (1, 2, 3)]
+    lines += [{"type": "resume", "step": 1}, {"type": "step", "step": 2, "loss": 2.0}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    found = reader.parse_metrics(text.encode()).of(Step)
+    assert [(each.step, each.loss) for each in found] == [(1, 1.0), (2, 2.0)]
+
+
+def test_nothing_is_read_where_there_is_nothing(tmp_path: Path) -> None:
+    assert reader.read_metrics(str(tmp_path)).events == []
+    assert reader.read_events(tmp_path / "metrics.jsonl") == []
+    assert reader.read_result(str(tmp_path)) is None
+    assert evaluated_from_json({"of_a_later_version": 1}) is None
+
+
+def test_a_finished_run_keeps_what_was_evaluated() -> None:
+    text = HeldOutText(loss=2.0, perplexity=7.4, unigram_loss=5.0, num_tokens=10)
+    event = Finished(step=3, loss=2.0, seconds=1.0, perplexity=7.4, evaluation=text)
+    assert events.from_json(events.to_json(event)) == event

@@ -1,0 +1,362 @@
+"""The report of one run: a page that opens anywhere, and its plots as images.
+
+Reads the record that a run leaves in its folder and writes ``report.html``, which needs no
+network and no other file, and ``plots/*.png``. An unfinished run gets a report of what there is.
+Needs NumPy, Matplotlib, Jinja2 and Pillow, but neither torch nor Ray. To watch a run live, read
+its ``metrics.jsonl`` instead: this draws everything again each time.
+
+What the page says is put together here; ``page.html.j2`` says where, and ``page.css`` how it looks.
+"""
+
+import base64
+import binascii
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from contract.runs import (
+    CONFIG_FILE,
+    ENVIRONMENT_FILE,
+    EVALUATION_FILE,
+    PLOTS_DIR,
+    REPORT_FILE,
+    RESULT_FILE,
+)
+from contract.text import compact, duration, percent, significant
+from training import storage
+from training.record import figures
+from training.record.events import Sample
+from training.record.fields import number
+from training.record.figures import COLORS, Plot
+from training.record.plots import CONFUSION, confusion, draw, loss_plot
+from training.record.reader import RecordedRun, listed, read_run
+from training.record.result import SUCCEEDED, Classification, HeldOutText
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+_HERE: Final = Path(__file__).parent
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write ``report.html`` and ``plots/*.png`` into ``run_dir`` and return the page's path.
+
+    The same record gives the same bytes. Files are replaced whole, so a reader never sees half
+    of one. Matplotlib's settings are changed while this runs: not for use while another thread
+    draws.
+
+    Raises:
+        ValueError: ``run_dir`` is not a folder, or holds nothing of a run's record.
+        OSError: A file cannot be read or written.
+    """
+    run = read_run(run_dir)
+    with figures.drawing():
+        plots = draw(run)
+        drawings = {plot.name: figures.svg(plot) for plot in plots if plot.figure}
+        # The curve of the loss spans the page; a phone gets it in another shape.
+        narrow = loss_plot(run, width=468, height=280, name="loss-narrow")
+        if narrow.figure:
+            drawings["loss"] = (
+                f'<div class="wide">{drawings["loss"]}</div>'
+                f'<div class="narrow">{figures.svg(narrow)}</div>'
+            )
+        for plot in plots:
+            if plot.figure:
+                name = str(run_dir / PLOTS_DIR / f"{plot.name}.png")
+                storage.write_bytes(name, figures.png(plot))
+    path = run_dir / REPORT_FILE
+    storage.write_bytes(str(path), page(run, plots, drawings).encode("utf-8", "replace"))
+    return path
+
+
+def page(run: RecordedRun, plots: Sequence[Plot], drawings: Mapping[str, str]) -> str:
+    """The whole document. Every string of the record is escaped.
+
+    Args:
+        drawings: SVG elements by the names of their plots.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    template = Environment(
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    ).get_template("page.html.j2")
+    cards = [
+        Card(title=plot.title, text=plot.text, drawing=Markup(drawings.get(plot.name, "")))
+        for plot in plots
+    ]
+    matrix = [card for card, plot in zip(cards, plots, strict=True) if plot.name == CONFUSION]
+    return template.render(
+        run=run,
+        css=Markup(_css()),
+        status=_status(run),
+        facts=_facts(run),
+        error=run.result.error if run.result else None,
+        key_figures=key_figures(run),
+        plots=[card for card in cards if card not in matrix],
+        resumes=_resumes(run),
+        evaluations=_evaluations(run),
+        section=run.measure.section,
+        confusion=matrix[0] if matrix else None,
+        classes=_classes(run),
+        samples=_sample_groups(run),
+        held_out=_held_out(run),
+        texts=_texts(run.metrics.of(Sample)),
+        config=_flat(run.config),
+        environment=_flat(run.environment),
+        footer=_footer(run),
+        files={
+            "config": CONFIG_FILE,
+            "environment": ENVIRONMENT_FILE,
+            "evaluation": EVALUATION_FILE,
+            "result": RESULT_FILE,
+        },
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """A plot on the page."""
+
+    title: str
+    text: str
+    drawing: "Markup"
+    """Its SVG element; empty if it was left out."""
+
+
+def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
+    """The row of figures below the title: labels and values."""
+    result = run.result
+    workers = result.world_size if result else number(run.config.get("num_workers"))
+    resumed_from = result.resumed_from if result else None
+    if resumed_from is None and run.resumes:
+        resumed_from = run.resumes[-1].step
+    figures: list[tuple[str, float | None, Callable[[float], str]]] = [
+        ("Accuracy", run.last("accuracy"), percent),
+        ("Perplexity", run.last("perplexity"), significant),
+        ("Evaluation loss", run.last("loss"), significant),
+        (f"{run.items.capitalize()}/s", run.last("items_per_s"), compact),
+        ("Wall time", number(result.seconds) if result else None, duration),
+        ("Workers", workers, compact),
+        ("Resumed from", resumed_from, lambda step: f"step {step:,.0f}"),
+        ("Preempted", (result.preempted or None) if result else None, compact),
+        ("Steps", result.steps if result else None, compact),
+        ("Parameters", result.parameters if result else None, compact),
+        ("Model FLOP/s used", number(result.mfu) if result else None, percent),
+        ("Memory per worker", run.last("memory_bytes"), lambda size: f"{size / 2**30:.3g} GiB"),
+    ]
+    return [(label, words(value)) for label, value, words in figures if value is not None]
+
+
+def _status(run: RecordedRun) -> dict[str, str]:
+    name = run.result.status if run.result and run.result.status else "unfinished"
+    kind = {SUCCEEDED: "good", "failed": "bad"}.get(name, "open")
+    mark = {SUCCEEDED: "✓", "failed": "✗", "stopped": "■"}.get(name, "…")
+    return {"name": name, "kind": kind, "mark": mark}
+
+
+def _facts(run: RecordedRun) -> list[str]:
+    facts = [f"recipe {run.config.get('recipe', 'unknown')}"]
+    if preset := run.config.get("preset"):
+        facts.append(f"preset {preset}")
+    if started := run.environment.get("started_at"):
+        facts.append(f"started {_moment(started)}")
+    return facts
+
+
+def _resumes(run: RecordedRun) -> list[str]:
+    found = []
+    for resume in run.resumes:
+        words = f"at step {resume.step:,}"
+        if resume.world_size is not None:
+            words += f" on {resume.world_size} workers"
+        if resume.checkpoint:
+            words += f" from {resume.checkpoint}"
+        found.append(words)
+    return found
+
+
+def _evaluations(run: RecordedRun) -> dict[str, list[str] | list[list[str]]]:
+    """What the curves show, as numbers: a table of the fields that some evaluation has."""
+    columns: list[tuple[str, str, Callable[[float], str]]] = [
+        ("Epoch", "epoch", significant),
+        ("Step", "step", compact),
+        ("Training loss", "train_loss", significant),
+        ("Evaluation loss", "loss", significant),
+        ("Accuracy", "accuracy", percent),
+        ("Perplexity", "perplexity", significant),
+        (f"{run.items.capitalize()}/s", "items_per_s", compact),
+        ("Elapsed", "seconds", duration),
+    ]
+    table: dict[str, list[float | None]] = {
+        name: [number(getattr(each, name)) for each in run.evaluations] for _, name, _ in columns
+    }
+    known = [each for each in columns if any(value is not None for value in table[each[1]])]
+    rows = [
+        ["-" if (value := table[name][row]) is None else words(value) for _, name, words in known]
+        for row in range(len(run.evaluations))
+    ]
+    return {"heads": [head for head, _, _ in known], "rows": rows}
+
+
+def _held_out(run: RecordedRun) -> str:
+    """Held-out loss against that of the plainest model."""
+    found = run.evaluated
+    if not isinstance(found, HeldOutText) or number(found.loss) is None:
+        return f"Held-out loss: left out. {EVALUATION_FILE} has none yet."
+    verdict = "better" if found.loss < found.unigram_loss else "not better"
+    return (
+        f"Loss {found.loss:.4f} nats per token over {found.num_tokens:,} held-out tokens: "
+        f"{verdict} than {found.unigram_loss:.4f}, which the frequencies of the tokens alone give."
+    )
+
+
+def _texts(samples: Iterable[Sample]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """What the model made of each prompt, and when."""
+    by_prompt: dict[str, list[tuple[str, str]]] = {}
+    for sample in samples:
+        when = f"after {sample.step:,} steps" if sample.step else "before training"
+        by_prompt.setdefault(sample.prompt, []).append((when, sample.text))
+    return [*by_prompt.items()]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClassAccuracy:
+    """How well one class is told from the others."""
+
+    name: str
+    percent: str
+    taken_for: str
+    """The class it is most often mistaken for."""
+
+
+def _classes(run: RecordedRun) -> list[ClassAccuracy]:
+    """Every class, the hardest first."""
+    names, counts = confusion(run.evaluated)
+    if not names:
+        return []
+    found = []
+    for i in np.argsort(np.diag(counts) / np.maximum(counts.sum(axis=1), 1), kind="stable"):
+        wrong = counts[i].copy()
+        wrong[i] = 0
+        worst = int(wrong.argmax())
+        share = 100 * counts[i, i] / max(counts[i].sum(), 1)
+        taken_for = f"{names[worst]} ({wrong[worst]:.0f})" if wrong[worst] else "-"
+        found.append(ClassAccuracy(name=names[i], percent=f"{share:.1f}", taken_for=taken_for))
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShownSample:
+    """One evaluated image."""
+
+    image: str
+    """Data URI of a PNG."""
+    label: str
+    prediction: str
+    confidence: str
+    """Of the prediction; empty if it is not known."""
+    is_right: bool
+
+
+def samples(run: RecordedRun) -> list[ShownSample]:
+    """The samples of ``evaluation.json`` that can be shown."""
+    if not isinstance(run.evaluated, Classification):
+        return []
+    names = run.evaluated.class_names
+    found = []
+    for each in run.evaluated.samples:
+        try:
+            pixels = base64.b64decode(each.pixels, validate=True)
+            image = figures.gray_png(pixels, each.height, each.width)
+        except (ValueError, binascii.Error):
+            continue
+        label, prediction = (
+            names[i] if 0 <= i < len(names) else str(i) for i in (each.label, each.prediction)
+        )
+        confidence = number(each.confidence)
+        found.append(
+            ShownSample(
+                image="data:image/png;base64," + base64.b64encode(image).decode(),
+                label=label,
+                prediction=prediction,
+                confidence="" if confidence is None else f"{confidence:.0%}",
+                is_right=each.label == each.prediction,
+            )
+        )
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleGroup:
+    """Samples that were all classified right, or all wrong."""
+
+    title: str
+    mark: str
+    samples: Sequence[ShownSample]
+
+
+def _sample_groups(run: RecordedRun) -> list[SampleGroup]:
+    found = samples(run)
+    groups = [
+        SampleGroup(
+            title=title, mark=mark, samples=[each for each in found if each.is_right == right]
+        )
+        for right, title, mark in ((False, "Wrong", "✗"), (True, "Right", "✓"))
+    ]
+    return [group for group in groups if group.samples]
+
+
+def _flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:
+    """Dotted names and values as text, nested dictionaries unfolded."""
+    found: list[tuple[str, str]] = []
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            found += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list):
+            found.append((f"{prefix}{key}", listed(value) or "none"))
+        elif value is None or value == "":
+            found.append((f"{prefix}{key}", "-"))
+        else:
+            words = str(value).lower() if isinstance(value, bool) else str(value)
+            found.append((f"{prefix}{key}", words))
+    return found
+
+
+def _footer(run: RecordedRun) -> str:
+    if run.gpus:
+        words = f"Measured on GPUs: {run.gpus}."
+    elif run.environment.get("cpu"):
+        words = f"Measured on a CPU: {run.environment['cpu']}. No GPU took part."
+    else:
+        words = "The record does not say on what this was measured."
+    words += f" {run.items.capitalize()}/s are those of all workers together; times per step are "
+    words += "each rank's own means, the first stretch left out where there are more."
+    return " ".join([words, *run.notes])
+
+
+def _moment(value: object) -> str:
+    """An ISO time to the minute, or the value itself when it is none."""
+    try:
+        return f"{datetime.fromisoformat(str(value)):%Y-%m-%d %H:%M %Z}".strip()
+    except ValueError:
+        return str(value)
+
+
+def _css() -> str:
+    light, dark = (
+        ";".join(f"--{name}:{pair[theme]}" for name, pair in COLORS.items()) for theme in (0, 1)
+    )
+    return (
+        f":root{{color-scheme:light dark;{light}}}\n"
+        f"@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"
+        f"{(_HERE / 'page.css').read_text('utf-8')}"
+    )

@@ -1,0 +1,288 @@
+"""The plots of a run's report, in the order of its page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from contract.runs import EVALUATION_FILE, METRICS_FILE
+from contract.text import compact, percent
+from training.record.curves import MAX_POINTS, Floats, bucket_means, column, curve, mean, smooth
+from training.record.fields import number
+from training.record.figures import Plot, legend, light, new_axes
+from training.record.reader import RecordedRun
+from training.record.result import Classification, Evaluated
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MAX_RANKS: Final = 16  # bars of the step time
+MAX_CLASSES: Final = 40  # rows of the confusion matrix
+CONFUSION: Final = "confusion_matrix"
+_CENTERED: Final[Any] = {"ha": "center", "va": "center"}
+
+# The parts of a step, in the order in which they happen.
+PARTS: Final = {
+    "data": "orange",
+    "forward": "sky",
+    "backward": "navy",
+    "optimizer": "rose",
+    "checkpoint": "green",
+}
+
+
+def draw(run: RecordedRun) -> list[Plot]:
+    """All plots in the order of the page."""
+    return [
+        loss_plot(run),
+        quality_plot(run),
+        throughput_plot(run),
+        learning_rate_plot(run),
+        step_time_plot(run),
+        *([confusion_plot(run)] if run.measure.section == "images" else []),
+    ]
+
+
+def loss_plot(run: RecordedRun, *, width: int = 980, height: int = 320, name: str = "loss") -> Plot:
+    title = "Loss"
+    steps, losses = curve(run.steps, "step", "loss")
+    eval_steps, eval_losses = curve(run.evaluations, "step", "loss")
+    if not len(steps):
+        return Plot(name=name, title=title, text=f"{METRICS_FILE} has no steps yet.")
+    every, last_step = math.ceil(len(steps) / MAX_POINTS), steps[-1]
+    steps, losses = bucket_means(steps), bucket_means(losses)
+    smoothed = smooth(losses)
+
+    figure, axes = new_axes(width, height)
+    label = "each step" if every == 1 else f"{every}-step mean"
+    axes.plot(steps, losses, color=light("blue"), alpha=0.35, linewidth=0.9, label=label)
+    axes.plot(steps, smoothed, color=light("blue"), linewidth=2, label="smoothed")
+    if len(eval_steps):
+        axes.plot(
+            eval_steps,
+            eval_losses,
+            color=light("orange"),
+            marker="D" if len(eval_steps) <= 40 else "",
+            markersize=4.5,
+            linewidth=1.2,
+            linestyle=(0, (3, 2)),
+            label="evaluation",
+        )
+    _mark_resumes(axes, [resume.step for resume in run.resumes])
+    legend(axes)
+    axes.set_xlabel("step")
+    # A few wild steps must not press the rest of the curve flat.
+    shown = np.concatenate([smoothed, eval_losses, [np.percentile(losses, 99.5)]])
+    low, high = float(min(shown.min(), losses.min())), float(shown.max())
+    margin = 0.05 * (high - low) or 0.1
+    axes.set_ylim(low - margin, high + margin)
+    text = f"Training loss {losses[0]:.3g} at first, {smoothed[-1]:.3g} (smoothed) at step "
+    text += f"{last_step:,.0f}."
+    if len(eval_losses):
+        text += f" Evaluation loss {eval_losses[-1]:.4g} at the end"
+        is_best = eval_losses[-1] == eval_losses.min()
+        text += ", its best." if is_best else f", {eval_losses.min():.4g} at best."
+    return Plot(name=name, title=title, text=text, figure=figure)
+
+
+def quality_plot(run: RecordedRun) -> Plot:
+    """By what this kind of model is judged: accuracy or perplexity."""
+    measure = run.measure
+    name, title = measure.name, measure.name.capitalize()
+    evaluations = run.evaluations
+    if measure.low_is_good:
+        # That of a model that knows nothing would press the rest flat.
+        evaluations = [each for each in evaluations if each.epoch != 0]
+    places, values = curve(evaluations, run.clock, name)
+    if not len(values):
+        return Plot(name=name, title=title, text=f"{METRICS_FILE} has no {name} yet.")
+    figure, axes = new_axes(468, 280)
+    _epoch_line(axes, run, places, values)
+    best = int(values.argmin() if measure.low_is_good else values.argmax())
+    axes.plot(
+        places[best],
+        values[best],
+        marker="o",
+        markersize=11,
+        markerfacecolor="none",
+        markeredgecolor=light("orange"),
+        markeredgewidth=1.6,
+        linestyle="none",
+        label="best",
+    )
+    legend(axes)
+    if measure.words is percent:
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
+    axes.margins(y=0.12)
+    text = f"{measure.words(values[-1])} after the last {run.clock}"
+    if values[best] == values[-1]:
+        text += ", the best."
+    else:
+        text += f"; best {measure.words(values[best])} after {run.clock} {places[best]:,.0f}."
+    return Plot(name=name, title=title, text=text, figure=figure)
+
+
+def throughput_plot(run: RecordedRun) -> Plot:
+    name, title = "throughput", "Throughput"
+    epochs, rates = curve(run.evaluations, run.clock, "items_per_s")
+    if not len(rates):
+        text = f"{METRICS_FILE} has no {run.items} per second yet."
+        return Plot(name=name, title=title, text=text)
+    figure, axes = new_axes(468, 280)
+    _epoch_line(axes, run, epochs, rates)
+    axes.fill_between(epochs, rates, color=light("blue"), alpha=0.1, linewidth=0)
+    legend(axes)
+    axes.set_ylim(0, 1.12 * float(rates.max()) or 1)
+    axes.yaxis.set_major_formatter(lambda value, _: compact(value))
+    settled = rates[1:] if len(rates) > 1 else rates
+    text = f"{compact(float(settled.mean()))} {run.items}/s over all workers"
+    stretch = "epoch" if run.clock == "epoch" else "stretch"
+    text += f", mean without the first {stretch}." if len(rates) > 1 else f" in the only {stretch}."
+    return Plot(name=name, title=title, text=text, figure=figure)
+
+
+def learning_rate_plot(run: RecordedRun) -> Plot:
+    name, title = "learning_rate", "Learning rate"
+    steps, rates = curve(run.steps, "step", "lr")
+    if not len(rates):
+        return Plot(name=name, title=title, text=f"{METRICS_FILE} has no learning rate yet.")
+    peak = int(rates.argmax())
+    text = f"Highest {rates[peak]:.3g} at step {steps[peak]:,.0f}; {rates[-1]:.3g} at the last."
+    steps, rates = bucket_means(steps), bucket_means(rates)
+    figure, axes = new_axes(468, 280, left=66)
+    axes.plot(steps, rates, color=light("blue"), linewidth=2)
+    _mark_resumes(axes, [resume.step for resume in run.resumes])
+    legend(axes)
+    axes.set_xlabel("step")
+    axes.set_ylim(0, 1.12 * float(rates.max()) or 1)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    return Plot(name=name, title=title, text=text, figure=figure)
+
+
+def step_time_plot(run: RecordedRun) -> Plot:
+    """Bars per rank, one part of a step behind the other; the slowest rank sets the pace."""
+    name, title = "step_time", "Time per step"
+    ranks = run.ranks
+    epochs = {number(each.epoch) for each in ranks}
+    if not ranks:
+        return Plot(name=name, title=title, text=f"{METRICS_FILE} has no times per rank yet.")
+    stretch = "epoch" if run.clock == "epoch" else "stretch between evaluations"
+    text = f"Mean per rank over the only {stretch}."
+    if len(epochs) > 1:  # the first one pays for warming up
+        first = min(epoch or 0 for epoch in epochs)
+        ranks = [each for each in ranks if number(each.epoch) != first]
+        text = f"Mean per rank without the first {stretch}."
+
+    bars: list[tuple[int, dict[str, float], float]] = []  # rank, ms per part, ms altogether
+    for rank in sorted({each.rank for each in ranks}):
+        own = [each for each in ranks if each.rank == rank]
+        parts = {part: mean(column(own, f"{part}_s")) * 1e3 for part in PARTS}
+        total = max(mean(column(own, "step_time_s")) * 1e3, sum(parts.values()))
+        bars.append((rank, {**parts, "other": total - sum(parts.values())}, total))
+    text += f" Slowest {max(bar[2] for bar in bars):,.0f} ms."
+    talking = mean(column(ranks, "communication_s")) * 1e3
+    if talking:
+        text += f" Collectives were at work for {talking:,.0f} ms of it, much of that beside "
+        text += "forward and backward (one profiled step of each stretch)."
+    if len(bars) > MAX_RANKS:
+        text += f" The {MAX_RANKS} slowest of {len(bars)} ranks."
+        bars = sorted(sorted(bars, key=lambda bar: -bar[2])[:MAX_RANKS])
+
+    longest = max(bar[2] for bar in bars) or 1.0
+    figure, axes = new_axes(468, max(280, 70 + 26 * len(bars)))
+    for part, color in {**PARTS, "other": "grey"}.items():
+        for i, (_, parts, total) in enumerate(bars):
+            left = sum(list(parts.values())[: list(parts).index(part)])
+            named = not i and (part in PARTS or max(bar[1][part] for bar in bars) > 0.01 * longest)
+            axes.barh(
+                i,
+                parts[part],
+                left=left,
+                height=0.62,
+                color=light(color),
+                edgecolor=light("surface"),
+                linewidth=1,
+                label=part if named else None,
+            )
+            if parts[part] > 0.11 * longest:
+                where = (left + parts[part] / 2, i)
+                axes.text(*where, _ms(parts[part]), color=light("surface"), **_CENTERED)
+            if part == "other":
+                axes.text(total + 0.015 * longest, i, f"{_ms(total)} ms", va="center")
+    legend(axes)
+    axes.grid(axis="y", visible=False)
+    axes.set_yticks(range(len(bars)), [f"rank {bar[0]}" for bar in bars])
+    spare = max(0, 3 - len(bars)) / 2  # keeps one bar from filling the figure
+    axes.set_ylim(len(bars) - 0.4 + spare, -0.6 - spare)
+    axes.set_xlim(0, 1.17 * longest)
+    axes.set_xlabel("ms per step")
+    return Plot(name=name, title=title, text=text, figure=figure)
+
+
+def confusion_plot(run: RecordedRun) -> Plot:
+    name, title = CONFUSION, "Confusion matrix"
+    names, counts = confusion(run.evaluated)
+    if not names:
+        return Plot(name=name, title=title, text=f"{EVALUATION_FILE} has no confusion matrix yet.")
+    if len(names) > MAX_CLASSES:
+        return Plot(name=name, title=title, text=f"{len(names)} classes are too many to draw.")
+    figure, axes = new_axes(468, 468, left=88, right=6, top=6, bottom=88)
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    from matplotlib.patches import Rectangle
+
+    for (row, col), count in np.ndenumerate(counts):
+        # The square root keeps rare mistakes visible.
+        alpha = math.sqrt(shares[row, col])
+        color = light("blue" if row == col else "orange")
+        corner = (float(col) - 0.5, float(row) - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, alpha=alpha, linewidth=0))
+        if count and len(names) <= 20:
+            ink = light("surface" if alpha > 0.6 else "ink")
+            axes.text(col, row, f"{count:.0f}", color=ink, fontsize=10, **_CENTERED)
+    short = [label if len(label) <= 13 else label[:12] + "…" for label in names]
+    ticks = range(len(names))
+    axes.set_xticks(ticks, short, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(ticks, short)
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class")
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(True)
+    text = f"{np.trace(counts):,.0f} of {counts.sum():,.0f} right. Each row is a true class, each "
+    text += "shade the square root of the share of its row: rare mistakes show."
+    return Plot(name=name, title=title, text=text, figure=figure)
+
+
+def confusion(evaluated: Evaluated | None) -> tuple[Sequence[str], Floats]:
+    """Names of the classes and the counts, shape (true, predicted); empty if not there."""
+    if not isinstance(evaluated, Classification):
+        return (), np.zeros((0, 0))
+    return evaluated.class_names, np.array(evaluated.confusion_matrix, dtype=np.float64)
+
+
+def _epoch_line(axes: Axes, run: RecordedRun, epochs: Floats, values: Floats) -> None:
+    marker = "o" if len(epochs) <= 40 else ""
+    axes.plot(epochs, values, color=light("blue"), linewidth=2, marker=marker, markersize=4.5)
+    axes.set_xlabel(run.clock)
+    if len(epochs) == 1:
+        axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
+    steps, at = curve(run.evaluations, "step", run.clock)
+    if len(steps):
+        resumed = [resume.step for resume in run.resumes]
+        marks = np.interp(resumed, np.r_[0, steps], np.r_[0, at])
+        _mark_resumes(axes, [mark for mark in marks.tolist() if mark >= epochs[0]])
+
+
+def _mark_resumes(axes: Axes, places: Sequence[float]) -> None:
+    for i, place in enumerate(places):
+        label = None if i else "resumed"
+        style: Any = (0, (1, 2))
+        axes.axvline(place, color=light("muted"), linewidth=1.2, linestyle=style, label=label)
+
+
+def _ms(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
