@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,6 +19,9 @@ from contract.errors import InputError
 from contract.nodes import ENV_JOB, HEAD, JOB, ClusterSize
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, text
+
+if TYPE_CHECKING:
+    from training.runtime.forkserver.client import Request
 
 TOKEN = "0123456789abcdef0123"
 WORKER = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_HEAD_ADDRESS": "head.training.internal"}
@@ -132,6 +136,7 @@ def test_what_ray_is_started_with_does_not_keep_its_processes_from_being_forked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from training.runtime import forkserver
+    from training.runtime.forkserver import fitness
 
     given: dict[str, str] = {}
     monkeypatch.setattr(
@@ -139,13 +144,13 @@ def test_what_ray_is_started_with_does_not_keep_its_processes_from_being_forked(
     )
     for config in (worker(), worker(TRAIN_SPOT="1", TRAIN_NUM_GPUS="4")):
         node.start_fork_server(config)
-        asked = {
+        asked: Request = {
             "argv": ["--language=PYTHON"],
             "context": {"env_vars": {"OMP_NUM_THREADS": "1", forkserver.PRELOAD: ""}},
             "environment": {**os.environ, **node.ray_environment(config, "eth0")},
         }
-        once = {k: v for k, v in given.items() if k.startswith(forkserver._READ_ONCE)}
-        assert forkserver._why_not_forked(asked, once) == ""
+        once = {k: v for k, v in given.items() if k.startswith(fitness.READ_ONCE)}
+        assert fitness.why_not_forked(asked, once) == ""
 
 
 def test_a_program_of_the_users_own_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:

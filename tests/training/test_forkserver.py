@@ -3,13 +3,15 @@ way, and that nothing is left behind whichever process is killed."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -20,6 +22,10 @@ from contract.errors import InputError
 from tests.conftest import ROOT, write_wheel
 from training import recipes
 from training.runtime import forkserver, local_ray
+from training.runtime.forkserver import client, fitness
+
+if TYPE_CHECKING:
+    from training.runtime.forkserver.client import Request
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
 
@@ -29,7 +35,7 @@ ARGV = ["setup_worker.py", "--language=PYTHON", "default_worker.py", "--node-id=
 
 def request(
     argv: list[str] = ARGV, *, context: dict[str, Any] | None = None, **environment: str
-) -> dict[str, Any]:
+) -> "Request":
     return {"argv": argv, "context": context or {}, "environment": environment}
 
 
@@ -39,7 +45,7 @@ def test_a_worker_of_pythons_is_forked() -> None:
     context |= {"py_executable": sys.executable, "command_prefix": [], "java_jars": []}
     given = {"PYTHONPATH": "/a", "RAY_AUTH_TOKEN": "of the command"}
     wanted = request(context=context, PYTHONPATH="/a", RAY_JOB_ID="01000000")
-    assert forkserver._why_not_forked(wanted, given) == ""
+    assert fitness.why_not_forked(wanted, given) == ""
 
 
 @pytest.mark.parametrize(
@@ -56,14 +62,12 @@ def test_a_worker_of_pythons_is_forked() -> None:
         (request(MKL_NUM_THREADS="2"), "another MKL_NUM_THREADS"),
     ],
 )
-def test_what_a_fork_could_not_be_is_started_the_usual_way(
-    wanted: dict[str, Any], reason: str
-) -> None:
-    assert reason in forkserver._why_not_forked(wanted, {})
+def test_what_a_fork_could_not_be_is_started_the_usual_way(wanted: "Request", reason: str) -> None:
+    assert reason in fitness.why_not_forked(wanted, {})
 
 
 def test_a_variable_that_the_server_has_and_the_worker_has_not_counts_too() -> None:
-    assert "another LD_LIBRARY_PATH" in forkserver._why_not_forked(
+    assert "another LD_LIBRARY_PATH" in fitness.why_not_forked(
         request(), {"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}
     )
 
@@ -80,8 +84,8 @@ def test_a_variable_that_the_server_has_and_the_worker_has_not_counts_too() -> N
 def test_a_server_with_threads_or_a_gpu_does_not_fork(
     threads: list[str], files: list[str], reason: str
 ) -> None:
-    assert reason in forkserver._why_not_to_fork(threads, files)
-    assert bool(reason) == bool(forkserver._why_not_to_fork(threads, files))
+    assert reason in fitness.why_not_to_fork(threads, files)
+    assert bool(reason) == bool(fitness.why_not_to_fork(threads, files))
 
 
 def test_servers_are_told_apart_by_what_rays_core_reads_and_by_what_they_import() -> None:
@@ -99,17 +103,17 @@ def test_the_path_of_python_is_quoted_where_a_shell_would_split_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     argv = ["setup_worker.py", '--serialized-runtime-env-context={"env_vars": {"A": "1"}}', "w"]
-    assert forkserver._quoted(argv) == argv
+    assert client.quoted(argv) == argv
     monkeypatch.setattr(sys, "executable", "/home/my project (é)/bin/python")
-    first, context, last = forkserver._quoted(argv)
+    first, context, last = client.quoted(argv)
     assert (first, last) == ("setup_worker.py", "w")
-    assert forkserver._context([context]) == {
+    assert client.context_of([context]) == {
         "env_vars": {"A": "1"},
         "py_executable": "'/home/my project (é)/bin/python'",
     }
     # Another Python's path is what the one who gave it has made of it.
     argv[1] = '--serialized-runtime-env-context={"py_executable": "/other/python -X dev"}'
-    assert forkserver._quoted(argv) == argv
+    assert client.quoted(argv) == argv
 
 
 def test_every_recipe_names_what_its_workers_import() -> None:
@@ -130,6 +134,10 @@ def logs(folder: Path, *, pid: int, own: str = "", raylet: str = "") -> Path:
     return folder
 
 
+def lost_worker(folder: Path) -> str | None:
+    return local_ray.LostWorkers().look(folder)
+
+
 def ended_process() -> int:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         return process.pid
@@ -139,27 +147,110 @@ def test_a_worker_that_has_ended_before_it_joined_is_told_with_its_last_words(
     tmp_path: Path,
 ) -> None:
     said = "bash: line 1: /home/my: No such file or directory"
-    assert local_ray.lost_worker(logs(tmp_path, pid=ended_process(), raylet=said)) == said
+    assert lost_worker(logs(tmp_path, pid=ended_process(), raylet=said)) == said
     crash = "Check failed: WarmupStore()"
-    assert local_ray.lost_worker(logs(tmp_path, pid=ended_process(), own=crash)) == crash
+    assert lost_worker(logs(tmp_path, pid=ended_process(), own=crash)) == crash
 
 
 def test_a_worker_that_runs_or_had_joined_is_not_lost(tmp_path: Path) -> None:
-    assert local_ray.lost_worker(tmp_path) is None
-    assert local_ray.lost_worker(logs(tmp_path, pid=os.getpid())) is None
+    assert lost_worker(tmp_path) is None
+    assert lost_worker(logs(tmp_path, pid=os.getpid())) is None
     joined = logs(tmp_path, pid=ended_process(), own=":job_id:01000000\n")
-    assert local_ray.lost_worker(joined) is None
+    assert lost_worker(joined) is None
 
 
 def test_a_worker_that_ray_had_no_use_for_is_not_lost(tmp_path: Path) -> None:
     surplus = logs(tmp_path, pid=ended_process())
-    assert local_ray.lost_worker(surplus) is not None
+    assert lost_worker(surplus) is not None
     with (surplus / "raylet.out").open("a") as file:
         file.write(
             "[2026 I 1 1] (raylet) node_manager.cc:1477: Disconnecting worker, graceful=true, "
             "disconnect_type=1, has_creation_task_exception=false worker_id=c0ffee job_id=01\n"
         )
-    assert local_ray.lost_worker(surplus) is None
+    assert lost_worker(surplus) is None
+
+
+def test_a_second_look_reads_on_where_the_first_one_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = local_ray.LostWorkers()
+    raylet = logs(tmp_path, pid=os.getpid()) / "raylet.out"
+    assert lost.look(tmp_path) is None
+    raylet.write_bytes(b"?" * raylet.stat().st_size)  # what was read is not read again
+    line = f"[1] Started worker process with pid {ended_process()} worker_id=facade\n"
+    with raylet.open("a") as file:
+        file.write(line[:30])
+        file.flush()
+        assert lost.look(tmp_path) is None
+        file.write(line[30:])
+    assert "ended, and said nothing" in (lost.look(tmp_path) or "")
+    # The worker of the first look is still known: it is lost as soon as its process has ended.
+    monkeypatch.setattr(local_ray, "_is_running", lambda _pid: False)
+    (tmp_path / "worker-c0ffee-1.err").write_text("killed")
+    assert lost.look(tmp_path) == "killed"
+
+
+def test_a_session_of_its_own_is_read_from_its_beginning(tmp_path: Path) -> None:
+    lost = local_ray.LostWorkers()
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        assert lost.look(logs(tmp_path / name, pid=ended_process(), own=name)) == name
+
+
+def test_without_ids_of_users_rays_usual_folder_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", tempfile.mkdtemp(prefix="t", dir="/tmp"))
+    monkeypatch.delattr(os, "getuid")
+    try:
+        assert local_ray.folder() == Path(os.environ["RAY_TMPDIR"], "ray")
+    finally:
+        shutil.rmtree(os.environ["RAY_TMPDIR"])
+
+
+def test_ray_is_as_it_was_once_the_hook_is_gone() -> None:
+    from ray._private import services
+
+    before = services.start_ray_process
+    with forkserver.hook_ray(forkserver.NONE) as reason:
+        assert reason is None
+        assert services.start_ray_process is not before
+    assert services.start_ray_process is before
+
+
+def test_the_raylet_is_told_to_start_the_client_and_nothing_else_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray._private import services
+
+    asked: list[list[str]] = []
+    monkeypatch.setattr(services, "start_ray_process", lambda command, *_: asked.append(command))
+    setup = Path(services.__file__).parent / "workers" / "setup_worker.py"
+    usual = f"--python_worker_command={sys.executable} {setup}"
+    with forkserver.hook_ray(forkserver.NONE):
+        services.start_ray_process([f"{usual} default_worker.py", "--other=1"], "raylet")
+        services.start_ray_process([f"{usual} default_worker.py"], "log_monitor")
+    raylet, monitor = asked
+    assert raylet[1] == "--other=1"
+    assert raylet[0] == (
+        f"--python_worker_command={sys.executable} -ISE {client.__file__} - {setup} "
+        "default_worker.py"
+    )
+    assert monitor == [f"{usual} default_worker.py"]
+
+
+def test_the_client_imports_nothing_of_this_project_and_nothing_heavy() -> None:
+    """The raylet starts one for every worker, by itself and outside of any package."""
+    shown = subprocess.run(
+        [sys.executable, "-ISE", "-X", "importtime", client.__file__, "-", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in shown.stderr.splitlines()}
+    assert "socket" in imported
+    for name in ("training", "typing", "subprocess", "asyncio", "dataclasses", "numpy", "ray"):
+        assert name not in imported
 
 
 def test_ray_keeps_its_files_where_this_user_may_and_where_paths_are_short(
@@ -194,11 +285,12 @@ def test_without_any_folder_the_variable_is_named(
 # --- real forks -----------------------------------------------------------------------------------
 PROBE = """
 import json, os, resource, signal, sys
-from training import forkserver, local_ray
+from training.runtime import forkserver, local_ray
+from training.runtime.forkserver import forked, parent
 os.environ[forkserver.PRELOAD] = ""
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}
 if os.environ.get("BROKEN"):
-    forkserver.WITHOUT_RAY = ("no_such_module",)
+    parent.WITHOUT_RAY = ("no_such_module",)
 server = forkserver.ForkServer.start()
 local_ray.start(num_cpus=2, verbose=False, server=server, expect=["", "this"])
 import ray
@@ -235,7 +327,7 @@ def look():
             "threads": torch.get_num_threads(),
             "imported": "torch._dynamo" in sys.modules,
         },
-        "fork": "training.runtime.forkserver" in sys.modules and forkserver._is_fork,
+        "fork": "training.runtime.forkserver" in sys.modules and forked.is_fork,
     }
 
 task = ray.remote(num_cpus=1)(look)
@@ -244,7 +336,7 @@ wheel = sys.argv[1] if len(sys.argv) > 1 else ""
 if wheel:
     def greet():
         import greeting
-        return greeting.WORDS, forkserver._is_fork
+        return greeting.WORDS, forked.is_fork
     other = ray.remote(num_cpus=1, runtime_env={"pip": [wheel]})(greet)
     found.append(ray.get(other.remote()))
 logs = str(ray._private.worker._global_node.get_logs_dir_path())

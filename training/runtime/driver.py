@@ -52,6 +52,7 @@ class Driver:
         self._failure: BaseException | None = None
         self._asked: Any = None
         self._look_at = 0.0
+        self._lost_workers = local_ray.LostWorkers()
         self._lost: str | None = None
 
     def run(self) -> int:
@@ -184,7 +185,7 @@ class Driver:
         if not self._options.local or time.monotonic() < self._look_at:
             return False
         self._look_at = time.monotonic() + _LOOK_EVERY_S
-        said = local_ray.lost_worker(_ray_logs())
+        said = self._lost_workers.look(_ray_logs())
         # Seen twice, because its log may have been written between the two looks into it.
         if said and self._lost == said:
             self._failure = RuntimeError(f"Ray could not start a worker process:\n{said}")

@@ -20,6 +20,7 @@ from typing import Any, Final
 from contract.errors import InputError
 from training.runtime import agent_stub
 from training.runtime.forkserver import NONE, ForkServer, hook_ray
+from training.runtime.forkserver.ray_hook import replaced
 
 HELPERS: Final = "TRAIN_RAY_HELPERS"
 
@@ -46,11 +47,14 @@ def start(
     """
     import ray
 
-    reason = hook_ray(server.name if server else NONE, expect=expect)
-    if reason and verbose:
-        print(f"fork server: {reason}", file=sys.stderr)
-    lean = os.environ.get(HELPERS) != "1"
-    with _without_helpers(logs=verbose) if lean else contextlib.nullcontext():
+    # What is replaced in Ray is put back as soon as it has started.
+    with contextlib.ExitStack() as changes:
+        hook = hook_ray(server.name if server else NONE, expect=expect)
+        reason = changes.enter_context(hook)
+        if reason and verbose:
+            print(f"fork server: {reason}", file=sys.stderr)
+        if os.environ.get(HELPERS) != "1":
+            changes.enter_context(_without_helpers(logs=verbose))
         ray.init(
             address="local",
             num_cpus=num_cpus,
@@ -68,18 +72,20 @@ def folder() -> Path:
     Raises:
         InputError: no place is short enough and can be written.
     """
+    # Windows has neither such ids nor a folder that all users share.
+    user = os.getuid() if hasattr(os, "getuid") else None
     usual = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     tried = []
     for place in dict.fromkeys((usual, tempfile.gettempdir(), "/tmp")):
         # Another user's Ray may have made the first: it would be in the way of this one's.
-        for name in ("ray", f"ray-{os.getuid()}"):
+        for name in ("ray",) if user is None else ("ray", f"ray-{user}"):
             path = Path(place).absolute() / name
             if len(os.fsencode(path)) + _SOCKET_CHARACTERS > _LONGEST_SOCKET:
                 tried.append(f"{path} (too long for Ray's sockets)")
                 continue
             try:
                 path.mkdir(mode=0o700, exist_ok=True)
-                if path.stat().st_uid == os.getuid() and os.access(path, os.W_OK):
+                if user in (None, path.stat().st_uid) and os.access(path, os.W_OK):
                     return path
                 tried.append(f"{path} (another user's)")
             except OSError as error:
@@ -90,31 +96,62 @@ def folder() -> Path:
     )
 
 
-def lost_worker(logs: Path) -> str | None:
-    """What Ray's logs say, if a worker process has ended before it joined Ray; None if none has.
+class LostWorkers:
+    """Finds worker processes that have ended before they joined Ray.
 
     Ray itself would wait for such a process for minutes, and where it had got far enough, forever.
-
-    Args:
-        logs: folder of the session's logs. raylet.out names the processes that were started; each
-            writes its job into files of its own as soon as it has joined.
     """
-    try:
-        raylet = (logs / "raylet.out").read_text(errors="replace")
-        # Ray ends surplus workers, some of which have never had anything to do.
-        ended = {*re.findall(r"Disconnecting worker, graceful=true,.* worker_id=(\w+)", raylet)}
-        started = re.findall(r"Started worker process with pid (\d+) worker_id=(\w+)", raylet)
-        for pid, worker in started:
-            if worker in ended or _is_running(int(pid)):
-                continue
-            own = "".join(path.read_text(errors="replace") for path in logs.glob(f"*-{worker}-*"))
-            if ":job_id:" in own:
-                continue
-            said = own.strip() or (logs / "raylet.err").read_text(errors="replace").strip()
-            return "\n".join(said.splitlines()[-20:]) or f"process {pid} ended, and said nothing"
-    except OSError:
-        pass  # there is no log yet
-    return None
+
+    def __init__(self) -> None:
+        self._log = Path()
+        self._read = 0
+        # Worker -> process, of those that may still be lost.
+        self._started: dict[str, int] = {}
+
+    def look(self, logs: Path) -> str | None:
+        """What Ray's logs say of the first worker that is lost; None if none is.
+
+        A look reads on from where the one before it stopped: the log of a long run is long.
+
+        Args:
+            logs: folder of the session's logs. raylet.out names the processes that were started;
+                each writes its job into files of its own as soon as it has joined.
+        """
+        try:
+            self._read_on(logs / "raylet.out")
+            for worker, pid in [*self._started.items()]:
+                if _is_running(pid):
+                    continue
+                own = "".join(
+                    file.read_text(errors="replace") for file in logs.glob(f"*-{worker}-*")
+                )
+                if ":job_id:" in own:
+                    del self._started[worker]
+                    continue
+                said = own.strip() or (logs / "raylet.err").read_text(errors="replace").strip()
+                return (
+                    "\n".join(said.splitlines()[-20:]) or f"process {pid} ended, and said nothing"
+                )
+        except OSError:
+            pass  # there is no log yet
+        return None
+
+    def _read_on(self, log: Path) -> None:
+        if log != self._log:
+            self._log, self._read, self._started = log, 0, {}
+        with log.open("rb") as file:
+            file.seek(self._read)
+            lines = file.read()
+        lines = lines[: lines.rfind(b"\n") + 1]  # the rest of the last one is still to come
+        self._read += len(lines)
+        for line in lines.decode(errors="replace").splitlines():
+            if found := re.search(r"Started worker process with pid (\d+) worker_id=(\w+)", line):
+                self._started[found[2]] = int(found[1])
+            # Ray ends surplus workers, some of which have never had anything to do.
+            elif found := re.search(
+                r"Disconnecting worker, graceful=true,.* worker_id=(\w+)", line
+            ):
+                self._started.pop(found[1], None)
 
 
 def _is_running(pid: int) -> bool:
@@ -156,24 +193,18 @@ def _without_helpers(*, logs: bool) -> Iterator[None]:
             ]
         return start_ray_process(command, process_type, *given, **more)
 
-    replaced = (
+    changes = (
         (parameter, "RayParams", Parameters),
         (node.Node, "start_api_server", lambda *_given, **_more: None),
         # It would import aiohttp, opentelemetry and pydantic to see whether they are there.
         (utils, "get_dashboard_dependency_error", lambda: None),
         (services, "start_ray_process", start),
     )
-    if not all(hasattr(owner, name) for owner, name, _ in replaced):
+    if not all(hasattr(owner, name) for owner, name, _ in changes):
         yield
         return
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
-    for owner, name, value in replaced:
-        setattr(owner, name, value)
-    try:
+    with replaced(*changes):
         yield
-    finally:
-        for owner, name, value in before:
-            setattr(owner, name, value)
 
 
 def _stub(word: str) -> str:
