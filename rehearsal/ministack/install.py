@@ -30,8 +30,9 @@ def install() -> None:
     if os.environ.get("REHEARSAL_NETWORK"):
         # Docker's library is not needed where tasks are only records.
         from rehearsal.ministack import calls, ecs_runtime
+        from rehearsal.ministack.ecs_containers import RuntimeSettings
 
-        settings = ecs_runtime.RuntimeSettings.from_environment()
+        settings = RuntimeSettings.from_environment()
         ecs_runtime.install(settings)
         # After Step Functions' own fix: it notes the calls that this one makes.
         calls.install(settings.folder / "calls.jsonl")

@@ -228,8 +228,9 @@ def test_the_raylet_is_told_to_start_the_client_and_nothing_else_is_changed(
     setup = Path(services.__file__).parent / "workers" / "setup_worker.py"
     usual = f"--python_worker_command={sys.executable} {setup}"
     with forkserver.hook_ray(forkserver.NONE):
-        services.start_ray_process([f"{usual} default_worker.py", "--other=1"], "raylet")
-        services.start_ray_process([f"{usual} default_worker.py"], "log_monitor")
+        start: Callable[[list[str], str], None] = vars(services)["start_ray_process"]
+        start([f"{usual} default_worker.py", "--other=1"], "raylet")
+        start([f"{usual} default_worker.py"], "log_monitor")
     raylet, monitor = asked
     assert raylet[1] == "--other=1"
     assert raylet[0] == (
