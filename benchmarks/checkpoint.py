@@ -34,7 +34,7 @@ from training.checkpoint.checkpoints import Position
 from training.models import language_models
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.loop import make_mesh
-from training.worker import TorchrunWorker
+from training.runtime.torchrun import TorchrunWorker
 
 ROUNDS: Final = 5
 WORKERS: Final = 2

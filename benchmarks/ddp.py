@@ -33,8 +33,8 @@ from benchmarks.output import report, say
 from contract.errors import InputError
 from training.data import images, sources
 from training.models import classifiers as models
-from training.recipes.config import DdpConfig
 from training.recipes.ddp import loop as ddp
+from training.recipes.ddp.settings import DdpConfig
 
 WORLD_SIZE: Final = 2
 _BATCH_PER_WORKER: Final = 128

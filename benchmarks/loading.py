@@ -23,7 +23,7 @@ from training.models import language_models, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import SHAPES
 from training.recipes.fsdp.loop import make_mesh
-from training.worker import TorchrunWorker
+from training.runtime.torchrun import TorchrunWorker
 
 _SAMPLE_S: Final = 0.002
 

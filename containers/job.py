@@ -119,7 +119,7 @@ def recipe_of(command: Sequence[str]) -> str:
     """The recipe that a command trains; empty for other programs, and with --verbose, for which
     nodes must bring along what Ray's processes print."""
     words = [*command[:4], "", "", "", ""]
-    is_ours = words[1:3] == ["-m", "training.launch"] and words[3] in recipes.LOOPS
+    is_ours = words[1:3] == ["-m", "training.launch"] and words[3] in recipes.NAMES
     return words[3] if is_ours and "--verbose" not in command else ""
 
 

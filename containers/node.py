@@ -104,7 +104,7 @@ def start_fork_server(config: NodeConfig) -> ForkServer | None:
     """
     if nodes.ENV_JOB in os.environ and not config.recipe:
         return None
-    modules = ["training.runtime.trainer", *recipes.LOOPS.values()]
+    modules = ["training.runtime.trainer", *(recipe.loop for recipe in recipes.ALL)]
     # As Ray's processes get it, but for the name of the network's interface, found later.
     environment = ray_environment(config, "") | os.environ
     return ForkServer.start(modules=modules, environment=environment, show_log=True)
@@ -116,7 +116,7 @@ def expected(config: NodeConfig) -> list[str]:
         return []
     # Ray Train's own actors run on the head, training processes where there are processors.
     of_ray_train = [""] if config.kind == nodes.HEAD else []
-    return of_ray_train + ([recipes.preload(config.recipe)] if config.num_cpus else [])
+    return of_ray_train + ([recipes.by_name(config.recipe).preloads] if config.num_cpus else [])
 
 
 def ray_command(config: NodeConfig, address: str, server: ForkServer | None = None) -> list[str]:

@@ -414,7 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _setup(options: argparse.Namespace) -> Setup:
     machine = instance_type(options.instance)
     defaults = {field.name: field.default for field in dataclasses.fields(FsdpConfig)}
-    values = {**defaults, **PRESETS[options.preset]}
+    values: dict[str, Any] = {**defaults, **PRESETS[options.preset]}
     values |= {name: value for name, value in vars(options).items() if value is not None}
     names = (
         "seq_len",

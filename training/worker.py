@@ -1,29 +1,19 @@
 """What a recipe's loop knows about where it runs: its rank, its device, and how to be heard.
 
-The same loop runs under Ray Train (``RayWorker``), which is how a cluster trains, and under plain
-torchrun (``TorchrunWorker``) on a machine that has PyTorch and not Ray, which is how one debugs
-and profiles. Events are those of ``training.record.events``; only rank 0 sends them.
+``training.runtime`` has the two kinds: ``ray_worker`` for clusters, and ``torchrun`` for a machine
+that has PyTorch and not Ray, to debug and to profile. Only rank 0 sends events.
 """
 
-import os
-import signal
-import sys
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
-import torch.distributed as dist
 
-from contract import runs
-from contract.errors import InputError
-from training.record.events import Event, Failed, Preempted, phase
-from training.runtime.forkserver import be_killed_with, use_threads_of_environment
+from training.record.events import Event
 
-# Long enough for a slow first batch, short enough that a lost peer is noticed.
-COLLECTIVE_TIMEOUT_S: Final = 300
+#: Long enough for a slow first batch, short enough that a lost peer is noticed.
+COLLECTIVE_TIMEOUT: Final = timedelta(seconds=300)
 
 
 class Worker(Protocol):
@@ -56,195 +46,3 @@ class Worker(Protocol):
 
     def finish_saves(self) -> None:
         """Wait until all that was handed to ``save`` is in storage."""
-
-
-class RayWorker:
-    """A process of Ray Train's worker group."""
-
-    def __init__(self, *, run_uri: str, events: Any) -> None:
-        import ray.train
-        import ray.train.torch
-
-        context = ray.train.get_context()
-        self.rank = context.get_world_rank()
-        self.world_size = context.get_world_size()
-        self.device = ray.train.torch.get_device()
-        if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # collectives of objects go by way of it
-        self.run_uri = run_uri
-        self._events = events
-        self._answer: Any = None
-        self._stop = False
-        # Where no host is ever taken away, nobody need agree on it after every report.
-        self._is_watched = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1") == "1"
-        self._lost_nodes: set[str] = set()
-        self._idle = threading.Event()
-        self._idle.set()
-
-    def emit(self, *events: Event) -> None:
-        if self.rank == 0:
-            self._answer = self._events.put.remote(list(events))
-
-    def stop_requested(self) -> bool:
-        # The answer to the events sent last time: it has long arrived, nothing waits here.
-        if self._answer is not None and not self._stop:
-            import ray
-
-            self._stop = bool(ray.get(self._answer))
-            self._answer = None
-        return self._stop
-
-    def is_losing_a_node(self) -> bool:
-        if not self._is_watched:
-            return False
-        import ray.train
-
-        info = ray.train.get_preemption_info()
-        if info is None:
-            return False
-        new = {*info.preempted_node_ids} - self._lost_nodes
-        if new:
-            self._lost_nodes |= new
-            self.emit(Preempted(nodes=tuple(sorted(new)), time=time.time()))
-        return True
-
-    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
-        import ray.train
-        from ray.train import Checkpoint, CheckpointUploadMode
-
-        if step is None or write is None:
-            # Ray takes a report for complete once it has every rank's.
-            ray.train.report({}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-            return
-        storage = ray.train.get_context().get_storage()
-        name = f"{runs.CHECKPOINTS_DIR}/{runs.checkpoint_name(step)}"
-        checkpoint = Checkpoint(
-            storage.build_checkpoint_path_from_name(name), filesystem=storage.storage_filesystem
-        )
-
-        def upload(_checkpoint: Any, _name: str) -> Any:
-            try:
-                write()
-            finally:
-                self._idle.set()
-            return checkpoint
-
-        self.finish_saves()  # two snapshots in memory at once would be one too many
-        self._idle.clear()
-        ray.train.report(
-            {"step": step},
-            checkpoint=checkpoint,
-            checkpoint_dir_name=name,
-            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
-            checkpoint_upload_fn=upload,
-            delete_local_checkpoint_after_upload=False,
-        )
-
-    def finish_saves(self) -> None:
-        self._idle.wait()
-
-
-class TorchrunWorker:
-    """A process that torchrun started; rank 0 keeps the record itself."""
-
-    def __init__(self, *, run_uri: str) -> None:
-        self.rank = int(os.environ["RANK"])
-        self.world_size = int(os.environ["WORLD_SIZE"])
-        if torch.cuda.is_available():
-            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(self.device)
-        else:
-            self.device = torch.device("cpu")
-        self.run_uri = run_uri
-        self.on_event: Callable[[Event], None] | None = None
-        self._stop = False
-        self._saving: threading.Thread | None = None
-        self._failure: BaseException | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask_to_stop)
-        dist.init_process_group(
-            "nccl" if self.device.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=COLLECTIVE_TIMEOUT_S),
-        )
-
-    def _ask_to_stop(self, _number: int, _frame: Any) -> None:
-        self._stop = True
-
-    def emit(self, *events: Event) -> None:
-        if self.rank == 0 and self.on_event is not None:
-            for event in events:
-                self.on_event(event)
-
-    def stop_requested(self) -> bool:
-        return self._stop
-
-    def is_losing_a_node(self) -> bool:
-        return False  # torchrun starts again by itself, and says nothing before
-
-    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
-        if step is None or write is None:
-            return
-        self.finish_saves()
-
-        def upload() -> None:
-            try:
-                write()
-            except BaseException as error:
-                self._failure = error
-
-        self._saving = threading.Thread(target=upload, name="checkpoint")
-        self._saving.start()
-
-    def finish_saves(self) -> None:
-        if self._saving is not None:
-            self._saving.join()
-            self._saving = None
-        if self._failure is not None:
-            raise self._failure
-
-    def close(self) -> None:
-        self.finish_saves()
-        dist.destroy_process_group()
-
-
-def _hosts(world_size: int) -> list[str]:
-    """Address of each rank's node, in the order of ranks. Every rank calls this."""
-    import ray.util
-
-    addresses: list[Any] = [None] * world_size
-    dist.all_gather_object(addresses, ray.util.get_node_ip_address())
-    return addresses
-
-
-def _end_with_parent() -> None:
-    """Have Linux end this process with the one that started it: Ray's on this node, or the server
-    that it was forked from, which ends with Ray's.
-
-    A worker looks for that itself, but one that hangs in a collective, or at its own end, does not
-    get there, and would hold a GPU until the collective's time is up.
-    """
-    if sys.platform == "linux":
-        be_killed_with(os.getppid())
-
-
-def ray_entry(arguments: Mapping[str, Any]) -> None:
-    """What Ray Train runs in each process: the recipe's loop with a ``RayWorker``.
-
-    A user's mistake is reported as an event and not raised: Ray would take it for a failure of
-    the machine, retry, and print its traceback once per attempt.
-    """
-    from training import recipes
-
-    _end_with_parent()
-    use_threads_of_environment()
-    config = recipes.config_from_json(arguments["config"])
-    worker = RayWorker(run_uri=arguments["run_uri"], events=arguments["events"])
-    worker.emit(phase("workers_ready", hosts=_hosts(worker.world_size)))
-    try:
-        recipes.by_name(config.recipe).train()(worker, config)
-        worker.finish_saves()
-    except InputError as error:
-        worker.finish_saves()
-        import ray
-
-        ray.get(worker._events.put.remote([Failed(message=str(error))]))

@@ -8,7 +8,11 @@ import pytest
 
 from contract import runs
 from contract.errors import InputError
-from training.recipes.config import CONFIGS, PRESETS, DdpConfig, FsdpConfig, differences
+from training import recipes
+from training.recipes.ddp.settings import PRESETS, DdpConfig
+from training.recipes.fsdp.settings import FsdpConfig
+from training.recipes.recipe import Recipe
+from training.recipes.settings import differences
 
 NEEDED = {"recipe": "ddp", "run": "r", "storage": "/s", "data": "digits"}
 
@@ -21,20 +25,21 @@ def fsdp(**changes: Any) -> FsdpConfig:
     return FsdpConfig(**{**NEEDED, "recipe": "fsdp", **changes})
 
 
-@pytest.mark.parametrize("recipe", CONFIGS)
-def test_every_preset_of_every_recipe_is_valid(recipe: str) -> None:
-    for name, values in PRESETS[recipe].items():
-        built = CONFIGS[recipe](**{**NEEDED, "recipe": recipe, "preset": name, **values})
+@pytest.mark.parametrize("recipe", recipes.ALL, ids=recipes.NAMES)
+def test_every_preset_of_every_recipe_is_valid(recipe: Recipe) -> None:
+    for name, values in recipe.presets.items():
+        given: dict[str, Any] = {**NEEDED, "recipe": recipe.name, "preset": name, **values}
+        built = recipe.config(**given)
         assert {key: getattr(built, key) for key in values} == dict(values)
 
 
 def test_the_ddp_preset_has_the_references_settings() -> None:
-    built = config(num_workers=2, **PRESETS["ddp"]["ddp"])
+    built = config(num_workers=2, **PRESETS["ddp"])
     assert (built.images_per_step, built.lr, built.epochs) == (256, 1e-3, 10)
 
 
 def test_every_setting_has_a_help_text_and_a_default() -> None:
-    for field in itertools.chain(*map(dataclasses.fields, CONFIGS.values())):
+    for field in itertools.chain(*(dataclasses.fields(recipe.config) for recipe in recipes.ALL)):
         assert field.metadata["help"]
         if field.metadata["cli"]:
             assert field.default is not dataclasses.MISSING

@@ -17,9 +17,9 @@ from tests.training.test_data import write_images
 from training.checkpoint import checkpoints
 from training.data import images
 from training.models import classifiers as models
-from training.recipes.config import DdpConfig
 from training.recipes.ddp import loop as ddp
-from training.worker import TorchrunWorker
+from training.recipes.ddp.settings import DdpConfig
+from training.runtime.torchrun import TorchrunWorker
 
 CPU = torch.device("cpu")
 

@@ -228,7 +228,7 @@ def loss_by_transformers(place: str, found: Any) -> float:
     from transformers import AutoModelForCausalLM
 
     from training.data import text
-    from training.recipes.config import FsdpConfig
+    from training.recipes.fsdp.settings import FsdpConfig
 
     load: Any = AutoModelForCausalLM.from_pretrained
     model, report = load(place, output_loading_info=True)

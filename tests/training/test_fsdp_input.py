@@ -1,5 +1,6 @@
 """What a user may get wrong with the sharded recipe is said in a sentence, before it costs much."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from training import launch, machine, optimizers
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import DamagedError
 from training.data import text
-from training.recipes.config import FsdpConfig
+from training.recipes import command
 from training.recipes.fsdp import loop as fsdp
+from training.recipes.fsdp.settings import FsdpConfig
 
 TEXT = str(ROOT / "LICENSE")
 
@@ -79,13 +81,8 @@ def test_a_run_does_not_go_on_with_another_model(
     folder = tmp_path / "runs" / "r"
     folder.mkdir(parents=True)
     arguments = ["fsdp", "--local", "--run", "r", "--storage", str(folder.parent)]
-    options = vars(launch.parser("fsdp").parse_args(arguments[1:]))
-    (folder / runs.CONFIG_FILE).write_bytes(
-        str(launch.build_config("fsdp", options).to_json())
-        .replace("'", '"')
-        .replace("False", "false")
-        .encode()
-    )
+    settings, _ = launch.configured(command.parse(arguments))
+    (folder / runs.CONFIG_FILE).write_text(json.dumps(settings.to_json()))
     assert launch.main([*arguments, "--model", "new:160m"]) == exits.BAD_INPUT
     assert "model: the run has 'new:tiny', now 'new:160m'" in capsys.readouterr().err
 
@@ -93,7 +90,7 @@ def test_a_run_does_not_go_on_with_another_model(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--data", "nowhere.txt"], "nowhere.txt does not exist"),
+        (["--preset", "tiny", "--data", "nowhere.txt"], "nowhere.txt does not exist"),
         (["--workers", "2", "--global-batch", "3"], "cannot be shared by 2 workers"),
         (["--workers", "2", "--replicas", "3"], "--replicas is 3"),
         (["--seq-len", "4"], "--seq-len is 4"),

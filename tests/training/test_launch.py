@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from contract.errors import InputError
-from contract.jobs import worker_range
+from contract.ranges import Range
 from tests.training.test_data import write_images
 from training import launch, machine
 from training.data.sources import FILES
+from training.recipes import command
 
 
 @pytest.fixture(autouse=True)
@@ -48,17 +49,20 @@ LOCAL = ["ddp", "--local"]
     [
         (["dpp"], ["unknown recipe 'dpp'", "did you mean ddp?"]),
         (["zebra", "--local"], ["unknown recipe 'zebra'", "choose ddp"]),
-        (["--local", "ddp"], ["unknown option before the recipe '--local'"]),
+        (["--local", "ddp"], ["unknown option before the recipe '--local'", "ddp, fsdp"]),
         ([*LOCAL, "--preset", "ddq"], ["unknown preset 'ddq'", "did you mean ddp?"]),
         ([*LOCAL, "--epoch", "3"], ["unknown option --epoch", "did you mean --epochs?"]),
         ([*LOCAL, "--zebra"], ["unknown option --zebra", "--help"]),
         ([*LOCAL, "--epochs", "three"], ["--epochs", "three"]),
         ([*LOCAL, "--epochs", "0"], ["--epochs is 0", "at least 1"]),
+        ([*LOCAL, "--epochs"], ["--epochs needs a value"]),
+        ([*LOCAL, "--flip=maybe"], ["--flip takes no value"]),
+        ([*LOCAL, "stray"], ["unknown option stray"]),
         ([*LOCAL, "--lr", "nan"], ["--lr is nan", "finite"]),
         ([*LOCAL, "--lr", "-1"], ["--lr is -1.0", "greater than 0"]),
         ([*LOCAL, "--seed", "-3"], ["--seed is -3"]),
         ([*LOCAL, "--workers", "0"], ["--workers is 0", "at least 1"]),
-        ([*LOCAL, "--workers", "-2"], ["--workers is -2", "at least 1"]),
+        ([*LOCAL, "--workers", "-2"], ["--workers is -2", "give a number"]),
         ([*LOCAL, "--workers", "5"], ["--workers is 5", "2 CPUs", "at most 4"]),
         ([*LOCAL, "--max-failures", "-1"], ["--max-failures is -1"]),
         ([*LOCAL, "--run", "a/b"], ["run name 'a/b'", "no slash"]),
@@ -126,8 +130,8 @@ def test_resuming_with_other_settings_names_each_difference(
 
 def test_resuming_keeps_the_global_batch_on_another_number_of_workers(elsewhere: Path) -> None:
     run_with(elsewhere / "runs" / "mine", epochs=8)
-    options = vars(launch.parser("ddp").parse_args(["--local", "--run", "mine", "--epochs", "8"]))
-    config = launch.build_config("ddp", options)
+    words = [*LOCAL, "--run", "mine", "--epochs", "8"]
+    config, _ = launch.configured(command.parse(words))
     assert (config.num_workers, config.to_json()["global_batch"]) == (1, 64)
 
 
@@ -140,52 +144,53 @@ def test_resuming_a_run_of_another_recipe_is_refused(
 
 def test_overwrite_removes_the_earlier_run(elsewhere: Path) -> None:
     run_with(elsewhere / "runs" / "mine", epochs=3)
-    arguments = ["--local", "--run", "mine", "--overwrite"]
-    launch.build_config("ddp", vars(launch.parser("ddp").parse_args(arguments)))
+    launch.configured(command.parse([*LOCAL, "--run", "mine", "--overwrite"]))
     assert not (elsewhere / "runs" / "mine").exists()
 
 
 def test_without_data_the_digits_train_with_their_own_preset() -> None:
-    config = launch.build_config("ddp", vars(launch.parser("ddp").parse_args(["--local"])))
+    config, _ = launch.configured(command.parse(LOCAL))
     assert (config.data, config.preset) == ("digits", "digits")
 
 
 def test_help_explains_presets_exit_codes_and_every_setting(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with pytest.raises(SystemExit) as end:
-        launch.main(["ddp", "--help"])
-    assert end.value.code == 0
+    assert launch.main(["ddp", "--help"]) == 0
     out = capsys.readouterr().out
     for word in ("--local", "--lr", "ddp, tuned, fast, digits", "exit codes", "130", "torchrun"):
         assert word in out
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("4", (4, 4)), ("1:4", (1, 4)), (" 2:2 ", (2, 2)), ("0:1", (0, 1))]
+    ("options", "preset", "lr"),
+    [
+        ([], "digits", "0.002"),
+        (["--data", "DIR"], "ddp", "0.001"),
+        (["--preset", "tuned"], "tuned", "0.003"),
+        (["--preset=fast", "--data", "DIR"], "fast", "0.004"),
+    ],
 )
-def test_a_number_of_workers_may_be_a_range(text: str, found: tuple[int, int]) -> None:
-    assert worker_range(text) == found
-
-
-@pytest.mark.parametrize("text", ["", "1:", ":4", "a", "1:2:3", "4:1", "1.5", "99999"])
-def test_what_is_no_range_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match="--workers is"):
-        worker_range(text)
+def test_help_shows_the_defaults_of_the_preset_that_would_be_used(
+    options: list[str], preset: str, lr: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main(["ddp", *options, "--help"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"defaults are those of preset {preset})" in out
+    assert f"peak learning rate of Adam (default: {lr})" in out
 
 
 def test_a_run_with_a_range_is_made_for_the_most_and_checked_for_all(tmp_path: Path) -> None:
     def config(recipe: str, workers: str, **more: Any) -> Any:
-        words = [f"--workers={workers}", f"--storage={tmp_path}", "--run=r"]
+        words = [recipe, f"--workers={workers}", f"--storage={tmp_path}", "--run=r"]
         words += [f"--{name.replace('_', '-')}={value}" for name, value in more.items()]
-        return launch.build_config(recipe, vars(launch.parser(recipe).parse_args(words)))
+        return launch.configured(command.parse(words))
 
-    assert config("ddp", "1:4").num_workers == 4
+    assert config("ddp", "1:4")[0].num_workers == 4
+    assert config("ddp", "1:4")[1] == Range(1, 4)
     # Twelve sequences are shared by 1, 2, 3 and 4 workers, and not by 5.
-    assert config("fsdp", "1:4", global_batch=12).num_workers == 4
+    assert config("fsdp", "1:4", global_batch=12)[0].num_workers == 4
     with pytest.raises(InputError, match="5 workers"):
         config("fsdp", "4:6", global_batch=12)
-    words = ["--local", "--workers", "1:2", "--storage", str(tmp_path)]
-    options = vars(launch.parser("ddp").parse_args(words))
     with pytest.raises(InputError, match="a range needs a cluster that grows"):
-        launch.build_config("ddp", options)
+        launch.configured(command.parse([*LOCAL, "--workers", "1:2", "--storage", str(tmp_path)]))

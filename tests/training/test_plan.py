@@ -11,7 +11,7 @@ from contract.instance_types import instance_type
 from training import optimizers, plan
 from training.models import language_models, pretrained
 from training.models.model_shapes import SHAPES, ModelShape
-from training.recipes.config import PRESETS, FsdpConfig
+from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 
 TINY_LLAMA = {
     "model_type": "llama",
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_told_what_would() -> None:
 
 def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -> None:
     def said(gpu: str, **changes: Any) -> str:
-        settings = {**PRESETS["fsdp"]["dolly"], "num_workers": 8, **changes}
+        settings = {**PRESETS["dolly"], "num_workers": 8, **changes}
         config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **settings)
         return plan.warning(SHAPES["6.9b"], config, gpu)
 

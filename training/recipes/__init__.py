@@ -38,4 +38,4 @@ LOOPS: Final = {recipe.name: recipe.loop for recipe in ALL}
 
 def preload(recipe: str) -> str:
     """Modules for ``training.runtime.forkserver`` to import before it forks a recipe's workers."""
-    return ",".join(by_name(recipe).modules)
+    return by_name(recipe).preloads

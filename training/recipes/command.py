@@ -48,6 +48,8 @@ examples:
 #: Options that a job does not take from its user, because the one who starts it decides them.
 NOT_FOR_JOBS: Final = ("--local", "--workers", "--run", "--storage", "--json")
 
+_HELP: Final = ("-h", "--help")
+
 
 class OptionError(InputError):
     """Words that are no valid command line; ``--help`` shows what is."""
@@ -161,12 +163,7 @@ def parse(words: Sequence[str]) -> Command:
         for name, value in vars(found).items()
         if name in fields and fields[name].metadata["cli"]
     }
-    preset = recipe.preset_for(found.data) if found.preset is None else found.preset
-    if preset not in recipe.presets:
-        raise InputError(
-            f"unknown preset {preset!r}{_guess(preset, [*recipe.presets])}; {recipe.name} has "
-            f"{', '.join(recipe.presets)}"
-        )
+    preset = _preset(recipe, found.preset, found.data)
     workers = None if found.workers is None else Range.parse(found.workers, option="--workers")
     max_failures = _converted("max_failures", int, found.max_failures)
     if max_failures < 0:
@@ -205,9 +202,9 @@ def configure(command: Command, *, run: str, storage: str, workers: Range) -> Ru
     Raises:
         InputError: a setting is wrong or missing, or does not suit one of the numbers.
     """
+    check(command)
     if workers.low < 1:
         raise InputError(f"--workers is {workers}: it must be at least 1")
-    check(command)
     values: dict[str, Any] = {
         **command.given,
         "recipe": command.recipe.name,
@@ -266,7 +263,7 @@ def _check_range(config: RunConfig, workers: Range) -> None:
 
 def listed(recipe: Recipe, preset: str) -> list[Setting]:
     """The settings of a recipe, with the defaults of a preset."""
-    values = recipe.presets[preset]
+    values: Mapping[str, Any] = recipe.presets[preset]
     return [
         Setting(
             option=option_name(name),
@@ -276,6 +273,34 @@ def listed(recipe: Recipe, preset: str) -> list[Setting]:
         for name, field in fields_of(recipe.config).items()
         if field.metadata["cli"]
     ]
+
+
+def help_text(words: Sequence[str]) -> str:
+    """The help of a command line that asks for it: of the recipe and the preset that it names.
+
+    Raises:
+        InputError: there is no such recipe or preset.
+    """
+    if not words or words[0].startswith("-"):
+        return parser().format_help()
+    recipe = by_name(words[0])
+    asking = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    asking.add_argument("--preset")
+    asking.add_argument("--data")
+    found, _ = asking.parse_known_args([word for word in words[1:] if word not in _HELP])
+    preset = _preset(recipe, found.preset, found.data)
+    return parser(recipe, preset=preset).format_help()
+
+
+def _preset(recipe: Recipe, preset: str | None, data: str | None) -> str:
+    if preset is None:
+        return recipe.preset_for(data)
+    if preset not in recipe.presets:
+        raise InputError(
+            f"unknown preset {preset!r}{_guess(preset, [*recipe.presets])}; {recipe.name} has "
+            f"{', '.join(recipe.presets)}"
+        )
+    return preset
 
 
 class _Parser(argparse.ArgumentParser):

@@ -59,9 +59,10 @@ class Recipe:
         return self.built_in_preset if data is None else next(iter(self.presets))
 
     @property
-    def modules(self) -> tuple[str, ...]:
-        """What a worker of this recipe imports, sooner or later."""
-        return (self.loop, *self.preload)
+    def preloads(self) -> str:
+        """Modules that a worker imports sooner or later, as ``training.runtime.forkserver`` takes
+        them."""
+        return ",".join((self.loop, *self.preload))
 
     def train(self) -> Callable[..., None]:
         """Import the loop; return its ``train(worker, config)``."""

@@ -5,7 +5,6 @@ them and waits for signals. The first Ctrl-C lets the workers save and leave; a 
 ten seconds, ends them as they are.
 """
 
-import argparse
 import os
 import re
 import secrets
@@ -15,19 +14,22 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from contract import exits
+from contract import exits, nodes
 from contract.errors import InputError
-from contract.jobs import worker_range
-from training import launch, machine, recipes, storage
-from training.recipes.config import CONFIGS, RunConfig
-from training.record import reader
+from contract.job import JobSpec
+from contract.ranges import Range
+from contract.runs import RunPaths
+from training import machine, storage
+from training.recipes.command import Command
+from training.recipes.settings import RunConfig
 from training.record.display import make_display
 from training.record.environment import environment
 from training.record.events import Failed, Reading, phase
-from training.record.result import SUCCEEDED, Result
+from training.record.result import Result
 from training.record.writer import RunRecord
 from training.runtime import forkserver, local_ray, trainer
 from training.runtime.forkserver import ForkServer
+from training.runtime.result import print_result
 from training.runtime.trainer import Submission
 
 #: A person does not notice a tenth of a second, nor does a processor.
@@ -42,10 +44,11 @@ _START_S: Final = "600"
 class Driver:
     """One submission of a run to Ray."""
 
-    def __init__(self, config: RunConfig, options: argparse.Namespace) -> None:
+    def __init__(self, config: RunConfig, command: Command, *, workers: Range) -> None:
         self._config = config
-        self._options = options
-        self._run_uri = storage.join(config.storage, config.run)
+        self._options = command
+        self._workers = workers
+        self._run_uri = RunPaths.of(config.storage, config.run).uri
         self._display = make_display()
         self._record: RunRecord | None = None
         self._signals: list[int] = []
@@ -61,23 +64,14 @@ class Driver:
         Raises:
             InputError: The data cannot be used, or no cluster is there.
         """
-        done = reader.read_result(self._run_uri)
-        if done is not None and done.status == SUCCEEDED:
-            self._display.close()
-            print(
-                f"run {self._config.run!r} is already complete; --overwrite starts it afresh",
-                file=sys.stderr,
-            )
-            self._print_result(done)
-            return exits.OK
         self._catch_signals()
         server: ForkServer | None = None
         try:
             self._display.phase("starting Ray")
-            self._set_environment()
+            set_environment(local=self._options.local)
             if self._options.local:
                 server = ForkServer.start(
-                    modules=["training.runtime.trainer", recipes.LOOPS[self._config.recipe]],
+                    modules=["training.runtime.trainer", self._options.recipe.loop],
                     show_log=self._options.verbose,
                 )
             return self._run(server)
@@ -113,7 +107,7 @@ class Driver:
         self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
         # Ray's list of checkpoints is not used: see training.checkpoint.checkpoints.
-        storage.remove_file(storage.join(self._run_uri, "checkpoint_manager_snapshot.json"))
+        storage.remove_file(RunPaths(self._run_uri).file("checkpoint_manager_snapshot.json"))
         fit = trainer.start_fit(self._submission(), events)
         stop_by: float | None = None
         while not self._has_ended(fit):
@@ -157,16 +151,15 @@ class Driver:
             raise InputError(wrong)
         if config is None:
             return False
-        self._config = CONFIGS[self._config.recipe].from_json(config)
+        self._config = config
         return True
 
     def _submission(self) -> Submission:
-        most = str(self._config.num_workers)
         return Submission(
-            config=self._config.to_json(),
+            config=self._config,
             run_uri=self._run_uri,
             local=self._options.local,
-            least=worker_range(self._options.workers or most)[0],
+            workers=self._workers,
             max_failures=self._options.max_failures,
             environment=trainer.command_environment(os.environ),
             folder=os.getcwd(),
@@ -206,51 +199,17 @@ class Driver:
             self._failure = RuntimeError(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
             return None
 
-    def _set_environment(self) -> None:
-        """Ray reads these when it is first imported, so they come before the thread that does."""
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it prints every line twice
-        os.environ.setdefault(
-            "RAY_TRAIN_METRICS_ENABLED", "0"
-        )  # for a Prometheus that is not there
-        if self._options.local:
-            # A token of this command's own, so that no file in the home folder is needed.
-            os.environ["RAY_AUTH_MODE"] = "token"
-            os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-            # Ray's default of 15 lets anything else on the machine starve the training.
-            os.environ.setdefault("RAY_worker_niceness", "0")
-            # Each of these starts a process, and on a laptop they compete with the training.
-            os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-            os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-            os.environ.setdefault("RAY_worker_register_timeout_seconds", _START_S)
-            os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _START_S)
-            os.environ.setdefault(forkserver.PRELOAD, "")  # all of its processes are ours
-
     def _start_ray(self, server: ForkServer | None) -> None:
-        if self._options.local:
-            # In the main thread: Ray's processes end with the thread that started them.
-            local_ray.start(
-                num_cpus=max(machine.num_cpus(), self._config.num_workers),
-                verbose=self._options.verbose,
-                server=server,
-                expect=["", recipes.preload(self._config.recipe)],
-            )
+        if not self._options.local:
+            join_cluster(verbose=self._options.verbose)
             return
-        import ray
-
-        forked = {"env_vars": {forkserver.PRELOAD: ""}}  # by the node's server, if it has one
-        try:
-            ray.init(
-                address="auto",
-                log_to_driver=self._options.verbose,
-                configure_logging=self._options.verbose,
-                runtime_env=None if os.environ.get(forkserver.SWITCH) == "0" else forked,
-            )
-        except ConnectionError:
-            raise InputError(
-                "no Ray cluster runs on this machine: add --local to train here, or run "
-                "this on the head node of a cluster"
-            ) from None
+        # In the main thread: Ray's processes end with the thread that started them.
+        local_ray.start(
+            num_cpus=max(machine.num_cpus(), self._config.num_workers),
+            verbose=self._options.verbose,
+            server=server,
+            expect=["", self._options.recipe.preloads],
+        )
 
     def _take(self, events: Any, *, timeout_s: float = 0.0) -> bool:
         """Record what has come in; return False when Ray is gone."""
@@ -323,10 +282,75 @@ class Driver:
         return exits.TERMINATED if terminated else exits.INTERRUPTED
 
     def _print_result(self, result: Result, report: Path | None = None) -> None:
-        places = launch.places(self._run_uri, self._config.recipe)
-        if report is not None:
-            places["report"] = os.path.relpath(report)
-        launch.print_result(result, places, as_json=self._options.json)
+        print_result(
+            result,
+            self._options.recipe,
+            self._run_uri,
+            report=report,
+            as_json=self._options.json,
+        )
+
+
+def set_environment(*, local: bool) -> None:
+    """Set what Ray reads when it is first imported, so before the thread that imports it starts."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it prints every line twice
+    os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")  # for a Prometheus that is not there
+    if local:
+        # A token of this command's own, so that no file in the home folder is needed.
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        # Ray's default of 15 lets anything else on the machine starve the training.
+        os.environ.setdefault("RAY_worker_niceness", "0")
+        # Each of these starts a process, and on a laptop they compete with the training.
+        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
+        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+        os.environ.setdefault("RAY_worker_register_timeout_seconds", _START_S)
+        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _START_S)
+        os.environ.setdefault(forkserver.PRELOAD, "")  # all of its processes are ours
+
+
+def join_cluster(*, verbose: bool) -> None:
+    """Join the Ray cluster whose head this is, unless that was done before.
+
+    Raises:
+        InputError: there is none.
+    """
+    set_environment(local=False)
+    import ray
+
+    if ray.is_initialized():
+        return
+    forked = {"env_vars": {forkserver.PRELOAD: ""}}  # by the node's server, if it has one
+    try:
+        ray.init(
+            address="auto",
+            log_to_driver=verbose,
+            configure_logging=verbose,
+            runtime_env=None if os.environ.get(forkserver.SWITCH) == "0" else forked,
+        )
+    except ConnectionError:
+        raise InputError(
+            "no Ray cluster runs on this machine: add --local to train here, or run "
+            "this on the head node of a cluster"
+        ) from None
+
+
+def cluster_workers() -> Range:
+    """How many workers a run has on the cluster that was joined, unless it is told: one for each
+    GPU; without GPUs one for each worker node of a job, and otherwise one."""
+    import ray
+
+    gpus = round(ray.cluster_resources().get("GPU", 0))
+    if nodes.ENV_JOB_SPEC not in os.environ:
+        return Range(max(1, gpus), max(1, gpus))
+    # The worker nodes of a job join when a run asks for them, so its order is what counts.
+    hosts = JobSpec.from_json(os.environ[nodes.ENV_JOB_SPEC]).nodes
+    each = int(os.environ.get(nodes.ENV_WORKER_GPUS, "0")) or 1
+    own = 0
+    if os.environ.get(nodes.ENV_TRAINS) == "1":
+        own = int(os.environ.get(nodes.ENV_NUM_GPUS, "0")) or 1
+    return Range(max(1, hosts.low * each + own), max(1, hosts.high * each + own))
 
 
 def _ray_logs() -> Path:

@@ -1,25 +1,34 @@
 """Runs a recipe in a process that torchrun started, without Ray: for debugging and profiling."""
 
+import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from contract import exits
 from contract.errors import InputError
-from training import launch, recipes, storage
+from contract.runs import RunPaths
+from training import recipes
 from training.recipes.settings import RunConfig
 from training.record.display import make_display
 from training.record.environment import environment
-from training.record.events import Failed
+from training.record.events import Event, Failed
 from training.record.writer import RunRecord
-from training.worker import TorchrunWorker
+from training.runtime.result import print_result
+from training.worker import COLLECTIVE_TIMEOUT
 
 
 def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     """Train as one of torchrun's processes; return the exit code. Rank 0 keeps the record."""
-    config = recipes.by_name(config.recipe).prepare(
-        config
-    )  # each process; the first of a node does the work
-    run_uri = storage.join(config.storage, config.run)
+    recipe = recipes.by_name(config.recipe)
+    config = recipe.prepare(config)  # each process; the first of a node does the work
+    run_uri = RunPaths.of(config.storage, config.run).uri
     worker = TorchrunWorker(run_uri=run_uri)
     kept: RunRecord | None = None
     report: Path | None = None
@@ -36,7 +45,7 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
         worker.on_event = kept.handle
     code = exits.OK
     try:
-        recipes.by_name(config.recipe).train()(worker, config)
+        recipe.train()(worker, config)
         if worker.stop_requested():
             code = exits.INTERRUPTED
     except InputError as error:
@@ -50,8 +59,68 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
             report = kept.close()
             display.close()
     if kept is not None and kept.result is not None and kept.is_complete:
-        places = launch.places(run_uri, config.recipe)
-        if report is not None:
-            places["report"] = str(report)
-        launch.print_result(kept.result, places, as_json=as_json)
+        print_result(kept.result, recipe, run_uri, report=report, as_json=as_json)
     return code
+
+
+class TorchrunWorker:
+    """A process that torchrun started; rank 0 keeps the record itself."""
+
+    def __init__(self, *, run_uri: str) -> None:
+        self.rank = int(os.environ["RANK"])
+        self.world_size = int(os.environ["WORLD_SIZE"])
+        if torch.cuda.is_available():
+            self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(self.device)
+        else:
+            self.device = torch.device("cpu")
+        self.run_uri = run_uri
+        self.on_event: Callable[[Event], None] | None = None
+        self._stop = False
+        self._saving: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask_to_stop)
+        dist.init_process_group(
+            "nccl" if self.device.type == "cuda" else "gloo",
+            timeout=COLLECTIVE_TIMEOUT,
+        )
+
+    def _ask_to_stop(self, _number: int, _frame: Any) -> None:
+        self._stop = True
+
+    def emit(self, *events: Event) -> None:
+        if self.rank == 0 and self.on_event is not None:
+            for event in events:
+                self.on_event(event)
+
+    def stop_requested(self) -> bool:
+        return self._stop
+
+    def is_losing_a_node(self) -> bool:
+        return False  # torchrun starts again by itself, and says nothing before
+
+    def save(self, step: int | None, write: Callable[[], str] | None) -> None:
+        if step is None or write is None:
+            return
+        self.finish_saves()
+
+        def upload() -> None:
+            try:
+                write()
+            except BaseException as error:
+                self._failure = error
+
+        self._saving = threading.Thread(target=upload, name="checkpoint")
+        self._saving.start()
+
+    def finish_saves(self) -> None:
+        if self._saving is not None:
+            self._saving.join()
+            self._saving = None
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        self.finish_saves()
+        dist.destroy_process_group()

@@ -12,7 +12,9 @@ from typing import Any, Final
 
 from contract import nodes
 from contract.errors import InputError
+from contract.ranges import Range
 from training import machine, recipes
+from training.recipes.settings import RunConfig
 from training.record.events import Event, Reading
 from training.runtime.forkserver import PRELOAD, SWITCH
 
@@ -25,12 +27,11 @@ _RESIZE_EVERY_S: Final = 30.0
 class Submission:
     """What a task is told of a run."""
 
-    config: dict[str, Any]
-    """The settings, as JSON has them."""
+    config: RunConfig
     run_uri: str
     local: bool
-    least: int
-    """Minimum number of workers to continue with."""
+    workers: Range
+    """How many there are at most, and with how few it continues."""
     max_failures: int
     environment: dict[str, str]
     """The command's: see ``command_environment``."""
@@ -91,7 +92,7 @@ class _Events:
         self._stop = True
 
 
-def _prepare(submission: Submission, events: Any) -> tuple[dict[str, Any] | None, str]:
+def _prepare(submission: Submission, events: Any) -> tuple[RunConfig | None, str]:
     """Look at the data; return the settings with what was decided, or None and what is wrong."""
     _take_over(submission)
     _start_coordinator()
@@ -100,11 +101,10 @@ def _prepare(submission: Submission, events: Any) -> tuple[dict[str, Any] | None
         events.put.remote([Reading(done=done, total=total)])
 
     try:
-        config = recipes.config_from_json(submission.config)
-        config = recipes.by_name(config.recipe).prepare(config, report)
+        config = submission.config
+        return recipes.by_name(config.recipe).prepare(config, report), ""
     except InputError as error:
         return None, str(error)
-    return config.to_json(), ""
 
 
 def _fit(submission: Submission, events: Any) -> str:
@@ -138,15 +138,16 @@ def _take_over(submission: Submission) -> None:
 
 def _trainer(submission: Submission, events: Any) -> Any:
     import ray
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+    from ray.train import RunConfig as RayRunConfig
 
-    from training import worker
+    from training.runtime import ray_worker
 
-    config = recipes.config_from_json(submission.config)
+    config = submission.config
     job = _job_hosts()
     # Declared as their predecessors, which knew no ranges and no environment of the workers.
     scaling: Any = ScalingConfig
-    run_config: Any = RunConfig
+    run_config: Any = RayRunConfig
     on_gpus = job["GPU"] > 0 if job else ray.cluster_resources().get("GPU", 0) > 0
     # Without GPUs, workers share the CPUs of one machine, and take a whole host of a job; Ray
     # sizes their thread pools by it.
@@ -155,11 +156,11 @@ def _trainer(submission: Submission, events: Any) -> Any:
         per_worker = {"CPU": job["CPU"]}
     elif not on_gpus and submission.local:
         per_worker = {"CPU": max(1, machine.num_cpus() // config.num_workers)}
-    most, least = config.num_workers, submission.least
+    most, least = submission.workers.high, submission.workers.low
     return _quick_trainer()(
-        worker.ray_entry,
+        ray_worker.ray_entry,
         train_loop_config={
-            "config": submission.config,
+            "config": submission.config.to_json(),
             "run_uri": submission.run_uri,
             "events": events,
         },
@@ -185,7 +186,7 @@ def _trainer(submission: Submission, events: Any) -> Any:
 
 def _preload(recipe: str) -> dict[str, str]:
     """What lets a recipe's workers be forked, and tells what they need."""
-    return {} if os.environ.get(SWITCH) == "0" else {PRELOAD: recipes.preload(recipe)}
+    return {} if os.environ.get(SWITCH) == "0" else {PRELOAD: recipes.by_name(recipe).preloads}
 
 
 def _job_hosts() -> dict[str, int] | None:

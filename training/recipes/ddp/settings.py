@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from contract.errors import InputError
 from training.recipes.settings import RunConfig, Value, option
@@ -93,7 +93,7 @@ class DdpConfig(RunConfig):
 
     def begun(self, recorded: Mapping[str, object]) -> Self:
         # A run keeps its global batch when it continues on another number of workers.
-        batch = recorded.get("global_batch") or self.images_per_step
+        batch: Any = recorded.get("global_batch") or self.images_per_step
         return dataclasses.replace(self, global_batch=batch)
 
     @property

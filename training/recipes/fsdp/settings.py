@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from contract.errors import InputError
 from training.recipes.settings import RunConfig, Value, divisors, option
@@ -134,7 +134,8 @@ class FsdpConfig(RunConfig):
             )
 
     def begun(self, recorded: Mapping[str, object]) -> Self:
-        return dataclasses.replace(self, text_key=recorded.get("text_key") or self.text_key)
+        key: Any = recorded.get("text_key") or self.text_key
+        return dataclasses.replace(self, text_key=key)
 
     @property
     def num_microbatches(self) -> int:

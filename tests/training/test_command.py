@@ -1,0 +1,202 @@
+"""The laptop that submits a job and the node that trains read a command line in the same way: each
+refuses what the other one would, in the same words."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from contract.errors import InputError
+from contract.ranges import Range
+from training import launch, recipes
+from training.recipes import command
+from training.recipes.command import Recorded, RunCompleteError, read_command
+from training.recipes.recipe import Recipe
+from training.recipes.settings import fields_of, kind_of, option_name
+
+ONE = Range(1, 1)
+
+
+def test_settings_are_those_of_preset_and_options() -> None:
+    found = read_command(
+        ["ddp", "--preset", "tuned", "--epochs=3", "--no-flip"], run="r", workers=Range(2, 4)
+    )
+    assert (found.run, found.num_workers, found.preset, found.epochs) == ("r", 4, "tuned", 3)
+    assert found.to_json()["lr"] == 3e-3
+    assert found.to_json()["flip"] is False
+    assert found.to_json()["global_batch"] == 4 * 128
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["ddp", "--epochs", "0"], "--epochs is 0: it must be at least 1"),
+        (["ddp", "--schedule", "bogus"], "--schedule is 'bogus': choose one of one-cycle"),
+        (["ddp", "--lr", "nan"], "--lr is nan: it must be a finite number"),
+        (["ddp", "--precision", "fp8"], "--precision is 'fp8': choose one of auto, fp32, bf16"),
+        (["ddp", "--batch-per-worker", "3"], "--batch-per-worker is 3: it must be at least 8"),
+        (["ddp", "--flip=maybe"], "--flip takes no value"),
+        (["ddp", "--epochs", "many"], "--epochs is 'many': it must be a whole number"),
+        (["ddp", "--epoch", "3"], "unknown option --epoch: did you mean --epochs?"),
+        (["ddp", "--preset", "dpd"], "unknown preset 'dpd': did you mean ddp?"),
+        (["ddp", "--max-failures", "-1"], "--max-failures is -1: it must be at least 0"),
+        (["fsdp", "--data", "s3://bucket/text"], "give --model a Hugging Face id"),
+        (["fsdp", "--replicas", "3"], "--replicas is 3, which does not divide 4 workers"),
+        (["fsdp", "--global-batch", "6"], "6 sequences cannot be shared by 4 workers"),
+        (["dpd"], "unknown recipe 'dpd': did you mean ddp?"),
+        ([], "no recipe is given: choose ddp, fsdp"),
+        (["ddp", "--local"], "--local is not an option of a job's recipe"),
+        (["ddp", "--run=other"], "--run is not an option of a job's recipe"),
+    ],
+)
+def test_what_is_wrong_is_said_on_the_laptop(words: Sequence[str], sentence: str) -> None:
+    with pytest.raises(InputError) as found:
+        read_command(words, run="r", workers=Range(4, 4))
+    assert sentence in str(found.value)
+
+
+def test_a_number_within_the_range_that_does_not_suit_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be shared by 3 workers"):
+        read_command(["fsdp"], run="r", workers=Range(2, 4))
+
+
+def test_without_a_worker_nothing_trains() -> None:
+    with pytest.raises(InputError, match="--workers is 0:2: it must be at least 1"):
+        read_command(["ddp"], run="r", workers=Range(0, 2))
+
+
+def recorded(recipe: str, *, complete: bool = False, **changes: object) -> Recorded | None:
+    words = [recipe, "--data", "s3://b/d", *(["--model", "new:tiny"] if recipe == "fsdp" else [])]
+    config = read_command(words, run="r", workers=ONE).to_json() | changes
+    result = {"status": "succeeded" if complete else "stopped"}
+    return Recorded.of(json.dumps(config).encode(), json.dumps(result).encode())
+
+
+def test_a_complete_run_is_refused_unless_it_is_overwritten() -> None:
+    words = ["ddp", "--preset", "ddp"]
+    with pytest.raises(RunCompleteError, match="run 'r' is already complete; --overwrite"):
+        read_command(words, run="r", workers=ONE, recorded=recorded("ddp", complete=True))
+    read_command([*words, "--overwrite"], run="r", workers=ONE, recorded=recorded("ddp"))
+
+
+def test_another_recipe_under_the_name_is_refused() -> None:
+    with pytest.raises(InputError, match="run 'r' was trained with recipe 'fsdp'"):
+        read_command(["ddp"], run="r", workers=ONE, recorded=recorded("fsdp"))
+
+
+def test_other_settings_than_recorded_are_refused_one_by_one() -> None:
+    with pytest.raises(InputError, match=r"with other settings:\n  lr: the run has 0.001, now 0.5"):
+        read_command(
+            ["ddp", "--preset", "ddp", "--lr", "0.5"],
+            run="r",
+            workers=ONE,
+            recorded=recorded("ddp"),
+        )
+
+
+def test_a_run_keeps_its_global_batch_on_other_workers() -> None:
+    found = read_command(
+        ["ddp", "--preset", "ddp"], run="r", workers=Range(3, 3), recorded=recorded("ddp")
+    )
+    assert found.to_json()["global_batch"] == 128
+
+
+@pytest.mark.parametrize("config", [None, b"", b"{", b"[1]", b"\xff"])
+def test_a_damaged_record_counts_as_none(config: bytes | None) -> None:
+    assert Recorded.of(config, None) is None
+    assert Recorded.of(config, b'{"status": "failed"}') is None
+
+
+# --- the laptop refuses what the node refuses -----------------------------------------------------
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a node finds runs; data is left out of it, as a laptop cannot look at it."""
+    monkeypatch.setattr(Recipe, "look_at", lambda *_: None)
+    (tmp_path / "runs").mkdir()
+    return tmp_path / "runs"
+
+
+def on_laptop(words: Sequence[str], workers: Range, earlier: Recorded | None) -> str:
+    """The sentence with which a laptop refuses a command line; empty where it accepts."""
+    try:
+        read_command(words, run="r", workers=workers, recorded=earlier)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+def on_node(words: Sequence[str], workers: Range, storage: Path) -> str:
+    """The same of the node that the command line is sent to."""
+    recipe, *options = words
+    added = ["--run", "r", "--workers", str(workers), "--storage", str(storage)]
+    try:
+        launch.configured(command.parse([recipe, *added, *options]))
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@st.composite
+def options(draw: st.DrawFn, recipe: Recipe) -> list[str]:
+    """Some settings of a recipe: mostly valid values, some not."""
+    words = []
+    fields = {k: v for k, v in fields_of(recipe.config).items() if v.metadata["cli"]}
+    for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True)):
+        field = fields[name]
+        if kind_of(field) is bool:
+            words += [draw(st.sampled_from([option_name(name), f"--no-{name}", f"--{name}=x"]))]
+            continue
+        near = [field.metadata[key] for key in ("low", "high", "above")]
+        values: list[Any] = [field.default, *(each for each in near if each is not None)]
+        values += [each + 1 for each in values if isinstance(each, int | float)]
+        values += [each - 1 for each in values if isinstance(each, int | float)]
+        values += [*(field.metadata["choices"] or ()), "nan", "x", 2, 6, 0.5, 12]
+        words.append(f"{option_name(name)}={draw(st.sampled_from(values))}")
+    if draw(st.booleans()):
+        words += ["--preset", draw(st.sampled_from([*recipe.presets, "none"]))]
+    if draw(st.booleans()):
+        words += ["--data", "s3://bucket/data"]
+    if draw(st.integers(0, 9)) == 0:
+        words += [draw(st.sampled_from(["--overwrite", "--max-failures=-1", "--verbose", "--no"]))]
+    return words
+
+
+@pytest.mark.parametrize("recipe", recipes.ALL, ids=recipes.NAMES)
+@settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    derandomize=True,
+)
+@given(data=st.data())
+def test_laptop_and_node_refuse_the_same_in_the_same_words(
+    recipe: Recipe, runs: Path, data: st.DataObject
+) -> None:
+    words = [recipe.name, *data.draw(options(recipe))]
+    low = data.draw(st.integers(0, 4))
+    workers = Range(low, low + data.draw(st.sampled_from([0, 0, 1, 4])))
+    # What the bucket has of the run: nothing, an attempt with settings like these, or another's.
+    config = result = None
+    if data.draw(st.booleans()):
+        earlier = data.draw(st.sampled_from(recipes.ALL))
+        begun = [earlier.name, *data.draw(options(earlier))]
+        if data.draw(st.booleans()):
+            begun = words
+        try:
+            config = json.dumps(read_command(begun, run="r", workers=ONE).to_json()).encode()
+        except InputError:
+            config = data.draw(st.sampled_from([None, b"{"]))
+        status = data.draw(st.sampled_from(["succeeded", "failed"]))
+        result = json.dumps({"status": status}).encode()
+    folder = runs / "r"
+    folder.mkdir(exist_ok=True)
+    for name, content in (("config.json", config), ("result.json", result)):
+        (folder / name).unlink(missing_ok=True)
+        if content is not None:
+            (folder / name).write_bytes(content)
+    here = on_laptop(words, workers, Recorded.of(config, result))
+    assert here == on_node(words, workers, runs)
