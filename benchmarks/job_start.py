@@ -55,7 +55,7 @@ try:
     for number in range(int(sys.argv[1])):
         began, before = time.time(), cpu_s()
         run = f"start-{number}"
-        rehearsal.trainctl("submit", "ddp", "--workers", "2", "--run", run, "--yes", "--follow",
+        rehearsal.trainctl("submit", "ddp", "--nodes", "2", "--run", run, "--yes", "--follow",
             "--preset", "digits", "--epochs", "1", "--env", "OMP_NUM_THREADS=1")
         key = f"runs/{run}/metrics.jsonl"
         body = account.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read().decode()

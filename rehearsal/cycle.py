@@ -179,7 +179,7 @@ class Rehearsal:
         self._remember({"image_tag": tag})
         if standing:
             with steps.step(f"bring up the standing cluster: a head, {NUM_WORKERS} workers"):
-                self.trainctl("cluster", "up", "--workers", str(NUM_WORKERS), "--yes")
+                self.trainctl("cluster", "up", "--nodes", str(NUM_WORKERS), "--yes")
 
     def deploy(
         self, environment: Mapping[str, str], *, image_tag: str, settings: Mapping[str, str]

@@ -91,7 +91,7 @@ def _job(rehearsal: Rehearsal, steps: Steps) -> Figures:
     """A job with nothing there before: it brings its own cluster and takes it away again."""
     with steps.step("trainctl submit: a job that brings its own head and workers"):
         began = time.time()
-        options = ("--workers", str(NUM_WORKERS), "--run", JOB_RUN, "--yes", "--follow")
+        options = ("--nodes", str(NUM_WORKERS), "--run", JOB_RUN, "--yes", "--follow")
         settings = ("--preset", "digits", "--epochs", "2", "--env", "OMP_NUM_THREADS=1")
         name, _log = rehearsal.trainctl("submit", "ddp", *options, *settings).split(maxsplit=1)
         first_step_s = _first_step(rehearsal, JOB_RUN) - began

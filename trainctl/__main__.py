@@ -1,6 +1,7 @@
 """``trainctl``: the command line of a deployment.
 
-One file per command, one module that talks to AWS, and one place, here, where errors end.
+One file per command in ``trainctl/commands``, one package that talks to AWS, and one place, here,
+where errors end.
 
 All commands are imported at every start, so none of their modules imports AWS's clients, rich, or
 the rehearsal before it needs them: ``trainctl --help`` would take three times as long.
@@ -13,22 +14,41 @@ from typing import Annotated, Final
 import typer
 
 from contract import exits
-from trainctl import artifacts, cluster, dashboard, jobs, local, show, submit
-from trainctl.doctor import doctor
+from trainctl import output
+from trainctl.commands.cluster import down as cluster_down
+from trainctl.commands.cluster import status as cluster_status
+from trainctl.commands.cluster import up as cluster_up
+from trainctl.commands.cost import cost
+from trainctl.commands.doctor import doctor
+from trainctl.commands.export import export
+from trainctl.commands.generate import generate
+from trainctl.commands.local import down as local_down
+from trainctl.commands.local import env as local_env
+from trainctl.commands.local import status as local_status
+from trainctl.commands.local import up as local_up
+from trainctl.commands.logs import logs
+from trainctl.commands.ls import ls
+from trainctl.commands.open import open_
+from trainctl.commands.plan import plan
+from trainctl.commands.settings import settings
+from trainctl.commands.shell import shell
+from trainctl.commands.show import show
+from trainctl.commands.stop import stop
+from trainctl.commands.submit import submit
+from trainctl.commands.version import print_version, version
+from trainctl.commands.wait import wait
 from trainctl.errors import explained
 from trainctl.help import WIDTH, Group
-from trainctl.settings import settings
-from trainctl.shell import shell
 
 _EPILOG = (
-    "Exit codes: 0 done; 1 it failed, the message says why; 2 wrong input; 130 Ctrl-C, which never "
-    "stops what runs in the cloud. wait and --follow exit as the job does: 75 no capacity, 124 "
-    "deadline, 143 stopped, else the code of its command. Data goes to stdout, everything else to "
-    "stderr."
+    "Exit codes: 0 done; 1 it failed, the message tells why; 2 wrong input; 130 Ctrl-C, which "
+    "never stops what runs in the cloud. wait and --follow exit with the job's status: 75 no "
+    "capacity, 124 deadline, 143 stopped, else the code of its command. Data goes to stdout, "
+    "everything else to stderr."
 )
 
 _JOBS: Final = "Jobs"
-_AROUND: Final = "Around them"
+_OTHER: Final = "Clusters and deployment"
 
 app = typer.Typer(
     name="trainctl",
@@ -42,34 +62,43 @@ app = typer.Typer(
 #: Settings of a recipe are not this program's options; they are checked all the same.
 _PASSES_ON: Final = {"ignore_unknown_options": True}
 
-app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(submit.submit)
-app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(submit.plan)
+app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(submit)
+app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(plan)
 app.command(rich_help_panel=_JOBS)(settings)
-app.command(rich_help_panel=_JOBS)(jobs.ls)
-app.command("show", rich_help_panel=_JOBS)(jobs.show_job)
-app.command(rich_help_panel=_JOBS)(jobs.logs)
-app.command(rich_help_panel=_JOBS)(jobs.wait)
-app.command(rich_help_panel=_JOBS)(jobs.stop)
-app.command(rich_help_panel=_JOBS)(jobs.cost)
-app.command(rich_help_panel=_JOBS)(artifacts.export)
-app.command(rich_help_panel=_JOBS)(artifacts.generate)
-app.command("open", rich_help_panel=_AROUND)(dashboard.open_)
-app.command(rich_help_panel=_AROUND)(shell)
-app.command(rich_help_panel=_AROUND)(doctor)
-app.add_typer(cluster.app, name="cluster", rich_help_panel=_AROUND)
-app.add_typer(local.app, name="local", rich_help_panel=_AROUND)
+app.command(rich_help_panel=_JOBS)(ls)
+app.command(rich_help_panel=_JOBS)(show)
+app.command(rich_help_panel=_JOBS)(logs)
+app.command(rich_help_panel=_JOBS)(wait)
+app.command(rich_help_panel=_JOBS)(stop)
+app.command(rich_help_panel=_JOBS)(cost)
+app.command(rich_help_panel=_JOBS)(export)
+app.command(rich_help_panel=_JOBS)(generate)
+app.command("open", rich_help_panel=_OTHER)(open_)
+app.command(rich_help_panel=_OTHER)(shell)
+app.command(rich_help_panel=_OTHER)(doctor)
+app.command(rich_help_panel=_OTHER)(version)
 
+cluster = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    help="The standing cluster: a head and workers that stay until taken down.",
+)
+cluster.command()(cluster_up.up)
+cluster.command()(cluster_status.status)
+cluster.command()(cluster_down.down)
+app.add_typer(cluster, name="cluster", rich_help_panel=_OTHER)
 
-def _version_text() -> str:
-    from importlib import metadata
-
-    return f"trainctl {metadata.version('ecs-train')}"
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(_version_text())
-        raise typer.Exit
+local = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    help="The whole system on this machine: real containers, a local AWS, no account. Needs a "
+    "Docker Engine on Linux.",
+)
+local.command()(local_up.up)
+local.command()(local_status.status)
+local.command()(local_env.env)
+local.command()(local_down.down)
+app.add_typer(local, name="local", rich_help_panel=_OTHER)
 
 
 @app.callback()
@@ -77,23 +106,17 @@ def trainctl(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version and end."
+            "--version", callback=print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
     """Distributed training on Amazon ECS, from a laptop.
 
-    Finds what make deploy has put into the account and region in use. A job brings its own cluster
-    and takes it away again: trainctl submit ddp --workers 2 --follow
+    Finds what make deploy has created in the account and region in use. A job brings its own
+    cluster and releases it at its end: trainctl submit ddp --nodes 2 --follow
 
     Here, without AWS: python -m training.launch ddp --local
     """
-
-
-@app.command(rich_help_panel=_AROUND)
-def version() -> None:
-    """Print the version."""
-    print(_version_text())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         known = explained(error)
         if known is None:
             raise
-        show.say(f"error: {known}")
+        output.say(f"error: {known}")
         return known.exit_code
     return exits.OK
 

@@ -1,4 +1,4 @@
-"""Watching a job: what it waits for, what it says, how it ended."""
+"""Watching a job: what it waits for, what it logs, how it ended."""
 
 import contextlib
 import time
@@ -9,8 +9,10 @@ from typing import Final
 import typer
 
 from contract import exits, nodes
-from trainctl import show
-from trainctl.aws import Deployment, Job, Task
+from trainctl import output
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.jobs import Job
+from trainctl.aws.tasks import Task
 from trainctl.pricing import Price, dollars
 
 #: Each look makes up to seven calls, two of a kind, and all clients of an account share limits of
@@ -32,44 +34,44 @@ class Log:
     def lines(self) -> Iterator[str]:
         """What is new since the last call."""
         while True:
-            found, token = self._deployment.log(self._task, self._token)
-            yield from (line for _, line in found)
-            if token == self._token or not found:
-                self._token = token
+            page = self._deployment.logs.page(self._task, self._token)
+            yield from page.lines
+            if page.token == self._token or not page.lines:
+                self._token = page.token
                 return
-            self._token = token
+            self._token = page.token
 
 
 def follow(deployment: Deployment, name: str) -> int:
     """Show a job's log until it ends; return what the command should exit with.
 
-    Ctrl-C leaves the job alone, and says how to come back.
+    Ctrl-C leaves the job running, and prints how to come back.
     """
     try:
         job = _follow(deployment, name)
     except KeyboardInterrupt:
-        show.say(
-            f"\nDetached; the job goes on.\n  come back   trainctl logs {name} --follow\n"
-            f"  its state   trainctl show {name}\n  end it      trainctl stop {name}"
+        output.say(
+            f"\nDetached; the job keeps running.\n  follow it   trainctl logs {name} --follow\n"
+            f"  its state   trainctl show {name}\n  stop it     trainctl stop {name}"
         )
         raise typer.Exit(exits.INTERRUPTED) from None
-    show.say(ending(deployment, job))
+    output.say(ending(deployment, job))
     return job.shell_code
 
 
 def _follow(deployment: Deployment, name: str) -> Job:
     logs: dict[str, Log] = {}
-    with show.Progress() as progress:
+    with output.Progress() as progress:
         while True:
-            job = deployment.job(name)
-            heads = deployment.heads(job)
+            job = deployment.jobs.find(name)
+            heads = deployment.jobs.heads(job)
             for head in heads:
                 if head.id not in logs:
                     if logs:
-                        show.say("the head was lost; another one takes over")
+                        output.say("the head was lost; another one takes over")
                     logs[head.id] = Log(deployment, head)
                 for line in logs[head.id].lines():
-                    show.print_text(line)
+                    output.print_text(line)
             if job.is_over:
                 break
             if waits := waiting(deployment, job, heads):
@@ -80,7 +82,7 @@ def _follow(deployment: Deployment, name: str) -> Job:
         time.sleep(LAST_LINES_S)
     for log in logs.values():
         for line in log.lines():
-            show.print_text(line)
+            output.print_text(line)
     return job
 
 
@@ -96,8 +98,8 @@ def waiting(deployment: Deployment, job: Job, heads: Sequence[Task]) -> str:
         return f"waiting for 1 x {shape.head.name}, for the head"
     if head.status != "RUNNING":
         return "waiting for the head to pull its image and start"
-    wanted = job.spec["max_workers"]
-    workers = [task for task in deployment.workers(job) if task.status != "STOPPED"]
+    wanted = job.spec.nodes.high if job.spec else 0
+    workers = [task for task in deployment.jobs.workers(job) if not task.has_stopped]
     placed = [task for task in workers if task.status != "PROVISIONING"]
     if len(placed) < wanted:
         return f"waiting for {wanted - len(placed)} x {shape.worker.name}"
@@ -108,9 +110,9 @@ def waiting(deployment: Deployment, job: Job, heads: Sequence[Task]) -> str:
 
 def wait_until_over(deployment: Deployment, name: str) -> Job:
     """Wait until a job has ended, without its log."""
-    with show.Progress() as progress:
-        while not (job := deployment.job(name)).is_over:
-            what = waiting(deployment, job, deployment.heads(job)) or "running"
+    with output.Progress() as progress:
+        while not (job := deployment.jobs.find(name)).is_over:
+            what = waiting(deployment, job, deployment.jobs.heads(job)) or "running"
             progress.update(f"{job.id}: {what}")
             time.sleep(POLL_S)
     return job
@@ -118,14 +120,15 @@ def wait_until_over(deployment: Deployment, name: str) -> Job:
 
 def cost_of(deployment: Deployment, job: Job) -> tuple[float | None, dict[str, float]]:
     """What a job has cost so far, and the seconds of each kind of node."""
-    ended = deployment.ended_tasks(job)
+    jobs = deployment.jobs
+    ended = jobs.ended_tasks(job)
     seen = {task.id for task in ended}
     now = datetime.now(tz=UTC)
     seconds = {nodes.HEAD: 0.0, nodes.WORKER: 0.0}
     for task in ended:
         seconds[task.node] += task.seconds
-    for running in [*deployment.heads(job), *deployment.workers(job)]:
-        if running.id not in seen and running.status != "STOPPED" and running.since:
+    for running in [*jobs.heads(job), *jobs.workers(job)]:
+        if running.id not in seen and not running.has_stopped and running.since:
             node = nodes.WORKER if running.node == nodes.WORKER else nodes.HEAD
             seconds[node] += (now - running.since).total_seconds()
     price = Price.of(deployment.shape)
@@ -135,8 +138,28 @@ def cost_of(deployment: Deployment, job: Job) -> tuple[float | None, dict[str, f
 def ending(deployment: Deployment, job: Job) -> str:
     """How a job ended, in a line or two."""
     assert job.ended is not None
-    lasted = show.duration((job.ended - job.began).total_seconds())
-    with contextlib.suppress(Exception):  # its end is worth saying without its price
+    lasted = output.duration((job.ended - job.began).total_seconds())
+    with contextlib.suppress(Exception):  # how it ended matters more than its price
         usd, _ = cost_of(deployment, job)
         return f"{job.id}: {job.reason}, after {lasted}, {dollars(usd)}"
     return f"{job.id}: {job.reason}, after {lasted}"
+
+
+def lasted(job: Job) -> str:
+    """How long a job has run so far, or ran."""
+    return output.duration(((job.ended or datetime.now(tz=UTC)) - job.began).total_seconds())
+
+
+def values(job: Job) -> dict[str, object]:
+    """A job for ``--json``."""
+    spec = output.json_object(job.spec.to_json()) if job.spec else None
+    return {
+        "id": job.id,
+        "run": job.run,
+        "status": job.status,
+        "reason": job.reason,
+        "exit_code": job.outcome.exit_code,
+        "began": job.began.isoformat(),
+        "ended": job.ended and str(job.ended),
+        "spec": spec,
+    }

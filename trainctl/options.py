@@ -1,8 +1,10 @@
-"""Options that every command which talks to AWS has, as the AWS CLI calls them."""
+"""Options that several commands have, as the AWS CLI calls them where it has them too."""
 
 from typing import Annotated
 
 import typer
+
+from trainctl.errors import UsageError
 
 Profile = Annotated[
     str | None,
@@ -13,5 +15,22 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobName = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="A job's id, or the name of a run: its newest job."),
+    typer.Argument(metavar="JOB", help="ID of a job, or name of a run: its newest job."),
+]
+Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
+
+
+def _refuse_workers(given: str | None) -> None:
+    if given is not None:
+        raise UsageError(
+            f"there is no option --workers here: it counts training processes, and a node runs one "
+            f"on each of its GPUs. Give --nodes, the number of worker nodes (hosts), for example "
+            f"--nodes {given}"
+        )
+
+
+#: ``--workers`` counts processes wherever it exists; here it would be taken for hosts.
+NoWorkers = Annotated[
+    str | None,
+    typer.Option("--workers", "-w", hidden=True, callback=_refuse_workers),
 ]

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from contract import nodes
-from trainctl.aws import Shape
+from trainctl.aws.shape import Shape
 
 #: List prices of us-east-1 per hour, which is how instance types are priced too: a NAT gateway and
-#: the public address that it has.
+#: its public address.
 NAT_USD_PER_HOUR: Final = 0.045 + 0.005
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """US dollars per hour of a head and of one worker; None where a type has no list price."""
+    """US dollars per hour of a head and of one worker node; None where a type has no list price."""
 
     head: float | None
     worker: float | None
@@ -23,14 +23,14 @@ class Price:
     def of(cls, shape: Shape) -> "Price":
         return cls(head=shape.head.usd_per_hour, worker=shape.worker.usd_per_hour)
 
-    def per_hour(self, num_workers: int) -> float | None:
-        """Of a head and ``num_workers`` workers, the NAT gateway included."""
-        if self.head is None or (num_workers and self.worker is None):
+    def per_hour(self, num_nodes: int) -> float | None:
+        """Of a head and ``num_nodes`` worker nodes, the NAT gateway included."""
+        if self.head is None or (num_nodes and self.worker is None):
             return None
-        return self.head + num_workers * (self.worker or 0) + NAT_USD_PER_HOUR
+        return self.head + num_nodes * (self.worker or 0) + NAT_USD_PER_HOUR
 
     def spent(self, seconds: Mapping[str, float]) -> float | None:
-        """What nodes have cost that ran for so many seconds, by kind; without the NAT gateway."""
+        """Cost of nodes that ran for so many seconds, by kind; without the NAT gateway."""
         if self.head is None or self.worker is None:
             return None
         hourly = {nodes.HEAD: self.head, nodes.WORKER: self.worker}

@@ -28,7 +28,7 @@ MAX_IMAGE_BYTES = 1.9e9
 @pytest.fixture(scope="module")
 def rehearsal(deployment: Rehearsal) -> Iterator[Rehearsal]:
     """A head and two workers; none of them is left afterwards."""
-    run = trainctl(deployment, "cluster", "up", "--workers", "2", "--yes")
+    run = trainctl(deployment, "cluster", "up", "--nodes", "2", "--yes")
     assert run.returncode == 0, run.stderr
     yield deployment
     run = trainctl(deployment, "cluster", "down", "--yes")
@@ -158,7 +158,7 @@ def test_what_runs_is_what_was_pushed(rehearsal: Rehearsal) -> None:
 
 
 def test_up_a_second_time_says_that_it_is_up(rehearsal: Rehearsal) -> None:
-    run = trainctl(rehearsal, "cluster", "up", "--workers", "2", "--yes")
+    run = trainctl(rehearsal, "cluster", "up", "--nodes", "2", "--yes")
     assert run.returncode == 0, run.stderr
     assert "Already asked for: a head, 2 workers." in run.stderr
     assert "trainctl shell -- ray status" in run.stdout
@@ -294,7 +294,7 @@ def test_workers_end_when_their_head_is_gone_and_a_new_cluster_forms(rehearsal: 
         return not workers.keys() & {task["id"] for task in tasks_of(rehearsal, nodes.WORKER)}
 
     eventually("both workers have ended", workers_have_ended, timeout_s=60)
-    run = trainctl(rehearsal, "cluster", "up", "--workers", "2", "--yes")
+    run = trainctl(rehearsal, "cluster", "up", "--nodes", "2", "--yes")
     assert run.returncode == 0, run.stderr
     assert tasks_of(rehearsal, nodes.HEAD)[0]["id"] != head["id"]
 
@@ -317,7 +317,7 @@ def test_a_missing_image_ends_the_command_with_its_name(rehearsal: Rehearsal) ->
     client.update_service(**service, taskDefinition=wrong)
     try:
         began = time.monotonic()
-        run = trainctl(rehearsal, "cluster", "up", "--workers", "1", "--yes")
+        run = trainctl(rehearsal, "cluster", "up", "--nodes", "1", "--yes")
         assert run.returncode == exits.FAILED
         assert "the image of the worker cannot be pulled: CannotPullContainerError" in run.stderr
         assert ":never-pushed" in run.stderr

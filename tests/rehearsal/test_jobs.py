@@ -166,7 +166,7 @@ def hosts(rehearsal: Rehearsal, number: int) -> Iterator[Callable[[int], None]]:
 # --- several at a time ----------------------------------------------------------------------------
 def test_two_jobs_at_a_time_share_no_node(rehearsal: Rehearsal) -> None:
     assert not rehearsal.engine.labelled("container", rehearsal.name)
-    short = ("--workers", "1", "--yes", *QUICK, "--epochs", "2")
+    short = ("--nodes", "1", "--yes", *QUICK, "--epochs", "2")
     left = submit(rehearsal, "ddp", "--run", "left", *short)
     # The other one is followed from the beginning, as `make rehearse` follows one alone.
     following = subprocess.Popen(
@@ -243,13 +243,13 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
     after = ("--", "python", "sleep.py")
     with hosts(rehearsal, 1):
         given = ("--env", "COLOUR=green", "--secret", "API_KEY=training/key")
-        own = ("--code", str(code_folder(tmp_path / "own")), "--run", "own", "--workers", "1")
+        own = ("--code", str(code_folder(tmp_path / "own")), "--run", "own", "--nodes", "1")
         mine = submit(rehearsal, *own, *given, "--yes", "--", "python", "mine.py", "--x")
         container_of(rehearsal, mine, WORKER)
-        limits = ("--run", "late", "--workers", "1", "--max-hours", "0.01667")
+        limits = ("--run", "late", "--nodes", "1", "--max-hours", "0.01667")
         late = submit(rehearsal, *sleep, *limits, *after)
         # Two cannot be had, and so it does not matter when the one is free.
-        limits = ("--run", "none", "--workers", "2", "--wait-minutes", "0.5")
+        limits = ("--run", "none", "--nodes", "2", "--wait-minutes", "0.5")
         none = submit(rehearsal, *sleep, *limits, *after)
         eventually(
             "it says what it waits for",
@@ -276,7 +276,7 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
 
 # --- what goes wrong ------------------------------------------------------------------------------
 def test_neither_the_laptop_nor_the_first_head_is_needed_to_the_end(rehearsal: Rehearsal) -> None:
-    settings = ("--run", "lost", "--workers", "1", "--yes", *QUICK, "--epochs", "3")
+    settings = ("--run", "lost", "--nodes", "1", "--yes", *QUICK, "--epochs", "3")
     laptop = subprocess.Popen(
         **command(rehearsal, "submit", "ddp", *settings, "--follow"),
         stdout=subprocess.PIPE,
@@ -392,7 +392,7 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
     """One host at first, then two, then one of them is taken away; somebody looks on and goes."""
     # A host that goes with notice is no failure, of which none is forgiven here.
     long = ("--epochs", "90", "--max-failures", "0")
-    settings = ("--run", "elastic", "--workers", "1:2", "--yes", *QUICK, *long)
+    settings = ("--run", "elastic", "--nodes", "1:2", "--yes", *QUICK, *long)
     with metadata_of_instances(rehearsal), hosts(rehearsal, 1) as have:
         following = subprocess.Popen(
             **command(rehearsal, "submit", "ddp", *settings, "--follow"),

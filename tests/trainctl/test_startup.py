@@ -54,7 +54,8 @@ def test_last_lines_are_waited_for_only_where_the_job_has_just_ended(
     monkeypatch.setattr("trainctl.follow.time.sleep", slept.append)
     ended = datetime.now(tz=UTC) - timedelta(seconds=ended_s_ago)
     job = SimpleNamespace(is_over=True, ended=ended)
-    deployment: Any = SimpleNamespace(job=lambda _name: job, heads=lambda _job: [])
+    jobs = SimpleNamespace(find=lambda _name: job, heads=lambda _job: [])
+    deployment: Any = SimpleNamespace(jobs=jobs)
     found: object = follow._follow(deployment, "job")
     assert found is job
     assert slept == waits

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import typer
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @cache
 def _console(*, stderr: bool) -> "Console":
-    """Wraps nothing where it is not a terminal, so that scripts can search what is said."""
+    """Wraps nothing where it is not a terminal, so that scripts can search the output."""
     from rich.console import Console
 
     return Console(stderr=stderr, soft_wrap=True, highlight=False)
@@ -28,13 +28,13 @@ def say(text: str) -> None:
     _console(stderr=True).print(text, markup=False)
 
 
-def print_json(values: Any) -> None:
+def print_json(values: object) -> None:
     """Data for machines."""
     print(json.dumps(values, indent=1, default=str))
 
 
-def parsed(text: str | bytes | None) -> dict[str, Any]:
-    """A JSON object of a run's record; empty where there is none."""
+def json_object(text: str | bytes | None) -> dict[str, object]:
+    """A JSON object, of a run's record or an answer of AWS; empty where there is none."""
     try:
         found = json.loads(text or "{}")
     except ValueError:
@@ -48,7 +48,7 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """A table for people; at a width of its own where stdout is no terminal."""
+    """A table for people; of a fixed width where stdout is no terminal."""
     from rich.console import Console
     from rich.table import Table
 
@@ -63,11 +63,11 @@ def print_table(columns: list[str], rows: list[list[str]]) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask; end the command where the answer is no. Raises UsageError where nobody is there."""
+    """Ask; end the command where the answer is no. Raises UsageError without a terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("nobody is there to be asked: give --yes")
+        raise UsageError("stdin is not a terminal: pass --yes to skip the prompt")
     if not typer.confirm(question, default=True, err=True):
         raise typer.Exit(exits.OK)
 
@@ -93,7 +93,7 @@ class Progress:
             self._status.stop()
 
     def update(self, text: str) -> None:
-        """Say what is being waited for, and since when."""
+        """Show what is being waited for, and since when."""
         if text != self._last:
             self._began = time.monotonic()
         if self._status:

@@ -3,25 +3,24 @@
 ECS Exec on AWS; in the rehearsal, where the container is on this machine, Docker itself.
 """
 
-import json
-import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 import typer
 
 from contract import nodes
-from trainctl import show
-from trainctl.aws import NODES, Deployment, Task
+from trainctl import output
+from trainctl.aws.clients import code_of
+from trainctl.aws.cluster import NODES
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.tasks import Task
 from trainctl.errors import CliError, UsageError
 from trainctl.options import Profile, Region
-
-PLUGIN: Final = "session-manager-plugin"
+from trainctl.plugin import require_plugin, run_plugin
 
 
 def shell(
@@ -43,21 +42,23 @@ def shell(
 ) -> None:
     """Open a shell on the head, or run a command there.
 
-    The exit code is the command's. On AWS it needs the session manager's plug-in.
+    The exit code is the command's. On AWS it needs the Session Manager plug-in.
     """
     if node not in NODES:
         raise UsageError(f"--node is {node!r}: it must be head or worker")
     deployment = Deployment.find(profile=profile, region=region)
     if job is None:
-        tasks = deployment.tasks()
+        tasks = deployment.cluster.tasks()
     else:
         tasks = [
             replace(each, node=nodes.HEAD) if each.node == nodes.JOB else each
-            for each in deployment.alive(deployment.job(job))
+            for each in deployment.jobs.alive(deployment.jobs.find(job))
         ]
     chosen = choose(tasks, node=node, task_id=task)
-    run = _in_docker if deployment.is_local else _in_session
-    raise typer.Exit(run(deployment, chosen, command or ["bash"], profile))
+    words = command or ["bash"]
+    if deployment.is_local:
+        raise typer.Exit(_in_docker(chosen, words))
+    raise typer.Exit(_in_session(deployment, chosen, words, profile=profile))
 
 
 def choose(tasks: list[Task], *, node: str, task_id: str | None) -> Task:
@@ -78,8 +79,7 @@ def choose(tasks: list[Task], *, node: str, task_id: str | None) -> Task:
     return found[0]
 
 
-def _in_docker(deployment: Deployment, task: Task, command: list[str], _profile: str | None) -> int:
-    del deployment
+def _in_docker(task: Task, command: list[str]) -> int:
     client = shutil.which("docker")
     if client is None:
         raise CliError("there is no docker command, and the node is a container on this machine")
@@ -90,52 +90,21 @@ def _in_docker(deployment: Deployment, task: Task, command: list[str], _profile:
     ).returncode
 
 
-def _in_session(deployment: Deployment, task: Task, command: list[str], profile: str | None) -> int:
+def _in_session(
+    deployment: Deployment, task: Task, command: list[str], *, profile: str | None
+) -> int:
     from botocore.exceptions import ClientError
 
     plugin = require_plugin()
     try:
-        session = deployment.open_shell(task, shlex.join(command))
+        session = deployment.sessions.shell(task, shlex.join(command))
     except ClientError as error:
-        code = error.response["Error"]["Code"]
-        if code not in ("TargetNotConnectedException", "InvalidParameterException"):
+        if code_of(error) not in ("TargetNotConnectedException", "InvalidParameterException"):
             raise
         raise CliError(
             f"no shell on {task.node} {task.id[:8]} yet: {error.response['Error']['Message']} Its "
             "agent takes up to a minute after the start: give the same command again"
         ) from None
     if len(command) > 1:
-        show.say("ECS Exec does not pass on the exit code of a command; its output is what counts")
-    request = {"Target": deployment.shell_target(task)}
-    return run_plugin(plugin, deployment, session, request, profile)
-
-
-def require_plugin() -> str:
-    """Path of the session manager's plug-in. Raises CliError where it is not installed."""
-    plugin = shutil.which(PLUGIN)
-    if plugin is None:
-        raise CliError(
-            f"{PLUGIN} is not installed, and shells and tunnels on AWS go through it: see 'Install "
-            "the Session Manager plugin' in the documentation of AWS Systems Manager"
-        )
-    return plugin
-
-
-def run_plugin(
-    plugin: str,
-    deployment: Deployment,
-    session: Mapping[str, Any],
-    request: Mapping[str, Any],
-    profile: str | None,
-) -> int:
-    """Hand a session to the plug-in, as the AWS CLI does; return its exit code.
-
-    Args:
-        session: what AWS has answered.
-        request: what AWS was asked.
-    """
-    endpoint = f"https://ssm.{deployment.region}.amazonaws.com"
-    arguments = [plugin, json.dumps(session), deployment.region, "StartSession", profile or ""]
-    return subprocess.run(
-        [*arguments, json.dumps(request), endpoint], env=os.environ, check=False
-    ).returncode
+        output.say("ECS Exec does not pass on a command's exit code: check its output instead")
+    return run_plugin(plugin, session, region=deployment.region, profile=profile)

@@ -1,4 +1,4 @@
-"""``trainctl open``: Ray's dashboard of a running job, on this machine."""
+"""``trainctl open``: Ray's dashboard of a running cluster, on this machine."""
 
 import contextlib
 import webbrowser
@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from contract import nodes
-from trainctl import show
-from trainctl.aws import Deployment
+from trainctl import output
+from trainctl.aws.deployment import Deployment
 from trainctl.errors import CliError
 from trainctl.options import Profile, Region
-from trainctl.shell import require_plugin, run_plugin
+from trainctl.plugin import require_plugin, run_plugin
 
 
 def open_(
@@ -20,7 +20,7 @@ def open_(
         str | None,
         typer.Argument(
             metavar="[JOB]",
-            help="A job's id, or a run. Without: the standing cluster.",
+            help="ID of a job, or name of a run. Without: the standing cluster.",
             show_default=False,
         ),
     ] = None,
@@ -37,36 +37,28 @@ def open_(
     """
     deployment = Deployment.find(profile=profile, region=region)
     if name is None:
-        tasks = [task for task in deployment.tasks() if task.node == nodes.HEAD]
+        tasks = [task for task in deployment.cluster.tasks() if task.node == nodes.HEAD]
         missing = "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"
     else:
-        job = deployment.job(name)
-        tasks = deployment.heads(job)
-        missing = f"{job.id} has no head that runs: trainctl show {job.id}"
+        job = deployment.jobs.find(name)
+        tasks = deployment.jobs.heads(job)
+        missing = f"{job.id} has no running head: trainctl show {job.id}"
     running = [task for task in tasks if task.status == "RUNNING"]
     if not running:
         raise CliError(missing)
     head = running[-1]
     if deployment.is_local:  # its address is one of this machine's
-        show.print_text(f"http://{head.address}:{nodes.DASHBOARD_PORT}")
+        output.print_text(f"http://{head.address}:{nodes.DASHBOARD_PORT}")
         return
     plugin = require_plugin()
-    request = {
-        "Target": deployment.shell_target(head),
-        "DocumentName": "AWS-StartPortForwardingSession",
-        "Parameters": {
-            "portNumber": [str(nodes.DASHBOARD_PORT)],
-            "localPortNumber": [str(port)],
-        },
-    }
-    session = deployment.start_session(request)
+    session = deployment.sessions.tunnel(head, port=nodes.DASHBOARD_PORT, local_port=port)
     address = f"http://localhost:{port}"
-    show.print_text(address)
-    show.say(
+    output.print_text(address)
+    output.say(
         "It asks for the cluster's token: aws secretsmanager get-secret-value, of the secret "
         "'Token that every node and client of Ray must show'. Ctrl-C closes the tunnel."
     )
     if browser:
         webbrowser.open(address)
     with contextlib.suppress(KeyboardInterrupt):
-        raise typer.Exit(run_plugin(plugin, deployment, session, request, profile))
+        raise typer.Exit(run_plugin(plugin, session, region=deployment.region, profile=profile))

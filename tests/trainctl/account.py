@@ -1,0 +1,298 @@
+"""An AWS account in memory, which answers the calls of boto3's clients.
+
+It stands at the edge of AWS: everything on this side of boto3 is the real command. One object plays
+all clients. What AWS makes of what is sent is shown in ``tests/rehearsal``.
+"""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+from contract import outputs as stack_outputs
+
+SHAPE = {
+    "preset": "ddp",
+    "head_instance_type": "m5.xlarge",
+    "head_trains": False,
+    "worker_instance_type": "g5.12xlarge",
+    "max_workers": 4,
+    "spot": False,
+    "image_tag": "abc123",
+}
+MACHINE = "arn:aws:states:eu-west-1:1:stateMachine:jobs"
+OUTPUTS = {
+    stack_outputs.CORE_STACK: {
+        stack_outputs.BUCKET: "bucket",
+        stack_outputs.SUBNET: "subnet-1",
+        stack_outputs.HEAD_REPOSITORY: "1.dkr.ecr/head",
+        stack_outputs.WORKER_REPOSITORY: "1.dkr.ecr/worker",
+    },
+    stack_outputs.TRAINING_STACK: {
+        stack_outputs.CLUSTER: "cluster",
+        stack_outputs.HEAD_SERVICE: "head-service",
+        stack_outputs.WORKER_SERVICE: "worker-service",
+        stack_outputs.LOG_GROUP: "logs",
+        stack_outputs.TASK_EVENTS: "events",
+        stack_outputs.JOBS: MACHINE,
+    },
+}
+NOW = datetime.now(tz=UTC)
+#: Operations that start, end or write something.
+CHANGES = {
+    *("update_service", "start_execution", "stop_execution", "stop_task", "upload_file"),
+    *("execute_command", "start_session"),
+}
+
+
+def refused(code: str, operation: str = "Operation", message: str = "") -> ClientError:
+    said = message or f"{code} happened"
+    return ClientError({"Error": {"Code": code, "Message": said}}, operation)
+
+
+class Account:
+    """What the account holds, and what AWS does with it."""
+
+    def __init__(self) -> None:
+        self.shape: dict[str, Any] = dict(SHAPE)
+        self.outputs: dict[str, dict[str, str]] = {name: {**each} for name, each in OUTPUTS.items()}
+        self.stack_status = "CREATE_COMPLETE"
+        self.region: str | None = "eu-west-1"
+        self.fails: dict[str, Exception] = {}
+        """By the name of the operation."""
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.logs: dict[str, list[str]] = {}
+        """By the name of the stream."""
+        # The standing cluster.
+        self.wanted = {"head-service": 0, "worker-service": 0}
+        self.starts = True
+        """Whether tasks that are wanted run."""
+        self.fault: dict[str, Any] | None = None
+        """A task of the workers' service that ended."""
+        self.rollout = "COMPLETED"
+        # Jobs.
+        self.executions: dict[str, Any] = {}
+        self.history: dict[str, list[dict[str, Any]]] = {}
+        self.tasks: dict[str, dict[str, Any]] = {}
+        self.task_events: list[dict[str, Any]] = []
+        self.objects: dict[str, bytes] = {}
+        self.secrets = {"training/key"}
+        self.quota = 1000.0
+
+    def __getattr__(self, name: str) -> Any:
+        """An operation: fails as told, is noted, and answers by its method ``on_…``."""
+        if name.startswith(("on_", "_")):
+            raise AttributeError(name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if name in self.fails:
+                raise self.fails[name]
+            self.calls.append((name, named))
+            return getattr(self, f"on_{name}")(*arguments, **named)
+
+        return call
+
+    def sent(self, name: str) -> list[dict[str, Any]]:
+        """What an operation was called with, each time."""
+        return [named for operation, named in self.calls if operation == name]
+
+    @property
+    def changes(self) -> list[str]:
+        """Operations that were called and change something."""
+        return [operation for operation, _ in self.calls if operation in CHANGES]
+
+    @property
+    def counts(self) -> list[str]:
+        """What the services were set to, in this order."""
+        calls = self.sent("update_service")
+        return [f"{each['service']}={each['desiredCount']}" for each in calls]
+
+    def on_get_caller_identity(self) -> Any:
+        return {"Account": "123456789012"}
+
+    def on_describe_stacks(self, StackName: str) -> Any:  # noqa: N803
+        if StackName not in self.outputs:
+            said = f"Stack with id {StackName} does not exist"
+            raise refused("ValidationError", "DescribeStacks", said)
+        outputs = dict(self.outputs[StackName])
+        if stack_outputs.CLUSTER in outputs:
+            outputs[stack_outputs.SHAPE] = json.dumps(self.shape)
+        listed = [{"OutputKey": key, "OutputValue": value} for key, value in outputs.items()]
+        return {"Stacks": [{"StackStatus": self.stack_status, "Outputs": listed}]}
+
+    def on_get_paginator(self, operation: str) -> Any:
+        return SimpleNamespace(paginate=lambda **named: [getattr(self, operation)(**named)])
+
+    # --- the standing cluster
+    def service_tasks(self, service: str) -> list[dict[str, Any]]:
+        node = service.partition("-")[0]
+        return [
+            {
+                "taskArn": f"arn:aws:ecs:eu-west-1:1:task/cluster/{node}{i}",
+                "lastStatus": "RUNNING",
+                "startedAt": datetime.now(tz=UTC),
+                "attachments": [
+                    {"details": [{"name": "privateIPv4Address", "value": f"10.0.0.{i}"}]}
+                ],
+                "containers": [{"healthStatus": "HEALTHY", "runtimeId": f"{node}-{i}"}],
+            }
+            for i in range(self.wanted[service] if self.starts else 0)
+        ]
+
+    def on_describe_services(self, **_: Any) -> Any:
+        services = [
+            {
+                "serviceName": name,
+                "desiredCount": count,
+                "runningCount": len(self.service_tasks(name)),
+                "deployments": [
+                    {
+                        "status": "PRIMARY",
+                        "rolloutState": self.rollout,
+                        "rolloutStateReason": "tasks failed to start.",
+                    }
+                ],
+                "events": [],
+            }
+            for name, count in self.wanted.items()
+        ]
+        return {"services": services}
+
+    def on_update_service(self, *, service: str, desiredCount: int, **_: Any) -> None:  # noqa: N803
+        self.wanted[service] = desiredCount
+
+    def on_execute_command(self, **_: Any) -> Any:
+        raise refused("TargetNotConnectedException", "ExecuteCommand", "The agent is away.")
+
+    # --- jobs
+    def add(self, job: str, *, run: str = "r1", status: str = "RUNNING", **more: Any) -> None:
+        spec = {"run": run, "nodes": "1:2", "max_seconds": 3600, "command": ["true"]}
+        self.executions[job] = {
+            "name": job,
+            "executionArn": f"{MACHINE.replace(':stateMachine:', ':execution:')}:{job}",
+            "status": status,
+            "startDate": NOW - timedelta(minutes=10),
+            "stopDate": None if status == "RUNNING" else NOW,
+            "input": json.dumps(spec),
+            **more,
+        }
+        self.history[job] = []
+
+    def add_head(self, job: str, task: str, **more: Any) -> None:
+        self.tasks[task] = {"taskArn": task, "lastStatus": "RUNNING", **more}
+        output = json.dumps({"Tasks": [{"TaskArn": task}]})
+        details = {"output": output}
+        self.history[job].append({"type": "TaskSubmitted", "taskSubmittedEventDetails": details})
+
+    def on_start_execution(self, *, name: str, input: str, **_: Any) -> Any:
+        self.add(name)
+        self.executions[name]["input"] = input
+        return {}
+
+    def on_list_executions(self, *, statusFilter: str = "", **_: Any) -> Any:  # noqa: N803
+        found = [e for e in self.executions.values() if statusFilter in ("", e["status"])]
+        return {"executions": found}
+
+    def on_describe_execution(self, *, executionArn: str) -> Any:  # noqa: N803
+        job = executionArn.rpartition(":")[2]
+        if job not in self.executions:
+            raise refused("ExecutionDoesNotExist")
+        return self.executions[job]
+
+    def on_get_execution_history(self, *, executionArn: str) -> Any:  # noqa: N803
+        return {"events": self.history[executionArn.rpartition(":")[2]]}
+
+    def on_stop_execution(self, *, executionArn: str, **given: Any) -> Any:  # noqa: N803
+        job = executionArn.rpartition(":")[2]
+        self.executions[job] |= {"status": "ABORTED", "stopDate": NOW, **given}
+        return {}
+
+    def on_list_tasks(
+        self,
+        *,
+        desiredStatus: str,  # noqa: N803
+        serviceName: str = "",  # noqa: N803
+        startedBy: str = "",  # noqa: N803
+        **_: Any,
+    ) -> Any:
+        stopped = desiredStatus == "STOPPED"
+        if serviceName:
+            tasks = [] if stopped else self.service_tasks(serviceName)
+            if stopped and self.fault and serviceName.startswith("worker"):
+                tasks = [self.fault]
+            self.tasks |= {task["taskArn"]: task for task in tasks}
+            return {"taskArns": [task["taskArn"] for task in tasks]}
+        return {
+            "taskArns": [
+                name
+                for name, task in self.tasks.items()
+                if task.get("startedBy") == startedBy
+                and (task["lastStatus"] == "STOPPED") == stopped
+            ]
+        }
+
+    def on_describe_tasks(self, *, tasks: list[str], **_: Any) -> Any:
+        return {"tasks": [self.tasks[name] for name in tasks if name in self.tasks]}
+
+    def on_stop_task(self, *, task: str, reason: str, **_: Any) -> Any:
+        self.tasks[task] |= {"lastStatus": "STOPPED", "stoppedReason": reason}
+        for execution in self.executions.values():
+            outcome = {"status": "stopped", "reason": "stopped by user", "exit_code": 143}
+            execution |= {"status": "FAILED", "stopDate": NOW, "cause": json.dumps(outcome)}
+        return {}
+
+    # --- logs
+    def on_get_log_events(self, *, logStreamName: str, nextToken: str = "", **_: Any) -> Any:  # noqa: N803
+        if logStreamName not in self.logs:
+            raise refused("ResourceNotFoundException")
+        lines = [] if nextToken else self.logs[logStreamName]
+        return {
+            "events": [{"timestamp": 1_800_000_000_000, "message": line} for line in lines],
+            "nextForwardToken": "end",
+        }
+
+    def on_filter_log_events(self, **_: Any) -> Any:
+        return {"events": [{"message": json.dumps({"detail": e})} for e in self.task_events]}
+
+    # --- bucket and secrets
+    def on_get_object(self, *, Key: str, **_: Any) -> Any:  # noqa: N803
+        if Key not in self.objects:
+            raise refused("NoSuchKey")
+        return {"Body": SimpleNamespace(read=lambda: self.objects[Key])}
+
+    def on_upload_file(self, file: str, bucket: str, key: str) -> None:
+        assert bucket == "bucket"
+        self.objects[key] = Path(file).read_bytes()
+
+    def on_list_objects_v2(self, *, Prefix: str, **_: Any) -> Any:  # noqa: N803
+        return {"Contents": [{"Key": key} for key in self.objects if key.startswith(Prefix)]}
+
+    def on_download_file(self, _bucket: str, key: str, target: str) -> None:
+        Path(target).write_bytes(self.objects[key])
+
+    def on_describe_secret(self, *, SecretId: str) -> Any:  # noqa: N803
+        if SecretId not in self.secrets:
+            raise refused("ResourceNotFoundException")
+        return {}
+
+    # --- what doctor asks
+    def on_describe_images(self, **_: Any) -> Any:
+        return {}
+
+    def on_describe_subnets(self, **_: Any) -> Any:
+        return {"Subnets": [{"AvailabilityZone": "eu-west-1a"}]}
+
+    def on_describe_instance_type_offerings(self, **_: Any) -> Any:
+        return {"InstanceTypeOfferings": [{}]}
+
+    def on_get_parameter(self, **_: Any) -> Any:
+        return {"Parameter": {"Value": "ami-1"}}
+
+    def on_get_service_quota(self, **_: Any) -> Any:
+        return {"Quota": {"Value": self.quota}}
+
+    def on_get_role(self, **_: Any) -> Any:
+        return {}

@@ -1,0 +1,222 @@
+"""``trainctl cluster up | status | down``, and how many nodes they take."""
+
+import dataclasses
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from contract import exits
+from contract.nodes import ClusterSize
+from tests.trainctl.account import SHAPE as JOB_SHAPE
+from tests.trainctl.account import Account
+from trainctl.__main__ import main
+from trainctl.aws.shape import Shape
+from trainctl.aws.tasks import Task
+from trainctl.commands.cluster import up as cluster_up
+
+SHAPE = {**JOB_SHAPE, "worker_instance_type": "g5.xlarge"}
+HEAD_LOG = "head/ray/head0"
+
+
+@pytest.fixture(autouse=True)
+def small_hosts(account: Account) -> None:
+    account.shape = dict(SHAPE)
+
+
+# --- how many -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--nodes", "x"], "--nodes is x: give a number"),
+        (["--nodes", "0"], "--nodes is 0: this deployment takes 1 to 4 worker nodes"),
+        (["--nodes", "5"], "max_workers=5"),
+        (["--nodes", "1:2"], "a standing cluster has a fixed size"),
+        (["--workers", "2"], "Give --nodes"),
+        (["-w", "2"], "Give --nodes"),
+        ([], "stdin is not a terminal: pass --yes"),
+    ],
+)
+def test_a_number_of_nodes_that_cannot_be_starts_nothing(
+    argv: list[str], message: str, account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", "up", *argv]) == exits.BAD_INPUT
+    assert message in capsys.readouterr().err
+    assert account.changes == []
+
+
+# --- up -------------------------------------------------------------------------------------------
+def test_up_prints_the_price_starts_both_services_and_tells_how_to_go_on(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.logs[HEAD_LOG] = [
+        "node: cluster: 1 nodes, 0 CPUs, 0 GPUs",
+        "node: cluster: 3 nodes, 8 CPUs, 2 GPUs",
+    ]
+    assert main(["cluster", "up", "--nodes", "2", "--yes"]) == 0
+    assert account.counts == ["head-service=1", "worker-service=2"]
+    captured = capsys.readouterr()
+    # m5.xlarge 0.192, two g5.xlarge at 1.006, the NAT gateway and its address 0.05.
+    assert "cost: $2.254 an hour" in captured.err
+    assert "Up: 3 nodes, 8 CPUs, 2 GPUs" in captured.out
+    for told in ("trainctl shell", "trainctl cluster down", "ecs:cluster_head0_head-0"):
+        assert told in captured.out
+
+
+def test_the_training_command_that_up_prints_uses_all_gpus_of_all_hosts(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The example of two hosts with 4 GPUs each, whose second host is a worker node.
+    account.shape |= {"head_instance_type": "g5.12xlarge", "worker_instance_type": "g5.12xlarge"}
+    account.shape |= {"preset": "fsdp", "head_trains": True}
+    account.logs[HEAD_LOG] = ["node: cluster: 2 nodes, 96 CPUs, 8 GPUs"]
+    assert main(["cluster", "up", "--nodes", "1", "--yes"]) == 0
+    shown = capsys.readouterr().out
+    assert "Up: 2 nodes, 96 CPUs, 8 GPUs" in shown
+    (command,) = [line for line in shown.splitlines() if "training.launch" in line]
+    assert "--workers" not in command, "without it, a recipe takes all GPUs of the cluster"
+
+
+def test_up_changes_only_what_differs(account: Account) -> None:
+    account.wanted = {"head-service": 1, "worker-service": 1}
+    assert main(["cluster", "up", "--nodes", "3", "--yes", "--no-wait"]) == 0
+    assert account.counts == ["worker-service=3"]
+
+
+def ended(reason: str, *, exit_code: int | None, stop_code: str) -> dict[str, Any]:
+    return {
+        "taskArn": "arn:aws:ecs:eu-west-1:1:task/cluster/worker9",
+        "lastStatus": "STOPPED",
+        "stopCode": stop_code,
+        "stoppedReason": reason,
+        "containers": [{"exitCode": exit_code}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("fault", "rollout", "message"),
+    [
+        (
+            ended("CannotPullContainerError: not found", exit_code=None, stop_code="TaskFailed"),
+            "COMPLETED",
+            "the image of the worker cannot be pulled: CannotPullContainerError: not found "
+            "Is there one with the tag 'abc123'?",
+        ),
+        (
+            ended("Essential container exited", exit_code=4, stop_code="EssentialContainerExited"),
+            "COMPLETED",
+            "worker worker9 ended (exit code 4): the head refuses its token",
+        ),
+        (
+            ended("Essential container exited", exit_code=5, stop_code="EssentialContainerExited"),
+            "COMPLETED",
+            "(exit code 5): its host's GPUs are not healthy",
+        ),
+        (None, "FAILED", "ECS gives up on the head: tasks failed to start."),
+    ],
+)
+def test_up_ends_with_the_reason_when_a_node_cannot_come_up(
+    fault: dict[str, Any] | None,
+    rollout: str,
+    message: str,
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    account.starts, account.rollout = False, rollout
+    if fault:
+        account.fault = fault | {"startedAt": datetime.now(tz=UTC) + timedelta(seconds=1)}
+    assert main(["cluster", "up", "--yes"]) == exits.FAILED
+    said = " ".join(capsys.readouterr().err.split())
+    assert message in said
+    assert "The cluster is left as it is: trainctl cluster down ends it" in said
+
+
+def test_up_gives_up_after_its_time_and_says_what_is_lacking(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.starts = False
+    clock = iter(range(0, 100_000, 60))
+    monkeypatch.setattr("trainctl.commands.cluster.up.time.monotonic", lambda: float(next(clock)))
+    assert main(["cluster", "up", "--yes"]) == exits.FAILED
+    said = capsys.readouterr().err
+    assert "not up after 30 min: waiting for 5 hosts (g5.xlarge, m5.xlarge)" in said
+
+
+def test_ctrl_c_detaches_and_leaves_the_cluster_coming_up(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainctl.commands.cluster.up.time.sleep", interrupted)
+    assert main(["cluster", "up", "--yes"]) == exits.INTERRUPTED
+    assert account.wanted == {"head-service": 1, "worker-service": 4}
+    assert "the cluster keeps coming up" in capsys.readouterr().err
+
+
+EXPECTED = ClusterSize(num_nodes=2, num_cpus=4, num_gpus=1)
+
+
+def task(**changed: Any) -> Task:
+    account = Account()
+    account.wanted["head-service"] = 1
+    found: Any = account.service_tasks("head-service")[0]
+    base = Task.from_ecs("head", found)
+    return dataclasses.replace(base, **changed)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "size", "words"),
+    [
+        ([], None, "waiting for 2 hosts"),
+        ([task(status="PROVISIONING"), task()], None, "waiting for 1 hosts"),
+        ([task(status="ACTIVATING"), task()], None, "1 of 2 nodes to pull their image"),
+        ([task(), task()], None, "waiting for Ray on the head"),
+        (
+            [task(), task()],
+            ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0),
+            "join Ray: 1 nodes, 0 CPUs, 0 GPUs of 2 nodes, 4 CPUs, 1 GPUs",
+        ),
+        ([task(), task(health="UNKNOWN")], EXPECTED, "waiting for the health checks"),
+    ],
+)
+def test_what_is_lacking_is_said(tasks: list[Task], size: ClusterSize | None, words: str) -> None:
+    shape = Shape.from_json(json.dumps(SHAPE))
+    assert words in cluster_up.waiting_for(tasks, size, shape, EXPECTED)
+    assert not cluster_up.is_up(tasks, size, EXPECTED)
+    assert cluster_up.is_up([task(), task()], EXPECTED, EXPECTED)
+
+
+def test_a_head_that_trains_counts_as_one_of_those_that_train() -> None:
+    shape = Shape.from_json(
+        json.dumps({**SHAPE, "head_trains": True, "head_instance_type": "g5.12xlarge"})
+    )
+    assert shape.size(1) == ClusterSize(num_nodes=2, num_cpus=48 + 4, num_gpus=4 + 1)
+
+
+# --- status and down ------------------------------------------------------------------------------
+def test_status_is_data_for_machines(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
+    account.wanted = {"head-service": 1, "worker-service": 1}
+    account.logs[HEAD_LOG] = ["node: cluster: 2 nodes, 4 CPUs, 1 GPUs"]
+    assert main(["cluster", "status", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["up"] is True
+    assert found["wanted"] == found["running"] == {"head": 1, "worker": 1}
+    assert found["ray"] == {"num_nodes": 2, "num_cpus": 4, "num_gpus": 1}
+    assert [task["address"] for task in found["tasks"]] == ["10.0.0.0", "10.0.0.0"]
+    assert found["usd_per_hour"] == pytest.approx(0.192 + 1.006 + 0.05)
+
+
+def test_status_of_a_cluster_that_is_down_is_no_failure(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["cluster", "status"]) == 0
+    assert account.counts == []
+    assert "is down" in capsys.readouterr().out
+
+
+def test_down_stops_the_workers_before_their_head(account: Account) -> None:
+    account.wanted = {"head-service": 1, "worker-service": 2}
+    assert main(["cluster", "down", "--yes"]) == 0
+    assert account.counts == ["worker-service=0", "head-service=0"]

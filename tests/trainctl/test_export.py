@@ -1,0 +1,145 @@
+"""``trainctl export`` and ``trainctl generate``, and that what comes from a bucket stays in its
+folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract import exits
+from contract.job import JobSpec
+from contract.ranges import Range
+from tests.trainctl.account import NOW, Account
+from trainctl.__main__ import main
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["export", "none", "--to", "DIR"], "there is no run 'none' in s3://bucket"),
+        (["export", "r1", "--to", "CODE"], "exists already: give a new folder"),
+        (["export", "r1", "--to", "s3://b/x", "--dtype", "int8"], "it must be fp32, bf16 or fp16"),
+        (["export", "../r1", "--to", "DIR"], "run name '../r1' is not usable"),
+        (["generate", "r1", "--prompt", "Hi"], "was trained with ddp, whose model is whole"),
+    ],
+)
+def test_a_run_that_cannot_be_exported_starts_nothing(
+    account: Account,
+    code: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    account.objects["runs/r1/config.json"] = b'{"recipe": "ddp"}'
+    given = [word.replace("CODE", str(code)) for word in arguments]
+    assert main(given) == exits.BAD_INPUT
+    assert words in capsys.readouterr().err
+    assert account.changes == []
+
+
+def ends_at_once(
+    account: Account,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    names: tuple[str, ...] = ("sub/model",),
+    **ending: Any,
+) -> None:
+    """Every job that is started has ended at the first look, and left these objects."""
+
+    def start(own: Account, *, name: str, input: str, **_: Any) -> Any:
+        own.add(name)
+        own.executions[name] |= {"input": input, "stopDate": NOW, **ending}
+        place = json.loads(input)["command"][json.loads(input)["command"].index("--to") + 1]
+        for name in names:
+            own.objects[f"{place.removeprefix('s3://bucket/')}/{name}"] = b"weights"
+        return {}
+
+    monkeypatch.setattr(Account, "on_start_execution", start)
+    account.objects["runs/r1/config.json"] = b'{"recipe": "fsdp"}'
+
+
+def test_an_export_is_made_by_a_head_alone_and_fetched(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    ends_at_once(account, monkeypatch, status="SUCCEEDED", output='{"status": "succeeded"}')
+    place = tmp_path / "model"
+    assert main(["export", "r1", "--to", str(place), "--dtype", "bf16", "--yes"]) == 0
+    (sent,) = account.sent("start_execution")
+    spec = JobSpec.from_json(sent["input"])
+    assert spec.command[:4] == ("python", "-m", "training.export", "r1")
+    assert spec.command[-2:] == ("--dtype", "bf16")
+    assert spec.nodes == Range(0, 0)
+    assert (place / "sub" / "model").read_bytes() == b"weights"
+    assert capsys.readouterr().out.splitlines()[-1] == str(place)
+    assert main(["export", "r1", "--to", "s3://other/place", "--yes"]) == 0
+    assert not account.sent("download_file")[1:], "what is to stay in S3 is not fetched"
+
+
+def test_an_export_that_fails_leaves_no_folder(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    cause = '{"status": "failed", "reason": "failed: user code exit 2", "exit_code": 2}'
+    ends_at_once(account, monkeypatch, status="FAILED", cause=cause)
+    assert main(["export", "r1", "--to", str(tmp_path / "model"), "--yes"]) == 2
+    assert "did not succeed" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "/ABSOLUTE",  # .../exports/JOB//ABSOLUTE
+        *("../climbed", "sub/../../climbed", "..", "a//b", "./a", "a/./b"),
+        *("a\\..\\b", "nul\0", "line\nbreak"),
+    ],
+)
+def test_a_key_that_leaves_the_folder_is_refused_before_any_file_is_written(
+    account: Account,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    outside = tmp_path / "outside"
+    names = ("first", name.replace("ABSOLUTE", str(outside).lstrip("/")), "last")
+    ends_at_once(
+        account, monkeypatch, names=names, status="SUCCEEDED", output='{"status": "succeeded"}'
+    )
+    place = tmp_path / "deep" / "model"
+    assert main(["export", "r1", "--to", str(place), "--yes"]) == exits.BAD_INPUT
+    said = capsys.readouterr().err
+    assert "object of s3://bucket/exports/" in said
+    assert "is refused" in said
+    assert not account.sent("download_file")
+    assert [*tmp_path.rglob("*")] == []
+
+
+def test_a_link_in_the_folder_leads_nowhere_else(account: Account, tmp_path: Path) -> None:
+    from contract.errors import InputError
+    from trainctl.aws.clients import Clients
+    from trainctl.aws.files import Bucket
+
+    clients: Any = Clients.__new__(Clients)
+    clients.s3 = account
+    account.objects["exports/j/sub/key"] = b"x"
+    (tmp_path / "model").mkdir()
+    (tmp_path / "home").mkdir()
+    (tmp_path / "model" / "sub").symlink_to(tmp_path / "home")
+    with pytest.raises(InputError, match="a link leads out of"):
+        Bucket(clients, name="bucket").download_folder("exports/j/", tmp_path / "model")
+    assert [*(tmp_path / "home").iterdir()] == []
+
+
+def test_the_empty_object_that_stands_for_a_folder_is_skipped(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends_at_once(
+        account,
+        monkeypatch,
+        names=("", "sub/", "sub/model"),
+        status="SUCCEEDED",
+        output='{"status": "succeeded"}',
+    )
+    assert main(["export", "r1", "--to", str(tmp_path / "model"), "--yes"]) == exits.OK
+    assert (tmp_path / "model" / "sub" / "model").read_bytes() == b"weights"

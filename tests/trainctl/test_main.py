@@ -1,0 +1,198 @@
+"""``trainctl`` itself and what all commands share: help, version, the one boundary for errors.
+
+Here are also ``shell`` and ``version``, and that a bad account or bad input changes nothing.
+"""
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import pytest
+from botocore.exceptions import EndpointConnectionError, NoCredentialsError, SSOTokenLoadError
+
+from contract import exits
+from contract import outputs as stack_outputs
+from tests.conftest import ROOT
+from tests.trainctl.account import Account, refused
+from trainctl import reference
+from trainctl.__main__ import main
+
+IDENTITY = "get_caller_identity"
+
+
+# --- help -----------------------------------------------------------------------------------------
+def all_commands() -> Iterator[list[str]]:
+    import typer
+
+    from trainctl.__main__ import app
+
+    for words, _ in reference.walk(typer.main.get_command(app), ()):
+        yield words.split()
+
+
+@pytest.mark.parametrize("words", [[], ["cluster"], ["local"], *all_commands()], ids=" ".join)
+def test_every_command_has_help(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--help"]) == 0
+    said = capsys.readouterr()
+    assert "Usage: trainctl" in said.out
+    assert said.err == ""
+
+
+def test_the_page_of_commands_is_that_of_the_commands() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text() == reference.page(), (
+        "the commands have changed: python -m trainctl.reference > docs/cli.md"
+    )
+
+
+def test_every_command_has_a_file_of_its_name() -> None:
+    names = {" ".join(words) for words in all_commands()}
+    folder = ROOT / "trainctl" / "commands"
+    missing = [name for name in names if not (folder / f"{'/'.join(name.split())}.py").is_file()]
+    assert len(names) > 15
+    assert missing == []
+
+
+def test_the_help_names_the_exit_codes_and_where_training_starts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Exit codes: 0 done; 1 it failed" in shown
+    assert "python -m training.launch ddp --local" in shown
+
+
+@pytest.mark.parametrize("argument", ["--version", "version"])
+def test_version_is_the_projects(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([argument]) == 0
+    assert capsys.readouterr().out == f"trainctl {metadata.version('ecs-train')}\n"
+
+
+def test_the_command_is_installed_under_its_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["scripts"] == {"trainctl": "trainctl.__main__:main"}
+    (entry,) = metadata.entry_points(group="console_scripts", name="trainctl")
+    assert entry.load() is main
+
+
+def test_it_needs_neither_torch_nor_ray() -> None:
+    script = (
+        "import sys, trainctl.__main__; print([m for m in ('torch', 'ray') if m in sys.modules])"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "[]\n"
+
+
+# --- bad input and a bad account ------------------------------------------------------------------
+STATUS = ["cluster", "status"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "change", "code", "message"),
+    [
+        (["begin"], {}, 2, "No such command 'begin'"),
+        (["cluster", "up", "--timeout-minutes", "0"], {}, 2, "0.1"),
+        ([*STATUS, "--profile", "unknown"], {}, 2, "aws configure list-profiles"),
+        (STATUS, {"region": None}, 2, "give --region, or set AWS_REGION"),
+        (STATUS, {"fails": {IDENTITY: NoCredentialsError()}}, 1, "aws sso login"),
+        (
+            STATUS,
+            {"fails": {IDENTITY: SSOTokenLoadError(error_msg="x")}},
+            1,
+            "login has expired",
+        ),
+        (STATUS, {"fails": {IDENTITY: refused("ExpiredToken")}}, 1, "login has expired"),
+        (
+            STATUS,
+            {"fails": {IDENTITY: refused("InvalidClientTokenId")}},
+            1,
+            "does not know these credentials",
+        ),
+        (
+            STATUS,
+            {"fails": {IDENTITY: refused("AccessDenied", "GetCallerIdentity", "no right to")}},
+            1,
+            "not allowed: GetCallerIdentity: no right to",
+        ),
+        (
+            STATUS,
+            {"fails": {IDENTITY: EndpointConnectionError(endpoint_url="http://10.0.0.1")}},
+            1,
+            "AWS does not answer",
+        ),
+        (
+            STATUS,
+            {"fails": {IDENTITY: refused("Throttling", "GetCallerIdentity", "slow down")}},
+            1,
+            "AWS refused GetCallerIdentity: slow down (Throttling)",
+        ),
+        (STATUS, {"outputs": {}}, 1, "CoreStack is not deployed in account 1234"),
+        (
+            STATUS,
+            {"outputs": {stack_outputs.CORE_STACK: {}}},
+            1,
+            "TrainingStack is not deployed",
+        ),
+        (
+            STATUS,
+            {"stack_status": "UPDATE_IN_PROGRESS"},
+            1,
+            "is being changed (UPDATE_IN_PROGRESS)",
+        ),
+        (STATUS, {"stack_status": "DELETE_FAILED"}, 1, "is not usable"),
+        (
+            ["cluster", "up"],
+            {"outputs": {stack_outputs.CORE_STACK: {}, stack_outputs.TRAINING_STACK: {}}},
+            1,
+            "have no output ClusterShape",
+        ),
+        (
+            ["cluster", "up"],
+            {
+                "outputs": {
+                    stack_outputs.CORE_STACK: {},
+                    stack_outputs.TRAINING_STACK: {stack_outputs.SHAPE: '{"preset": "x"}'},
+                }
+            },
+            1,
+            "ClusterShape is not understood",
+        ),
+        (["shell"], {}, 1, "no head runs: trainctl cluster up"),
+        (["shell", "--node", "boss"], {}, 2, "it must be head or worker"),
+        (["shell", "--task", "77"], {}, 2, "0 tasks begin with '77'; there are: none"),
+        (
+            ["shell"],
+            {"wanted": {"head-service": 1, "worker-service": 0}},
+            1,
+            "session-manager-plugin is not installed",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence_and_changes_nothing(
+    argv: list[str],
+    change: dict[str, Any],
+    code: int,
+    message: str,
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, value in change.items():
+        setattr(account, name, value)
+    assert main(argv) == code
+    captured = capsys.readouterr()
+    assert message in " ".join(captured.err.replace("│", " ").split()), captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    assert account.changes == []
+
+
+def test_without_a_stack_it_tells_which_is_missing(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del account.outputs[stack_outputs.TRAINING_STACK]
+    assert main(["ls"]) == exits.FAILED
+    assert "TrainingStack is not deployed in account 123456789012" in capsys.readouterr().err

@@ -1,0 +1,241 @@
+"""``trainctl submit`` and ``trainctl plan``: what is refused on the laptop, what is sent."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import NoCredentialsError
+
+from contract import exits
+from contract.job import MAX_JOB_ID, JobSpec
+from contract.ranges import Range
+from tests.trainctl.account import Account, refused
+from trainctl import code_folder
+from trainctl.__main__ import main
+
+SUBMIT = ["submit", "ddp", "--yes"]
+FSDP = ["submit", "fsdp", "--yes"]
+DATA = ["--data", "s3://bucket/data"]
+REFUSED: list[tuple[list[str], str]] = [
+    (["submit", "--yes"], "give a recipe (ddp, fsdp), or --code DIR"),
+    (["submit", "dpd", "--yes"], "unknown recipe 'dpd': did you mean ddp?"),
+    # Settings, by the parser of training.launch.
+    ([*SUBMIT, "--epoch", "3"], "unknown option --epoch: did you mean --epochs?"),
+    ([*SUBMIT, "--epochs"], "--epochs needs a value"),
+    ([*SUBMIT, "--epochs", "many"], "--epochs is 'many': it must be a whole number"),
+    ([*SUBMIT, "--epochs", "0"], "--epochs is 0: it must be at least 1"),
+    ([*SUBMIT, "--schedule", "bogus"], "--schedule is 'bogus': choose one of one-cycle"),
+    ([*SUBMIT, "--flip=maybe"], "--flip takes no value"),
+    ([*SUBMIT, "--batch-per-worker", "3"], "--batch-per-worker is 3: it must be at least 8"),
+    ([*SUBMIT, "--lr", "nan"], "--lr is nan: it must be a finite number"),
+    ([*FSDP, "--precision", "fp8"], "--precision is 'fp8': choose one of auto"),
+    ([*SUBMIT, "--preset", "tiny"], "unknown preset 'tiny'"),
+    ([*SUBMIT, "--max-failures", "-1"], "--max-failures is -1: it must be at least 0"),
+    ([*SUBMIT, "--local"], "--local is not an option of a job's recipe"),
+    ([*SUBMIT, "--storage", "s3://other"], "--storage is not an option of a job's recipe"),
+    ([*FSDP, *DATA], "preset finetune trains a model that is there: give --model"),
+    ([*FSDP, *DATA, "--preset", "lora"], "preset lora trains a model that is there"),
+    # What suits no number of workers that the job may have: 4 GPUs a node.
+    ([*FSDP, "--nodes", "3", "--global-batch", "64"], "cannot be shared by 12 workers"),
+    ([*FSDP, "--nodes", "1:3", "--global-batch", "24"], "cannot be shared by"),
+    ([*SUBMIT, "--global-batch", "64", "--nodes", "4"], "too small for 16 workers"),
+    # What the bucket has of the run.
+    ([*SUBMIT, "--run", "done"], "run 'done' is already complete; --overwrite starts it afresh"),
+    ([*SUBMIT, "--run", "other"], "run 'other' was trained with recipe 'fsdp'"),
+    ([*SUBMIT, "--run", "half", "--lr", "0.5"], "lr: the run has 0.002, now 0.5"),
+    # The job.
+    ([*SUBMIT, "--run", "a/b"], "run name 'a/b' is not usable"),
+    ([*SUBMIT, "--workers", "2"], "there is no option --workers here"),
+    ([*SUBMIT, "-w", "2"], "Give --nodes"),
+    (["submit", "--workers", "1", "--yes", "ddp"], "Give --nodes"),
+    (["submit", "--code", "CODE", "--workers", "1:2", "--", "true"], "--nodes 1:2"),
+    ([*SUBMIT, "--nodes", "0"], "--nodes is 0: this deployment takes 1 to 4"),
+    ([*SUBMIT, "--nodes", "5"], "-c max_workers=5"),
+    ([*SUBMIT, "--nodes", "4:2"], "MIN must not be above MAX"),
+    ([*SUBMIT, "--nodes", "two"], "--nodes is two: give a number, such as 2, or a range"),
+    ([*SUBMIT, "--max-hours", "0"], "--max-hours is 0: it must be above 0"),
+    ([*SUBMIT, "--max-hours", "1000"], "at most 336"),
+    ([*SUBMIT, "--max-hours", "nan"], "--max-hours is nan"),
+    ([*SUBMIT, "--wait-minutes", "-1"], "--wait-minutes is -1: it must be above 0"),
+    ([*SUBMIT, "--wait-minutes", "nan"], "--wait-minutes is nan"),
+    ([*SUBMIT, "--spot"], "this deployment starts on-demand instances"),
+    ([*SUBMIT, "--env", "1A=b"], "--env is '1A': it must be a name of letters"),
+    ([*SUBMIT, "--env", "NOT_SET_ANYWHERE"], "there is no such variable here"),
+    ([*SUBMIT, "--env", "TRAIN_JOB=mine"], "--env TRAIN_JOB: names that begin with TRAIN_"),
+    ([*SUBMIT, "--secret", "KEY=mine"], "it must be NAME=training/SECRET"),
+    ([*SUBMIT, "--secret", "KEY=training/none"], "there is no secret 'training/none'"),
+    ([*SUBMIT, "--secret", "A=training/key", "--env", "A=b"], "both --env and --secret"),
+    ([*SUBMIT, "--env", f"A={'x' * 8000}"], "ECS accepts 8,192"),
+    (["submit", "ddp"], "stdin is not a terminal: pass --yes to skip the prompt"),
+    (["submit", "--code", "nowhere", "--yes", "--", "true"], "there is no such folder"),
+    (["submit", "--code", "CODE/empty", "--yes", "--", "true"], "there is no file in it"),
+    (["submit", "--code", "CODE", "--yes"], "give the command after -- "),
+]
+HALF = {"recipe": "ddp", "run": "half", "lr": 2e-3, "epochs": 8, "global_batch": 512}
+
+
+@pytest.fixture
+def runs(account: Account) -> None:
+    """Three runs in the bucket: a complete one, one of another recipe, and one half done."""
+    account.objects |= {
+        "runs/done/config.json": json.dumps({**HALF, "run": "done"}).encode(),
+        "runs/done/result.json": b'{"status": "succeeded"}',
+        "runs/other/config.json": b'{"recipe": "fsdp"}',
+        "runs/half/config.json": json.dumps(HALF).encode(),
+    }
+
+
+@pytest.mark.parametrize(("arguments", "words"), REFUSED)
+@pytest.mark.usefixtures("runs")
+def test_a_mistake_is_one_error_on_the_laptop_and_nothing_is_started(
+    account: Account,
+    code: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    given = [word.replace("CODE", str(code)) for word in arguments]
+    assert main(given) == exits.BAD_INPUT
+    said = capsys.readouterr()
+    assert words in said.err
+    assert len([line for line in said.err.splitlines() if line.startswith("error: ")]) == 1
+    assert "Traceback" not in said.err
+    assert said.out == ""
+    assert account.changes == []
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *(["--epochs", "0"], ["--schedule", "bogus"], ["--lr", "nan"], ["--precision", "fp8"]),
+        *(["--run", "done"], ["--run", "other"], ["--nodes", "9"], ["--workers", "2"]),
+    ],
+)
+@pytest.mark.usefixtures("runs")
+def test_plan_refuses_what_submit_refuses_with_the_same_sentence(
+    account: Account, capsys: pytest.CaptureFixture[str], settings: list[str]
+) -> None:
+    assert main(["plan", "ddp", *settings]) == exits.BAD_INPUT
+    planned = capsys.readouterr().err
+    assert main([*SUBMIT, *settings]) == exits.BAD_INPUT
+    assert planned == capsys.readouterr().err
+    assert planned.startswith("error: ")
+    assert account.changes == []
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_run_that_is_half_done_is_resumed_and_a_complete_one_starts_afresh(
+    account: Account,
+) -> None:
+    assert main([*SUBMIT, "--run", "half"]) == exits.OK
+    assert main([*SUBMIT, "--run", "done", "--overwrite"]) == exits.OK
+    assert len(account.sent("start_execution")) == 2
+
+
+@pytest.mark.usefixtures("runs")
+def test_a_damaged_record_of_a_run_is_as_none(account: Account) -> None:
+    account.objects["runs/half/config.json"] = b'{"recipe": "fs'
+    assert main([*SUBMIT, "--run", "half"]) == exits.OK
+
+
+@pytest.mark.parametrize(
+    ("operation", "error", "words"),
+    [
+        ("get_caller_identity", refused("ExpiredToken"), "the AWS login has expired"),
+        ("get_caller_identity", NoCredentialsError(), "no AWS credentials were found"),
+        ("start_execution", refused("AccessDeniedException"), "not allowed: Operation"),
+        ("upload_file", refused("AccessDenied"), "not allowed"),
+        ("list_executions", refused("StateMachineDoesNotExist"), "AWS refused Operation"),
+    ],
+)
+def test_what_aws_refuses_is_explained_in_a_users_words(
+    account: Account,
+    code: Path,
+    capsys: pytest.CaptureFixture[str],
+    operation: str,
+    error: Exception,
+    words: str,
+) -> None:
+    account.fails[operation] = error
+    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == exits.FAILED
+    assert words in capsys.readouterr().err
+
+
+def test_a_folder_that_is_too_large_names_its_largest_file(
+    account: Account, code: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(code_folder, "CODE_MIB", 1)
+    (code / "weights.bin").write_bytes(bytes(2 * 2**20))
+    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == 2
+    said = capsys.readouterr().err
+    assert "2 MiB, and at most 1 are uploaded; the largest is weights.bin" in said
+    assert not account.objects
+
+
+def test_a_run_is_not_trained_by_two_jobs_at_once(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add("first", run="r1")
+    assert main([*SUBMIT, "--run", "r1"]) == exits.BAD_INPUT
+    assert "run 'r1' is being trained already, by job first" in capsys.readouterr().err
+    assert main([*SUBMIT, "--run", "r2"]) == exits.OK
+
+
+# --- what is sent ---------------------------------------------------------------------------------
+def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--run", "r1", "--nodes", "1:3", "--max-hours", "2", "--epochs=5"]
+    assert main([*SUBMIT, *arguments, "--env", "A=b", "--secret", "K=training/key"]) == 0
+    (sent,) = account.sent("start_execution")
+    spec = JobSpec.from_json(sent["input"])
+    launch = ["python", "-m", "training.launch", "ddp", "--run", "r1"]
+    assert spec.command == (*launch, "--workers", "4:12", "--epochs=5")
+    assert (spec.nodes, spec.max_seconds) == (Range(1, 3), 7200)
+    assert (spec.variables, spec.secrets) == ({"A": "b"}, {"K": "training/key"})
+    assert len(sent["name"]) <= MAX_JOB_ID
+    said = capsys.readouterr()
+    assert said.out.strip() == sent["name"]
+    # 0.192 + 3 x 5.672 + NAT, for two hours: the maximum cost is printed before it starts.
+    assert "price     $17.26 an hour" in said.err
+    assert "at most   $34.52" in said.err
+
+
+def test_a_head_that_trains_counts(account: Account) -> None:
+    account.shape |= {"head_trains": True, "head_instance_type": "g5.12xlarge"}
+    assert main([*SUBMIT, "--nodes", "0"]) == 0
+    assert main([*SUBMIT, "--nodes", "1", "--run", "r2"]) == 0
+    commands = [json.loads(sent["input"])["command"] for sent in account.sent("start_execution")]
+    assert [command[command.index("--workers") + 1] for command in commands] == ["4", "8"]
+
+
+def test_own_code_is_uploaded_without_what_is_no_code(account: Account, code: Path) -> None:
+    words = ["python", "mine.py", "--run", "x", "-f"]
+    assert main(["submit", "--code", str(code), "--run", "own", "--yes", "--", *words]) == 0
+    (sent,) = account.sent("start_execution")
+    spec = JobSpec.from_json(sent["input"])
+    assert [*spec.command] == words
+    (key,) = account.objects
+    assert spec.code == f"s3://bucket/{key}"
+    assert key == f"runs/own/jobs/{sent['name']}.zip"
+    assert [each.name for each in code_folder.files_of(code)] == ["mine.py"]
+
+
+def test_plan_starts_nothing_and_speaks_json(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "ddp", "--nodes", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["nodes"], found["workers"]) == ({"low": 2, "high": 2}, {"low": 8, "high": 8})
+    assert found["usd_at_most"] == pytest.approx(24 * found["usd_per_hour"])
+    assert not account.sent("start_execution")
+
+
+def test_words_of_the_users_own_command_are_left_alone(account: Account, code: Path) -> None:
+    words = ["python", "mine.py", "--workers", "8", "-w", "2", "--nodes", "3"]
+    assert main(["submit", "--code", str(code), "--nodes", "2", "--yes", "--", *words]) == 0
+    (sent,) = account.sent("start_execution")
+    spec = JobSpec.from_json(sent["input"])
+    assert [*spec.command] == words
+    assert spec.nodes == Range(2, 2)

@@ -1,0 +1,136 @@
+"""One deployment: the two stacks in an account and region, and what they contain.
+
+It is found by the outputs of its stacks, so the command line needs no settings of its own; at a
+local AWS it finds a local deployment the same way.
+"""
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Self
+
+from contract import nodes
+from contract import outputs as stack_outputs
+from contract.errors import InputError
+from trainctl.aws.account import Account
+from trainctl.aws.clients import Clients
+from trainctl.aws.cluster import StandingCluster
+from trainctl.aws.files import Bucket
+from trainctl.aws.jobs import Jobs
+from trainctl.aws.logs import NodeLogs
+from trainctl.aws.sessions import Sessions
+from trainctl.aws.shape import Shape
+from trainctl.errors import CliError, UsageError
+
+if TYPE_CHECKING:
+    from boto3 import Session
+
+#: No account of AWS has this number; the rehearsal's local AWS has.
+LOCAL_ACCOUNT: Final = "000000000000"
+
+
+class Deployment:
+    """The two stacks in one account and region. Each part looks up its names when first used."""
+
+    def __init__(self, session: "Session") -> None:
+        self._clients = Clients(session)
+        self.region: str = session.region_name
+        # Before anything else: it tells bad credentials from stacks that are not there.
+        self.account_id: str = self._clients.sts.get_caller_identity()["Account"]
+        self._core = self._outputs(stack_outputs.CORE_STACK)
+        self._training = self._outputs(stack_outputs.TRAINING_STACK)
+
+    @classmethod
+    def find(cls, *, profile: str | None, region: str | None) -> Self:
+        """The deployment of a profile and region, as the AWS CLI takes them.
+
+        Raises:
+            CliError: the stacks are not there, or not ready.
+            botocore's errors, which ``trainctl.errors`` explains.
+        """
+        import boto3
+
+        session = boto3.Session(profile_name=profile, region_name=region)
+        if not session.region_name:
+            raise UsageError("no region is set: give --region, or set AWS_REGION")
+        return cls(session)
+
+    def _outputs(self, stack: str) -> dict[str, str]:
+        from botocore.exceptions import ClientError
+
+        try:
+            (found,) = self._clients.cloudformation.describe_stacks(StackName=stack)["Stacks"]
+        except ClientError as error:
+            if "does not exist" not in str(error):
+                raise
+            raise CliError(
+                f"{stack} is not deployed in account {self.account_id}, region {self.region}: "
+                "deploy it (make deploy), or name another --profile or --region"
+            ) from None
+        status = found["StackStatus"]
+        if status.endswith("IN_PROGRESS") and "CLEANUP" not in status:
+            raise CliError(f"{stack} is being changed ({status}): wait until that has ended")
+        if status.endswith("FAILED") or status == "ROLLBACK_COMPLETE":
+            raise CliError(
+                f"{stack} is not usable ({status}): look at its events (aws cloudformation "
+                f"describe-stack-events --stack-name {stack}), then make deploy"
+            )
+        return {each["OutputKey"]: each["OutputValue"] for each in found.get("Outputs", [])}
+
+    def output(self, name: str) -> str:
+        """An output of either stack. Raises CliError: another version deployed them."""
+        found = self._training.get(name) or self._core.get(name)
+        if found is None:
+            raise CliError(
+                f"the deployed stacks have no output {name}: another version of this project has "
+                "deployed them; make deploy brings them up to date"
+            )
+        return found
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this is a rehearsal on this machine."""
+        return self.account_id == LOCAL_ACCOUNT
+
+    @cached_property
+    def shape(self) -> Shape:
+        try:
+            return Shape.from_json(self.output(stack_outputs.SHAPE))
+        except (KeyError, ValueError, InputError) as error:
+            raise CliError(
+                f"the output {stack_outputs.SHAPE} is not understood ({error}): another version of "
+                "this project has deployed the stacks; make deploy brings them up to date"
+            ) from None
+
+    # --- its parts ------------------------------------------------------------------------------
+    @cached_property
+    def cluster(self) -> StandingCluster:
+        services = {
+            nodes.HEAD: self.output(stack_outputs.HEAD_SERVICE),
+            nodes.WORKER: self.output(stack_outputs.WORKER_SERVICE),
+        }
+        cluster = self.output(stack_outputs.CLUSTER)
+        return StandingCluster(self._clients, cluster=cluster, services=services)
+
+    @cached_property
+    def jobs(self) -> Jobs:
+        return Jobs(
+            self._clients,
+            machine=self.output(stack_outputs.JOBS),
+            cluster=self.output(stack_outputs.CLUSTER),
+            task_events=self.output(stack_outputs.TASK_EVENTS),
+        )
+
+    @cached_property
+    def logs(self) -> NodeLogs:
+        return NodeLogs(self._clients, group=self.output(stack_outputs.LOG_GROUP))
+
+    @cached_property
+    def bucket(self) -> Bucket:
+        return Bucket(self._clients, name=self.output(stack_outputs.BUCKET))
+
+    @cached_property
+    def sessions(self) -> Sessions:
+        return Sessions(self._clients, cluster=self.output(stack_outputs.CLUSTER))
+
+    @cached_property
+    def account(self) -> Account:
+        return Account(self._clients)

@@ -1,0 +1,260 @@
+"""Jobs: executions of the state machine, and the tasks that each of them starts."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final, Self
+
+from contract import exits, nodes
+from contract.errors import InputError
+from contract.job import (
+    JOB_GROUP,
+    STOP_ERROR,
+    STOPPED_BY_USER,
+    JobSpec,
+    JobStatus,
+    Outcome,
+)
+from trainctl.aws.clients import Clients, code_of
+from trainctl.aws.tasks import Task, Tasks
+from trainctl.errors import UsageError
+from trainctl.output import json_object
+
+if TYPE_CHECKING:
+    from mypy_boto3_stepfunctions.type_defs import (
+        DescribeExecutionOutputTypeDef,
+        ListExecutionsInputPaginateTypeDef,
+    )
+
+#: Among how many of the newest jobs a run is looked for by its name.
+JOBS_LOOKED_AT: Final = 100
+
+_SHELL_CODES: Final[Mapping[JobStatus, int]] = {
+    JobStatus.SUCCEEDED: exits.OK,
+    JobStatus.NO_CAPACITY: exits.NO_CAPACITY,
+    JobStatus.DEADLINE: exits.DEADLINE,
+    JobStatus.STOPPED: exits.TERMINATED,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """One submission of a run: an execution of the state machine."""
+
+    id: str
+    outcome: Outcome
+    """How it ended; while it has not, its status is ``running``."""
+    began: datetime
+    ended: datetime | None
+    spec: JobSpec | None
+    """What was submitted; None where this version does not understand it."""
+
+    @property
+    def run(self) -> str:
+        return self.spec.run if self.spec else ""
+
+    @property
+    def status(self) -> JobStatus:
+        return self.outcome.status
+
+    @property
+    def reason(self) -> str:
+        """The status in words."""
+        return self.outcome.reason
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended is not None
+
+    @property
+    def deadline(self) -> datetime | None:
+        return self.began + timedelta(seconds=self.spec.max_seconds) if self.spec else None
+
+    @property
+    def shell_code(self) -> int:
+        """What ``trainctl wait`` exits with."""
+        if self.status == JobStatus.SUCCEEDED:
+            return exits.OK
+        return self.outcome.exit_code or _SHELL_CODES.get(self.status, exits.FAILED)
+
+    @classmethod
+    def from_execution(cls, found: "DescribeExecutionOutputTypeDef") -> Self:
+        """What Step Functions describes."""
+        try:
+            spec = JobSpec.from_json(found.get("input", ""), ignore_unknown=True)
+        except InputError:
+            spec = None
+        return cls(
+            id=found["name"],
+            outcome=_outcome(found),
+            began=found["startDate"],
+            ended=found.get("stopDate"),
+            spec=spec,
+        )
+
+
+def _outcome(found: "DescribeExecutionOutputTypeDef") -> Outcome:
+    match found["status"]:
+        case "SUCCEEDED":
+            return _read(
+                found.get("output"), Outcome(status=JobStatus.SUCCEEDED, reason="succeeded")
+            )
+        case "FAILED":
+            error, cause = found.get("error", ""), found.get("cause", "")
+            reason = f"failed: {error} {cause}".strip()
+            return _read(cause, Outcome(status=JobStatus.FAILED, reason=reason))
+        case "TIMED_OUT":
+            return Outcome(status=JobStatus.DEADLINE, reason="deadline")
+        case "ABORTED":
+            return Outcome.of_abort(error=found.get("error"), cause=found.get("cause"))
+    return Outcome(status=JobStatus.RUNNING, reason="running")
+
+
+def _read(text: str | None, otherwise: Outcome) -> Outcome:
+    """The outcome that the keeper wrote, where it is what ended the execution."""
+    try:
+        return Outcome.from_json(text or "")
+    except InputError:
+        return otherwise
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndedTask:
+    """A task of a job that is over: what it was, and for how long it ran."""
+
+    id: str
+    node: str
+    seconds: float
+    """From when its host began to fetch the image; before that there may have been no host."""
+
+    @classmethod
+    def from_event(cls, detail: Mapping[str, object], job: str) -> Self:
+        """From the event that ECS sends when a task stops."""
+        times = [detail.get(name) for name in ("pullStartedAt", "startedAt")]
+        began = next((_time(each) for each in times if each), None)
+        ended = _time(detail.get("stoppedAt") or detail["updatedAt"])
+        return cls(
+            id=str(detail["taskArn"]).rpartition("/")[2],
+            node=nodes.WORKER if detail.get("startedBy") == job else nodes.HEAD,
+            seconds=(ended - began).total_seconds() if began else 0.0,
+        )
+
+
+def _time(value: object) -> datetime:
+    return datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+
+
+class Jobs:
+    """All jobs of a deployment."""
+
+    def __init__(self, clients: Clients, *, machine: str, cluster: str, task_events: str) -> None:
+        """``machine``: ARN of the state machine; ``task_events``: log group of ECS's events."""
+        self._clients, self._machine, self._task_events = clients, machine, task_events
+        self._tasks = Tasks(clients, cluster=cluster)
+
+    def _execution(self, job: str) -> str:
+        return f"{self._machine.replace(':stateMachine:', ':execution:')}:{job}"
+
+    def start(self, job: str, spec: JobSpec) -> None:
+        """Start an execution. Giving the same job and spec again starts nothing more."""
+        self._clients.stepfunctions.start_execution(
+            stateMachineArn=self._machine, name=job, input=spec.to_json()
+        )
+
+    def newest(self, *, limit: int, running: bool = False) -> list[Job]:
+        """The newest jobs, newest first."""
+        states = self._clients.stepfunctions
+        request: ListExecutionsInputPaginateTypeDef = {
+            "stateMachineArn": self._machine,
+            "PaginationConfig": {"MaxItems": limit},
+        }
+        if running:
+            request["statusFilter"] = "RUNNING"
+        pages = states.get_paginator("list_executions").paginate(**request)
+        found = [each for page in pages for each in page["executions"]]
+        # What was submitted is not in the list.
+        jobs = [
+            Job.from_execution(states.describe_execution(executionArn=each["executionArn"]))
+            for each in found
+        ]
+        return sorted(jobs, key=lambda job: job.began, reverse=True)
+
+    def find(self, name: str) -> Job:
+        """The job with this id, or the newest one of the run with this name.
+
+        Raises:
+            UsageError: there is neither.
+        """
+        from botocore.exceptions import ClientError
+
+        try:
+            return Job.from_execution(
+                self._clients.stepfunctions.describe_execution(executionArn=self._execution(name))
+            )
+        except ClientError as error:
+            if code_of(error) not in ("ExecutionDoesNotExist", "InvalidArn"):
+                raise
+        newest = self.newest(limit=JOBS_LOOKED_AT)
+        for job in newest:
+            if job.run == name:
+                return job
+        there = sorted({job.run for job in newest if job.run})
+        close = difflib.get_close_matches(name, there, n=1)
+        hint = f"did you mean {close[0]}?" if close else "trainctl ls lists the jobs there are"
+        raise UsageError(f"there is no job and no run {name!r}: {hint}")
+
+    def heads(self, job: Job) -> list[Task]:
+        """The head tasks of a job, one for each attempt, the newest last."""
+        pages = self._clients.stepfunctions.get_paginator("get_execution_history").paginate(
+            executionArn=self._execution(job.id)
+        )
+        arns: list[str] = []
+        for page in pages:
+            for event in page["events"]:
+                if event["type"] == "TaskSubmitted":
+                    arns += _submitted(event.get("taskSubmittedEventDetails", {}).get("output"))
+        return self._tasks.described(nodes.JOB, arns)
+
+    def workers(self, job: Job) -> list[Task]:
+        """The worker tasks of a job that have not ended for more than an hour."""
+        tasks = self._tasks
+        arns = tasks.started_by(job.id) + tasks.started_by(job.id, stopped=True)
+        return tasks.described(nodes.WORKER, [*dict.fromkeys(arns)])
+
+    def alive(self, job: Job) -> list[Task]:
+        """The tasks of a job that have not ended yet, heads first."""
+        return [task for task in [*self.heads(job), *self.workers(job)] if not task.has_stopped]
+
+    def stop(self, job: Job) -> None:
+        """End a job for its user: stop its head, or, before there is one, its execution."""
+        heads = [head for head in self.heads(job) if not head.has_stopped]
+        if not heads:
+            self._clients.stepfunctions.stop_execution(
+                executionArn=self._execution(job.id), error=STOP_ERROR, cause=STOPPED_BY_USER
+            )
+        for head in heads:
+            self._tasks.stop(head, STOPPED_BY_USER)
+
+    def ended_tasks(self, job: Job) -> list[EndedTask]:
+        """All tasks of a job that ended, from the log that outlives ECS's memory of them."""
+        group = f"{JOB_GROUP}{job.id}"
+        pages = self._clients.logs.get_paginator("filter_log_events").paginate(
+            logGroupName=self._task_events,
+            startTime=int(job.began.timestamp() * 1000),
+            filterPattern=f'{{ $.detail.group = "{group}" }}',
+        )
+        found: dict[str, EndedTask] = {}
+        for page in pages:
+            for event in page["events"]:
+                detail = json_object(event.get("message")).get("detail")
+                if isinstance(detail, dict) and detail.get("group") == group:
+                    task = EndedTask.from_event(detail, job.id)
+                    found[task.id] = task
+        return [*found.values()]
+
+
+def _submitted(output: str | None) -> list[str]:
+    """ARNs of the tasks that a state of the machine has started, from its RunTask's answer."""
+    tasks = json_object(output).get("Tasks")
+    return [str(task["TaskArn"]) for task in tasks] if isinstance(tasks, list) else []

@@ -1,0 +1,56 @@
+"""What a deployment was set up for: its hosts and how many it may start."""
+
+import json
+from dataclasses import dataclass
+from typing import Self
+
+from contract.instance_types import InstanceType, instance_type
+from contract.nodes import ClusterSize
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """Output ``ClusterShape`` of the training stack."""
+
+    preset: str
+    head: InstanceType
+    worker: InstanceType
+    head_trains: bool
+    max_workers: int
+    """Worker nodes at a time, of all jobs and the standing cluster together."""
+    spot: bool
+    image_tag: str
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        values = json.loads(text)
+        return cls(
+            preset=values["preset"],
+            head=instance_type(values["head_instance_type"]),
+            worker=instance_type(values["worker_instance_type"]),
+            head_trains=values["head_trains"],
+            max_workers=values["max_workers"],
+            spot=values["spot"],
+            image_tag=values["image_tag"],
+        )
+
+    @property
+    def min_nodes(self) -> int:
+        """Worker nodes that training needs at least: none where the head trains."""
+        return 0 if self.head_trains else 1
+
+    def size(self, num_nodes: int) -> ClusterSize:
+        """What Ray has to offer once a head and ``num_nodes`` worker nodes have joined."""
+        heads = 1 if self.head_trains else 0
+        return ClusterSize(
+            num_nodes=num_nodes + 1,
+            num_cpus=self.worker.vcpus * num_nodes + self.head.vcpus * heads,
+            # A head's GPUs are Ray's, whether or not it trains.
+            num_gpus=self.worker.num_gpus * num_nodes + self.head.num_gpus,
+        )
+
+    def num_workers(self, num_nodes: int) -> int:
+        """Training processes on a head and ``num_nodes`` worker nodes: one per GPU, or one per
+        node where there are none."""
+        on_head = max(1, self.head.num_gpus) if self.head_trains else 0
+        return num_nodes * max(1, self.worker.num_gpus) + on_head

@@ -1,0 +1,113 @@
+"""Nodes as ECS knows them: tasks, listed and described."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+from trainctl.aws.clients import Clients
+
+if TYPE_CHECKING:
+    from mypy_boto3_ecs.type_defs import ContainerTypeDef, TaskTypeDef
+
+#: As many as one DescribeTasks takes.
+DESCRIBE_MOST: Final = 100
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """One node of the standing cluster or of a job: an ECS task."""
+
+    node: str
+    """``head`` or ``worker``; ``job`` for the head of a job."""
+    id: str
+    status: str
+    """``PROVISIONING`` (waits for a host), ``PENDING``, ``ACTIVATING`` (pulls), ``RUNNING`` …"""
+    health: str
+    """``HEALTHY``, ``UNHEALTHY`` or ``UNKNOWN``, as the container's own check reports."""
+    address: str
+    runtime_id: str
+    """Id of the container on its host."""
+    host: str
+    """ARN of the host as ECS knows it; "" while there is none."""
+    since: datetime | None
+    stop_code: str
+    stopped_reason: str
+    exit_code: int | None
+
+    @classmethod
+    def from_ecs(cls, node: str, task: "TaskTypeDef") -> Self:
+        containers = task.get("containers", [])
+        container: ContainerTypeDef = containers[0] if containers else {}
+        details = [
+            detail
+            for attachment in task.get("attachments", [])
+            for detail in attachment.get("details", [])
+        ]
+        addresses = [each["value"] for each in details if each.get("name") == "privateIPv4Address"]
+        return cls(
+            node=node,
+            id=task["taskArn"].rpartition("/")[2],
+            status=task.get("lastStatus", ""),
+            health=container.get("healthStatus") or task.get("healthStatus", "UNKNOWN"),
+            address=addresses[0] if addresses else "",
+            runtime_id=container.get("runtimeId", ""),
+            host=task.get("containerInstanceArn", ""),
+            since=task.get("startedAt") or task.get("createdAt"),
+            stop_code=task.get("stopCode", ""),
+            stopped_reason=container.get("reason") or task.get("stoppedReason", ""),
+            exit_code=container.get("exitCode"),
+        )
+
+    @property
+    def has_stopped(self) -> bool:
+        return self.status == "STOPPED"
+
+
+class Tasks:
+    """The tasks of one ECS cluster."""
+
+    def __init__(self, clients: Clients, *, cluster: str) -> None:
+        self._clients, self._cluster = clients, cluster
+
+    def of_service(self, service: str, *, stopped: bool = False) -> list[str]:
+        """ARNs of a service's tasks: those that should run, or those stopped within the hour."""
+        return self._listed(_desired(stopped), service=service)
+
+    def started_by(self, job: str, *, stopped: bool = False) -> list[str]:
+        """ARNs of the worker tasks that a job has started; the same choice."""
+        return self._listed(_desired(stopped), started_by=job)
+
+    def _listed(
+        self, desired: Literal["RUNNING", "STOPPED"], *, service: str = "", started_by: str = ""
+    ) -> list[str]:
+        paginator = self._clients.ecs.get_paginator("list_tasks")
+        if service:
+            pages = paginator.paginate(
+                cluster=self._cluster, desiredStatus=desired, serviceName=service
+            )
+        else:
+            pages = paginator.paginate(
+                cluster=self._cluster, desiredStatus=desired, startedBy=started_by
+            )
+        return [arn for page in pages for arn in page["taskArns"]]
+
+    def described(self, node: str, arns: Sequence[str]) -> list[Task]:
+        """Tasks in the order given; of those that ECS has forgotten, only the id."""
+        found: dict[str, TaskTypeDef] = {}
+        for first in range(0, len(arns), DESCRIBE_MOST):
+            page = self._clients.ecs.describe_tasks(
+                cluster=self._cluster, tasks=[*arns[first : first + DESCRIBE_MOST]]
+            )
+            found |= {each["taskArn"]: each for each in page["tasks"]}
+        forgotten: dict[str, TaskTypeDef] = {
+            arn: {"taskArn": arn, "lastStatus": "STOPPED"} for arn in arns
+        }
+        return [Task.from_ecs(node, found.get(arn, forgotten[arn])) for arn in arns]
+
+    def stop(self, task: Task, reason: str) -> None:
+        self._clients.ecs.stop_task(cluster=self._cluster, task=task.id, reason=reason)
+
+
+def _desired(stopped: bool) -> Literal["RUNNING", "STOPPED"]:
+    return "STOPPED" if stopped else "RUNNING"

@@ -1,0 +1,1 @@
+"""The commands of ``trainctl``: one file each, called as the command is."""

@@ -1,0 +1,50 @@
+"""``trainctl cluster down``."""
+
+import time
+
+from trainctl import output
+from trainctl.aws.cluster import NODES
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.tasks import Task
+from trainctl.commands.cluster.up import POLL_S
+from trainctl.options import Profile, Region, Wait, Yes
+
+
+def down(
+    *,
+    wait: Wait = True,
+    yes: Yes = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Stop head and workers.
+
+    Training on them saves what it can within the stop timeout. Empty hosts terminate on their own,
+    within 15 minutes, and cost until then.
+    """
+    deployment = Deployment.find(profile=profile, region=region)
+    cluster = deployment.cluster
+    services, tasks = cluster.services(), cluster.tasks()
+    if not tasks and not any(service.wanted for service in services.values()):
+        output.say("The standing cluster is down already.")
+        return
+    output.say(f"Stopping {len(tasks)} nodes: {', '.join(f'{t.node} {t.id[:8]}' for t in tasks)}")
+    output.confirm("Stop them?", yes=yes)
+    # Workers first: a worker that loses its head before it has drained cannot leave in order.
+    for node in reversed(NODES):
+        cluster.set_wanted(node, 0)
+    if not wait:
+        output.say("Going down. Its state: trainctl cluster status")
+        return
+    with output.Progress() as progress:
+        while tasks := cluster.tasks() + _ending(deployment):
+            progress.update(f"waiting for {len(tasks)} nodes to end")
+            time.sleep(POLL_S)
+    output.say(
+        "Down. Empty hosts terminate within 15 minutes; make destroy removes the deployment itself."
+    )
+
+
+def _ending(deployment: Deployment) -> list[Task]:
+    """Nodes that were told to stop and have not ended yet."""
+    return [task for task in deployment.cluster.tasks(stopped=True) if not task.has_stopped]

@@ -1,0 +1,55 @@
+"""What the cluster commands say about a cluster: its size, its hosts, its price."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from contract import nodes
+from contract.nodes import ClusterSize
+from trainctl import output
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.shape import Shape
+from trainctl.aws.tasks import Task
+from trainctl.pricing import Price
+
+
+def ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | None:
+    """What Ray has, as the running head's log reports it; None while there is none."""
+    heads = [task for task in tasks if task.node == nodes.HEAD and task.status == "RUNNING"]
+    return deployment.logs.ray_size(heads[0]) if heads else None
+
+
+def price(shape: Shape, num_nodes: int) -> str:
+    """What a cluster costs per hour, as one sentence."""
+    total = Price.of(shape).per_hour(num_nodes)
+    if total is None:
+        return "cost: these hosts have no list price, they are reserved by capacity blocks"
+    less = "; spot instances usually cost less" if shape.spot else ""
+    return (
+        f"cost: ${total:.3f} an hour at us-east-1's list prices, NAT gateway included{less}, until "
+        "trainctl cluster down"
+    )
+
+
+def described(shape: Shape, num_nodes: int) -> str:
+    """The hosts of a cluster and its images."""
+    hosts = [f"head on {shape.head.name}{', trains too' if shape.head_trains else ''}"]
+    if num_nodes:
+        hosts.append(f"{workers(num_nodes)} on {shape.worker.name}")
+    return f"{'; '.join(hosts)}; images: {shape.image_tag}"
+
+
+def workers(count: int) -> str:
+    return f"{count} worker node{'' if count == 1 else 's'}"
+
+
+def sized(size: ClusterSize | None) -> str:
+    if size is None:
+        return "nothing yet"
+    return f"{size.num_nodes} nodes, {size.num_cpus} CPUs, {size.num_gpus} GPUs"
+
+
+def age(task: Task) -> str:
+    """How long a task has run."""
+    if task.since is None:
+        return ""
+    return output.duration((datetime.now(tz=UTC) - task.since).total_seconds())

@@ -1,0 +1,39 @@
+"""``trainctl export``: a run's checkpoint as a folder that transformers loads."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainctl import head_jobs, job_plan, output
+from trainctl.aws.deployment import Deployment
+from trainctl.errors import UsageError
+from trainctl.options import Profile, Region, Yes
+
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+def export(
+    *,
+    run: head_jobs.RunName,
+    to: Annotated[str, typer.Option(help="New folder here, or s3:// address.", metavar="PLACE")],
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    yes: Yes = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Export a run's newest checkpoint to a folder that transformers loads."""
+    if dtype not in DTYPES:
+        raise UsageError(f"--dtype is {dtype!r}: it must be fp32, bf16 or fp16")
+    folder = None if to.startswith("s3://") else Path(to)
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"--to {to} exists already: give a new folder")
+    deployment = Deployment.find(profile=profile, region=region)
+    bucket = deployment.bucket
+    place = to if folder is None else f"{bucket.uri}/exports/{job_plan.new_id(run)}"
+    command = ["python", "-m", "training.export", run, "--to", place, "--dtype", dtype]
+    head_jobs.run_on_head(deployment, run, command, yes=yes)
+    if folder is not None:
+        output.say(f"fetching {place}")
+        bucket.download_folder(f"{bucket.key(place)}/", folder)
+    output.print_text(to)

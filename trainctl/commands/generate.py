@@ -1,0 +1,24 @@
+"""``trainctl generate``: text from a run's model."""
+
+from typing import Annotated
+
+import typer
+
+from trainctl import head_jobs
+from trainctl.aws.deployment import Deployment
+from trainctl.options import Profile, Region, Yes
+
+
+def generate(
+    *,
+    run: head_jobs.RunName,
+    prompt: Annotated[str, typer.Option(help="Text to be continued.")],
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 60,
+    yes: Yes = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Continue a text with a run's model, before and after training."""
+    deployment = Deployment.find(profile=profile, region=region)
+    command = ["python", "-m", "training.generate", run, "--tokens", str(tokens), "--", prompt]
+    head_jobs.run_on_head(deployment, run, command, yes=yes)

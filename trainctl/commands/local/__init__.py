@@ -1,0 +1,1 @@
+"""``trainctl local``: the whole system on this machine, without AWS."""

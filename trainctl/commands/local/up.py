@@ -1,0 +1,20 @@
+"""``trainctl local up``."""
+
+from trainctl import output
+from trainctl.commands.local import loading
+
+
+def up() -> None:
+    """Build the images, deploy the stacks, bring up a standing cluster of three containers.
+
+    After a failure or Ctrl-C nothing of it is left.
+    """
+    with loading.errors():
+        loading.load_cycle().up()
+    output.print_text(
+        "Up. Send other commands there:\n"
+        '  eval "$(trainctl local env)"\n'
+        "  trainctl cluster status\n"
+        "  trainctl shell -- ray status\n"
+        "Remove everything: trainctl local down"
+    )

@@ -1,0 +1,32 @@
+"""``trainctl ls``: the jobs that were submitted."""
+
+from typing import Annotated
+
+import typer
+
+from trainctl import follow, output
+from trainctl.aws.deployment import Deployment
+from trainctl.options import AsJson, Profile, Region
+
+
+def ls(
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 20,
+    running: Annotated[bool, typer.Option("--running", help="Only running ones.")] = False,
+    as_json: AsJson = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """List jobs."""
+    deployment = Deployment.find(profile=profile, region=region)
+    jobs = deployment.jobs.newest(limit=limit, running=running)
+    if as_json:
+        output.print_json([follow.values(job) for job in jobs])
+    elif not jobs:
+        output.print_text("No jobs. Start one: trainctl submit ddp")
+    else:
+        rows = [
+            [job.id, job.run, job.reason, f"{job.began:%Y-%m-%d %H:%M}", follow.lasted(job)]
+            for job in jobs
+        ]
+        output.print_table(["job", "run", "state", "submitted", "for"], rows)

@@ -1,0 +1,23 @@
+"""``trainctl plan``: what ``submit`` would start, and its price. What fits on which hosts, and how
+fast it trains, is another question: ``python -m training.plan``."""
+
+from trainctl import job_plan, output
+from trainctl.aws.deployment import Deployment
+from trainctl.job_options import JobOptions, takes_job_options
+from trainctl.options import AsJson, Profile, Region
+
+
+@takes_job_options
+def plan(
+    *,
+    given: JobOptions,
+    as_json: AsJson = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Check a job and print where it would run and its maximum cost; start nothing."""
+    found = job_plan.plan_of(Deployment.find(profile=profile, region=region), given)
+    if as_json:
+        output.print_json(found.values())
+    else:
+        output.print_text(found.text())

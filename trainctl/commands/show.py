@@ -1,0 +1,66 @@
+"""``trainctl show``: one job, its nodes and what its run has reached."""
+
+from dataclasses import asdict
+
+from contract.nodes import JOB
+from contract.runs import RESULT_FILE
+from trainctl import follow, output
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.tasks import Task
+from trainctl.options import AsJson, JobName, Profile, Region
+from trainctl.pricing import dollars
+
+
+def show(
+    *, name: JobName, as_json: AsJson = False, profile: Profile = None, region: Region = None
+) -> None:
+    """Show a job: its state, its nodes, what its run has reached."""
+    deployment = Deployment.find(profile=profile, region=region)
+    job = deployment.jobs.find(name)
+    heads, workers = deployment.jobs.heads(job), deployment.jobs.workers(job)
+    record, result = "", {}
+    if job.run:
+        bucket = deployment.bucket
+        record = bucket.run(job.run).uri
+        result = output.json_object(bucket.read(bucket.key(f"{record}/{RESULT_FILE}")))
+    waits = "" if job.is_over else follow.waiting(deployment, job, heads)
+    usd, seconds = follow.cost_of(deployment, job)
+    if as_json:
+        output.print_json(
+            {
+                **follow.values(job),
+                "waiting": waits,
+                "tasks": [asdict(task) for task in [*heads, *workers]],
+                "node_seconds": seconds,
+                "usd": usd,
+                "result": result,
+            }
+        )
+        return
+    rows = {
+        "job": job.id,
+        "run": job.run,
+        "state": f"{job.reason}{f': {waits}' if waits else ''}",
+        "submitted": f"{job.began:%Y-%m-%d %H:%M:%S %Z}",
+        "lasted" if job.is_over else "for": follow.lasted(job),
+        "deadline": ""
+        if job.is_over or not job.deadline
+        else f"{job.deadline:%Y-%m-%d %H:%M:%S %Z}",
+        "command": " ".join(job.spec.command) if job.spec else "",
+        "nodes": str(job.spec.nodes) if job.spec else "",
+        "cost": dollars(usd),
+        "record": f"{record}/" if record else "",
+    }
+    output.print_text("\n".join(f"{key:10}{value}" for key, value in rows.items() if value))
+    if result:
+        figures = ("accuracy", "loss", "steps")
+        reached = [f"{name} {result[name]}" for name in figures if result.get(name)]
+        output.print_text(f"{'result':10}{result.get('status')}: {', '.join(reached)}")
+    if tasks := [*heads, *workers]:
+        columns = ["node", "task", "status", "address", "why it ended"]
+        output.print_table(columns, [_row(task) for task in tasks])
+
+
+def _row(task: Task) -> list[str]:
+    node = "head" if task.node == JOB else task.node
+    return [node, task.id, task.status, task.address, task.stopped_reason]

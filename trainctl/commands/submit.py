@@ -1,0 +1,47 @@
+"""``trainctl submit``: a job that brings its own cluster."""
+
+from typing import Annotated
+
+import typer
+
+from trainctl import follow, job_plan, output
+from trainctl.aws.deployment import Deployment
+from trainctl.job_options import JobOptions, takes_job_options
+from trainctl.options import AsJson, Profile, Region, Yes
+
+
+@takes_job_options
+def submit(
+    *,
+    given: JobOptions,
+    following: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show its log; Ctrl-C leaves it running.")
+    ] = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Start a job: a head and its workers, which end with it.
+
+    Prints the maximum cost before starting. The job keeps running after this command exits. With
+    --follow the exit code is the job's.
+
+    Examples: trainctl submit ddp --nodes 2 --epochs 10 --data s3://BUCKET/data;
+    trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1
+    """
+    deployment = Deployment.find(profile=profile, region=region)
+    plan = job_plan.plan_of(deployment, given)
+    output.say(plan.text())
+    output.confirm("Start it?", yes=yes)
+    job = job_plan.start(deployment, plan, given.code)
+    if as_json:
+        output.print_json({"job": job, "run": plan.spec.run})
+    else:
+        output.print_text(job)
+    if following:
+        raise typer.Exit(follow.follow(deployment, job))
+    output.say(
+        f"Started.\n  its log      trainctl logs {job} --follow\n"
+        f"  until it ends  trainctl wait {job}\n  stop it      trainctl stop {job}"
+    )

@@ -1,0 +1,30 @@
+"""``trainctl wait``: until a job has finished, without its log."""
+
+import typer
+
+from contract import exits
+from trainctl import follow, output
+from trainctl.aws.deployment import Deployment
+from trainctl.options import AsJson, JobName, Profile, Region
+
+
+def wait(
+    *, name: JobName, as_json: AsJson = False, profile: Profile = None, region: Region = None
+) -> None:
+    """Wait for a job to finish and exit with its status.
+
+    0 it succeeded; 75 no capacity; 124 deadline; 143 stopped by a user; else the exit code of its
+    code, or 1.
+    """
+    deployment = Deployment.find(profile=profile, region=region)
+    job = deployment.jobs.find(name)
+    try:
+        job = follow.wait_until_over(deployment, job.id)
+    except KeyboardInterrupt:
+        output.say(f"\nThe job keeps running; wait again: trainctl wait {job.id}")
+        raise typer.Exit(exits.INTERRUPTED) from None
+    if as_json:
+        output.print_json(follow.values(job))
+    else:
+        output.print_text(follow.ending(deployment, job))
+    raise typer.Exit(job.shell_code)

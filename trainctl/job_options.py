@@ -1,0 +1,163 @@
+"""The options of ``submit`` and ``plan``, once: both ask for the same job."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Annotated, Final, get_type_hints
+
+import typer
+
+from contract.job import (
+    DEFAULT_CAPACITY_WAIT_S,
+    DEFAULT_MAX_SECONDS,
+    MAX_SECONDS,
+    SECRETS_PREFIX,
+)
+from contract.ranges import Range
+from trainctl.aws.shape import Shape
+from trainctl.errors import UsageError
+from trainctl.options import NoWorkers
+from training import recipes
+
+MAX_HOURS: Final = MAX_SECONDS / 3600
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobOptions:
+    """What the user of ``submit`` or ``plan`` has given. Each field is an option."""
+
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="RECIPE [SETTINGS]",
+            help=f"One of {', '.join(recipes.NAMES)}, and its settings, such as --epochs 3 "
+            "(trainctl settings lists them). With --code: the command, after -- .",
+            show_default=False,
+        ),
+    ] = None
+    run: Annotated[
+        str | None,
+        typer.Option(
+            "--run", help="Name of the run; the same again resumes it.", show_default=False
+        ),
+    ] = None
+    nodes: Annotated[
+        str | None,
+        typer.Option(
+            "--nodes",
+            "-n",
+            metavar="N|MIN:MAX",
+            help="Worker nodes, each with all of its GPUs; or a range: starts with MIN and grows "
+            "to MAX when hosts become available.",
+            show_default="as many as were deployed",
+        ),
+    ] = None
+    workers: NoWorkers = None
+    """Always refused, with the name of the option that was meant."""
+    max_hours: Annotated[
+        float,
+        typer.Option("--max-hours", help="Deadline after the submission, waiting included."),
+    ] = DEFAULT_MAX_SECONDS / 3600
+    wait_minutes: Annotated[
+        float,
+        typer.Option(
+            "--wait-minutes", help="How long to wait for hosts; then it ends as no capacity."
+        ),
+    ] = DEFAULT_CAPACITY_WAIT_S / 60
+    spot: Annotated[
+        bool | None,
+        typer.Option(
+            "--spot/--on-demand",
+            help="Fail unless the deployment uses spot (or on-demand) instances.",
+            show_default="what was deployed",
+        ),
+    ] = None
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="A variable for the code."),
+    ] = None
+    secret: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--secret",
+            metavar="NAME=SECRET",
+            help=f"A variable from Secrets Manager; names begin with {SECRETS_PREFIX}.",
+        ),
+    ] = None
+    code: Annotated[
+        Path | None,
+        typer.Option(
+            "--code",
+            metavar="DIR",
+            help="Your own code instead of a recipe; requirements.txt in it is installed.",
+        ),
+    ] = None
+
+    def check(self, shape: Shape) -> None:
+        """
+        Raises:
+            UsageError: an option has a value that no job can have, or this deployment cannot.
+        """
+        if not 0 < self.max_hours <= MAX_HOURS:
+            raise UsageError(
+                f"--max-hours is {self.max_hours:g}: it must be above 0 and at most "
+                f"{MAX_HOURS:g}; it limits the bill"
+            )
+        if not self.wait_minutes > 0:
+            raise UsageError(f"--wait-minutes is {self.wait_minutes:g}: it must be above 0")
+        if self.spot is not None and self.spot != shape.spot:
+            has, wanted = ("spot", "on-demand") if shape.spot else ("on-demand", "spot")
+            raise UsageError(
+                f"this deployment starts {has} instances; for {wanted} ones, deploy again: make "
+                f'deploy ARGS="-c preset={shape.preset} -c spot={str(self.spot).lower()} ..."'
+            )
+
+    def num_nodes(self, shape: Shape) -> Range:
+        """How many worker nodes the job has. Raises InputError where that cannot be."""
+        if self.nodes is None:
+            return Range(shape.max_workers, shape.max_workers)
+        return check_nodes(shape, Range.parse(self.nodes, option="--nodes"))
+
+
+def check_nodes(shape: Shape, wanted: Range) -> Range:
+    """Return ``wanted`` if a deployment can start so many worker nodes.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not shape.min_nodes <= wanted.low <= wanted.high <= shape.max_workers:
+        raise UsageError(
+            f"--nodes is {wanted}: this deployment takes {shape.min_nodes} to {shape.max_workers} "
+            "worker nodes. More need another deploy: make deploy ARGS="
+            f'"-c max_workers={max(wanted.high, 1)} ..."'
+        )
+    return wanted
+
+
+def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the fields of ``JobOptions`` as options; it gets them as ``given``.
+
+    Typer reads a command's options from its signature, so the signature is what is changed.
+    """
+    types = get_type_hints(JobOptions, include_extras=True)
+    expanded = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if field.default is MISSING else field.default,
+            annotation=types[field.name],
+        )
+        for field in fields(JobOptions)
+    ]
+    signature = inspect.signature(command)
+    own = [each for name, each in signature.parameters.items() if name != "given"]
+
+    @functools.wraps(command)
+    def with_options(**values: object) -> None:
+        options = {each.name: values.pop(each.name) for each in expanded}
+        command(given=JobOptions(**options), **values)  # type: ignore[arg-type]
+
+    with_options.__signature__ = signature.replace(parameters=[*expanded, *own])  # type: ignore[attr-defined]
+    return with_options

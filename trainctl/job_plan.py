@@ -1,0 +1,200 @@
+"""A job before it starts: what was given, checked, with its hosts and its price; and its start.
+
+Everything that a laptop can find wrong is reported here, before anything starts. After the start
+the laptop is not needed: the job is an execution of a state machine, which ends what it started.
+"""
+
+import dataclasses
+import re
+import secrets as random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contract import runs
+from contract.job import MAX_JOB_ID, JobSpec
+from contract.ranges import Range
+from trainctl import code_folder, variables
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.files import Bucket
+from trainctl.aws.shape import Shape
+from trainctl.errors import UsageError
+from trainctl.job_options import JobOptions
+from trainctl.pricing import Price, dollars
+from training import recipes
+from training.recipes.command import Recorded, read_command
+
+#: Among how many running jobs one of the same run is looked for.
+_RUNNING_LOOKED_AT: Final = 50
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobPlan:
+    """What a job would run, where, for how long and for how much."""
+
+    spec: JobSpec
+    """The order, without the address of the code, which is known once it is uploaded."""
+    shape: Shape
+    workers: Range | None
+    """Training processes, one per GPU; None where the head works by itself."""
+    code: str = ""
+    """What would be uploaded, in words."""
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """With all worker nodes, at list prices of us-east-1."""
+        return Price.of(self.shape).per_hour(self.spec.nodes.high)
+
+    @property
+    def usd_at_most(self) -> float | None:
+        """Until the deadline."""
+        hourly = self.usd_per_hour
+        return None if hourly is None else hourly * self.spec.max_seconds / 3600
+
+    def text(self) -> str:
+        spec, shape = self.spec, self.shape
+        low, high = spec.nodes.low, spec.nodes.high
+        count = f"{low}" if low == high else f"{low} to {high}"
+        head = f"{shape.head.name}{', trains too' if shape.head_trains else ''}"
+        hosts = f"head on {head}; {count} x {shape.worker.name}{' (spot)' if shape.spot else ''}"
+        less = "; spot instances usually cost less" if shape.spot else ""
+        rows = {
+            "run": spec.run,
+            "command": " ".join(spec.command),
+            "code": self.code,
+            "hosts": hosts,
+            "workers": f"{self.workers}, one per GPU" if self.workers else "",
+            "images": shape.image_tag,
+            "deadline": f"{spec.max_seconds / 3600:g} h after submission; waits up to "
+            f"{spec.capacity_wait_s / 60:g} min for hosts",
+            "price": f"{dollars(self.usd_per_hour)} an hour, NAT gateway included{less}",
+            "at most": dollars(self.usd_at_most),
+        }
+        return "\n".join(f"{name:10}{value}" for name, value in rows.items() if value)
+
+    def values(self) -> dict[str, object]:
+        """For ``--json``."""
+        spec, shape = self.spec, self.shape
+        return {
+            "run": spec.run,
+            "command": [*spec.command],
+            "head": shape.head.name,
+            "head_trains": shape.head_trains,
+            "worker": shape.worker.name,
+            "nodes": dataclasses.asdict(spec.nodes),
+            "workers": dataclasses.asdict(self.workers) if self.workers else None,
+            "spot": shape.spot,
+            "max_hours": spec.max_seconds / 3600,
+            "wait_minutes": spec.capacity_wait_s / 60,
+            "image_tag": shape.image_tag,
+            "usd_per_hour": self.usd_per_hour,
+            "usd_at_most": self.usd_at_most,
+            "code": self.code,
+            "variables": dict(spec.variables),
+            "secrets": dict(spec.secrets),
+        }
+
+
+def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
+    """Check everything that was given.
+
+    Raises:
+        InputError, UsageError: it is wrong, or ``training.launch`` would refuse it.
+    """
+    shape, words = deployment.shape, given.words or []
+    given.check(shape)
+    nodes = given.num_nodes(shape)
+    workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
+    what = words[0] if words and given.code is None else "code"
+    run = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}" if given.run is None else given.run
+    if given.code is None:
+        # The recipe is checked before the name that begins with it: its error is the better one.
+        command = _recipe_command(
+            words, run=run, workers=workers, bucket=deployment.bucket, is_new=given.run is None
+        )
+        code = ""
+    else:
+        runs.check_run_name(run)
+        command = [*words]
+        if not command:
+            raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
+        code = code_folder.look_at(given.code)
+    from_here = variables.variables(given.env or [])
+    from_secrets = variables.secrets(given.secret or [], deployment.account)
+    if both := from_here.keys() & from_secrets.keys():
+        raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
+    max_seconds = round(given.max_hours * 3600)
+    spec = JobSpec(
+        run=run,
+        command=tuple(command),
+        nodes=nodes,
+        max_seconds=max_seconds,
+        capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
+        variables=from_here,
+        secrets=from_secrets,
+    )
+    return JobPlan(spec=spec, shape=shape, workers=workers, code=code)
+
+
+def _recipe_command(
+    words: Sequence[str], *, run: str, workers: Range, bucket: Bucket, is_new: bool
+) -> list[str]:
+    """The command that trains a recipe. ``is_new``: nothing can be recorded under this name."""
+    if not words:
+        raise UsageError(
+            f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
+        )
+    recipes.by_name(words[0])
+    paths = bucket.run(run)
+    recorded = None
+    if not is_new:
+        files = (paths.file(name) for name in (runs.CONFIG_FILE, runs.RESULT_FILE))
+        recorded = Recorded.of(*(bucket.read(bucket.key(file)) for file in files))
+    storage = paths.uri.rpartition("/")[0]
+    read_command(words, run=run, workers=workers, storage=storage, recorded=recorded)
+    recipe, *settings = words
+    launch = ["python", "-m", "training.launch", recipe, "--run", run, "--workers", str(workers)]
+    return [*launch, *settings]
+
+
+def head_only(shape: Shape, *, run: str, command: Sequence[str]) -> JobPlan:
+    """A job of a head by itself, for commands that work on a run's files and train nothing."""
+    spec = JobSpec(
+        run=run, command=tuple(command), nodes=Range(0, 0), max_seconds=round(2.0 * 3600)
+    )
+    return JobPlan(spec=spec, shape=shape, workers=None)
+
+
+def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> str:
+    """Upload the code and start the job; return its id."""
+    run = plan.spec.run
+    for other in deployment.jobs.newest(limit=_RUNNING_LOOKED_AT, running=True):
+        if other.run == run:
+            raise UsageError(
+                f"run {run!r} is being trained already, by job {other.id}: two would overwrite "
+                f"each other's checkpoints. trainctl stop {other.id} ends it; or choose another "
+                "--run"
+            )
+    job, spec = new_id(run), plan.spec
+    key = runs.job_code(run, job)
+    if code is not None:
+        spec = dataclasses.replace(spec, code=f"{deployment.bucket.uri}/{key}")
+    spec.check_size(job)  # before anything is uploaded
+    if code is not None:
+        with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
+            archive = Path(folder) / "code.zip"
+            code_folder.pack(code, archive)
+            deployment.bucket.upload(archive, key)
+    deployment.jobs.start(job, spec)
+    return job
+
+
+def new_id(run: str) -> str:
+    """An id for a job: when it was submitted, short enough for ECS's ``startedBy``."""
+    stem = re.sub(r"[^A-Za-z0-9_-]", "-", run)[:18]
+    job = f"{stem}-{time.strftime('%y%m%d%H%M', time.gmtime())}-{random.token_hex(2)}"
+    assert len(job) <= MAX_JOB_ID
+    return job
