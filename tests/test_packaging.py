@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 from importlib import metadata
 from pathlib import Path
 
@@ -63,6 +64,25 @@ def test_a_pin_that_is_not_exact_is_found(tmp_path: Path) -> None:
         (tmp_path / "requirements.txt").write_text(line)
         with pytest.raises(AssertionError, match="torch"):
             pins(tmp_path / "requirements.txt")
+
+
+def test_every_file_beside_the_code_is_shipped_with_it() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    shipped = {
+        path
+        for package, patterns in listed["package-data"].items()
+        for pattern in patterns
+        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    # The images copy the whole folders; a wheel takes only what is listed.
+    there = {
+        path
+        for folder in ("contract", "training")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.suffix not in {".py", ".pyc"}
+    }
+    assert there
+    assert there == shipped
 
 
 def test_a_laptop_needs_neither_torch_nor_ray() -> None:

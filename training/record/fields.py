@@ -48,7 +48,7 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
         ValueError: a field without which it means nothing is missing or of another kind.
     """
     found: dict[str, object] = {}
-    for field, hint in _fields(cast("type[Any]", kind)):
+    for field, hint in _fields(cast("Any", kind)):
         value = _rate(values) if hint == Rate | None else values.get(field.name)
         if value is not None and _fits(value, hint):
             found[field.name] = tuple(value) if isinstance(value, list) else value

@@ -5,6 +5,7 @@ Importing it is cheap: Matplotlib and Pillow are loaded when something is drawn.
 
 from __future__ import annotations
 
+import html
 import io
 import os
 import re
@@ -143,7 +144,6 @@ def legend(axes: Axes) -> None:
 def svg(plot: Plot) -> str:
     """The figure as an ``<svg>`` element whose colors follow the page's theme."""
     import matplotlib
-    from markupsafe import escape
 
     assert plot.figure
     # Names of shapes are hashes of this and the shape: the same in every run of the program,
@@ -160,7 +160,7 @@ def svg(plot: Plot) -> str:
     body = re.sub(r"<!--.*?-->|\n\s*", "", body, flags=re.DOTALL)
     variables = {light: f"var(--{name})" for name, (light, _) in COLORS.items()}
     body = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda match: variables[match[0]], body)
-    label = escape(f"{plot.title}. {plot.text}")
+    label = html.escape(f"{plot.title}. {plot.text}")
     return f'<svg {box[0]} role="img" aria-label="{label}">{body}'
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -35,9 +35,6 @@ from training.record.figures import COLORS, Plot
 from training.record.plots import CONFUSION, confusion, draw, loss_plot
 from training.record.reader import RecordedRun, listed, read_run
 from training.record.result import SUCCEEDED, Classification, HeldOutText
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 _HERE: Final = Path(__file__).parent
 
@@ -80,7 +77,6 @@ def page(run: RecordedRun, plots: Sequence[Plot], drawings: Mapping[str, str]) -
         drawings: SVG elements by the names of their plots.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
 
     template = Environment(
         loader=FileSystemLoader(_HERE),
@@ -90,13 +86,13 @@ def page(run: RecordedRun, plots: Sequence[Plot], drawings: Mapping[str, str]) -
         undefined=StrictUndefined,
     ).get_template("page.html.j2")
     cards = [
-        Card(title=plot.title, text=plot.text, drawing=Markup(drawings.get(plot.name, "")))
+        Card(title=plot.title, text=plot.text, drawing=drawings.get(plot.name, ""))
         for plot in plots
     ]
     matrix = [card for card, plot in zip(cards, plots, strict=True) if plot.name == CONFUSION]
     return template.render(
         run=run,
-        css=Markup(_css()),
+        css=_css(),
         status=_status(run),
         facts=_facts(run),
         error=run.result.error if run.result else None,
@@ -128,7 +124,7 @@ class Card:
 
     title: str
     text: str
-    drawing: "Markup"
+    drawing: str
     """Its SVG element; empty if it was left out."""
 
 
