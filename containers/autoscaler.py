@@ -11,8 +11,9 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
+from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from ray.autoscaler.node_launch_exception import NodeLaunchException
 from ray.autoscaler.node_provider import NodeProvider
@@ -24,33 +25,46 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from contract import job as jobs
+from contract.job import JOB_GROUP
 from contract.nodes import CONTAINER, HEAD
+
+if TYPE_CHECKING:
+    from mypy_boto3_autoscaling import AutoScalingClient
+    from mypy_boto3_ecs import ECSClient
+    from mypy_boto3_ecs.type_defs import (
+        ContainerInstanceTypeDef,
+        KeyValuePairTypeDef,
+        RunTaskRequestTypeDef,
+        TagTypeDef,
+        TaskTypeDef,
+    )
 
 RUN_TASK_MOST: Final = 10  # tasks that ECS starts in a call
 DESCRIBE_MOST: Final = 100
-_ATTEMPTS: Final = 6
-_FIRST_WAIT_S: Final = 0.5
+#: botocore repeats what was throttled, timed out or answered with a server's error, after waits
+#: that double, and sends the same body again: RunTask with its client token starts nothing twice.
+#: What can never succeed, such as wrong parameters or missing credentials, it does not repeat.
+_RETRIES: Final = Config(retries={"mode": "standard", "total_max_attempts": 6})
 #: A task may be missing in ECS's list for so long after it was started.
 _SETTLES_S: Final = 60.0
 
-# Errors after which the same call may succeed, whether or not it was carried out.
-_TRANSIENT: Final = frozenset(
-    {
-        "InternalFailure",
-        "RequestLimitExceeded",
-        "ServerException",
-        "ServiceUnavailable",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequestsException",
-    }
-)
+
+class ProviderConfig(TypedDict, total=False):
+    """``provider`` of the autoscaler's configuration, as far as it is ours."""
+
+    cluster: str
+    job: str
+    head: str
+    task_definition: str
+    capacity_provider: str
+    subnets: list[str]
+    security_groups: list[str]
+    environment: dict[str, str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """What ``provider`` of the autoscaler's configuration says."""
+class WorkerSettings:
+    """How the workers of a job are started."""
 
     cluster: str
     """ECS cluster, name or ARN."""
@@ -67,7 +81,7 @@ class Settings:
     """More variables of a worker, such as the head's address."""
 
     @classmethod
-    def from_provider(cls, values: Mapping[str, Any]) -> "Settings":
+    def from_provider(cls, values: ProviderConfig) -> "WorkerSettings":
         return cls(
             cluster=values["cluster"],
             job=values["job"],
@@ -85,23 +99,22 @@ class EcsNodeProvider(NodeProvider):
 
     def __init__(
         self,
-        provider_config: dict[str, Any],
+        provider_config: ProviderConfig,
         cluster_name: str,
         *,
-        ecs: Any = None,
-        autoscaling: Any = None,
-        sleep: Callable[[float], None] = time.sleep,
+        ecs: "ECSClient | None" = None,
+        autoscaling: "AutoScalingClient | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``ecs`` and ``autoscaling`` are clients of boto3; a test gives others."""
-        super().__init__(provider_config, cluster_name)
-        self._settings = Settings.from_provider(provider_config)
-        self._ecs = ecs if ecs is not None else _client("ecs")
-        self._autoscaling = autoscaling if autoscaling is not None else _client("autoscaling")
-        self._sleep, self._clock = sleep, clock
+        super().__init__(dict(provider_config), cluster_name)
+        self._settings = WorkerSettings.from_provider(provider_config)
+        self._ecs = ecs if ecs is not None else ecs_client()
+        self._autoscaling = autoscaling if autoscaling is not None else autoscaling_client()
+        self._clock = clock
         # Ray launches from several threads at once.
         self._lock = threading.Lock()
-        self._tasks: dict[str, dict[str, Any]] = {}
+        self._tasks: dict[str, TaskTypeDef] = {}
         self._started: dict[str, tuple[float, dict[str, str]]] = {}
 
     # --- what is there ------------------------------------------------------------------------
@@ -157,33 +170,26 @@ class EcsNodeProvider(NodeProvider):
         return self.internal_ip(node_id)
 
     def _listed(self) -> list[str]:
-        arns: list[str] = []
-        arguments: dict[str, Any] = {
-            "cluster": self._settings.cluster,
-            "startedBy": self._settings.job,
-            "desiredStatus": "RUNNING",
-        }
-        while True:
-            page = self._call(self._ecs.list_tasks, **arguments)
-            arns += page["taskArns"]
-            if not page.get("nextToken"):
-                return arns
-            arguments["nextToken"] = page["nextToken"]
+        pages = self._ecs.get_paginator("list_tasks").paginate(
+            cluster=self._settings.cluster,
+            startedBy=self._settings.job,
+            desiredStatus="RUNNING",
+        )
+        return [arn for page in pages for arn in page["taskArns"]]
 
-    def _described(self, arns: Iterable[str]) -> list[dict[str, Any]]:
-        tasks: list[dict[str, Any]] = []
+    def _described(self, arns: Iterable[str]) -> "list[TaskTypeDef]":
+        tasks: list[TaskTypeDef] = []
         for part in _batches(sorted(arns), DESCRIBE_MOST):
-            page = self._call(
-                self._ecs.describe_tasks,
-                cluster=self._settings.cluster,
-                tasks=part,
-                include=["TAGS"],
+            page = self._ecs.describe_tasks(
+                cluster=self._settings.cluster, tasks=part, include=["TAGS"]
             )
             tasks += page["tasks"]
         return tasks
 
     # --- more ---------------------------------------------------------------------------------
-    def create_node(self, node_config: dict[str, Any], tags: dict[str, str], count: int) -> None:
+    def create_node(
+        self, node_config: Mapping[str, object], tags: dict[str, str], count: int
+    ) -> None:
         """Start ``count`` tasks.
 
         Raises:
@@ -197,45 +203,8 @@ class EcsNodeProvider(NodeProvider):
             left -= wanted
 
     def _run(self, tags: Mapping[str, str], count: int) -> None:
-        settings = self._settings
-        arguments: dict[str, Any] = {
-            "cluster": settings.cluster,
-            "taskDefinition": settings.task_definition,
-            "count": count,
-            "startedBy": settings.job,
-            "group": f"{jobs.JOB_GROUP}{settings.job}",
-            # Given again with each attempt: ECS then answers with what the first one has started.
-            "clientToken": uuid.uuid4().hex,
-            "networkConfiguration": {
-                "awsvpcConfiguration": {
-                    "subnets": [*settings.subnets],
-                    "securityGroups": [*settings.security_groups],
-                    "assignPublicIp": "DISABLED",
-                }
-            },
-            "overrides": {
-                "containerOverrides": [
-                    {
-                        "name": CONTAINER,
-                        "environment": [
-                            {"name": name, "value": value}
-                            for name, value in {
-                                **settings.environment,
-                                "RAY_NODE_TYPE_NAME": tags[TAG_RAY_USER_NODE_TYPE],
-                            }.items()
-                        ],
-                    }
-                ]
-            },
-            "tags": _to(tags),
-            "enableECSManagedTags": True,
-        }
-        if settings.capacity_provider:
-            arguments["capacityProviderStrategy"] = [
-                {"capacityProvider": settings.capacity_provider, "weight": 1}
-            ]
         try:
-            answer = self._call(self._ecs.run_task, **arguments)
+            answer = self._ecs.run_task(**self._request(tags, count))
         except (ClientError, BotoCoreError) as error:
             raise NodeLaunchException(_code(error)[:20], str(error), sys.exc_info()) from error
         now = self._clock()
@@ -256,9 +225,40 @@ class EcsNodeProvider(NodeProvider):
                 str(reason)[:20], f"ECS placed {count - missing} of {count} tasks: {detail}", None
             )
 
+    def _request(self, tags: Mapping[str, str], count: int) -> "RunTaskRequestTypeDef":
+        settings = self._settings
+        variables = {**settings.environment, "RAY_NODE_TYPE_NAME": tags[TAG_RAY_USER_NODE_TYPE]}
+        environment: list[KeyValuePairTypeDef] = [
+            {"name": name, "value": value} for name, value in variables.items()
+        ]
+        request: RunTaskRequestTypeDef = {
+            "cluster": settings.cluster,
+            "taskDefinition": settings.task_definition,
+            "count": count,
+            "startedBy": settings.job,
+            "group": f"{JOB_GROUP}{settings.job}",
+            # Repeated with each attempt: ECS then answers with what the first one has started.
+            "clientToken": uuid.uuid4().hex,
+            "networkConfiguration": {
+                "awsvpcConfiguration": {
+                    "subnets": [*settings.subnets],
+                    "securityGroups": [*settings.security_groups],
+                    "assignPublicIp": "DISABLED",
+                }
+            },
+            "overrides": {"containerOverrides": [{"name": CONTAINER, "environment": environment}]},
+            "tags": _to(tags),
+            "enableECSManagedTags": True,
+        }
+        if settings.capacity_provider:
+            request["capacityProviderStrategy"] = [
+                {"capacityProvider": settings.capacity_provider, "weight": 1}
+            ]
+        return request
+
     # --- fewer --------------------------------------------------------------------------------
     def terminate_node(self, node_id: str) -> None:
-        """Stop a node's task and give its host back at once.
+        """Stop a node's task and terminate its host at once.
 
         Managed scaling would let the host idle for a quarter of an hour first; it stays as the
         safety net for what goes wrong here.
@@ -269,8 +269,7 @@ class EcsNodeProvider(NodeProvider):
         if instance:
             self._drain(instance)  # or another job's task comes to a host that is about to end
         try:
-            self._call(
-                self._ecs.stop_task,
+            self._ecs.stop_task(
                 cluster=self._settings.cluster,
                 task=node_id,
                 reason="Ray's autoscaler: not needed any more",
@@ -288,28 +287,25 @@ class EcsNodeProvider(NodeProvider):
         for node_id in node_ids:
             self.terminate_node(node_id)
 
-    def _host_of(self, node_id: str) -> dict[str, Any] | None:
+    def _host_of(self, node_id: str) -> "ContainerInstanceTypeDef | None":
         """The container instance under a task; None while it has none, or where ECS cannot say."""
         try:
             tasks = self._described([node_id])
             arns = [arn for task in tasks if (arn := task.get("containerInstanceArn"))]
             if not arns:
                 return None
-            page = self._call(
-                self._ecs.describe_container_instances,
-                cluster=self._settings.cluster,
-                containerInstances=arns,
+            page = self._ecs.describe_container_instances(
+                cluster=self._settings.cluster, containerInstances=arns
             )
         except (ClientError, BotoCoreError) as error:
             _say(f"the host of {node_id} is left to managed scaling: {error}")
             return None
-        found: list[dict[str, Any]] = page["containerInstances"]
+        found = page["containerInstances"]
         return found[0] if found else None
 
-    def _drain(self, instance: Mapping[str, Any]) -> None:
+    def _drain(self, instance: "ContainerInstanceTypeDef") -> None:
         try:
-            self._call(
-                self._ecs.update_container_instances_state,
+            self._ecs.update_container_instances_state(
                 cluster=self._settings.cluster,
                 containerInstances=[instance["containerInstanceArn"]],
                 status="DRAINING",
@@ -317,44 +313,36 @@ class EcsNodeProvider(NodeProvider):
         except (ClientError, BotoCoreError) as error:
             _say(f"the host {instance.get('ec2InstanceId')} does not drain: {error}")
 
-    def _end_host(self, instance: Mapping[str, Any]) -> None:
+    def _end_host(self, instance: "ContainerInstanceTypeDef") -> None:
         try:
-            self._call(
-                self._autoscaling.terminate_instance_in_auto_scaling_group,
+            self._autoscaling.terminate_instance_in_auto_scaling_group(
                 InstanceId=instance["ec2InstanceId"],
                 ShouldDecrementDesiredCapacity=True,
             )
         except (ClientError, BotoCoreError) as error:
             _say(f"the host {instance['ec2InstanceId']} is left to managed scaling: {error}")
 
-    # --- AWS ----------------------------------------------------------------------------------
-    def _call(self, operation: Callable[..., Any], **arguments: Any) -> Any:
-        """Call AWS; again after ever longer waits where it is busy or its answer is lost."""
-        wait_s = _FIRST_WAIT_S
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return operation(**arguments)
-            except (ClientError, BotoCoreError) as error:
-                is_transient = isinstance(error, BotoCoreError) or _code(error) in _TRANSIENT
-                if attempt == _ATTEMPTS or not is_transient:
-                    raise
-            self._sleep(wait_s)
-            wait_s *= 2
-        raise AssertionError("unreachable")
 
-
-def _client(service: str) -> Any:
+def ecs_client() -> "ECSClient":
+    """A client that repeats a call up to six times in all."""
     import boto3
 
-    return boto3.client(service)
+    return boto3.client("ecs", config=_RETRIES)
 
 
-def _has_ended(task: Mapping[str, Any]) -> bool:
-    """Whether a task is over, or told to be: it counts no longer, and cannot be had back."""
+def autoscaling_client() -> "AutoScalingClient":
+    """The same, of EC2 Auto Scaling."""
+    import boto3
+
+    return boto3.client("autoscaling", config=_RETRIES)
+
+
+def _has_ended(task: "TaskTypeDef") -> bool:
+    """Whether a task is over, or told to be: it no longer counts, and cannot be restarted."""
     return task.get("lastStatus") == "STOPPED" or task.get("desiredStatus") == "STOPPED"
 
 
-def _to(tags: Mapping[str, str]) -> list[dict[str, str]]:
+def _to(tags: Mapping[str, str]) -> "list[TagTypeDef]":
     return [{"key": key, "value": value} for key, value in tags.items()]
 
 

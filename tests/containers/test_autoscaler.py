@@ -5,12 +5,23 @@ ECS is simulated with what makes it hard: ten tasks a call, client tokens, lists
 throttling, answers that get lost, and no capacity.
 """
 
+import functools
 import itertools
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from botocore.exceptions import ClientError, ReadTimeoutError
+from botocore.exceptions import (
+    ClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    ReadTimeoutError,
+)
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from ray.autoscaler.node_launch_exception import NodeLaunchException
@@ -21,6 +32,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
+from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
 from contract import nodes
 
@@ -34,8 +46,30 @@ def error(code: str, operation: str = "RunTask") -> ClientError:
     return ClientError({"Error": {"Code": code, "Message": code}}, operation)
 
 
+ATTEMPTS = 6
+
+
+def repeated(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """As botocore's standard retries do it, which the last tests of this file show: six attempts
+    in all, the same arguments each time, waits that double."""
+
+    @functools.wraps(operation)
+    def call(ecs: "SimulatedEcs", **arguments: Any) -> Any:
+        for attempt in range(ATTEMPTS):
+            try:
+                return operation(ecs, **arguments)
+            except (ClientError, ReadTimeoutError) as failure:
+                lasting = isinstance(failure, ClientError) and "Throttling" not in str(failure)
+                if lasting or attempt + 1 == ATTEMPTS:
+                    raise
+            ecs.now += 0.5 * 2**attempt
+        raise AssertionError("unreachable")
+
+    return call
+
+
 class SimulatedEcs:
-    """Tasks of a cluster; time passes with each call that a provider sleeps through."""
+    """Tasks of a cluster; time passes with each call that is repeated."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -63,6 +97,7 @@ class SimulatedEcs:
             self.throttles -= 1
             raise error("ThrottlingException", operation)
 
+    @repeated
     def run_task(self, **arguments: Any) -> dict[str, Any]:
         self._busy("RunTask")
         assert 1 <= arguments["count"] <= 10
@@ -95,6 +130,7 @@ class SimulatedEcs:
             "failures": [{"reason": "RESOURCE:GPU", "detail": "no host has one"}] * missing,
         }
 
+    @repeated
     def list_tasks(self, **arguments: Any) -> dict[str, Any]:
         self._busy("ListTasks")
         found = sorted(
@@ -110,6 +146,7 @@ class SimulatedEcs:
             page["nextToken"] = str(first + 3)
         return page
 
+    @repeated
     def describe_tasks(self, **arguments: Any) -> dict[str, Any]:
         self._busy("DescribeTasks")
         assert 1 <= len(arguments["tasks"]) <= 100
@@ -123,6 +160,7 @@ class SimulatedEcs:
                 task["lastStatus"] = "RUNNING"
         return {"tasks": [dict(task) for task in known], "failures": []}
 
+    @repeated
     def stop_task(self, **arguments: Any) -> dict[str, Any]:
         self._busy("StopTask")
         if arguments["task"] not in self.tasks:
@@ -147,12 +185,21 @@ class SimulatedEcs:
         self.ended_hosts.append(arguments["InstanceId"])
         return {}
 
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
+    def get_paginator(self, operation: str) -> Any:
+        return SimpleNamespace(paginate=functools.partial(self._pages, getattr(self, operation)))
+
+    def _pages(self, operation: Callable[..., Any], **arguments: Any) -> Iterator[Any]:
+        token: dict[str, str] = {}
+        while True:
+            page = operation(**arguments, **token)
+            yield page
+            if "nextToken" not in page:
+                return
+            token = {"nextToken": page["nextToken"]}
 
 
 def provider(ecs: SimulatedEcs) -> EcsNodeProvider:
-    values = {
+    values: autoscaler.ProviderConfig = {
         "cluster": "c",
         "job": JOB,
         "head": HEAD,
@@ -162,9 +209,8 @@ def provider(ecs: SimulatedEcs) -> EcsNodeProvider:
         "security_groups": ["sg-1"],
         "environment": {nodes.ENV_HEAD_ADDRESS: "10.0.0.9"},
     }
-    return EcsNodeProvider(
-        values, "job", ecs=ecs, autoscaling=ecs, sleep=ecs.sleep, clock=lambda: ecs.now
-    )
+    client: Any = ecs
+    return EcsNodeProvider(values, "job", ecs=client, autoscaling=client, clock=lambda: ecs.now)
 
 
 class Autoscaler(RuleBasedStateMachine):
@@ -267,11 +313,11 @@ def test_twenty_five_nodes_are_three_calls() -> None:
     assert ecs.calls == [10, 10, 5]
 
 
-def test_waits_double_while_ecs_is_busy_and_end() -> None:
+def test_a_throttled_launch_is_reported_to_ray_as_a_failed_one() -> None:
     ecs = SimulatedEcs()
     ecs.throttles = 5
     provider(ecs).create_node({}, TAGS, 1)
-    assert ecs.now == pytest.approx(0.5 + 1 + 2 + 4 + 8)
+    assert len(ecs.running()) == 1
     ecs.throttles = 100
     with pytest.raises(NodeLaunchException, match="ThrottlingException"):
         provider(ecs).create_node({}, TAGS, 1)
@@ -330,3 +376,142 @@ def test_workers_learn_their_kind_and_where_the_head_is() -> None:
     (task,) = ecs.tasks.values()
     variables = {each["name"]: each["value"] for each in task["environment"]}
     assert variables == {nodes.ENV_HEAD_ADDRESS: "10.0.0.9", "RAY_NODE_TYPE_NAME": "worker"}
+
+
+# --- the real client ------------------------------------------------------------------------------
+class Endpoint:
+    """AWS on loopback: answers each request with the next of ``answers``, the last one for good."""
+
+    def __init__(self, *answers: tuple[int, dict[str, Any]]) -> None:
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        """Operation and parameters."""
+        endpoint, left = self, [*answers]
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                operation = self.headers["X-Amz-Target"].rpartition(".")[2]
+                endpoint.requests.append((operation, body))
+                status, answer = left.pop(0) if len(left) > 1 else left[0]
+                content = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+
+THROTTLED = (400, {"__type": "ThrottlingException", "message": "Rate exceeded"})
+BROKEN = (500, {"__type": "ServerException", "message": "try again"})
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What botocore would have slept."""
+    slept: list[float] = []
+    monkeypatch.setattr("botocore.endpoint.time.sleep", slept.append)
+    return slept
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+
+
+@pytest.fixture
+def provider_at(
+    monkeypatch: pytest.MonkeyPatch, waits: list[float], credentials: None
+) -> Iterator[Callable[[Endpoint], EcsNodeProvider]]:
+    """Make a provider with clients of its own for an endpoint."""
+    del waits, credentials
+    endpoints = []
+
+    def make(endpoint: Endpoint) -> EcsNodeProvider:
+        import boto3
+
+        endpoints.append(endpoint)
+        port = endpoint.server.server_address[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
+        own = provider(SimulatedEcs())
+        own._ecs = autoscaler.ecs_client()
+        return own
+
+    yield make
+    for endpoint in endpoints:
+        endpoint.server.shutdown()
+        endpoint.server.server_close()
+
+
+MakeProvider = Callable[[Endpoint], EcsNodeProvider]
+
+
+def test_a_throttled_list_is_asked_for_six_times_at_most(
+    provider_at: MakeProvider, waits: list[float]
+) -> None:
+    aws = Endpoint(THROTTLED)
+    with pytest.raises(ClientError, match="ThrottlingException"):
+        provider_at(aws).non_terminated_nodes({})
+    assert [operation for operation, _ in aws.requests] == ["ListTasks"] * 6
+    assert len(waits) == 5
+    assert all(wait <= 2**number for number, wait in enumerate(waits)), "standard mode's bounds"
+
+
+def test_a_list_comes_in_pages_and_survives_one_fault(provider_at: MakeProvider) -> None:
+    first = (200, {"taskArns": [f"{HEAD}1"], "nextToken": "2"})
+    tasks = [{"taskArn": f"{HEAD}{number}", "lastStatus": "RUNNING"} for number in (1, 2)]
+    aws = Endpoint(first, BROKEN, (200, {"taskArns": [f"{HEAD}2"]}), (200, {"tasks": tasks}))
+    assert provider_at(aws).non_terminated_nodes({}) == [HEAD, f"{HEAD}1", f"{HEAD}2"]
+    assert [body.get("nextToken") for _, body in aws.requests] == [None, "2", "2", None]
+
+
+def test_a_repeated_launch_has_the_same_client_token(provider_at: MakeProvider) -> None:
+    started = {"tasks": [{"taskArn": f"{HEAD}1"}], "failures": []}
+    aws = Endpoint(BROKEN, THROTTLED, (200, started))
+    own = provider_at(aws)
+    own.create_node({}, TAGS, 1)
+    tokens = {body["clientToken"] for _, body in aws.requests}
+    assert ([operation for operation, _ in aws.requests], len(tokens)) == (["RunTask"] * 3, 1)
+    own.create_node({}, TAGS, 1)
+    assert aws.requests[-1][1]["clientToken"] not in tokens, "another launch is another task"
+
+
+def test_what_can_never_succeed_is_tried_once(
+    provider_at: MakeProvider, waits: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws = Endpoint((400, {"__type": "ClusterNotFoundException", "message": "no such cluster"}))
+    own = provider_at(aws)
+    with pytest.raises(ClientError, match="ClusterNotFound"):
+        own.non_terminated_nodes({})
+    assert len(aws.requests) == 1
+    wrong: Any = 5
+    with pytest.raises(ParamValidationError):
+        own._described([wrong])
+    with pytest.raises(NodeLaunchException, match="Invalid type"):
+        own.create_node({}, {**TAGS, TAG_RAY_USER_NODE_TYPE: wrong}, 1)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    own = provider_at(aws)
+    with pytest.raises(NoCredentialsError):
+        own.non_terminated_nodes({})
+    assert (len(aws.requests), waits) == (1, [])
+
+
+def test_hosts_are_left_to_managed_scaling_where_their_calls_fail(
+    provider_at: MakeProvider, capsys: pytest.CaptureFixture[str]
+) -> None:
+    denied = (400, {"__type": "AccessDeniedException", "message": "no"})
+    aws = Endpoint(denied, (200, {}))
+    provider_at(aws).terminate_node(f"{HEAD}1")
+    assert [operation for operation, _ in aws.requests] == ["DescribeTasks", "StopTask"]
+    assert "left to managed scaling" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from containers import job
-from containers.autoscaler import Settings
+from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
 from contract import exits, nodes
@@ -50,8 +50,8 @@ def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
     assert (kinds["worker"]["min_workers"], kinds["worker"]["max_workers"]) == (1, 4)
     assert kinds["head"]["resources"] == {"CPU": 0}
     assert found["idle_timeout_minutes"] == 1.5
-    settings = Settings.from_provider(found["provider"])
-    assert settings == Settings(
+    settings = WorkerSettings.from_provider(found["provider"])
+    assert settings == WorkerSettings(
         cluster="c",
         job="r1-20261121-0900-abcd",
         head=TASK.arn,
