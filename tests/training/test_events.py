@@ -14,6 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from docs import record as record_page
+from tests.conftest import ROOT
 from training.record import events, reader
 from training.record.events import TYPES, Evaluation, Event, Finished, Phase, RankTimes, Step
 from training.record.fields import Rate
@@ -92,6 +94,21 @@ def test_every_result_survives_json_and_has_all_of_its_fields_there(result: Resu
 @given(any_classification() | any_of(HeldOutText))
 def test_what_was_evaluated_survives_json(evaluated: Classification | HeldOutText) -> None:
     assert evaluated_from_json(json.loads(json.dumps(evaluated.to_json()))) == evaluated
+
+
+def test_the_documentation_has_every_field_of_the_record() -> None:
+    assert (ROOT / "docs" / "record.md").read_text() == record_page.page(), (
+        "the record has changed: python -m docs.record > docs/record.md"
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [*TYPES.values(), Result, Classification, HeldOutText, ImageSample]
+)
+def test_every_field_is_described(kind: type[Any]) -> None:
+    described = record_page.descriptions(kind)
+    assert [*described] == [field.name for field in dataclasses.fields(kind)]
+    assert all(described.values()), described
 
 
 # Lines as the version before typed events wrote them.

@@ -42,7 +42,9 @@ class Start:
     items: str
     """What rates count: ``images`` or ``tokens``."""
     items_per_step: int
+    """Of them, over all workers."""
     steps_per_epoch: int
+    """Optimizer steps in which every image or token is seen once."""
     total_steps: int
     """The whole run's, those done before included."""
     parameters: int
@@ -83,19 +85,21 @@ class RankTimes:
     epoch: float
     """Epochs done by then."""
     rank: int
+    """Number of the worker, from 0."""
     step_time_s: float
-    """The whole step, in seconds."""
+    """Seconds that the whole step took."""
     data_s: float
-    """Choosing and moving the batch."""
+    """Seconds in which the batch was chosen and moved."""
     forward_s: float
+    """Seconds of the forward passes."""
     backward_s: float
-    """With what it waits for other workers."""
+    """Seconds of the backward passes, with what they wait for other workers."""
     optimizer_s: float
-    """Clipping included."""
+    """Seconds of clipping and of the optimizer."""
     checkpoint_s: float | None = None
-    """What training waited for saves, where it did."""
+    """Seconds that training waited for saves."""
     communication_s: float | None = None
-    """During which collectives were at work in one profiled step, waited for or not."""
+    """Seconds in which collectives were at work in one profiled step, waited for or not."""
     memory_bytes: float | None = None
     """Most bytes held so far: allocated on its GPU, or resident on a CPU."""
     rate: Rate | None = None
@@ -125,7 +129,7 @@ class Evaluation:
     rate: Rate | None = None
     """Items per second of all workers together; None before training."""
     seconds: float | None = None
-    """Spent training, over all attempts."""
+    """Spent training, over all attempts, evaluation included."""
     flops_per_s: float | None = None
     """Floating-point operations per second that the model needs, of all workers together."""
     mfu: float | None = None
@@ -197,6 +201,7 @@ class Warned:
     """Something that a person should know, and that does not end the run."""
 
     message: str
+    """What it is, in a sentence."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,6 +225,7 @@ class Finished:
     """The last step is done and all is saved."""
 
     step: int
+    """Optimizer steps done."""
     loss: float
     """That of the last evaluation."""
     seconds: float
@@ -227,7 +233,9 @@ class Finished:
     evaluation: Evaluated
     """Content of ``evaluation.json``."""
     accuracy: float | None = None
+    """Share of the test images that were classified right, 0 to 1."""
     perplexity: float | None = None
+    """``exp(loss)`` of a language model."""
 
 
 Event = (

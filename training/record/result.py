@@ -18,6 +18,7 @@ class Result:
     run: str
     """Name of the run."""
     recipe: str
+    """Name of the recipe."""
     status: str
     """``succeeded``: trained to its last step; ``stopped``: asked to end before that, resumable;
     ``failed``: see ``error``."""
@@ -88,7 +89,9 @@ class ImageSample:
     pixels: str
     """``height * width`` grey values, a byte each, as base64."""
     height: int
+    """In pixels."""
     width: int
+    """In pixels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +99,7 @@ class Classification:
     """What a classifier made of the test split."""
 
     class_names: tuple[str, ...]
+    """In the order of their numbers."""
     confusion_matrix: tuple[tuple[float, ...], ...]
     """Numbers of images, ``[true class][predicted class]``; empty if it does not fit the names."""
     samples: tuple[ImageSample, ...]
