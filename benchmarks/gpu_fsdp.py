@@ -72,7 +72,9 @@ def main() -> int:
         for parameter in model.parameters():
             local = language_models.local(parameter)
             local.normal_(std=0.02) if parameter.dim() > 1 else local.fill_(0.5)
-    optimizer = optimizers.build(model, config, device)
+    optimizer = optimizers.build(
+        model, config.optimizer, lr=config.lr, weight_decay=config.weight_decay, device=device
+    )
     vocab = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     tokens = torch.randint(vocab, (options.microbatch, options.seq_len + 1), device=device)
 

@@ -22,6 +22,9 @@ from training import storage
 from training.checkpoint import sharded_checkpoints
 from training.models import language_models, pretrained
 from training.models.language_models import INDEX_FILE, SINGLE_FILE
+from training.recipes.fsdp import inputs
+from training.recipes.fsdp.model import build, fill
+from training.recipes.fsdp.settings import FsdpConfig
 
 #: Most bytes of one output file; the memory that an export takes follows from it.
 FILE_BYTES: Final = 2 * 10**9
@@ -128,14 +131,10 @@ class _Adapters:
     """Base weights with a run's adapters merged into them."""
 
     def __init__(self, found: sharded_checkpoints.Found) -> None:
-        from training.data import text
-        from training.recipes.fsdp import loop as fsdp
-        from training.recipes.fsdp.settings import FsdpConfig
-
         config = FsdpConfig.from_json({**found.config, "num_workers": 1, "replicas": 1})
-        model, _ = fsdp.build(config, text.store_of(config))
+        model, _ = build(config, inputs.store_of(config))
         language_models.allocate(model, torch.device("cpu"))
-        fsdp.fill(model, config)
+        fill(model, config)
         trained = found.read_weights(found.weights())
         missing = model.load_state_dict(trained, strict=False)
         assert not missing.unexpected_keys, missing.unexpected_keys

@@ -17,11 +17,11 @@ from contract import exits
 from contract.errors import InputError
 from training import export
 from training.checkpoint import sharded_checkpoints
-from training.data import text
 from training.models import language_models
 from training.models.language_models import WithLoss
 from training.models.pretrained import TOKENIZER_FILE
-from training.recipes.fsdp import loop as fsdp
+from training.recipes.fsdp import inputs
+from training.recipes.fsdp.model import build, fill
 from training.recipes.fsdp.settings import FsdpConfig
 
 
@@ -41,7 +41,7 @@ def continuations(
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not ids:
         raise InputError("the prompt is empty: give some text")
-    model, model_config = fsdp.build(config, text.store_of(config))
+    model, model_config = build(config, inputs.store_of(config))
     longest = getattr(model_config, "max_position_embeddings", None) or 2**20
     if len(ids) + num > longest:
         raise InputError(
@@ -49,7 +49,7 @@ def continuations(
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     language_models.allocate(model, device)
-    fsdp.fill(model, config)
+    fill(model, config)
     tokens = torch.tensor([ids], device=device)
     texts = []
     for is_trained in (False, True):

@@ -5,27 +5,31 @@ from torch import nn
 
 from contract.errors import InputError
 from training import machine
-from training.recipes.fsdp.settings import FsdpConfig
 
 # Of GPT-3 (arXiv 2005.14165, appendix B) and most since: a shorter memory of squared gradients.
 _BETAS = (0.9, 0.95)
 
 
-def build(model: nn.Module, config: FsdpConfig, device: torch.device) -> torch.optim.Optimizer:
+def build(
+    model: nn.Module, name: str, *, lr: float, weight_decay: float, device: torch.device
+) -> torch.optim.Optimizer:
     """AdamW over what is trained; weight decay spares biases and normalisation.
+
+    Args:
+        name: ``adamw``, or ``adamw-8bit``, whose moments take a quarter of the memory.
 
     Raises:
         InputError: ``adamw-8bit`` cannot be had here.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
-    if config.optimizer == "adamw":
+    if name == "adamw":
         fused = device.type in ("cuda", "cpu")  # one kernel over all parameters: 2-3x on both
-        return torch.optim.AdamW(groups, lr=config.lr, betas=_BETAS, fused=fused)
+        return torch.optim.AdamW(groups, lr=lr, betas=_BETAS, fused=fused)
     if device.type != "cuda":
         raise InputError("--optimizer is adamw-8bit, which needs a GPU: use adamw here")
     machine.check_compiler("--optimizer adamw-8bit")
@@ -35,5 +39,5 @@ def build(model: nn.Module, config: FsdpConfig, device: torch.device) -> torch.o
         raise InputError(
             "--optimizer is adamw-8bit, which needs the package torchao: install it, or use adamw"
         ) from None
-    optimizer: torch.optim.Optimizer = AdamW8bit(groups, lr=config.lr, betas=_BETAS)
+    optimizer: torch.optim.Optimizer = AdamW8bit(groups, lr=lr, betas=_BETAS)
     return optimizer

@@ -227,14 +227,14 @@ def loss_by_transformers(place: str, found: Any) -> float:
     """Held-out loss of an exported model, computed by transformers and torch alone."""
     from transformers import AutoModelForCausalLM
 
-    from training.data import text
+    from training.recipes.fsdp import inputs
     from training.recipes.fsdp.settings import FsdpConfig
 
     load: Any = AutoModelForCausalLM.from_pretrained
     model, report = load(place, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
-    store = text.store_of(FsdpConfig.from_json(found.config))
+    store = inputs.store_of(FsdpConfig.from_json(found.config))
     seq_len, num = found.config["seq_len"], found.config["eval_sequences"]
     num = min(num, (len(store.held_out) - 1) // seq_len)
     total: float = 0.0

@@ -15,9 +15,12 @@ from tests.conftest import ROOT
 from training import launch, machine, optimizers
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import DamagedError
-from training.data import text
+from training.data import documents
+from training.data.sequences import SequenceOrder
 from training.recipes import command
+from training.recipes.fsdp import inputs
 from training.recipes.fsdp import loop as fsdp
+from training.recipes.fsdp.model import build
 from training.recipes.fsdp.settings import FsdpConfig
 
 TEXT = str(ROOT / "LICENSE")
@@ -42,9 +45,9 @@ def config(tmp_path: Path, **changes: Any) -> FsdpConfig:
 
 
 def test_a_sequence_longer_than_the_models_positions_is_refused(tmp_path: Path) -> None:
-    prepared = text.prepare(config(tmp_path, seq_len=2048))
+    prepared = inputs.prepare(config(tmp_path, seq_len=2048))
     with pytest.raises(InputError, match=r"--seq-len is 2048.*has 1024 positions: use at most"):
-        fsdp.build(prepared, text.store_of(prepared))
+        build(prepared, inputs.store_of(prepared))
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: Path) -> None:
@@ -54,25 +57,25 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: 
         '{"model_type": "gpt_neox", "vocab_size": 100, "hidden_size": 16, "num_hidden_layers": 1,'
         ' "num_attention_heads": 2, "intermediate_size": 32}'
     )
-    prepared = text.prepare(config(tmp_path, model=f"new:{folder}"))
+    prepared = inputs.prepare(config(tmp_path, model=f"new:{folder}"))
     with pytest.raises(InputError, match=r"tokenizer has 257 tokens.*knows 100: give the model's"):
-        fsdp.build(prepared, text.store_of(prepared))
+        build(prepared, inputs.store_of(prepared))
 
 
 def test_a_held_out_part_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
-    prepared = text.prepare(config(tmp_path, seq_len=1024, held_out_every=30))
+    prepared = inputs.prepare(config(tmp_path, seq_len=1024, held_out_every=30))
     with pytest.raises(InputError, match=r"held-out part has .* less than a sequence of 1024"):
-        fsdp.HeldOut(text.store_of(prepared), prepared)
+        fsdp.HeldOut(inputs.store_of(prepared), prepared)
 
 
 def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> None:
-    prepared = text.prepare(config(tmp_path))
+    prepared = inputs.prepare(config(tmp_path))
     other = tmp_path / "other.txt"
     other.write_text("\n\n".join(f"document {number}" for number in range(40)))
     resumed = config(tmp_path, data=str(other), text_key=prepared.text_key)
     with pytest.raises(InputError, match=r"was trained on another text, tokenizer or split"):
-        text.prepare(resumed)
-    assert text.prepare(config(tmp_path, text_key=prepared.text_key)) == prepared
+        inputs.prepare(resumed)
+    assert inputs.prepare(config(tmp_path, text_key=prepared.text_key)) == prepared
 
 
 def test_a_run_does_not_go_on_with_another_model(
@@ -121,7 +124,11 @@ def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
         machine.check_compiler("--compile")
     with pytest.raises(InputError, match=r"adamw-8bit, which needs a GPU"):
         optimizers.build(
-            torch.nn.Linear(2, 2), config(tmp_path, optimizer="adamw-8bit"), torch.device("cpu")
+            torch.nn.Linear(2, 2),
+            "adamw-8bit",
+            lr=1e-3,
+            weight_decay=0.0,
+            device=torch.device("cpu"),
         )
 
 
@@ -175,9 +182,9 @@ def test_a_run_without_a_whole_checkpoint_cannot_be_exported(tmp_path: Path) -> 
 
 
 def test_the_batches_of_all_ranks_are_one_batch_however_many_they_are(tmp_path: Path) -> None:
-    prepared = text.prepare(config(tmp_path))
-    store = text.store_of(prepared)
-    order = text.SequenceOrder(
+    prepared = inputs.prepare(config(tmp_path))
+    store = inputs.store_of(prepared)
+    order = SequenceOrder(
         num_tokens=len(store.train), seq_len=64, global_batch=4, seed=prepared.seed
     )
     whole = order.batch(store.train, 3, rank=0, world_size=1)
@@ -195,11 +202,11 @@ def test_nodes_share_a_store_through_the_bucket(
     storage.filesystem("s3://").mkdir("s3://stores")
     source = tmp_path / "text.txt"
     shutil.copy(TEXT, source)
-    on_head = text.prepare(config(tmp_path, storage="s3://stores/runs", data=str(source)))
-    built = text.store_of(on_head)
+    on_head = inputs.prepare(config(tmp_path, storage="s3://stores/runs", data=str(source)))
+    built = inputs.store_of(on_head)
     source.unlink()
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "worker"))
-    fetched = text.store_of(on_head)
+    fetched = inputs.store_of(on_head)
     assert fetched.folder != built.folder
     assert np.array_equal(fetched.train, built.train)
     assert np.array_equal(fetched.held_out, built.held_out)
@@ -214,11 +221,11 @@ def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
 
     storage.filesystem("s3://").mkdir("s3://texts")
     with pytest.raises(InputError, match=r"s3://texts/a holds no text"):
-        text.text_files("s3://texts/a")
+        documents.text_files("s3://texts/a")
     storage.write_bytes("s3://texts/a/two.txt", b"two")
     storage.write_bytes("s3://texts/a/deep/one.jsonl", b'{"text": "one"}')
     storage.write_bytes("s3://texts/a/picture.png", b"no text")
-    found = text.text_files("s3://texts/a/")
+    found = documents.text_files("s3://texts/a/")
     assert [path.read_bytes() for path in found] == [b'{"text": "one"}', b"two"]
 
 
@@ -232,23 +239,23 @@ def test_a_column_of_a_table_is_text(tmp_path: Path) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text("\n\n".join(word for word in words if word and word.strip()))
     stores = [
-        text.store_of(text.prepare(config(tmp_path, data=str(path), text_field="body")))
+        inputs.store_of(inputs.prepare(config(tmp_path, data=str(path), text_field="body")))
         for path in (table, plain)
     ]
     assert stores[0].info.num_documents == stores[1].info.num_documents == 30
     assert np.array_equal(stores[0].train, stores[1].train)
     with pytest.raises(InputError, match=r"no column 'text' but body, id: give --text-field"):
-        text.prepare(config(tmp_path, data=str(table)))
+        inputs.prepare(config(tmp_path, data=str(table)))
     table.write_bytes(b"PAR1 no table PAR1")
     with pytest.raises(InputError, match=r"table\.parquet cannot be read"):
-        text.prepare(config(tmp_path, data=str(table), text_field="body"))
+        inputs.prepare(config(tmp_path, data=str(table), text_field="body"))
 
 
 def test_the_built_in_text_is_the_same_documents_each_time(tmp_path: Path) -> None:
-    prepared = text.prepare(config(tmp_path, data="python-help", held_out_every=20))
-    store = text.store_of(prepared)
+    prepared = inputs.prepare(config(tmp_path, data="python-help", held_out_every=20))
+    store = inputs.store_of(prepared)
     assert store.info.num_documents > 70
     assert store.info.num_train_tokens > 300_000
-    assert text.prepare(config(tmp_path, data="python-help", held_out_every=20)) == prepared
+    assert inputs.prepare(config(tmp_path, data="python-help", held_out_every=20)) == prepared
     prompts = store.prompts(num=3, length=16)
     assert prompts.shape == (3, 16)

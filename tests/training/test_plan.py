@@ -11,6 +11,7 @@ from contract.instance_types import instance_type
 from training import optimizers, plan
 from training.models import language_models, pretrained
 from training.models.model_shapes import SHAPES, ModelShape
+from training.recipes.fsdp import estimate
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 
 TINY_LLAMA = {
@@ -30,7 +31,7 @@ def shape(name: str) -> ModelShape:
     return ModelShape.from_config(SHAPES[name])
 
 
-def setup(**changes: Any) -> plan.Setup:
+def setup(**changes: Any) -> estimate.Setup:
     values: dict[str, Any] = {
         "machine": instance_type("g5.12xlarge"),
         "num_workers": 8,
@@ -40,7 +41,7 @@ def setup(**changes: Any) -> plan.Setup:
         "recompute": "full",
         "optimizer": "adamw",
     }
-    return plan.Setup(**{**values, **changes})
+    return estimate.Setup(**{**values, **changes})
 
 
 @pytest.mark.parametrize("values", [*SHAPES.values(), TINY_LLAMA])
@@ -64,7 +65,9 @@ def test_weights_gradients_and_moments_are_what_an_optimizer_really_holds() -> N
     config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", model="new:tiny")
     model = language_models.build_on_meta(pretrained.model_config("new:tiny", runs=""))
     language_models.allocate(model, torch.device("cpu"))
-    optimizer = optimizers.build(model, config, torch.device("cpu"))
+    optimizer = optimizers.build(
+        model, config.optimizer, lr=config.lr, weight_decay=0.1, device=torch.device("cpu")
+    )
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -73,21 +76,23 @@ def test_weights_gradients_and_moments_are_what_an_optimizer_really_holds() -> N
     moments = sum(
         each.nbytes for state in optimizer.state.values() for each in state.values() if each.dim()
     )
-    found = plan.memory(shape("tiny"), setup(num_workers=1))
+    found = estimate.memory(shape("tiny"), setup(num_workers=1))
     assert (found.weights, found.gradients, found.moments) == (held, gradients, moments)
 
 
 def test_the_references_machine_holds_the_references_model_and_one_gpu_does_not() -> None:
-    assert plan.make(shape("6.9b"), setup()).fits
-    assert not plan.make(shape("6.9b"), setup(num_workers=1)).fits
-    assert not plan.make(shape("6.9b"), setup(num_workers=8, replicas=2)).fits
+    assert estimate.make(shape("6.9b"), setup()).fits
+    assert not estimate.make(shape("6.9b"), setup(num_workers=1)).fits
+    assert not estimate.make(shape("6.9b"), setup(num_workers=8, replicas=2)).fits
 
 
 def test_more_workers_hold_less_each_and_recomputing_holds_less() -> None:
-    sizes = [plan.memory(shape("6.9b"), setup(num_workers=num)).total for num in (2, 4, 8, 16, 32)]
+    sizes = [
+        estimate.memory(shape("6.9b"), setup(num_workers=num)).total for num in (2, 4, 8, 16, 32)
+    ]
     assert sizes == sorted(sizes, reverse=True)
     kept = [
-        plan.memory(shape("6.9b"), setup(recompute=how)).activations
+        estimate.memory(shape("6.9b"), setup(recompute=how)).activations
         for how in ("none", "selective", "full")
     ]
     assert kept == sorted(kept, reverse=True)
@@ -96,16 +101,16 @@ def test_more_workers_hold_less_each_and_recomputing_holds_less() -> None:
 def test_the_references_own_run_would_be_predicted_within_a_factor_of_two() -> None:
     # It took 56 min 15 s for 194 steps of 5,524,480 positions, padding and all (1 epoch), on
     # 8 A10G, at the batch that fills them: 14 rows of 256 per GPU, blocks recomputed.
-    found = plan.make(shape("6.9b"), setup(seq_len=256, microbatch=14, global_batch=112))
+    found = estimate.make(shape("6.9b"), setup(seq_len=256, microbatch=14, global_batch=112))
     assert 0.5 < found.tokens_per_s / (5_524_480 / 3375) < 2.0
 
 
 def test_what_does_not_fit_is_told_what_would() -> None:
     wanted = setup(num_workers=8, microbatch=64, recompute="none", seq_len=2048)
-    assert not plan.make(shape("6.9b"), wanted).fits
-    first, *_ = plan.smaller(shape("6.9b"), wanted)
-    assert plan.make(shape("6.9b"), first).fits
-    assert "--microbatch" in plan.differences(wanted, first)
+    assert not estimate.make(shape("6.9b"), wanted).fits
+    first, *_ = estimate.smaller(shape("6.9b"), wanted)
+    assert estimate.make(shape("6.9b"), first).fits
+    assert "--microbatch" in estimate.differences(wanted, first)
     assert (first.optimizer, first.lora_rank) == ("adamw", 0)
     best = plan.cheapest(shape("6.9b"), wanted, tokens=1e6)
     assert best is not None
@@ -116,7 +121,7 @@ def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -
     def said(gpu: str, **changes: Any) -> str:
         settings = {**PRESETS["dolly"], "num_workers": 8, **changes}
         config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **settings)
-        return plan.warning(SHAPES["6.9b"], config, gpu)
+        return estimate.warning(SHAPES["6.9b"], config, gpu)
 
     assert said("NVIDIA A10G") == ""
     tight = said("NVIDIA A10G", recompute="none")

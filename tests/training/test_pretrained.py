@@ -93,14 +93,14 @@ def asked(models: list[str], hub: str, tmp_path: Path) -> list[str]:
     """What a process that may reach the Hub makes of each model: its files, or the error."""
     script = """
 import json, sys
-from training import pretrained
-from contract import InputError
-from training.data import text
+from contract.errors import InputError
+from training.data import documents
+from training.models import pretrained
 found = []
 for model in sys.argv[1:]:
     try:
         if model.startswith("hf://"):
-            found.append(" ".join(path.read_text() for path in text.text_files(model)))
+            found.append(" ".join(path.read_text() for path in documents.text_files(model)))
             continue
         folder = pretrained.model_folder(model, runs="runs")
         found.append(" ".join(sorted(path.name for path in folder.iterdir())))

@@ -19,7 +19,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from contract.errors import InputError
 from training.data import text
-from training.data.text import SequenceOrder, TokenStore, positions_in_documents, store_for
+from training.data.sequences import SequenceOrder, positions_in_documents
+from training.data.text import TokenStore, store_for
 
 WORDS = ["<|endoftext|>", "[unknown]", *(f"w{i}" for i in range(98))]
 
@@ -283,6 +284,18 @@ def test_an_order_that_does_not_divide_or_does_not_fill_a_step_is_refused() -> N
     order = SequenceOrder(num_tokens=101, seq_len=10, global_batch=4, seed=0)
     with pytest.raises(InputError, match="cannot be shared by 3 workers"):
         order.batch(np.zeros(101, np.uint16), 0, rank=0, world_size=3)
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_order_kept_for_an_epoch_is_the_one_drawn_for_each_step(seed: int) -> None:
+    order = SequenceOrder(num_tokens=10_001, seq_len=100, global_batch=8, seed=seed)
+    # Back and forth between epochs, as runs that resume and tests do.
+    for step in [*range(30), 3, 25, 0]:
+        epoch, within = divmod(step, order.steps_per_epoch)
+        drawn = np.random.default_rng([seed, epoch]).permutation(order.num_sequences)
+        assert order.sequences(step).tolist() == drawn[within * 8 :][:8].tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        order.sequences(0)[0] = 1
 
 
 def test_positions_begin_anew_after_each_end_of_text() -> None:

@@ -7,7 +7,6 @@ traffic, and need no token of the Hub.
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from filelock import FileLock
 
 from contract.errors import InputError
 from training import storage
-from training.data import sources
+from training.data import hub, sources
 from training.models.model_shapes import SHAPES, read_config
 
 NEW: Final = "new:"
@@ -107,67 +106,6 @@ def shared_cache(runs: str) -> str | None:
     return storage.join(runs, SHARED_CACHE) if storage.is_s3(runs) else None
 
 
-def fetch_hub(
-    name: str, patterns: tuple[str, ...], *, kind: str = "model", what: str = "model"
-) -> Path:
-    """Files of a repository of the Hugging Face Hub, in the node's cache.
-
-    Args:
-        name: ``owner/name`` or ``owner/name@revision``.
-        patterns: of the file names wanted.
-        kind: ``model`` or ``dataset``.
-        what: how an error calls it.
-
-    Raises:
-        InputError: there is none, it needs a token, or the Hub cannot be reached.
-    """
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    repository, _, revision = name.partition("@")
-    try:
-        folder = snapshot_download(
-            repository, repo_type=kind, revision=revision or None, allow_patterns=[*patterns]
-        )
-    except GatedRepoError:
-        raise InputError(
-            f"{what} {name} is only for accounts that its owner has admitted: ask on its page, "
-            "then set HF_TOKEN to a token of that account"
-        ) from None
-    except RevisionNotFoundError:
-        raise InputError(f"{what} {repository} has no revision {revision!r}") from None
-    except LocalEntryNotFoundError:
-        raise InputError(
-            f"{what} {name} is no folder here, and the Hugging Face Hub cannot be reached: give a "
-            "folder or an s3:// address, or allow the way to the Hub (HF_HUB_OFFLINE is "
-            f"{os.environ.get('HF_HUB_OFFLINE', 'not set')})"
-        ) from None
-    except RepositoryNotFoundError:
-        token = (
-            "the token in HF_TOKEN may not see it"
-            if os.environ.get("HF_TOKEN")
-            else ("if it is private, set HF_TOKEN to a token that may read it")
-        )
-        raise InputError(
-            f"{what} {name} is not known to the Hugging Face Hub: check the name; {token}"
-        ) from None
-    except HFValidationError:
-        raise InputError(
-            f"{what} {name!r} is neither a folder, nor an s3:// address, nor a Hugging Face id "
-            "(owner/name)"
-        ) from None
-    except (HfHubHTTPError, OSError) as error:
-        raise InputError(f"{what} {name} could not be fetched: {error}") from None
-    return Path(folder)
-
-
 def _folder(place: str, patterns: tuple[str, ...], *, runs: str, what: str) -> Path:
     path = Path(place).expanduser()
     if path.is_dir():
@@ -179,11 +117,11 @@ def _folder(place: str, patterns: tuple[str, ...], *, runs: str, what: str) -> P
     if "://" in place:
         raise InputError(f"{what} {place}: give a folder, s3://BUCKET/PREFIX or a Hugging Face id")
     if (shared := shared_cache(runs)) is None:
-        return fetch_hub(place, patterns, what=what)
+        return hub.fetch(place, patterns, what=what)
     kind = "tokenizers" if patterns == _TOKENIZER_FILES else "models"
     copy = storage.join(shared, kind, _digest(place + "".join(patterns)))
     if not storage.exists(storage.join(copy, _COMPLETE)):
-        _put(fetch_hub(place, patterns, what=what), copy)
+        _put(hub.fetch(place, patterns, what=what), copy)
     return _from_s3(copy, patterns, what=what)
 
 

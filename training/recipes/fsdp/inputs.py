@@ -1,9 +1,11 @@
 """The FSDP recipe's text, looked at before its loop starts. Imports no torch by itself."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from contract.errors import InputError
-from training.data import text
+from training.data.text import TokenStore, open_store, store_for
+from training.models.pretrained import shared_cache, tokenizer_file
 from training.recipes.fsdp.settings import FsdpConfig
 from training.recipes.recipe import Report
 
@@ -26,4 +28,28 @@ def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
     Raises:
         InputError: text or tokenizer cannot be used, or the run has been trained on others.
     """
-    return text.prepare(config, report)
+    store = _store(config, report)
+    if config.text_key and config.text_key != store.info.key:
+        raise InputError(
+            f"run {config.run!r} was trained on another text, tokenizer or split than "
+            f"{config.data}: give the same --data, --tokenizer and --held-out-every, or another "
+            "--run"
+        )
+    return replace(config, text_key=store.info.key)
+
+
+def store_of(config: FsdpConfig) -> TokenStore:
+    """The store of a prepared run, on any of its nodes."""
+    store = open_store(config.text_key, shared=shared_cache(config.storage))
+    return store or _store(config, None)
+
+
+def _store(config: FsdpConfig, report: Report | None) -> TokenStore:
+    return store_for(
+        config.data,
+        tokenizer_file(config.tokenizer, config.model, runs=config.storage),
+        held_out_every=config.held_out_every,
+        field=config.text_field,
+        shared=shared_cache(config.storage),
+        report=report,
+    )

@@ -8,7 +8,7 @@ and without a GPU:
     torchrun --standalone --nproc-per-node 2 -m training.launch -- fsdp    (PyTorch alone)
 
 ``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
-the batch of step N depends on N and the seed alone (see ``training.data.text``).
+the batch of step N depends on N and the seed alone (see ``training.data.sequences``).
 """
 
 import math
@@ -23,11 +23,14 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from contract.errors import InputError
-from training import machine, metrics, optimizers, plan
+from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints, sharded_checkpoints
-from training.data import text
+from training.data.sequences import SequenceOrder, Tokens, positions_in_documents
+from training.data.text import TokenStore
 from training.models import language_models, pretrained
 from training.models.language_models import WithLoss
+from training.recipes.fsdp import estimate, inputs
+from training.recipes.fsdp.model import build, describe, fill
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import (
     Evaluation,
@@ -55,7 +58,7 @@ def train(worker: Worker, config: FsdpConfig) -> None:
         saved = checkpoints.names(worker.run_uri)
         kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
         raise InputError(
-            f"out of GPU memory on rank {worker.rank}; {kept}. {plan.advice(config)} "
+            f"out of GPU memory on rank {worker.rank}; {kept}. {estimate.advice(config)} "
             f"({str(error).splitlines()[0]})"
         ) from None
 
@@ -67,8 +70,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if on_gpu:
         torch.set_float32_matmul_precision("high")
 
-    store = text.store_of(config)
-    order = text.SequenceOrder(
+    store = inputs.store_of(config)
+    order = SequenceOrder(
         num_tokens=len(store.train),
         seq_len=config.seq_len,
         global_batch=config.global_batch,
@@ -83,7 +86,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     model, model_config = build(config, store)
     if on_gpu:
         gpu_name = torch.cuda.get_device_name(device)
-        if tight := plan.warning(model_config.to_dict(), config, gpu_name):
+        if tight := estimate.warning(model_config.to_dict(), config, gpu_name):
             worker.emit(Warned(message=tight))
     mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
     language_models.recompute(model, config.recompute)
@@ -95,7 +98,9 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     language_models.shard(trained, mesh, bf16=use_bf16)
     language_models.allocate(model, device)
     fill(model, config)
-    optimizer = optimizers.build(model, config, device)
+    optimizer = optimizers.build(
+        model, config.optimizer, lr=config.lr, weight_decay=config.weight_decay, device=device
+    )
     course = metrics.Course(
         items="tokens",
         items_per_step=tokens_per_step,
@@ -235,53 +240,6 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     )
 
 
-def build(config: FsdpConfig, store: text.TokenStore) -> tuple[nn.Module, Any]:
-    """The model on the meta device, and its transformers configuration.
-
-    Raises:
-        InputError: there is no such model, or it is not for this text or length of sequence.
-    """
-    model_config = pretrained.model_config(
-        config.model, runs=config.storage, vocab_size=store.info.vocab_size
-    )
-    if store.info.vocab_size > model_config.vocab_size:
-        raise InputError(
-            f"the tokenizer has {store.info.vocab_size:,} tokens, model {config.model} knows "
-            f"{model_config.vocab_size:,}: give the model's own --tokenizer"
-        )
-    longest = getattr(model_config, "max_position_embeddings", None)
-    if longest and config.seq_len > longest:
-        raise InputError(
-            f"--seq-len is {config.seq_len}, model {config.model} has {longest} positions: use at "
-            f"most {longest}"
-        )
-    model = language_models.build_on_meta(model_config)
-    if config.lora_rank:
-        language_models.add_adapters(model, rank=config.lora_rank)
-    return model, model_config
-
-
-def fill(model: nn.Module, config: FsdpConfig) -> None:
-    """Give a model its first weights; each process fills its own shards."""
-    if pretrained.is_new(config.model):
-        language_models.initialise(model, seed=config.seed)
-    else:
-        language_models.load(
-            model,
-            pretrained.model_folder(config.model, runs=config.storage),
-            seed=config.seed,
-        )
-
-
-def describe(config: FsdpConfig, model_config: Any) -> dict[str, bytes]:
-    """The small files of a checkpoint that make a model of its weights."""
-    tokenizer = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
-    return {
-        pretrained.CONFIG_FILE: model_config.to_json_string(use_diff=False).encode(),
-        pretrained.TOKENIZER_FILE: tokenizer.read_bytes(),
-    }
-
-
 def make_mesh(device: torch.device, *, world_size: int, replicas: int) -> DeviceMesh:
     """All workers as one dimension to shard over, or as ``replicas`` groups of them."""
     if replicas == 1:
@@ -314,7 +272,7 @@ def clip(model: nn.Module, limit: float) -> Tensor:
 class HeldOut:
     """The sequences that no step trains on, and the loss over them."""
 
-    def __init__(self, store: text.TokenStore, config: FsdpConfig) -> None:
+    def __init__(self, store: TokenStore, config: FsdpConfig) -> None:
         """
         Raises:
             InputError: the held-out part is shorter than a sequence.
@@ -355,8 +313,8 @@ class HeldOut:
 
 
 def _microbatches(
-    store: text.TokenStore,
-    order: text.SequenceOrder,
+    store: TokenStore,
+    order: SequenceOrder,
     config: FsdpConfig,
     step: int,
     worker: Worker,
@@ -368,18 +326,18 @@ def _microbatches(
 
 
 def _on_device(
-    batch: text.Tokens, store: text.TokenStore, config: FsdpConfig, worker: Worker
+    batch: Tokens, store: TokenStore, config: FsdpConfig, worker: Worker
 ) -> tuple[Tensor, Tensor | None]:
     tokens = torch.from_numpy(batch).to(worker.device)
     if not config.isolate_documents:
         return tokens, None
-    positions = text.positions_in_documents(batch[:, :-1], store.info.end_of_text)
+    positions = positions_in_documents(batch[:, :-1], store.info.end_of_text)
     return tokens, torch.from_numpy(positions).to(worker.device)
 
 
 def _sample(
     trained: WithLoss,
-    store: text.TokenStore,
+    store: TokenStore,
     config: FsdpConfig,
     worker: Worker,
     *,

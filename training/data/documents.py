@@ -1,0 +1,163 @@
+"""The documents of a text: found where the user says they are, and read one after the other.
+
+Text comes as ``.txt`` (documents are separated by empty lines), ``.jsonl`` (a document a line) or
+``.parquet`` (a document a row), the first two also with ``.gz``. ``training.data.text`` makes
+tokens of them.
+"""
+
+import gzip
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Final, cast
+
+from contract.errors import InputError
+from training import storage
+from training.data import PYTHON_HELP, hub, sources
+
+#: Endings of the files that are text.
+KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
+_HUB: Final = "hf://"
+_BATCH_ROWS: Final = 1024
+
+Report = Callable[[int, int], None]
+"""Is called with the bytes read so far and the bytes to read."""
+
+
+def text_files(source: str) -> list[Path]:
+    """The files of a text on this node, sorted by name.
+
+    Raises:
+        InputError: there is nothing at ``source``, or nothing of a kind that can be read.
+    """
+    if source == PYTHON_HELP:
+        return [_python_help()]
+    if source.startswith(_HUB):
+        patterns = tuple(f"*{kind}" for kind in KINDS)
+        path = hub.fetch(source.removeprefix(_HUB), patterns, kind="dataset", what="data set")
+    elif sources.is_remote(source):
+        if source.endswith(KINDS) or not storage.is_s3(source):
+            place, _, name = source.rpartition("/")
+            return sources.local_files(place, [name])
+        return _s3_files(source.rstrip("/"))
+    else:
+        path = Path(source).expanduser()
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise InputError(f"text {source} does not exist: give a file, a folder or an address")
+    files = sorted(each for each in path.rglob("*") if each.name.endswith(KINDS))
+    if not files:
+        raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
+    return files
+
+
+def _s3_files(source: str) -> list[Path]:
+    try:
+        found = storage.filesystem(source).find(source)
+    except Exception as error:  # s3fs lets botocore's many exceptions through
+        raise InputError(f"text {source} cannot be read: {error}") from None
+    bucket = source.removeprefix("s3://").partition("/")[0]
+    names = sorted(each.removeprefix(f"{bucket}/") for each in found if each.endswith(KINDS))
+    if not names:
+        raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
+    return [
+        sources.local_files(f"s3://{bucket}/{Path(each).parent}", [Path(each).name])[0]
+        for each in names
+    ]
+
+
+def _python_help() -> Path:
+    """The help texts that come with Python, some 80 documents: real text without a download."""
+    from pydoc_data.topics import topics
+
+    lines = [json.dumps({"text": topics[name]}) + "\n" for name in sorted(topics)]
+    content = "".join(lines).encode()
+    digest = hashlib.sha256(content).hexdigest()[:16]  # each version of Python has its own
+    file = sources.cache_dir() / "text" / f"python-help-{digest}.jsonl"
+    if not file.exists():
+        storage.write_bytes(str(file), content)
+    return file
+
+
+def documents(files: Sequence[Path], field: str, report: Report | None) -> Iterator[str]:
+    """The documents of all files, in order; only one document is in memory."""
+    total = sum(file.stat().st_size for file in files)
+    done = 0
+    for file in files:
+        if file.name.endswith(".parquet"):
+            yield from _parquet_rows(file, field)
+            done += file.stat().st_size
+            if report:
+                report(done, total)
+            continue
+        with ExitStack() as stack:
+            raw = stack.enter_context(file.open("rb"))
+            is_packed = file.name.endswith(".gz")
+            content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
+            lines = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8"))
+            try:
+                is_json = file.name.removesuffix(".gz").endswith(".jsonl")
+                for document in _json_lines(lines, file, field) if is_json else _paragraphs(lines):
+                    yield document
+                    if report:
+                        report(done + raw.tell(), total)
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{file} is not UTF-8 text ({error.reason} at byte {error.start:,} of a block)"
+                ) from None
+            except (OSError, EOFError) as error:
+                raise InputError(f"{file} cannot be read: {error}") from None
+        done += file.stat().st_size
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Blocks of lines between empty lines, without the line feed at their end."""
+    block: list[str] = []
+    for line in lines:
+        if "\0" in line:
+            raise InputError("the text holds zero bytes: it is binary, or not UTF-8")
+        if line.strip():
+            block.append(line)
+        elif block:
+            yield "".join(block).rstrip("\n")
+            block = []
+    if block:
+        yield "".join(block).rstrip("\n")
+
+
+def _parquet_rows(file: Path, field: str) -> Iterator[str]:
+    """One column of a table, a thousand rows at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(file)
+        if field not in table.schema_arrow.names:
+            raise InputError(
+                f"{file} has no column {field!r} but {', '.join(table.schema_arrow.names)}: give "
+                "--text-field one of them"
+            )
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=[field]):
+            for value in batch.column(0).to_pylist():
+                if isinstance(value, str) and value.strip():
+                    yield value
+    except pa.ArrowInvalid as error:
+        raise InputError(f"{file} cannot be read: {error}") from None
+
+
+def _json_lines(lines: Iterable[str], file: Path, field: str) -> Iterator[str]:
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            text = json.loads(line)[field]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if not isinstance(text, str):
+            raise InputError(f'{file}, line {number}: no JSON object with a text under "{field}"')
+        if text.strip():
+            yield text

@@ -1,0 +1,67 @@
+"""Files of the Hugging Face Hub, in the cache of this node."""
+
+import os
+from pathlib import Path
+
+from contract.errors import InputError
+
+
+def fetch(
+    name: str, patterns: tuple[str, ...], *, kind: str = "model", what: str = "model"
+) -> Path:
+    """Files of a repository of the Hugging Face Hub, in the node's cache.
+
+    Args:
+        name: ``owner/name`` or ``owner/name@revision``.
+        patterns: of the file names wanted.
+        kind: ``model`` or ``dataset``.
+        what: how an error calls it.
+
+    Raises:
+        InputError: there is none, it needs a token, or the Hub cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repository, _, revision = name.partition("@")
+    try:
+        folder = snapshot_download(
+            repository, repo_type=kind, revision=revision or None, allow_patterns=[*patterns]
+        )
+    except GatedRepoError:
+        raise InputError(
+            f"{what} {name} is only for accounts that its owner has admitted: ask on its page, "
+            "then set HF_TOKEN to a token of that account"
+        ) from None
+    except RevisionNotFoundError:
+        raise InputError(f"{what} {repository} has no revision {revision!r}") from None
+    except LocalEntryNotFoundError:
+        raise InputError(
+            f"{what} {name} is no folder here, and the Hugging Face Hub cannot be reached: give a "
+            "folder or an s3:// address, or allow the way to the Hub (HF_HUB_OFFLINE is "
+            f"{os.environ.get('HF_HUB_OFFLINE', 'not set')})"
+        ) from None
+    except RepositoryNotFoundError:
+        token = (
+            "the token in HF_TOKEN may not see it"
+            if os.environ.get("HF_TOKEN")
+            else ("if it is private, set HF_TOKEN to a token that may read it")
+        )
+        raise InputError(
+            f"{what} {name} is not known to the Hugging Face Hub: check the name; {token}"
+        ) from None
+    except HFValidationError:
+        raise InputError(
+            f"{what} {name!r} is neither a folder, nor an s3:// address, nor a Hugging Face id "
+            "(owner/name)"
+        ) from None
+    except (HfHubHTTPError, OSError) as error:
+        raise InputError(f"{what} {name} could not be fetched: {error}") from None
+    return Path(folder)

@@ -1,0 +1,57 @@
+"""The FSDP recipe's model: built, filled with its first weights, and described in checkpoints."""
+
+from typing import Any
+
+from torch import nn
+
+from contract.errors import InputError
+from training.data.text import TokenStore
+from training.models import language_models, pretrained
+from training.recipes.fsdp.settings import FsdpConfig
+
+
+def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any]:
+    """The model on the meta device, and its transformers configuration.
+
+    Raises:
+        InputError: there is no such model, or it is not for this text or length of sequence.
+    """
+    model_config = pretrained.model_config(
+        config.model, runs=config.storage, vocab_size=store.info.vocab_size
+    )
+    if store.info.vocab_size > model_config.vocab_size:
+        raise InputError(
+            f"the tokenizer has {store.info.vocab_size:,} tokens, model {config.model} knows "
+            f"{model_config.vocab_size:,}: give the model's own --tokenizer"
+        )
+    longest = getattr(model_config, "max_position_embeddings", None)
+    if longest and config.seq_len > longest:
+        raise InputError(
+            f"--seq-len is {config.seq_len}, model {config.model} has {longest} positions: use at "
+            f"most {longest}"
+        )
+    model = language_models.build_on_meta(model_config)
+    if config.lora_rank:
+        language_models.add_adapters(model, rank=config.lora_rank)
+    return model, model_config
+
+
+def fill(model: nn.Module, config: FsdpConfig) -> None:
+    """Give a model its first weights; each process fills its own shards."""
+    if pretrained.is_new(config.model):
+        language_models.initialise(model, seed=config.seed)
+    else:
+        language_models.load(
+            model,
+            pretrained.model_folder(config.model, runs=config.storage),
+            seed=config.seed,
+        )
+
+
+def describe(config: FsdpConfig, model_config: Any) -> dict[str, bytes]:
+    """The small files of a checkpoint that make a model of its weights."""
+    tokenizer = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
+    return {
+        pretrained.CONFIG_FILE: model_config.to_json_string(use_diff=False).encode(),
+        pretrained.TOKENIZER_FILE: tokenizer.read_bytes(),
+    }
