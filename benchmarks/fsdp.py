@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from benchmarks.output import report, say
 from contract.errors import InputError
 from training.data import text
-from training.data.text import SequenceOrder
+from training.data.sequences import SequenceOrder
 from training.models import language_models, pretrained
 from training.models.language_models import WithLoss
 

@@ -117,7 +117,7 @@ def test_a_wrong_option_is_refused(
 
 
 def test_what_compiles_wants_a_compiler_and_eight_bits_want_a_gpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _name: None)
     with pytest.raises(InputError, match=r"--compile .* no C compiler here"):

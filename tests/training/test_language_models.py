@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import processes
 from contract.errors import InputError
-from training.data.text import positions_in_documents
+from training.data.sequences import positions_in_documents
 from training.models import language_models
 from training.models.language_models import WithLoss
 
