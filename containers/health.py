@@ -8,11 +8,9 @@ token.
 import os
 import socket
 import sys
-from typing import Final
 
 from contract import nodes
-
-TIMEOUT_S: Final = 3
+from contract.times import HEALTH_PROBE_S
 
 
 def place(kind: str) -> tuple[int, str]:
@@ -26,8 +24,8 @@ def place(kind: str) -> tuple[int, str]:
 def ask(port: int, path: str) -> str:
     """The answer of this machine's server at ``port``, headers included. Raises OSError."""
     request = f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) as connection:
-        connection.settimeout(TIMEOUT_S)
+    with socket.create_connection(("127.0.0.1", port), timeout=HEALTH_PROBE_S) as connection:
+        connection.settimeout(HEALTH_PROBE_S)
         connection.sendall(request.encode())
         answer = b""
         while part := connection.recv(65536):

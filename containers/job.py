@@ -23,18 +23,14 @@ from typing import Any, Final, Self
 
 from containers import cluster, gpus, metadata, network, node, user_code
 from containers.node import TOKEN, NodeConfig, count, say
-from contract import exits
+from contract import exits, times
 from contract.errors import InputError
+from contract.job import JobSpec
 from contract.nodes import (
-    ENV_CAPACITY_WAIT,
-    ENV_CODE,
-    ENV_COMMAND,
     ENV_DEADLINE,
     ENV_HEAD_ADDRESS,
-    ENV_IDLE,
     ENV_JOB,
-    ENV_MAX_WORKERS,
-    ENV_MIN_WORKERS,
+    ENV_JOB_SPEC,
     ENV_RECIPE,
     ENV_SECURITY_GROUPS,
     ENV_SUBNETS,
@@ -51,25 +47,17 @@ from training import recipes
 
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
-_RAY_STARTS_S: Final = 120.0
-#: Between SIGTERM and SIGKILL: the command saves a checkpoint, then Ray drains.
-_COMMAND_ENDS_S: Final = 20.0
-_RAY_ENDS_S: Final = 10.0
-_DAY_S: Final = 86_400
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobConfig:
-    """What the task's environment says of the job."""
+    """What the task's environment says: the job's order, and what its workers run on."""
 
     job: str
-    command: tuple[str, ...]
+    """Id of the job."""
+    spec: JobSpec
     deadline: float
     """Unix time."""
-    capacity_wait_s: float
-    min_workers: int
-    max_workers: int
-    idle_s: float
     worker_cpus: int
     worker_gpus: int
     worker_task: str
@@ -79,29 +67,17 @@ class JobConfig:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read the variables of ``contract``. Raises InputError when one is wrong."""
-        needed = (ENV_JOB, ENV_COMMAND, ENV_WORKER_TASK)
+        """Read the variables of ``contract.nodes``. Raises InputError when one is wrong."""
+        needed = (ENV_JOB, ENV_JOB_SPEC, ENV_WORKER_TASK)
         if missing := [name for name in needed if not environment.get(name)]:
-            raise InputError(f"{', '.join(missing)} is missing: trainctl submit sets it")
-        try:
-            command = json.loads(environment[ENV_COMMAND])
-        except ValueError:
-            command = None
-        if not (isinstance(command, list) and command and all(isinstance(w, str) for w in command)):
-            raise InputError(f"{ENV_COMMAND} must be a JSON list of words")
-        # None at all: an export, say, is done by the head alone.
-        least = count(environment, ENV_MIN_WORKERS, 1)
-        most = count(environment, ENV_MAX_WORKERS, least)
-        if least > most:
-            raise InputError(f"{least} to {most} workers: there must be no more than at most")
+            raise InputError(
+                f"{', '.join(missing)} is missing: the state machine of the jobs sets it"
+            )
+        spec = JobSpec.from_json(environment[ENV_JOB_SPEC])
         return cls(
             job=environment[ENV_JOB],
-            command=tuple(command),
-            deadline=count(environment, ENV_DEADLINE, int(time.time()) + _DAY_S),
-            capacity_wait_s=count(environment, ENV_CAPACITY_WAIT, 1800),
-            min_workers=least,
-            max_workers=most,
-            idle_s=count(environment, ENV_IDLE, 60),
+            spec=spec,
+            deadline=count(environment, ENV_DEADLINE, int(time.time()) + spec.max_seconds),
             worker_cpus=count(environment, ENV_WORKER_CPUS, 1),
             worker_gpus=count(environment, ENV_WORKER_GPUS, 0),
             worker_task=environment[ENV_WORKER_TASK],
@@ -157,9 +133,9 @@ def autoscaling(
         own["GPU"] = head.num_gpus
     return {
         "cluster_name": config.job,
-        "max_workers": config.max_workers,
+        "max_workers": config.spec.nodes.high,
         "upscaling_speed": 1000,  # all at once: a training that starts with a part waits anyway
-        "idle_timeout_minutes": config.idle_s / 60,
+        "idle_timeout_minutes": config.spec.idle_s / 60,
         "provider": provider,
         "head_node_type": HEAD,
         "available_node_types": {
@@ -172,8 +148,8 @@ def autoscaling(
             WORKER: {
                 "resources": worker,
                 "node_config": {},
-                "min_workers": config.min_workers,
-                "max_workers": config.max_workers,
+                "min_workers": config.spec.nodes.low,
+                "max_workers": config.spec.nodes.high,
             },
         },
         # What follows is for clusters that Ray sets up over SSH; it must be there.
@@ -199,6 +175,7 @@ class Job:
         self._size: ClusterSize | None = None
         self._ray_log: Path | None = None
         self._began = time.monotonic()
+        self._has_capacity = False
 
     def run(self) -> int:
         """Return the container's exit code."""
@@ -215,8 +192,8 @@ class Job:
         address = network.own_address()
         interface = network.interface_of(address)
         say(
-            f"job {self._config.job}: head on {address}, {self._config.min_workers} to "
-            f"{self._config.max_workers} workers"
+            f"job {self._config.job}: head on {address}, {self._config.spec.nodes.low} to "
+            f"{self._config.spec.nodes.high} worker nodes"
         )
         with tempfile.TemporaryDirectory(prefix="job-") as folder:
             file = Path(folder) / "autoscaling.yaml"
@@ -247,7 +224,7 @@ class Job:
                 return self._run_beside(ray, address, environment)
             finally:
                 ended.set()
-                _end(ray, _RAY_ENDS_S)  # first, or its autoscaler would replace what goes
+                _end(ray, times.RAY_STOP_S)  # first, or its autoscaler would replace what goes
                 give_back(wanted["provider"])
 
     def _run_beside(
@@ -257,13 +234,13 @@ class Job:
         while self._size is None:
             if (early := self._reason_to_end(ray)) is not None:
                 return early
-            if time.monotonic() - self._began > _RAY_STARTS_S:
-                self._say_of_ray(f"Ray did not start within {_RAY_STARTS_S:.0f} s")
+            if time.monotonic() - self._began > times.RAY_START_S:
+                self._say_of_ray(f"Ray did not start within {times.RAY_START_S} s")
                 return exits.FAILED
             time.sleep(_POLL_S)
-        words = self._config.command
+        words = self._config.spec.command
         with tempfile.TemporaryDirectory(prefix="code-") as folder:
-            own = user_code.prepare(os.environ, Path(folder))
+            own = user_code.prepare(self._config.spec, Path(folder))
             say(f"running {' '.join(words)}")
             # A group of its own, so that what it starts ends with it.
             try:
@@ -288,7 +265,7 @@ class Job:
             time.sleep(_POLL_S)
             code = self._reason_to_end(ray)
         if code is not None:
-            _end(command, _COMMAND_ENDS_S)
+            _end(command, times.COMMAND_STOP_S)
             return code
         own = command.returncode
         # The shell's way to say that a signal ended it.
@@ -308,8 +285,11 @@ class Job:
             return exits.FAILED
         waited = time.monotonic() - self._began
         there = self._size.num_nodes - 1 if self._size else 0
-        if there < config.min_workers and waited > config.capacity_wait_s:
-            say(f"{there} of {config.min_workers} workers after {waited:.0f} s: no capacity")
+        needed = config.spec.nodes.low
+        # Once they have all come, what is lost later is no lack of capacity.
+        is_late = not self._has_capacity and waited > config.spec.capacity_wait_s
+        if there < needed and is_late:
+            say(f"{there} of {needed} worker nodes after {waited:.0f} s: no capacity")
             return exits.NO_CAPACITY
         return None
 
@@ -320,8 +300,8 @@ class Job:
     def _on_size(self, line: str) -> None:
         self._size = ClusterSize.from_line(line)
         say(line)
-        if self._size and self._size.num_nodes > self._config.min_workers:
-            self._began = float("inf")  # they have come; what is lost later is no lack of capacity
+        if self._size and self._size.num_nodes > self._config.spec.nodes.low:
+            self._has_capacity = True
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True
@@ -363,7 +343,7 @@ def main() -> int:
         head = NodeConfig.from_environment(HEAD, os.environ)
         config = JobConfig.from_environment(os.environ)
         # Processes that see a user's code are not forked.
-        recipe = "" if os.environ.get(ENV_CODE) else recipe_of(config.command)
+        recipe = "" if config.spec.code else recipe_of(config.spec.command)
         return Job(config, replace(head, recipe=recipe)).run()
     except InputError as error:
         say(f"error: {error}")

@@ -18,15 +18,12 @@ from types import FrameType
 from typing import Final, Self
 
 from containers import cluster, gpus, metadata, network, spot
-from contract import exits, nodes
+from contract import exits, nodes, times
 from contract.errors import InputError
 from training import recipes
 from training.runtime.forkserver import NONE, ForkServer
 
 TOKEN: Final = "RAY_AUTH_TOKEN"
-# A host may still pull its image while others wait, and a resolver may keep the answer that the
-# head's name does not exist for five minutes.
-HEAD_WAIT_S: Final = 600
 
 # Fixed, so that a security group, a tunnel or a person can know them. Worker ports follow.
 PORTS: Final = {
@@ -83,7 +80,7 @@ class NodeConfig:
             head=head,
             num_cpus=num_cpus if trains else 0,
             num_gpus=count(environment, nodes.ENV_NUM_GPUS, 0),
-            head_wait_s=count(environment, nodes.ENV_HEAD_WAIT, HEAD_WAIT_S),
+            head_wait_s=count(environment, nodes.ENV_HEAD_WAIT, times.HEAD_WAIT_S),
             spot=environment.get(nodes.ENV_SPOT) == "1",
             recipe=environment.get(nodes.ENV_RECIPE, ""),
         )
@@ -152,9 +149,11 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
     only_coordinates = config.kind == nodes.HEAD and config.num_cpus == 0
     return {
         nodes.ENV_NODE: config.kind,
-        # A node that trains gets Ray's 30 s to say so and to save. A head that does not has nothing
-        # to hand over, and would wait for itself.
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1" if only_coordinates else "30",
+        # A node that trains has this long to tell the others and to save. A head that does not
+        # train has nothing to hand over.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(
+            times.COORDINATOR_DRAIN_S if only_coordinates else times.RAY_DRAIN_S
+        ),
         "RAY_AUTH_MODE": "token",
         "PYTHONUNBUFFERED": "1",
         # Found by its address: awsvpc names it one way, a laptop's Docker another. Gloo and NCCL
@@ -169,20 +168,20 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
         # Else one idle process per processor when a program connects, which imports for nothing.
         "RAY_prestart_worker_first_driver": "0",
         # A worker that is slow to start is waited for; Ray's default is a minute.
-        "RAY_worker_register_timeout_seconds": "600",
+        "RAY_worker_register_timeout_seconds": str(times.WORKER_REGISTER_S),
         # A node whose processes have ended is noticed in 6 s, one that answers no more in 24 s; the
         # defaults take a minute. Quicker still, one with busy processors would be taken for dead.
-        "RAY_health_check_initial_delay_ms": "2000",
-        "RAY_health_check_period_ms": "2000",
-        "RAY_health_check_timeout_ms": "6000",
+        "RAY_health_check_initial_delay_ms": str(times.RAY_HEALTH_DELAY_S * 1000),
+        "RAY_health_check_period_ms": str(times.RAY_HEALTH_EVERY_S * 1000),
+        "RAY_health_check_timeout_ms": str(times.RAY_HEALTH_TIMEOUT_S * 1000),
         "RAY_health_check_failure_threshold": "3",
         # A worker whose head is gone for good ends this much later, and its host can go.
-        "RAY_gcs_rpc_server_reconnect_timeout_s": "30",
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(times.RAY_RECONNECT_S),
         # Ray Train's picture of the nodes is up to 20 s old: after a loss it may wait for a node
         # that has gone, this long, before it looks again.
-        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(times.WORKER_GROUP_START_S),
         # Workers that are about to be killed are first asked to leave their process group.
-        "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": "5",
+        "TORCH_PROCESS_GROUP_SHUTDOWN_TIMEOUT_S": str(times.PROCESS_GROUP_STOP_S),
         # A process of its own, and all ranks agree after every report whether a host goes.
         "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "1" if config.spot else "0",
         "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # the dashboard's page on training

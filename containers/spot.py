@@ -18,19 +18,13 @@ from datetime import datetime
 from typing import Final
 from urllib.parse import urlsplit
 
-from contract import nodes
+from contract import nodes, times
 
 #: Set by a rehearsal, as the SDKs of AWS read it.
 ENDPOINT: Final = "AWS_EC2_METADATA_SERVICE_ENDPOINT"
 _DEFAULT_ENDPOINT: Final = "http://169.254.169.254"
-POLL_S: Final = 5.0
 _TOKEN_LASTS_S: Final = 21_600
 _TIMEOUT_S: Final = 2
-#: What AWS gives where the notice does not say when.
-NOTICE_S: Final = 120
-#: Ray ends the node this long before its host goes: a node that ends as announced is no failure to
-#: Ray Train, one that ends earlier than Ray was told is.
-MARGIN_S: Final = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +91,7 @@ def parse(body: str, *, now: float) -> Notice:
         at = datetime.fromisoformat(found["time"].replace("Z", "+00:00")).timestamp()
         return Notice(action=str(found["action"]), at=at)
     except (ValueError, KeyError, TypeError):
-        return Notice(action="terminate", at=now + NOTICE_S)
+        return Notice(action="terminate", at=now + times.SPOT_NOTICE_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,8 +123,10 @@ class Drain:
         command += ["--address", gcs, "--node-id", found.split()[-1]]
         command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION"]
         command += ["--reason-message", f"spot: {notice.action}"]
-        # Counted only now: to find the node took seconds.
-        command += ["--deadline-remaining-seconds", str(max(1, notice.seconds() - MARGIN_S))]
+        # Counted only now: to find the node took seconds. Ray ends the node before its host goes:
+        # to Ray Train, a node that ends as announced is no failure, and one that ends earlier is.
+        left = max(1, notice.seconds() - times.SPOT_MARGIN_S)
+        command += ["--deadline-remaining-seconds", str(left)]
         return self._run(command) is not None
 
     def _run(self, command: list[str]) -> str | None:
@@ -158,7 +154,7 @@ def watch(
     ended: threading.Event,
     *,
     endpoint: str | None = None,
-    poll_s: float = POLL_S,
+    poll_s: float = times.SPOT_POLL_S,
 ) -> None:
     """Ask until there is a notice or ``ended`` is set; runs in a thread of its own."""
     instance = Instance(endpoint or os.environ.get(ENDPOINT) or _DEFAULT_ENDPOINT)

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import venv
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 from botocore.exceptions import BotoCoreError, ClientError
 
 from containers.node import say
-from contract import nodes
 from contract.errors import InputError
+from contract.job import JobSpec
+from contract.runs import check_relative
 
 #: Ray reads it in whichever ``ray.init`` comes first: how its own jobs pass on their environment.
 _RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
@@ -39,28 +40,26 @@ class Prepared:
     environment: dict[str, str]
 
 
-def prepare(
-    environment: Mapping[str, str], folder: Path, *, client: Callable[[str], Any] | None = None
-) -> Prepared:
+def prepare(spec: JobSpec, folder: Path, *, client: Callable[[str], Any] | None = None) -> Prepared:
     """Fetch what the job brings along.
 
     Args:
-        environment: the task's.
+        spec: the job's order.
         folder: an empty one, for the code.
         client: makes clients of AWS; boto3's by default.
 
     Raises:
-        InputError: a secret or the code cannot be had, or its requirements not be installed.
+        InputError: a secret or the code cannot be read, or its requirements not be installed.
     """
     client = client or _client
-    variables = _mapping(environment, nodes.ENV_PASSED)
-    for name, secret in _mapping(environment, nodes.ENV_SECRETS).items():
+    variables = dict(spec.variables)
+    for name, secret in spec.secrets.items():
         variables[name] = _secret(client("secretsmanager"), name, secret)
     runtime: dict[str, Any] = {}
     place = None
-    if address := environment.get(nodes.ENV_CODE):
+    if spec.code:
         place = folder
-        _fetch(client("s3"), address, folder)
+        _fetch(client("s3"), spec.code, folder)
         runtime["working_dir"] = str(folder)
         # A script is run by its path; what is beside it must be found all the same.
         paths = [".", variables.get("PYTHONPATH", "")]
@@ -80,16 +79,6 @@ def _client(service: str) -> Any:
     return boto3.client(service)
 
 
-def _mapping(environment: Mapping[str, str], name: str) -> dict[str, str]:
-    try:
-        found = json.loads(environment.get(name) or "{}")
-    except ValueError:
-        found = None
-    if not (isinstance(found, dict) and all(isinstance(each, str) for each in found.values())):
-        raise InputError(f"{name} must be a JSON object of texts: trainctl submit writes it")
-    return found
-
-
 def _secret(manager: Any, name: str, secret: str) -> str:
     try:
         return str(manager.get_secret_value(SecretId=secret)["SecretString"])
@@ -103,9 +92,11 @@ def _fetch(s3: Any, address: str, folder: Path) -> None:
     try:
         s3.download_file(parts.netloc, parts.path.lstrip("/"), str(archive))
         with zipfile.ZipFile(archive) as code:
+            for name in code.namelist():
+                check_relative(name.removesuffix("/"), what=f"file of the code {address}")
             code.extractall(folder)
     except (ClientError, BotoCoreError, OSError, zipfile.BadZipFile) as error:
-        raise InputError(f"the code {address} cannot be had: {error}") from None
+        raise InputError(f"the code {address} cannot be read: {error}") from None
     finally:
         archive.unlink(missing_ok=True)
     say(f"code: {sum(path.is_file() for path in folder.rglob('*'))} files from {address}")

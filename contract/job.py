@@ -85,7 +85,7 @@ class JobSpec:
                 raise _wrong(f"variable {name}", value, "text")
         for name, secret in self.secrets.items():
             check_variable(name)
-            if not (isinstance(secret, str) and secret.startswith(SECRETS_PREFIX)):
+            if not str(secret).startswith(SECRETS_PREFIX):
                 raise _wrong(
                     f"secret of {name}",
                     secret,
@@ -99,7 +99,7 @@ class JobSpec:
 
     def _check_number(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if type(value) is not int or not low <= value <= high:  # a bool is an int too
             raise _wrong(name, value, f"a whole number from {low} to {high}")
 
     def to_json(self) -> str:
@@ -294,7 +294,7 @@ class Outcome:
         return cls(status=JobStatus.STOPPED, reason=reason)
 
 
-def job_record(job: str, spec: JobSpec, outcome: Outcome) -> str:
+def record_json(job: str, spec: JobSpec, outcome: Outcome) -> str:
     """The JSON that is kept in a run's folder of how one of its jobs ended.
 
     ``Outcome.from_json`` reads it. Variables are left out: they may be nobody else's business.

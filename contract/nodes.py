@@ -28,12 +28,7 @@ ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
 ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
 ENV_JOB: Final = "TRAIN_JOB"  # id of the job, which all of its tasks were started by
 ENV_JOB_SPEC: Final = "TRAIN_JOB_SPEC"  # its whole order, JSON: see contract.job.JobSpec
-ENV_COMMAND: Final = "TRAIN_COMMAND"  # what a job runs, a JSON list of words
 ENV_DEADLINE: Final = "TRAIN_DEADLINE"  # Unix time at which a job is ended
-ENV_CAPACITY_WAIT: Final = "TRAIN_CAPACITY_WAIT_S"  # how long a job waits for its least workers
-ENV_MIN_WORKERS: Final = "TRAIN_MIN_WORKERS"
-ENV_MAX_WORKERS: Final = "TRAIN_MAX_WORKERS"
-ENV_IDLE: Final = "TRAIN_IDLE_S"  # a worker node that has had nothing to do for so long goes
 ENV_WORKER_TASK: Final = "TRAIN_WORKER_TASK"  # task definition of the nodes that a job starts
 ENV_WORKER_PROVIDER: Final = "TRAIN_WORKER_PROVIDER"  # their capacity provider
 ENV_WORKER_CPUS: Final = "TRAIN_WORKER_CPUS"  # what each of them has
@@ -43,12 +38,6 @@ ENV_SECURITY_GROUPS: Final = "TRAIN_SECURITY_GROUPS"  # with commas
 ENV_GIT_SHA: Final = "TRAIN_GIT_SHA"  # the commit an image was built from
 
 ENV_RECIPE: Final = "TRAIN_RECIPE"  # the only one that a job trains, if it trains one
-
-ENV_RUN: Final = "TRAIN_RUN"  # the run that a job belongs to
-ENV_CODE: Final = "TRAIN_CODE"  # s3:// address of the user's own code, an archive
-ENV_SECRETS: Final = "TRAIN_SECRETS"  # JSON: variable -> name of the secret it is read from
-ENV_PASSED: Final = "TRAIN_PASSED"  # JSON: the user's own variables
-
 
 # What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.
 _CLUSTER = re.compile(r"cluster: (\d+) nodes, (\d+) CPUs, (\d+) GPUs$")

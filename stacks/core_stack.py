@@ -17,8 +17,8 @@ from constructs import Construct
 
 from contract import nodes, runs
 from contract import outputs as stack_outputs
+from stacks import findings, rights
 from stacks.custom_resources import contain_custom_resources
-from stacks.findings import accept, wildcard
 from stacks.log_groups import log_group
 from stacks.settings import Settings
 
@@ -193,14 +193,7 @@ class CoreStack(cdk.Stack):
                     f"LifecycleConfiguration.Rules.{number}.ObjectSizeGreaterThan",
                     str(LARGE_FILE_BYTES),
                 )
-        accept(
-            bucket,
-            {
-                "AwsSolutions-S1": "Access logs need a second bucket that outlives this one and "
-                "holds a line per read of a shard; CloudTrail's data events are the better "
-                "choice where an audit asks for them.",
-            },
-        )
+        findings.accept(bucket, findings.BUCKET)
         return bucket
 
     def _repository(self, node: str) -> ecr.Repository:
@@ -256,32 +249,7 @@ class CoreStack(cdk.Stack):
             ),
             max_session_duration=Duration.hours(1),
         )
-        role.add_to_policy(
-            iam.PolicyStatement(
-                sid="Push",
-                actions=[
-                    "ecr:BatchCheckLayerAvailability",
-                    "ecr:BatchGetImage",
-                    "ecr:CompleteLayerUpload",
-                    "ecr:DescribeImages",
-                    "ecr:GetDownloadUrlForLayer",
-                    "ecr:InitiateLayerUpload",
-                    "ecr:PutImage",
-                    "ecr:UploadLayerPart",
-                ],
-                resources=[each.repository_arn for each in self.repositories.values()],
-            )
-        )
-        role.add_to_policy(
-            iam.PolicyStatement(sid="Login", actions=["ecr:GetAuthorizationToken"], resources=["*"])
-        )
-        accept(
-            role,
-            {
-                wildcard(role): "ecr:GetAuthorizationToken has no resource; "
-                "what the token may do is limited by the statement on the two repositories.",
-            },
-        )
+        rights.of_image_push(role, repositories=[*self.repositories.values()]).grant(role)
         return role
 
 

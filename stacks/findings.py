@@ -1,7 +1,8 @@
 """Findings of the rule checkers that stand, each with its reason.
 
-Written where the resource is made, read by cdk-nag; ``docs/security.md`` explains the more
-important ones. A finding without a reason fails ``make check``.
+Those about what a role may do are beside its rights (``stacks.rights``). Accepted where the
+resource is made, read by cdk-nag; ``docs/security.md`` explains the more important ones. A finding
+without a reason fails ``make check``.
 """
 
 from collections.abc import Mapping
@@ -38,6 +39,30 @@ def _flat(value: Any) -> str:
             return str(separator).join(_flat(part) for part in parts)
     raise TypeError(f"cdk-nag's name of {value!r} is not known")
 
+
+# AWS Solutions, by resource.
+BUCKET: Final = {
+    "AwsSolutions-S1": "Access logs need a second bucket that outlives this one and "
+    "holds a line per read of a shard; CloudTrail's data events are the better "
+    "choice where an audit asks for them.",
+}
+HOST_GROUP: Final = {
+    "AwsSolutions-AS3": "Hosts come and go with every job; failed tasks raise the "
+    "alarm that counts, and notices of each start would hide it.",
+}
+RAY_TOKEN: Final = {
+    "AwsSolutions-SMG4": "All nodes of a running cluster must have the same token; "
+    "it changes with each new deployment, or by hand between two runs.",
+}
+TASK_DEFINITION: Final = {
+    "AwsSolutions-ECS2": "Names, sizes and addresses of the deployment, none of them "
+    "a secret; the token comes from Secrets Manager.",
+}
+STATE_MACHINE: Final = {
+    "AwsSolutions-SF1": "An execution has four states and keeps its history for 90 "
+    "days; how it ended is written into the bucket.",
+    "AwsSolutions-SF2": "One task per execution: there is no path of calls to trace.",
+}
 
 # NIST 800-53 R5, which `make audit` checks: findings that follow from one decision and hold for
 # every resource of their kind. Rules that are about one resource are accepted where it is made.

@@ -7,23 +7,20 @@ hosts goes away is in ``teardown``.
 
 from dataclasses import dataclass
 
-from aws_cdk import Duration, Stack
+from aws_cdk import Duration
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from constructs import Construct
 
-from contract import nodes
+from contract import nodes, times
 from contract.instance_types import InstanceType
+from stacks import findings, rights
 from stacks.core_stack import CoreStack
-from stacks.findings import accept, wildcard
 from stacks.host_setup import host_setup
 from stacks.settings import Settings
 from stacks.teardown import Teardown
-
-# ECS looks once a minute whether it has the hosts it needs; a GPU host takes some minutes to join.
-HOST_WARMUP_S = 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +30,11 @@ class HostGroup:
     machine: InstanceType
     group: autoscaling.AutoScalingGroup
     capacity_provider: ecs.CfnCapacityProvider
+
+    @property
+    def name(self) -> str:
+        """Of the group."""
+        return self.group.auto_scaling_group_name
 
 
 class GpuCluster(Construct):
@@ -98,75 +100,15 @@ class GpuCluster(Construct):
 
     def _host_role(self, core: CoreStack) -> iam.Role:
         """What the host itself may do: join this cluster, pull the two images, report metrics."""
-        stack = Stack.of(self)
-        cluster = self.cluster.cluster_arn
-        in_cluster = {"ArnEquals": {"ecs:cluster": cluster}}
-        container_instances = stack.format_arn(
-            service="ecs",
-            resource="container-instance",
-            resource_name=f"{self.cluster.cluster_name}/*",
-        )
         role = iam.Role(
             self,
             "HostRole",
             description="GPU hosts: join the cluster, pull images, report metrics",
             assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         )
-        statements = [
-            iam.PolicyStatement(
-                sid="JoinCluster",
-                actions=[
-                    "ecs:DeregisterContainerInstance",
-                    "ecs:RegisterContainerInstance",
-                    "ecs:SubmitAttachmentStateChanges",
-                    "ecs:SubmitContainerStateChange",
-                    "ecs:SubmitTaskStateChange",
-                ],
-                resources=[cluster],
-            ),
-            iam.PolicyStatement(
-                sid="TakeOrders",
-                actions=[
-                    "ecs:Poll",
-                    "ecs:StartTelemetrySession",
-                    "ecs:UpdateContainerInstancesState",
-                ],
-                resources=[container_instances],
-                conditions=in_cluster,
-            ),
-            iam.PolicyStatement(
-                sid="FindTheControlPlane", actions=["ecs:DiscoverPollEndpoint"], resources=["*"]
-            ),
-            iam.PolicyStatement(
-                sid="PullImages",
-                actions=[
-                    "ecr:BatchCheckLayerAvailability",
-                    "ecr:BatchGetImage",
-                    "ecr:GetDownloadUrlForLayer",
-                ],
-                resources=[each.repository_arn for each in core.repositories.values()],
-            ),
-            iam.PolicyStatement(
-                sid="LogInToPull", actions=["ecr:GetAuthorizationToken"], resources=["*"]
-            ),
-            iam.PolicyStatement(
-                sid="ReportMetrics",
-                actions=["cloudwatch:PutMetricData"],
-                resources=["*"],
-                conditions={"StringEquals": {"cloudwatch:namespace": nodes.METRICS_NAMESPACE}},
-            ),
-        ]
-        for statement in statements:
-            role.add_to_policy(statement)
-        accept(
-            role,
-            {
-                wildcard(self): "Finding the control plane, logging in to ECR and reporting "
-                "metrics have no resource; metrics are limited to one namespace.",
-                wildcard(self, container_instances): "A host's own id is not known before it "
-                "joins; the condition limits the statement to this cluster.",
-            },
-        )
+        rights.of_host(
+            self, cluster=self.cluster, repositories=[*core.repositories.values()]
+        ).grant(role)
         return role
 
     def _hosts(
@@ -241,15 +183,9 @@ class GpuCluster(Construct):
             # Protected hosts would make `cdk destroy` hang (aws-cdk 18179).
             new_instances_protected_from_scale_in=False,
             group_metrics=[autoscaling.GroupMetrics.all()],
-            default_instance_warmup=Duration.seconds(HOST_WARMUP_S),
+            default_instance_warmup=Duration.seconds(times.HOST_WARMUP_S),
         )
-        accept(
-            group,
-            {
-                "AwsSolutions-AS3": "Hosts come and go with every job; failed tasks raise the "
-                "alarm that counts, and notices of each start would hide it.",
-            },
-        )
+        findings.accept(group, findings.HOST_GROUP)
         provider = ecs.CfnCapacityProvider(
             self,
             f"{name}Capacity",
@@ -260,7 +196,7 @@ class GpuCluster(Construct):
                     target_capacity=100,
                     minimum_scaling_step_size=1,
                     maximum_scaling_step_size=settings.max_workers if is_worker else 1,
-                    instance_warmup_period=HOST_WARMUP_S,
+                    instance_warmup_period=times.HOST_WARMUP_S,
                 ),
                 # Needs protection from scale-in, which makes destroy hang. A host that scale-in
                 # picks drains first: it goes when its task has ended.

@@ -10,10 +10,8 @@ from typing import Final
 
 from aws_cdk import aws_ec2 as ec2
 
-from contract import nodes
+from contract import nodes, times
 
-# Longer than Ray's drain (30 s) and the last checkpoint, shorter than a spot notice (120 s).
-STOP_TIMEOUT_S: Final = 110
 METRICS_INTERVAL_S: Final = 30
 
 _SCRIPT: Final = """\
@@ -102,7 +100,7 @@ def ecs_config(cluster_name: str, node: str, has_gpus: bool, spot: bool) -> dict
         "ECS_INSTANCE_ATTRIBUTES": json.dumps({"training.node": node}),
         # The image pulled below is the one that is used; a tag never changes its meaning.
         "ECS_IMAGE_PULL_BEHAVIOR": "prefer-cached",
-        "ECS_CONTAINER_STOP_TIMEOUT": f"{STOP_TIMEOUT_S}s",
+        "ECS_CONTAINER_STOP_TIMEOUT": f"{times.STOP_TIMEOUT_S}s",
         "ECS_ENABLE_TASK_IAM_ROLE": "true",
         # A task needs the metadata service only to see a spot notice; otherwise it would only be
         # a way to the host's role.

@@ -16,11 +16,10 @@ from aws_cdk import aws_secretsmanager as secretsmanager
 from aws_cdk import aws_servicediscovery as servicediscovery
 from constructs import Construct
 
-from contract import nodes
+from contract import nodes, times
+from stacks import findings, rights
 from stacks.core_stack import CoreStack
-from stacks.findings import accept, wildcard
 from stacks.gpu_cluster import GpuCluster, HostGroup
-from stacks.host_setup import STOP_TIMEOUT_S
 from stacks.log_groups import log_group
 from stacks.settings import Settings
 
@@ -61,13 +60,7 @@ class RayNodes(Construct):
             description="ECS itself: pulls the images, reads the token, opens log streams",
             assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com"),
         )
-        accept(
-            self._execution_role,
-            {
-                wildcard(self): "ecr:GetAuthorizationToken has no resource; "
-                "the pull itself is limited to the two repositories.",
-            },
-        )
+        rights.of_execution(self).grant(self._execution_role)
         # Workers of a standing cluster find their head by this name. A replaced head has another
         # address, so the answer must not be kept for long.
         name = servicediscovery.Service(
@@ -77,7 +70,7 @@ class RayNodes(Construct):
             name=nodes.HEAD,
             description="The head of the standing cluster",
             dns_record_type=servicediscovery.DnsRecordType.A,
-            dns_ttl=Duration.seconds(10),
+            dns_ttl=Duration.seconds(times.HEAD_DNS_TTL_S),
             custom_health_check=servicediscovery.HealthCheckCustomConfig(failure_threshold=1),
         )
         self.head = self._node(nodes.HEAD, cluster.head, trains=settings.head_trains, name=name)
@@ -93,13 +86,7 @@ class RayNodes(Construct):
             ),
             removal_policy=RemovalPolicy.DESTROY,
         )
-        accept(
-            secret,
-            {
-                "AwsSolutions-SMG4": "All nodes of a running cluster must have the same token; "
-                "it changes with each new deployment, or by hand between two runs.",
-            },
-        )
+        findings.accept(secret, findings.RAY_TOKEN)
         return secret
 
     def _node(
@@ -134,50 +121,7 @@ class RayNodes(Construct):
             description=what,
             assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com"),
         )
-        core = self._core
-        statements = [
-            iam.PolicyStatement(
-                sid="Bucket",
-                actions=[
-                    "s3:GetBucketLocation",
-                    "s3:ListBucket",
-                    "s3:ListBucketMultipartUploads",
-                ],
-                resources=[core.bucket.bucket_arn],
-            ),
-            iam.PolicyStatement(
-                sid="Objects",
-                actions=[
-                    "s3:AbortMultipartUpload",
-                    "s3:DeleteObject",
-                    "s3:GetObject",
-                    "s3:ListMultipartUploadParts",
-                    "s3:PutObject",
-                ],
-                resources=[core.bucket.arn_for_objects("*")],
-            ),
-            # The agent that ECS Exec puts into the container.
-            iam.PolicyStatement(
-                sid="Shell",
-                actions=[
-                    "ssmmessages:CreateControlChannel",
-                    "ssmmessages:CreateDataChannel",
-                    "ssmmessages:OpenControlChannel",
-                    "ssmmessages:OpenDataChannel",
-                ],
-                resources=["*"],
-            ),
-        ]
-        for statement in statements:
-            role.add_to_policy(statement)
-        accept(
-            role,
-            {
-                wildcard(core, core.export_value(core.bucket.bucket_arn) + "/*"): "Any object "
-                "of the one bucket is data or a checkpoint of some run.",
-                wildcard(role): "The channels of ECS Exec have no resource.",
-            },
-        )
+        rights.of_training_code(role, bucket=self._core.bucket).grant(role)
         return role
 
     def task(
@@ -220,14 +164,13 @@ class RayNodes(Construct):
             memory_limit_mib=machine.container_memory_mib,
             gpu_count=machine.num_gpus or None,
             linux_parameters=linux,
-            stop_timeout=Duration.seconds(STOP_TIMEOUT_S),
+            stop_timeout=Duration.seconds(times.STOP_TIMEOUT_S),
             health_check=ecs.HealthCheck(
                 command=["CMD", "python", "-m", "containers.health"],
-                interval=Duration.seconds(5),
-                timeout=Duration.seconds(4),
+                interval=Duration.seconds(times.HEALTH_EVERY_S),
+                timeout=Duration.seconds(times.HEALTH_TIMEOUT_S),
                 retries=10,
-                # A first start may have to pull the image's pages from a cold volume.
-                start_period=Duration.seconds(120),
+                start_period=Duration.seconds(times.HEALTH_START_S),
             ),
             environment={
                 "RAY_AUTH_MODE": "token",
@@ -254,13 +197,7 @@ class RayNodes(Construct):
             # RDMA pins what it sends; -1 is no limit.
             ecs.Ulimit(name=ecs.UlimitName.MEMLOCK, soft_limit=-1, hard_limit=-1),
         )
-        accept(
-            task,
-            {
-                "AwsSolutions-ECS2": "Names, sizes and addresses of the deployment, none of them "
-                "a secret; the token comes from Secrets Manager.",
-            },
-        )
+        findings.accept(task, findings.TASK_DEFINITION)
         return task
 
     def _service(

@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from aws_cdk import ArnFormat, CustomResource, Duration, Stack
+from aws_cdk import CustomResource, Duration
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
-from stacks.findings import accept, wildcard
+from stacks import rights
 from stacks.log_groups import log_group
 from stacks.settings import Settings
 
@@ -54,8 +54,7 @@ class Teardown(Construct):
             description="Ends tasks and hosts when the stack is deleted",
             assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
         )
-        for statement in _statements(cluster, names):
-            role.add_to_policy(statement)
+        rights.of_teardown(self, cluster=cluster, groups=names).grant(role)
         logs.grant_write(role)
         # Inline: no asset to upload, and nothing to trust but what is in the template.
         function = lambda_.Function(
@@ -93,61 +92,3 @@ class Teardown(Construct):
         for provider in capacity_providers:
             provider.node.add_dependency(hosts)
         self.stop_tasks.node.add_dependency(role, logs, associations)
-        accept(
-            role,
-            {
-                wildcard(self): "Listing has no resource, or one that is not known before; what "
-                "may be ended is limited to this cluster and to the two groups.",
-                wildcard(self, _tasks(cluster)): "Tasks have random names; they are this "
-                "cluster's.",
-                **{
-                    wildcard(self, _group(cluster, name)): "A group's ARN holds a random id beside "
-                    "its name, which is given."
-                    for name in names
-                },
-            },
-        )
-
-
-def _tasks(cluster: ecs.Cluster) -> str:
-    return Stack.of(cluster).format_arn(
-        service="ecs", resource="task", resource_name=f"{cluster.cluster_name}/*"
-    )
-
-
-def _group(cluster: ecs.Cluster, name: str) -> str:
-    return Stack.of(cluster).format_arn(
-        service="autoscaling",
-        resource="autoScalingGroup",
-        resource_name=f"*:autoScalingGroupName/{name}",
-        arn_format=ArnFormat.COLON_RESOURCE_NAME,
-    )
-
-
-def _statements(cluster: ecs.Cluster, groups: Sequence[str]) -> list[iam.PolicyStatement]:
-    in_cluster = {"ArnEquals": {"ecs:cluster": cluster.cluster_arn}}
-    return [
-        iam.PolicyStatement(
-            sid="FindTasks", actions=["ecs:ListTasks"], resources=["*"], conditions=in_cluster
-        ),
-        iam.PolicyStatement(
-            sid="StopTasks",
-            actions=["ecs:DescribeTasks", "ecs:StopTask"],
-            resources=[_tasks(cluster)],
-        ),
-        iam.PolicyStatement(
-            sid="EmptyCluster",
-            actions=["ecs:DeregisterContainerInstance", "ecs:ListContainerInstances"],
-            resources=[cluster.cluster_arn],
-        ),
-        iam.PolicyStatement(
-            sid="FindHosts",
-            actions=["autoscaling:DescribeAutoScalingGroups", "ec2:DescribeInstances"],
-            resources=["*"],
-        ),
-        iam.PolicyStatement(
-            sid="EndHosts",
-            actions=["autoscaling:DeleteAutoScalingGroup"],
-            resources=[_group(cluster, name) for name in groups],
-        ),
-    ]

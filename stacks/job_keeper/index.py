@@ -1,12 +1,12 @@
 """Cleans up after jobs: after each attempt, after an abort, and every few minutes after anything.
 
-A Lambda function of its own, without dependencies beyond what Lambda provides (boto3). Three
-events, told apart by ``Action``:
+A Lambda function of its own, without dependencies beyond what Lambda provides (boto3) and the
+project's ``contract`` package, which is packed beside it. Three events, told apart by ``Action``:
 
     end      the state machine, after its head task has ended in any way: stops what is left of the
-             job, gives its hosts back, says why it ended and whether it should be tried again
+             job, releases its hosts, says why it ended and whether it should be tried again
     aborted  EventBridge, when an execution was aborted or timed out: the same, without a retry
-    sweep    EventBridge, every few minutes: stops what no execution looks after any more, and
+    sweep    EventBridge, every few minutes: stops the tasks of executions that have ended, and
              heads that have waited for a host for longer than their job wants to
 
 A job's tasks are known by what they were started with: their group, ``job:<id>``.
@@ -18,35 +18,40 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import boto3
+
+from contract import exits, runs, times
+from contract.errors import InputError
+from contract.job import (
+    JOB_GROUP,
+    STOPPED_BY_USER,
+    JobSpec,
+    JobStatus,
+    Outcome,
+    record_json,
+    status_of_stop,
+    stop_reason,
+)
+from contract.nodes import ENV_DEADLINE, ENV_JOB_SPEC
 
 CLUSTER = os.environ.get("CLUSTER", "")
 BUCKET = os.environ.get("BUCKET", "")
 HEAD_FAMILY = os.environ.get("HEAD_FAMILY", "")
 STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
 
-# As in contract/; a test compares them.
-GROUP = "job:"
-RUNS = "runs"
-EXIT_NO_CAPACITY, EXIT_DEADLINE, EXIT_INTERRUPTED, EXIT_TERMINATED = 75, 124, 130, 143
-EXIT_KILLED = 137
-
-STOPPED_BY_USER = "stopped by user"
-NO_CAPACITY = "no capacity"
 #: What the stop code says of a task whose host went away below it.
 HOST_LOST = ("SpotInterruption", "TerminationNotice")
-#: An execution may take this long to tidy up after its deadline.
-GRACE_S = 300
+#: ECS's own words when somebody stops a task without giving a reason.
+NO_REASON_GIVEN = "Task stopped by user"
 
 Task = dict[str, Any]
 
 
 # --- why a job ended ------------------------------------------------------------------------------
-def verdict(
-    task: Task, error: str, *, deadline: float, attempt: int, attempts: int
-) -> dict[str, Any]:
+def verdict(task: Task, error: str, *, deadline: float, attempt: int, attempts: int) -> Outcome:
     """What the end of a head task means.
 
     Args:
@@ -54,43 +59,48 @@ def verdict(
             when there was none.
         error: name of Step Functions' error, with its cause where that is no task.
         deadline: Unix time.
-
-    Returns:
-        ``status`` (one word), ``reason`` (a sentence), ``exit_code`` and ``again``.
+        attempt: number of this attempt, from 1.
+        attempts: as many as the job may have.
     """
     container: dict[str, Any] = next(iter(task.get("Containers") or []), {})
-    code, stop = container.get("ExitCode"), task.get("StopCode", "")
-    said = container.get("Reason") or task.get("StoppedReason") or ""
-    host_lost = stop in HOST_LOST or re.search(r"Host EC2 .*(terminated|stopped)", said)
-    killed = code == EXIT_KILLED and "OutOfMemory" not in said and stop != "UserInitiated"
-    answer: dict[str, Any] = {"exit_code": code, "again": False}
-    if code == 0:
-        return answer | {"status": "succeeded", "reason": "succeeded"}
-    if code == EXIT_DEADLINE or error.startswith("States.Timeout") or time.time() > deadline:
-        return answer | {"status": "deadline", "reason": "deadline"}
-    if code == EXIT_NO_CAPACITY or NO_CAPACITY in said or "Capacity is unavailable" in said:
-        return answer | {"status": "no_capacity", "reason": NO_CAPACITY}
+    code, stop_code = container.get("ExitCode"), task.get("StopCode", "")
+    stopped = task.get("StoppedReason") or ""
+    said = container.get("Reason") or stopped
+    ordered = status_of_stop(stopped)  # by this function's sweep
+    was_stopped = stop_code == "UserInitiated"
+    host_lost = stop_code in HOST_LOST or re.search(r"Host EC2 .*(terminated|stopped)", said)
+    killed = code == exits.KILLED and "OutOfMemory" not in said and not was_stopped
+
+    def ended(status: JobStatus, reason: str, *, again: bool = False) -> Outcome:
+        return Outcome(status=status, reason=reason, exit_code=code, again=again, attempts=attempt)
+
+    if code == exits.OK:
+        return ended(JobStatus.SUCCEEDED, "succeeded")
+    is_late = error.startswith("States.Timeout") or time.time() > deadline
+    if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:
+        return ended(JobStatus.DEADLINE, "deadline")
+    unavailable = "Capacity is unavailable" in said  # ECS, of a capacity provider
+    if code == exits.NO_CAPACITY or ordered == JobStatus.NO_CAPACITY or unavailable:
+        return ended(JobStatus.NO_CAPACITY, "no capacity")
     if host_lost or killed:
         what = "its host was lost" if host_lost else "the head was killed"
-        again = attempt < attempts
-        times = f", {attempt} times" if attempt > 1 else ""
-        return answer | {
-            "status": "host_lost",
-            "reason": f"failed: {what}{times}",
-            "again": again,
-        }
-    if stop == "UserInitiated" or code in (EXIT_TERMINATED, EXIT_INTERRUPTED):
-        return answer | {"status": "stopped", "reason": STOPPED_BY_USER}
+        repeated = f", {attempt} times" if attempt > 1 else ""
+        return ended(JobStatus.HOST_LOST, f"failed: {what}{repeated}", again=attempt < attempts)
+    if was_stopped:
+        by_user = stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)
+        return ended(
+            JobStatus.STOPPED, STOPPED_BY_USER if by_user else f"its head was stopped: {stopped}"
+        )
+    if code in (exits.TERMINATED, exits.INTERRUPTED):
+        return ended(JobStatus.STOPPED, f"its command was stopped (exit code {code})")
     if "CannotPullContainer" in said:
-        return answer | {"status": "image_not_found", "reason": f"image not found: {said}"}
+        return ended(JobStatus.IMAGE_NOT_FOUND, f"image not found: {said}")
     if "OutOfMemory" in said:
-        return answer | {"status": "failed", "reason": "failed: out of memory on the head"}
+        return ended(JobStatus.FAILED, "failed: out of memory on the head")
     if code is not None:
-        return answer | {"status": "failed", "reason": f"failed: user code exit {code}"}
-    return answer | {
-        "status": "failed",
-        "reason": f"failed: the head did not start: {said or error or 'unknown'}"[:1000],
-    }
+        return ended(JobStatus.FAILED, f"failed: user code exit {code}")
+    why = said or error or "unknown"
+    return ended(JobStatus.FAILED, f"failed: the head did not start: {why}"[:1000])
 
 
 # --- AWS ------------------------------------------------------------------------------------------
@@ -109,7 +119,7 @@ def described(arns: list[str]) -> list[Task]:
 
 
 def running(**which: str) -> list[Task]:
-    """Tasks of the cluster that nobody has stopped yet."""
+    """Tasks of the cluster that were not told to stop yet."""
     ecs = boto3.client("ecs")
     return described(
         [*pages(ecs, "list_tasks", "taskArns", cluster=CLUSTER, desiredStatus="RUNNING", **which)]
@@ -119,16 +129,39 @@ def running(**which: str) -> list[Task]:
 def job_of(task: Task) -> str:
     """The job that a task belongs to; "" for one of the standing cluster."""
     group = str(task.get("group") or "")
-    return group.removeprefix(GROUP) if group.startswith(GROUP) else ""
+    return group.removeprefix(JOB_GROUP) if group.startswith(JOB_GROUP) else ""
 
 
-def told(task: Task, name: str, default: float) -> float:
-    """A number of the environment that a task was started with."""
+def told(task: Task, name: str) -> str | None:
+    """A variable of the environment that a task was started with."""
     for container in (task.get("overrides") or {}).get("containerOverrides") or []:
         for each in container.get("environment") or []:
             if each["name"] == name:
-                return float(each["value"])
-    return default
+                return str(each["value"])
+    return None
+
+
+def deadline_of(task: Task, *, default: float) -> float:
+    """Unix time at which the job of a task ends."""
+    value = told(task, ENV_DEADLINE)
+    return float(value) if value else default
+
+
+def patience_of(task: Task) -> float:
+    """How long a head may wait for its host, in seconds; a worker's is its head's to watch."""
+    spec = spec_of(told(task, ENV_JOB_SPEC))
+    return spec.capacity_wait_s if spec else math.inf
+
+
+def spec_of(text: str | None) -> JobSpec | None:
+    """A job's order; None where there is none, or none that can be understood."""
+    if not text:
+        return None
+    try:
+        return JobSpec.from_json(text, ignore_unknown=True)
+    except InputError as error:
+        print(f"an order is not understood: {error}")
+        return None
 
 
 def stop(tasks: list[Task], reason: str) -> None:
@@ -138,7 +171,7 @@ def stop(tasks: list[Task], reason: str) -> None:
         ecs.stop_task(cluster=CLUSTER, task=task["taskArn"], reason=reason)
 
 
-def give_back(instances: set[str]) -> None:
+def release(instances: set[str]) -> None:
     """End the hosts that nothing runs on any more; managed scaling would wait a quarter of an hour.
 
     What goes wrong here costs that quarter of an hour and no more, so it does not fail a job.
@@ -160,32 +193,50 @@ def give_back(instances: set[str]) -> None:
             print(f"{instance} is left to managed scaling: {error}")
 
 
+def execution_of(job: str) -> str:
+    """ARN of a job's execution."""
+    return STATE_MACHINE.replace(":stateMachine:", ":execution:") + f":{job}"
+
+
+def heads_started(job: str) -> int | None:
+    """How often the head of a job was started, from its execution's history."""
+    try:
+        history = pages(
+            boto3.client("stepfunctions"),
+            "get_execution_history",
+            "events",
+            executionArn=execution_of(job),
+        )
+        return sum(1 for event in history if event["type"] == "TaskSubmitted")
+    except Exception as error:
+        print(f"the history of {job} cannot be read: {error}")
+        return None
+
+
 def end_tasks(job: str, reason: str, *, hosts: bool) -> None:
-    """Stop all tasks of a job and, if ``hosts``, give back what they ran on."""
+    """Stop all tasks of a job and, if ``hosts``, release what they ran on."""
     found = {task["taskArn"]: task for task in running(startedBy=job)}
     heads = running(family=HEAD_FAMILY)
     found |= {task["taskArn"]: task for task in heads if job_of(task) == job}
     stop([*found.values()], reason)
     if hosts:
-        give_back({arn for task in found.values() if (arn := task.get("containerInstanceArn"))})
+        release({arn for task in found.values() if (arn := task.get("containerInstanceArn"))})
 
 
-def write_record(job: str, spec: dict[str, Any], **outcome: Any) -> None:
+def write_record(job: str, spec: JobSpec, outcome: Outcome) -> None:
     """Write down how a job ended, beside what it was."""
-    record = {"job": job, "run": spec["run"], **outcome}
-    record |= {name: spec[name] for name in ("command", "min_workers", "max_workers")}
     boto3.client("s3").put_object(
         Bucket=BUCKET,
-        Key=f"{RUNS}/{spec['run']}/jobs/{job}.json",
-        Body=json.dumps(record, indent=1).encode(),
+        Key=runs.job_record(spec.run, job),
+        Body=record_json(job, spec, outcome).encode(),
         ContentType="application/json",
     )
 
 
 # --- what it is called for ------------------------------------------------------------------------
 def end(event: dict[str, Any]) -> dict[str, Any]:
-    """After an attempt: tidy up, and say what became of it."""
-    spec, job = event["Spec"], event["Job"]
+    """After an attempt: clean up, and say how it ended."""
+    job, spec = event["Job"], spec_of(event["Spec"])
     task: Task = event.get("Task") or {}
     error = str(event.get("Error") or "")
     if cause := event.get("Cause"):
@@ -195,52 +246,53 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             error = f"{error}: {cause}"
     if not isinstance(task, dict):
         task, error = {}, f"{error}: {task}"
-    found = verdict(
+    outcome = verdict(
         task,
         error,
         deadline=event["Deadline"],
         attempt=event["Attempt"],
-        attempts=spec.get("attempts", 3),
+        attempts=spec.attempts if spec else 1,
     )
     # Hosts stay for another attempt. The head's own goes with the job's other ones.
-    end_tasks(job, f"job {job}: {found['reason']}", hosts=not found["again"])
-    if not found["again"]:
+    reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
+    end_tasks(job, reason, hosts=not outcome.again)
+    if not outcome.again:
         if host := task.get("ContainerInstanceArn"):
-            give_back({host})
-        write_record(
-            job,
-            spec,
-            status=found["status"],
-            reason=found["reason"],
-            exit_code=found["exit_code"],
-            attempts=event["Attempt"],
-            began=event["Began"],
-            ended=time.time(),
-            deadline=event["Deadline"],
+            release({host})
+        outcome = replace(
+            outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
         )
-    return found
+        if spec:
+            write_record(job, spec, outcome)
+    answer: dict[str, Any] = json.loads(outcome.to_json())
+    return answer
 
 
 def aborted(event: dict[str, Any]) -> None:
     """After an execution that did not come to its own end."""
     detail = event["detail"]
-    job, spec = detail["name"], json.loads(detail["input"])
-    end_tasks(job, f"job {job}: its execution was aborted", hosts=True)
-    timed_out = detail["status"] == "TIMED_OUT"
-    write_record(
-        job,
-        spec,
-        status="deadline" if timed_out else "stopped",
-        reason="deadline" if timed_out else STOPPED_BY_USER,
-        exit_code=None,
-        attempts=1,
-        began=detail["startDate"] / 1000,
-        ended=(detail.get("stopDate") or time.time() * 1000) / 1000,
-    )
+    job, spec = detail["name"], spec_of(detail.get("input"))
+    if detail["status"] == "TIMED_OUT":
+        outcome = Outcome(status=JobStatus.DEADLINE, reason="deadline")
+    else:
+        found = boto3.client("stepfunctions").describe_execution(executionArn=execution_of(job))
+        outcome = Outcome.of_abort(error=found.get("error"), cause=found.get("cause"))
+    end_tasks(job, stop_reason(outcome.status, f"job {job}: {outcome.reason}"), hosts=True)
+    if spec:
+        began = detail["startDate"] / 1000
+        stopped = detail.get("stopDate")
+        outcome = replace(
+            outcome,
+            attempts=heads_started(job),
+            began=began,
+            ended=stopped / 1000 if stopped else time.time(),
+            deadline=math.floor(began) + spec.max_seconds,
+        )
+        write_record(job, spec, outcome)
 
 
 def sweep() -> dict[str, Any]:
-    """Stop what escaped: nothing may run longer than somebody looks after it."""
+    """Stop what escaped: no task may run longer than there is an execution that watches it."""
     states = boto3.client("stepfunctions")
     executions: dict[str, str] = {}
     stopped: list[str] = []
@@ -250,26 +302,26 @@ def sweep() -> dict[str, Any]:
         if not job:
             continue
         if job not in executions:
-            arn = STATE_MACHINE.replace(":stateMachine:", ":execution:") + f":{job}"
             try:
-                executions[job] = states.describe_execution(executionArn=arn)["status"]
+                found = states.describe_execution(executionArn=execution_of(job))
+                executions[job] = found["status"]
             except states.exceptions.ExecutionDoesNotExist:
                 executions[job] = "unknown"
-        deadline = told(task, "TRAIN_DEADLINE", now)
         waited = now - task["createdAt"].timestamp()
-        patience = told(task, "TRAIN_CAPACITY_WAIT_S", math.inf)  # of a head alone
+        patience = patience_of(task)
         if executions[job] != "RUNNING":
-            reason = f"its execution is over ({executions[job]})"
-        elif now > deadline + GRACE_S:
-            reason = "its deadline is over"
+            reason = f"job {job}: its execution has ended ({executions[job]})"
+        elif now > deadline_of(task, default=now) + times.SWEEP_GRACE_S:
+            reason = stop_reason(JobStatus.DEADLINE, f"job {job}: its deadline is over")
         elif task["lastStatus"] == "PROVISIONING" and waited > patience:
-            reason = f"{NO_CAPACITY}: no host within {patience:.0f} s"
+            why = f"job {job}: no host within {patience:.0f} s"
+            reason = stop_reason(JobStatus.NO_CAPACITY, why)
         else:
             continue
-        stop([task], f"job {job}: {reason}")
+        stop([task], reason)
         stopped.append(task["taskArn"])
         if task.get("containerInstanceArn"):
-            give_back({task["containerInstanceArn"]})
+            release({task["containerInstanceArn"]})
     return {"stopped": stopped}
 
 

@@ -1,11 +1,11 @@
 """The head of a job reads what it is told, tells Ray's autoscaler the right things and refuses what
 cannot be right. What it does with real Ray in real containers: tests/rehearsal."""
 
-import json
 import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,21 +16,21 @@ from containers.metadata import OwnTask
 from containers.node import NodeConfig
 from contract import exits, nodes
 from contract.errors import InputError
+from contract.job import JobSpec
 from contract.nodes import ClusterSize
+from contract.ranges import Range
 from tests.conftest import ROOT
 
 TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
+SPEC = JobSpec(run="r1", command=("python", "-c", "print(1)"), nodes=Range(1, 4), idle_s=90)
 ENVIRONMENT = {
     "RAY_AUTH_TOKEN": "0123456789abcdef0123",
     nodes.ENV_JOB: "r1-20261121-0900-abcd",
-    nodes.ENV_COMMAND: '["python", "-c", "print(1)"]',
+    nodes.ENV_JOB_SPEC: SPEC.to_json(),
     nodes.ENV_WORKER_TASK: "worker:7",
     nodes.ENV_WORKER_PROVIDER: "gpus",
     nodes.ENV_WORKER_CPUS: "8",
     nodes.ENV_WORKER_GPUS: "1",
-    nodes.ENV_MIN_WORKERS: "1",
-    nodes.ENV_MAX_WORKERS: "4",
-    nodes.ENV_IDLE: "90",
     nodes.ENV_SUBNETS: "subnet-1",
     nodes.ENV_SECURITY_GROUPS: "sg-1,sg-2",
     nodes.ENV_TRAINS: "0",
@@ -40,6 +40,11 @@ ENVIRONMENT = {
 
 def config(**changed: str) -> job.JobConfig:
     return job.JobConfig.from_environment(ENVIRONMENT | changed)
+
+
+def ordered(**changed: Any) -> job.JobConfig:
+    """The same job with another order."""
+    return config(**{nodes.ENV_JOB_SPEC: replace(SPEC, **changed).to_json()})
 
 
 def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
@@ -78,11 +83,14 @@ def test_ray_takes_the_configuration_as_valid() -> None:
     ("changed", "words"),
     [
         ({nodes.ENV_JOB: ""}, "TRAIN_JOB is missing"),
-        ({nodes.ENV_COMMAND: "python -c 1"}, "must be a JSON list of words"),
-        ({nodes.ENV_COMMAND: "[]"}, "must be a JSON list of words"),
-        ({nodes.ENV_COMMAND: "[1]"}, "must be a JSON list of words"),
-        ({nodes.ENV_MIN_WORKERS: "5"}, "5 to 4 workers"),
-        ({nodes.ENV_MAX_WORKERS: "many"}, "TRAIN_MAX_WORKERS is 'many'"),
+        ({nodes.ENV_JOB_SPEC: ""}, "TRAIN_JOB_SPEC is missing"),
+        ({nodes.ENV_JOB_SPEC: "python -c 1"}, "order is not a JSON object: 'python -c 1'"),
+        ({nodes.ENV_JOB_SPEC: '{"run": "r", "nodes": "1"}'}, "order has no command"),
+        (
+            {nodes.ENV_JOB_SPEC: SPEC.to_json().replace("{", '{"priority": 1, ', 1)},
+            "has priority, which this version does not know",
+        ),
+        ({nodes.ENV_WORKER_CPUS: "many"}, "TRAIN_WORKER_CPUS is 'many'"),
         ({nodes.ENV_DEADLINE: "soon"}, "TRAIN_DEADLINE is 'soon'"),
     ],
 )
@@ -127,7 +135,7 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own() -> None:
     assert reason(job.Job(config(), head), running) is None
     late = job.Job(config(**{nodes.ENV_DEADLINE: str(int(time.time()) - 1)}), head)
     assert reason(late, running) == exits.DEADLINE
-    alone = job.Job(config(**{nodes.ENV_CAPACITY_WAIT: "0"}), head)
+    alone = job.Job(ordered(capacity_wait_s=0), head)
     time.sleep(0.01)
     assert reason(alone, running) == exits.NO_CAPACITY
     assert reason(job.Job(config(), head), Process(1)) == exits.FAILED
@@ -135,7 +143,7 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own() -> None:
 
 def test_workers_that_came_once_are_no_lack_of_capacity_later() -> None:
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    own = job.Job(config(**{nodes.ENV_CAPACITY_WAIT: "0"}), head)
+    own = job.Job(ordered(capacity_wait_s=0), head)
     own._on_size(ClusterSize(num_nodes=2, num_cpus=8, num_gpus=1).line())
     own._on_size(ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0).line())
     time.sleep(0.01)
@@ -144,7 +152,7 @@ def test_workers_that_came_once_are_no_lack_of_capacity_later() -> None:
 
 def test_the_commands_words_reach_it_as_they_are() -> None:
     words = ["python", "-c", "print('a b')"]
-    assert config(**{nodes.ENV_COMMAND: json.dumps(words)}).command == tuple(words)
+    assert ordered(command=tuple(words)).spec.command == tuple(words)
 
 
 @pytest.mark.parametrize(

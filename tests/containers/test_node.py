@@ -118,7 +118,7 @@ def test_collectives_use_the_interface_that_leads_to_the_head() -> None:
 
 
 def test_a_stop_leaves_ray_its_time_to_drain() -> None:
-    from stacks.host_setup import STOP_TIMEOUT_S
+    from contract.times import STOP_TIMEOUT_S
 
     drain = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
     head = NodeConfig.from_environment("head", {"RAY_AUTH_TOKEN": TOKEN})

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from containers import user_code
-from contract import nodes
 from contract.errors import InputError
+from contract.job import JobSpec
+from contract.ranges import Range
 from tests.conftest import write_wheel
 
 
@@ -42,9 +44,9 @@ class Client:
         return {"SecretString": "hidden"}
 
 
-def prepare(environment: dict[str, str], folder: Path, client: Client) -> user_code.Prepared:
+def prepare(spec: JobSpec, folder: Path, client: Client) -> user_code.Prepared:
     folder.mkdir(exist_ok=True)
-    return user_code.prepare(environment, folder, client=client)
+    return user_code.prepare(spec, folder, client=client)
 
 
 def runtime(prepared: user_code.Prepared) -> dict[str, Any]:
@@ -60,20 +62,18 @@ def archive(tmp_path: Path, **files: str) -> Path:
     return path
 
 
-CODE = {nodes.ENV_CODE: "s3://bucket/runs/r/jobs/j.zip"}
+RECIPE = JobSpec(run="r", command=("python",), nodes=Range(1, 1))
+CODE = replace(RECIPE, code="s3://bucket/runs/r/jobs/j.zip")
 
 
 def test_a_recipe_brings_nothing_and_ray_is_told_nothing(tmp_path: Path) -> None:
-    found = prepare({}, tmp_path / "code", Client())
+    found = prepare(RECIPE, tmp_path / "code", Client())
     assert found == user_code.Prepared(folder=None, environment={})
 
 
 def test_variables_and_secrets_reach_the_command_and_rays_workers(tmp_path: Path) -> None:
-    environment = {
-        nodes.ENV_PASSED: '{"COLOUR": "green"}',
-        nodes.ENV_SECRETS: '{"API_KEY": "training/key"}',
-    }
-    found = prepare(environment, tmp_path / "code", Client())
+    spec = replace(RECIPE, variables={"COLOUR": "green"}, secrets={"API_KEY": "training/key"})
+    found = prepare(spec, tmp_path / "code", Client())
     assert found.environment["COLOUR"] == "green"
     assert found.environment["API_KEY"] == "hidden"
     assert runtime(found) == {"env_vars": {"COLOUR": "green", "API_KEY": "hidden"}}
@@ -89,15 +89,19 @@ def test_code_is_where_the_command_runs_and_what_ray_takes_along(tmp_path: Path)
     assert not list(tmp_path.glob("code.zip.*"))
 
 
-def test_an_archive_cannot_write_outside_of_its_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["../outside.py", "/tmp/absolute-of-this-test.py", "a//b", "./a"])
+def test_an_archive_that_would_write_outside_of_its_folder_is_refused(
+    tmp_path: Path, name: str
+) -> None:
     path = tmp_path / "sent.zip"
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr("../outside.py", "")
-        file.writestr("/tmp/absolute-of-this-test.py", "")
-    found = prepare(CODE, tmp_path / "code", Client(path))
-    assert found.folder is not None
+        file.writestr("mine.py", "")
+        file.writestr(name, "")
+    with pytest.raises(InputError, match=r"file of the code s3://.* is refused"):
+        prepare(CODE, tmp_path / "code", Client(path))
     assert not (tmp_path / "outside.py").exists()
     assert not Path("/tmp/absolute-of-this-test.py").exists()
+    assert not list((tmp_path / "code").iterdir())
 
 
 def test_requirements_are_installed_beside_what_the_image_has(tmp_path: Path) -> None:
@@ -124,22 +128,15 @@ def test_requirements_are_installed_beside_what_the_image_has(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("environment", "words"),
+    ("changed", "words"),
     [
-        ({nodes.ENV_PASSED: "A=b"}, "TRAIN_PASSED must be a JSON object of texts"),
-        ({nodes.ENV_PASSED: '{"A": 1}'}, "TRAIN_PASSED must be a JSON object of texts"),
-        ({nodes.ENV_SECRETS: '{"A": "training/x"}'}, "secret training/x, for A, cannot be read"),
-        (
-            {nodes.ENV_CODE: "s3://bucket/none.zip"},
-            "none.zip cannot be had",
-        ),
+        ({"secrets": {"A": "training/x"}}, "secret training/x, for A, cannot be read"),
+        ({"code": "s3://bucket/none.zip"}, "none.zip cannot be read"),
     ],
 )
-def test_what_cannot_be_had_is_named(
-    tmp_path: Path, environment: dict[str, str], words: str
-) -> None:
+def test_what_cannot_be_read_is_named(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        prepare(environment, tmp_path / "code", Client())
+        prepare(replace(RECIPE, **changed), tmp_path / "code", Client())
 
 
 def test_requirements_that_cannot_be_installed_show_the_end_of_pips_words(tmp_path: Path) -> None:

@@ -19,8 +19,9 @@ from typing import Any
 
 import pytest
 
-from contract import exits, jobs, runs
+from contract import exits, runs
 from contract import outputs as stack_outputs
+from contract.job import JOB_GROUP
 from contract.nodes import (
     CONTAINER,
     ENV_DEADLINE,
@@ -317,7 +318,7 @@ def test_what_escapes_is_swept(rehearsal: Rehearsal) -> None:
         **which,
         taskDefinition=outputs[stack_outputs.WORKER_TASK],
         overrides={"containerOverrides": [override]},
-        group=f"{jobs.JOB_GROUP}orphan-1",
+        group=f"{JOB_GROUP}orphan-1",
         startedBy="orphan-1",
     )["tasks"]
     (other,) = ecs.run_task(

@@ -14,8 +14,10 @@ from typing import Any
 import boto3
 import pytest
 
-from contract import jobs, nodes, runs
+from contract import nodes, runs
 from contract import outputs as stack_outputs
+from contract.job import JOB_GROUP, JobSpec
+from contract.ranges import Range
 from rehearsal.cdk import Cdk
 from rehearsal.commands import CommandError
 from rehearsal.inventory import difference, inventory
@@ -112,24 +114,20 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
     """One job is stopped, one aborted: both are tidied up after, and say so. A third one stays."""
     states, ecs, s3 = (boto3.client(name) for name in ("stepfunctions", "ecs", "s3"))
     which = {"cluster": training[stack_outputs.CLUSTER]}
-    spec = {
-        "run": "r",
-        "command": ["true"],
-        "max_seconds": 3600,
-        "capacity_wait_s": 60,
-        "idle_s": 60,
-        "min_workers": 1,
-        "max_workers": 2,
-        "attempts": 3,
-        "environment": {"A": "one", "B": "two"},
-    }
+    spec = JobSpec(
+        run="r",
+        command=("echo", 'a "quoted" word', "ü"),
+        nodes=Range(1, 2),
+        max_seconds=3600,
+        variables={"A": "one", "B": "two"},
+    )
 
     def start(job: str) -> tuple[str, str]:
         # The emulator remembers executions of a machine that was deleted.
         execution = states.start_execution(
             stateMachineArn=training[stack_outputs.JOBS],
             name=f"{preset}-{job}",
-            input=json.dumps(spec),
+            input=spec.to_json(),
         )["executionArn"]
         (task,) = eventually(lambda: ecs.list_tasks(**which)["taskArns"])
         return execution, task
@@ -142,12 +140,11 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
 
     execution, task = start("ended")
     (head,) = ecs.describe_tasks(**which, tasks=[task])["tasks"]
-    assert head["group"] == f"{jobs.JOB_GROUP}{preset}-ended"
+    assert head["group"] == f"{JOB_GROUP}{preset}-ended"
     (override,) = head["overrides"]["containerOverrides"]
     told = {each["name"]: each["value"] for each in override["environment"]}
-    assert json.loads(told[nodes.ENV_COMMAND]) == ["true"]
+    assert JobSpec.from_json(told[nodes.ENV_JOB_SPEC]) == spec
     assert 3500 < int(told[nodes.ENV_DEADLINE]) - time.time() <= 3600
-    assert (told["A"], told["B"]) == ("one", "two")
     # Without a container below, a task that is stopped has ended well.
     ecs.stop_task(**which, task=task)
     eventually(lambda: states.describe_execution(executionArn=execution)["status"] != "RUNNING")
@@ -158,9 +155,11 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
     ecs.run_task(
         **which, taskDefinition=training[stack_outputs.WORKER_TASK], startedBy=f"{preset}-aborted"
     )
-    states.stop_execution(executionArn=execution)
+    states.stop_execution(executionArn=execution, error="Budget", cause="spent")
     eventually(lambda: not ecs.list_tasks(**which)["taskArns"])
-    assert record("aborted")["reason"] == "stopped by user"
+    found = record("aborted")
+    assert (found["status"], found["attempts"]) == ("stopped", 1)
+    assert found["reason"] == "its execution was aborted: Budget: spent"
 
     start("running")
 

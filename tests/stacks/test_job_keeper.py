@@ -7,18 +7,32 @@ memory, hosts that another job's task runs on.
 
 import importlib.util
 import json
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from contract import exits, jobs, nodes, runs
+from contract.job import (
+    STOP_ERROR,
+    JobSpec,
+    JobStatus,
+    Outcome,
+    head_variables,
+    overrides,
+    stop_reason,
+)
+from contract.ranges import Range
 from stacks.job_runner import KEEPER
+from stacks.lambda_code import stage
 from tests.stacks.conftest import Synth, text
 
-SPEC = {"run": "r1", "command": ["true"], "min_workers": 1, "max_workers": 2, "attempts": 3}
+SPEC = JobSpec(run="r1", command=("true",), nodes=Range(1, 2))
 
 
 @pytest.fixture
@@ -37,17 +51,21 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def test_it_knows_the_same_names_and_codes_as_the_rest(keeper: ModuleType) -> None:
-    assert keeper.GROUP == jobs.JOB_GROUP
-    assert keeper.RUNS == runs.RUNS_PREFIX
-    assert keeper.EXIT_NO_CAPACITY == exits.NO_CAPACITY
-    assert keeper.EXIT_DEADLINE == exits.DEADLINE
-    assert keeper.EXIT_INTERRUPTED == exits.INTERRUPTED
-    assert keeper.EXIT_TERMINATED == exits.TERMINATED
-    assert keeper.EXIT_KILLED == exits.KILLED
-    source = (KEEPER / "index.py").read_text()
-    assert f'"{nodes.ENV_DEADLINE}"' in source
-    assert f'"{nodes.ENV_CAPACITY_WAIT}"' in source
+def test_what_is_packed_needs_nothing_but_lambdas_own_boto3(tmp_path: Path) -> None:
+    stage(KEEPER / "index.py", tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"index.py", "contract"}
+    (tmp_path / "boto3.py").touch()  # stands for Lambda's
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import index; print(index.CLUSTER)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script],  # without the packages installed here
+        env={"CLUSTER": "c"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("c\n", "")
 
 
 def head(code: int | None = None, **task: Any) -> dict[str, Any]:
@@ -66,7 +84,10 @@ ENDS = [
     ({}, "States.Timeout", "deadline", "deadline", False),
     (head(75), "", "no_capacity", "no capacity", False),
     (
-        head(StopCode="UserInitiated", StoppedReason="job j: no capacity: no host within 60 s"),
+        head(
+            StopCode="UserInitiated",
+            StoppedReason=stop_reason(JobStatus.NO_CAPACITY, "job j: no host within 60 s"),
+        ),
         "",
         "no_capacity",
         "no capacity",
@@ -74,7 +95,22 @@ ENDS = [
     ),
     (head(143, StopCode="UserInitiated"), "", "stopped", "stopped by user", False),
     (head(137, StopCode="UserInitiated"), "", "stopped", "stopped by user", False),
-    (head(130), "", "stopped", "stopped by user", False),
+    (
+        head(143, StopCode="UserInitiated", StoppedReason="Task stopped by user"),
+        "",
+        "stopped",
+        "stopped by user",
+        False,
+    ),
+    (
+        head(143, StopCode="UserInitiated", StoppedReason="cost control: no capacity left"),
+        "",
+        "stopped",
+        "its head was stopped: cost control: no capacity left",
+        False,
+    ),
+    (head(130), "", "stopped", "its command was stopped (exit code 130)", False),
+    (head(143), "", "stopped", "its command was stopped (exit code 143)", False),
     (head(137), "", "host_lost", "failed: the head was killed", True),
     (
         head(137, reason="OutOfMemoryError: Container killed due to memory usage"),
@@ -115,12 +151,13 @@ def test_every_end_has_a_status_a_reason_and_a_right_to_another_attempt(
 ) -> None:
     later = time.time() + 600
     found = keeper.verdict(task, error, deadline=later, attempt=1, attempts=3)
-    assert (found["status"], found["reason"], found["again"]) == (status, reason, again)
+    assert (found.status, found.reason, found.again) == (status, reason, again)
+    assert found.attempts == 1
     last = keeper.verdict(task, error, deadline=later, attempt=3, attempts=3)
-    assert last["again"] is False
-    assert last["status"] == status
+    assert last.again is False
+    assert last.status == status
     over = keeper.verdict(task, error, deadline=time.time() - 1, attempt=1, attempts=3)
-    assert over["again"] is False, "nothing is tried again after the deadline"
+    assert over.again is False, "nothing is tried again after the deadline"
 
 
 class Aws:
@@ -132,6 +169,8 @@ class Aws:
         self.objects: dict[str, Any] = {}
         self.states: dict[str, list[str]] = {}
         self.terminated: list[str] = []
+        self.aborts: dict[str, dict[str, str]] = {}
+        self.history: dict[str, list[str]] = {}
         self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError)
 
     def add(self, name: str, **task: Any) -> None:
@@ -147,8 +186,12 @@ class Aws:
         return self
 
     def get_paginator(self, operation: str) -> Any:
-        assert operation == "list_tasks"
-        return SimpleNamespace(paginate=self._list)
+        found = {"list_tasks": self._list, "get_execution_history": self._events}
+        return SimpleNamespace(paginate=found[operation])
+
+    def _events(self, *, executionArn: str) -> Any:  # noqa: N803
+        for kind in self.history[executionArn.rpartition(":")[2]]:
+            yield {"events": [{"type": kind}]}
 
     def _list(self, *, cluster: str, desiredStatus: str, **which: str) -> Any:  # noqa: N803
         assert cluster == "cluster"
@@ -199,7 +242,8 @@ class Aws:
     def describe_execution(self, *, executionArn: str) -> Any:  # noqa: N803
         prefix = "arn:aws:states:us-east-1:1:execution:jobs:"
         assert executionArn.startswith(prefix)
-        return {"status": self.executions[executionArn.removeprefix(prefix)]}
+        job = executionArn.removeprefix(prefix)
+        return {"status": self.executions[job], **self.aborts.get(job, {})}
 
     def running(self) -> set[str]:
         return {name for name, task in self.tasks.items() if task["desiredStatus"] == "RUNNING"}
@@ -226,7 +270,7 @@ def ended(task: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "Action": "end",
         "Job": "j1",
-        "Spec": SPEC,
+        "Spec": SPEC.to_json(),
         "Attempt": 1,
         "Began": now - 60,
         "Deadline": now + 600,
@@ -248,6 +292,10 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
     assert record["exit_code"] == 3
     assert record["reason"] == "failed: user code exit 3"
     assert (record["run"], record["job"], record["attempts"]) == ("r1", "j1", 1)
+    assert (record["command"], record["nodes"]) == (["true"], "1:2")
+    read = Outcome.from_json(json.dumps(record))
+    assert (read.status, read.exit_code, read.attempts) == (JobStatus.FAILED, 3, 1)
+    assert found == json.loads(read.to_json()), "the execution's result is what is written down"
 
 
 def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(
@@ -269,20 +317,63 @@ def test_an_error_of_step_functions_itself_is_told_as_it_is(keeper: ModuleType, 
     assert aws.objects["runs/r1/jobs/j1.json"]["status"] == "failed"
 
 
-def test_an_aborted_execution_leaves_nothing_and_is_recorded(keeper: ModuleType, aws: Aws) -> None:
-    detail = {
-        "name": "j1",
-        "status": "ABORTED",
-        "input": json.dumps(SPEC),
-        "startDate": 1_800_000_000_000,
-        "stopDate": 1_800_000_060_000,
-    }
-    event = {"detail-type": "Step Functions Execution Status Change", "detail": detail}
-    keeper.handler(event, None)
+def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    found = keeper.handler(ended(head(2), Spec='{"run": "r1"}'), None)
+    assert (found["status"], found["again"]) == ("failed", False)
     assert aws.running() == {"other-head", "other-1", "standing"}
-    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "stopped by user"
-    keeper.handler({**event, "detail": {**detail, "status": "TIMED_OUT"}}, None)
-    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == "deadline"
+    assert not aws.objects, "nobody knows whose run it was"
+    newer = json.dumps({**json.loads(SPEC.to_json()), "priority": 9})
+    keeper.handler(ended(head(2), Spec=newer), None)
+    assert aws.objects["runs/r1/jobs/j1.json"]["exit_code"] == 2
+
+
+def aborted(**detail: Any) -> dict[str, Any]:
+    """What EventBridge gives the function."""
+    return {
+        "detail-type": "Step Functions Execution Status Change",
+        "detail": {
+            "name": "j1",
+            "status": "ABORTED",
+            "input": SPEC.to_json(),
+            "startDate": 1_800_000_000_000,
+            "stopDate": 1_800_000_060_000,
+            **detail,
+        },
+    }
+
+
+def test_an_aborted_execution_leaves_nothing_and_is_recorded(keeper: ModuleType, aws: Aws) -> None:
+    aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}  # trainctl stop
+    # Its second attempt was under way.
+    aws.history["j1"] = ["PassStateEntered", "TaskSubmitted", "TaskFailed", "TaskSubmitted"]
+    keeper.handler(aborted(), None)
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    record = aws.objects["runs/r1/jobs/j1.json"]
+    assert (record["status"], record["reason"]) == ("stopped", "stopped by user")
+    assert record["attempts"] == 2
+    assert (record["began"], record["ended"]) == (1_800_000_000, 1_800_000_060)
+    assert record["deadline"] == 1_800_000_000 + SPEC.max_seconds
+
+
+@pytest.mark.parametrize(
+    ("detail", "abort", "status", "reason"),
+    [
+        ({}, {}, "stopped", "its execution was aborted"),
+        ({}, {"cause": "budget"}, "stopped", "its execution was aborted: budget"),
+        ({}, {"error": "Bill", "cause": "x"}, "stopped", "its execution was aborted: Bill: x"),
+        ({"status": "TIMED_OUT"}, {}, "deadline", "deadline"),
+    ],
+)
+def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
+    keeper: ModuleType, aws: Aws, detail: Any, abort: dict[str, str], status: str, reason: str
+) -> None:
+    aws.aborts["j1"] = abort
+    keeper.handler(aborted(**detail), None)
+    record = aws.objects["runs/r1/jobs/j1.json"]
+    assert (record["status"], record["reason"]) == (status, reason)
+    assert record["attempts"] is None, "this history cannot be read, and nobody guesses"
 
 
 def started_with(**variables: str) -> dict[str, Any]:
@@ -313,13 +404,15 @@ def test_a_head_that_gets_no_host_in_time_ends_as_no_capacity(keeper: ModuleType
         "lastStatus": "PROVISIONING",
         "createdAt": datetime.now(tz=UTC) - timedelta(seconds=90),
     }
-    aws.tasks["own-head"] |= waiting | {"overrides": started_with(TRAIN_CAPACITY_WAIT_S="60")}
-    aws.tasks["other-head"] |= waiting | {"overrides": started_with(TRAIN_CAPACITY_WAIT_S="600")}
+    for name, wait_s in (("own-head", 60), ("other-head", 600)):
+        spec = replace(SPEC, capacity_wait_s=wait_s).to_json()
+        variables = head_variables(job="j", deadline=str(int(time.time()) + 900), spec=spec)
+        aws.tasks[name] |= waiting | {"overrides": overrides(variables)}
     aws.tasks["own-1"] |= waiting  # a worker's place is its head's to wait for
     assert keeper.handler({}, None) == {"stopped": ["own-head"]}
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
     found = keeper.verdict(task, "", deadline=time.time() + 60, attempt=1, attempts=3)
-    assert found["reason"] == "no capacity"
+    assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
 
 
 # --- the state machine ----------------------------------------------------------------------------
@@ -341,19 +434,22 @@ def test_every_way_out_of_the_head_goes_by_the_clean_up(synth: Synth) -> None:
     assert ends == {"Succeeded", "Failed"}
 
 
-def test_the_head_is_told_what_it_reads(synth: Synth) -> None:
-    (override,) = definition(synth)["States"]["Head"]["Arguments"]["Overrides"][
-        "ContainerOverrides"
-    ]
-    names = (
-        nodes.ENV_JOB,
-        nodes.ENV_RUN,
-        nodes.ENV_COMMAND,
-        nodes.ENV_DEADLINE,
-        nodes.ENV_CAPACITY_WAIT,
-        nodes.ENV_IDLE,
-        nodes.ENV_MIN_WORKERS,
-        nodes.ENV_MAX_WORKERS,
+def test_the_head_is_told_what_it_reads_and_what_its_size_is_checked_by(synth: Synth) -> None:
+    told = definition(synth)["States"]["Head"]["Arguments"]["Overrides"]
+    expected = overrides(
+        head_variables(job="{% $job %}", deadline="{% $string($deadline) %}", spec="{% $order %}")
     )
-    for name in names:
-        assert f"'{name}'" in override["Environment"]
+
+    def renamed(value: Any) -> Any:
+        """As Step Functions writes ECS's names."""
+        if isinstance(value, dict):
+            return {name[:1].upper() + name[1:]: renamed(each) for name, each in value.items()}
+        return [renamed(each) for each in value] if isinstance(value, list) else value
+
+    assert told == renamed(expected)
+
+
+def test_the_order_reaches_the_head_and_the_clean_up_as_it_was_given(synth: Synth) -> None:
+    states = definition(synth)["States"]
+    assert states["Begin"]["Assign"]["order"] == "{% $string($states.input) %}"
+    assert "'Spec': $order" in states["CleanUp"]["Arguments"]["Payload"]

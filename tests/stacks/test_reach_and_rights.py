@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from containers.job import JobConfig
-from contract import jobs, nodes
+from contract import nodes
+from contract.job import SECRETS_PREFIX, JobSpec
+from contract.ranges import Range
 from stacks.settings import PRESETS
 from tests.stacks.conftest import Synth, Templates, statements, text
 
@@ -139,7 +141,7 @@ def test_a_job_reads_no_other_secrets_than_those_meant_for_jobs(synth: Synth) ->
     }
     heads = [resource for name, resource in found if name == "JobsRole"]
     assert len(heads) == 1
-    assert heads[0].endswith(f":secret:{jobs.SECRETS_PREFIX}*")
+    assert heads[0].endswith(f":secret:{SECRETS_PREFIX}*")
     # ECS itself reads the cluster's token for all nodes.
     assert {name for name, _ in found} == {"JobsRole", "NodesExecutionRole"}
 
@@ -151,7 +153,10 @@ def test_the_head_of_a_job_is_told_what_its_workers_are(synth: Synth) -> None:
         if name.startswith("JobsTask")
     ]
     told = {each["Name"]: text(each["Value"]) for each in task["Environment"]}
-    config = JobConfig.from_environment(told | {nodes.ENV_JOB: "j", nodes.ENV_COMMAND: '["true"]'})
+    spec = JobSpec(run="r", command=("true",), nodes=Range(1, 1))
+    config = JobConfig.from_environment(
+        told | {nodes.ENV_JOB: "j", nodes.ENV_JOB_SPEC: spec.to_json()}
+    )
     assert task["Command"] == [nodes.JOB]
     assert (config.worker_cpus, config.worker_gpus) == (48, 4)
     assert "NodesWorkerTask" in config.worker_task

@@ -1,0 +1,46 @@
+"""Time limits that parts of the system share or that must be in order, in seconds, with reasons.
+
+What ends first must leave time for what ends next, and the parts run in different places: a
+program, Ray, the ECS agent, a state machine, a function. ``tests/contract/test_times.py`` holds the
+order. Limits of a single call (a socket, a subprocess) stay beside that call.
+"""
+
+from typing import Final
+
+# --- a node that is told to end: SIGTERM, then SIGKILL --------------------------------------------
+PROCESS_GROUP_STOP_S: Final = 5  # workers that are about to be killed leave their process group
+COMMAND_STOP_S: Final = 20  # a job's command saves a checkpoint and writes its result
+RAY_STOP_S: Final = 10  # Ray on a job's head, after the command: its workers go with the job
+RAY_DRAIN_S: Final = 30  # Ray on a node that trains hands over what runs there; Ray's default
+COORDINATOR_DRAIN_S: Final = 1  # Ray on a head that does not train would only wait for itself
+STOP_TIMEOUT_S: Final = 110  # ECS kills a container that was told to stop; the agent allows 120
+SPOT_NOTICE_S: Final = 120  # EC2 takes a spot host; the time that AWS announces
+SPOT_POLL_S: Final = 5  # between two questions whether there is such a notice; AWS's advice
+SPOT_MARGIN_S: Final = (
+    10  # Ray ends a node this long before its host goes: as announced, no failure
+)
+
+# --- a job that reaches its deadline --------------------------------------------------------------
+HEAD_GRACE_S: Final = 120  # the head ends the job itself; after this the state machine ends it
+SWEEP_GRACE_S: Final = 300  # an execution cleans up; after this the sweep ends what is left
+SWEEP_EVERY_S: Final = 300  # what escapes is found within this, and a day of it costs nothing
+KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the next sweep begins
+JOB_STOP_S: Final = 300  # ``trainctl stop`` waits this long for the last node to be gone
+
+# --- a node that starts ---------------------------------------------------------------------------
+HOST_WARMUP_S: Final = 300  # a GPU host joins the cluster; ECS starts no second one meanwhile
+HEAD_WAIT_S: Final = 600  # a worker waits for its head, whose host may still pull the image
+RAY_START_S: Final = 120  # Ray on a job's head is up
+WORKER_REGISTER_S: Final = 600  # a process of Ray reports; Ray's default is a minute
+WORKER_GROUP_START_S: Final = 10  # after a loss, Ray Train looks again which nodes there are
+HEAD_DNS_TTL_S: Final = 10  # a replaced head has another address
+
+# --- a node that does not answer any more ---------------------------------------------------------
+HEALTH_PROBE_S: Final = 3  # the container's check of itself
+HEALTH_TIMEOUT_S: Final = 4  # ECS ends the check
+HEALTH_EVERY_S: Final = 5  # ECS repeats it
+HEALTH_START_S: Final = 120  # failures do not count: a first start reads its image from a cold disk
+RAY_HEALTH_DELAY_S: Final = 2  # Ray's head checks a new node
+RAY_HEALTH_EVERY_S: Final = 2  # and repeats it
+RAY_HEALTH_TIMEOUT_S: Final = 6  # shorter, and a node with busy processors would be taken for dead
+RAY_RECONNECT_S: Final = 30  # a worker whose head is gone ends, so that its host can go

@@ -1,0 +1,143 @@
+"""The states of a job: a head task, what cleans up after it, and then once more or the end.
+
+    Begin -> Head -> CleanUp -> Ended -> Succeeded | Failed | Again -> Head
+
+Written with CDK's JSONata states where they suffice. The head does not: CDK's ``EcsRunTask`` has no
+group, by which a job's head is found, wants capacity that CDK itself has added to the cluster, and
+runs the newest revision of its task definition, not the one that the role may run.
+"""
+
+from typing import Any, Final
+
+from aws_cdk import Duration
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_lambda as lambda_
+from aws_cdk import aws_stepfunctions as sfn
+from aws_cdk import aws_stepfunctions_tasks as tasks
+from constructs import Construct
+
+from contract.job import JOB_GROUP, JobStatus, head_variables
+from contract.nodes import CONTAINER
+from contract.times import HEAD_GRACE_S
+from stacks.core_stack import CoreStack
+from stacks.gpu_cluster import GpuCluster
+
+_STARTED: Final = "$toMillis($states.context.Execution.StartTime) / 1000"
+
+
+def job_states(
+    scope: Construct,
+    *,
+    core: CoreStack,
+    cluster: GpuCluster,
+    task: ecs.TaskDefinition,
+    keeper: lambda_.Function,
+) -> sfn.IChainable:
+    """The states, from the first. Their input is the JSON of ``contract.job.JobSpec``."""
+    begin = sfn.Pass.jsonata(
+        scope,
+        "Begin",
+        assign={
+            "job": _value("$states.context.Execution.Name"),
+            # As text: the head and the function that cleans up read it as a whole.
+            "order": _value("$string($states.input)"),
+            "attempt": 1,
+            "began": _value(_STARTED),
+            "deadline": _value(f"$floor({_STARTED}) + $states.input.max_seconds"),
+        },
+    )
+    head = sfn.CustomState(scope, "Head", state_json=_head(core=core, cluster=cluster, task=task))
+    clean_up = tasks.LambdaInvoke.jsonata(
+        scope,
+        "CleanUp",
+        lambda_function=keeper,
+        payload=sfn.TaskInput.from_text(
+            _value(
+                "$merge([$ended, {'Action': 'end', 'Job': $job, 'Spec': $order, "
+                "'Attempt': $attempt, 'Began': $began, 'Deadline': $deadline}])"
+            )
+        ),
+        assign={"outcome": _value("$states.result.Payload")},
+        outputs=_value("$states.result.Payload"),
+        retry_on_service_exceptions=False,  # those and all others are retried below
+    )
+    clean_up.add_retry(
+        errors=[sfn.Errors.ALL], interval=Duration.seconds(3), max_attempts=6, backoff_rate=2
+    )
+    head.add_retry(
+        errors=["ECS.ServerException", "ECS.ThrottlingException"],
+        interval=Duration.seconds(5),
+        max_attempts=4,
+        backoff_rate=2,
+    )
+    head.add_catch(
+        clean_up,
+        errors=[sfn.Errors.ALL],
+        assign={
+            "ended": {
+                "Error": _value("$states.errorOutput.Error"),
+                "Cause": _value("$states.errorOutput.Cause"),
+            }
+        },
+    )
+    again = sfn.Pass.jsonata(scope, "Again", assign={"attempt": _value("$attempt + 1")})
+    again.next(head)
+    ended = sfn.Choice.jsonata(scope, "Ended")
+    ended.when(sfn.Condition.jsonata(_value("$outcome.again")), again)
+    ended.when(
+        sfn.Condition.jsonata(_value(f"$outcome.status = '{JobStatus.SUCCEEDED}'")),
+        sfn.Succeed.jsonata(scope, "Succeeded"),
+    )
+    ended.otherwise(
+        sfn.Fail.jsonata(
+            scope, "Failed", error=_value("$outcome.status"), cause=_value("$string($outcome)")
+        )
+    )
+    return begin.next(head).next(clean_up).next(ended)
+
+
+def _head(*, core: CoreStack, cluster: GpuCluster, task: ecs.TaskDefinition) -> dict[str, Any]:
+    """The state that runs the head's task and waits for its end."""
+    variables = head_variables(
+        job=_value("$job"), deadline=_value("$string($deadline)"), spec=_value("$order")
+    )
+    left = f"$ceil($deadline - $millis() / 1000) + {HEAD_GRACE_S}"
+    return {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::ecs:runTask.sync",
+        # The head keeps its deadline itself, so that its code can save before it ends.
+        "TimeoutSeconds": _value(f"$max([{HEAD_GRACE_S}, {left}])"),
+        "Arguments": {
+            "Cluster": cluster.cluster.cluster_arn,
+            "TaskDefinition": task.task_definition_arn,
+            "CapacityProviderStrategy": [
+                {"CapacityProvider": cluster.head.capacity_provider.ref, "Weight": 1}
+            ],
+            "NetworkConfiguration": {
+                "AwsvpcConfiguration": {
+                    "Subnets": core.training_subnets.subnet_ids,
+                    "SecurityGroups": [cluster.security_group.security_group_id],
+                }
+            },
+            # startedBy is Step Functions' own; the group is how the head's job is known.
+            "Group": _value(f"'{JOB_GROUP}' & $job"),
+            "EnableExecuteCommand": True,
+            "PropagateTags": "TASK_DEFINITION",
+            "Overrides": {
+                "ContainerOverrides": [
+                    {
+                        "Name": CONTAINER,
+                        "Environment": [
+                            {"Name": name, "Value": value} for name, value in variables.items()
+                        ],
+                    }
+                ]
+            },
+        },
+        "Assign": {"ended": {"Task": _value("$states.result")}},
+    }
+
+
+def _value(expression: str) -> str:
+    """A JSONata expression, as Amazon States Language marks it."""
+    return f"{{% {expression} %}}"

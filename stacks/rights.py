@@ -1,0 +1,399 @@
+"""What each role may do, and why what the rule checkers find about it stands.
+
+One function per role, each built from a few sets of rights that roles share. A right that no
+function here gives is one that nothing in the deployment has, except what CDK adds for its own
+custom resources (``custom_resources``) and for pulling images and reading the token.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aws_cdk import ArnFormat, Stack
+from aws_cdk import aws_ecr as ecr
+from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3 as s3
+from constructs import IConstruct
+
+from contract import nodes, runs
+from contract.job import SECRETS_PREFIX
+from stacks.findings import accept, wildcard
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rights:
+    """Statements of a policy, and the reasons for the wildcards in them."""
+
+    statements: tuple[iam.PolicyStatement, ...] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    """What ``findings.wildcard`` returns -> why it stands."""
+
+    def __add__(self, other: Self) -> "Rights":
+        return Rights(
+            statements=(*self.statements, *other.statements),
+            reasons={**self.reasons, **other.reasons},
+        )
+
+    def grant(self, role: iam.Role) -> None:
+        """Give them to a role, and accept what the checkers find."""
+        for statement in self.statements:
+            role.add_to_policy(statement)
+        accept(role, self.reasons)
+
+
+# --- roles ----------------------------------------------------------------------------------------
+def of_host(
+    scope: IConstruct, *, cluster: ecs.Cluster, repositories: Sequence[ecr.Repository]
+) -> Rights:
+    """A host itself: join this cluster, pull the two images, report metrics."""
+    container_instances = in_cluster(cluster, "container-instance")
+    return Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="JoinCluster",
+                actions=[
+                    "ecs:DeregisterContainerInstance",
+                    "ecs:RegisterContainerInstance",
+                    "ecs:SubmitAttachmentStateChanges",
+                    "ecs:SubmitContainerStateChange",
+                    "ecs:SubmitTaskStateChange",
+                ],
+                resources=[cluster.cluster_arn],
+            ),
+            iam.PolicyStatement(
+                sid="TakeOrders",
+                actions=[
+                    "ecs:Poll",
+                    "ecs:StartTelemetrySession",
+                    "ecs:UpdateContainerInstancesState",
+                ],
+                resources=[container_instances],
+                conditions=_only(cluster),
+            ),
+            iam.PolicyStatement(
+                sid="FindTheControlPlane", actions=["ecs:DiscoverPollEndpoint"], resources=["*"]
+            ),
+            iam.PolicyStatement(
+                sid="PullImages",
+                actions=[
+                    "ecr:BatchCheckLayerAvailability",
+                    "ecr:BatchGetImage",
+                    "ecr:GetDownloadUrlForLayer",
+                ],
+                resources=[each.repository_arn for each in repositories],
+            ),
+            iam.PolicyStatement(
+                sid="LogInToPull", actions=["ecr:GetAuthorizationToken"], resources=["*"]
+            ),
+            iam.PolicyStatement(
+                sid="ReportMetrics",
+                actions=["cloudwatch:PutMetricData"],
+                resources=["*"],
+                conditions={"StringEquals": {"cloudwatch:namespace": nodes.METRICS_NAMESPACE}},
+            ),
+        ),
+        reasons={
+            wildcard(scope): "Finding the control plane, logging in to ECR and reporting "
+            "metrics have no resource; metrics are limited to one namespace.",
+            wildcard(scope, container_instances): "A host's own id is not known before it "
+            "joins; the condition limits the statement to this cluster.",
+        },
+    )
+
+
+def of_execution(scope: IConstruct) -> Rights:
+    """ECS itself, which pulls images and reads the token; CDK writes the statements."""
+    return Rights(
+        reasons={
+            wildcard(scope): "ecr:GetAuthorizationToken has no resource; "
+            "the pull itself is limited to the two repositories.",
+        }
+    )
+
+
+def of_training_code(scope: IConstruct, *, bucket: s3.Bucket) -> Rights:
+    """All code that trains: its bucket, and a shell for its owner."""
+    core = Stack.of(bucket)
+    return Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="Bucket",
+                actions=[
+                    "s3:GetBucketLocation",
+                    "s3:ListBucket",
+                    "s3:ListBucketMultipartUploads",
+                ],
+                resources=[bucket.bucket_arn],
+            ),
+            iam.PolicyStatement(
+                sid="Objects",
+                actions=[
+                    "s3:AbortMultipartUpload",
+                    "s3:DeleteObject",
+                    "s3:GetObject",
+                    "s3:ListMultipartUploadParts",
+                    "s3:PutObject",
+                ],
+                resources=[bucket.arn_for_objects("*")],
+            ),
+            # The agent that ECS Exec puts into the container.
+            iam.PolicyStatement(
+                sid="Shell",
+                actions=[
+                    "ssmmessages:CreateControlChannel",
+                    "ssmmessages:CreateDataChannel",
+                    "ssmmessages:OpenControlChannel",
+                    "ssmmessages:OpenDataChannel",
+                ],
+                resources=["*"],
+            ),
+        ),
+        reasons={
+            wildcard(core, core.export_value(bucket.bucket_arn) + "/*"): "Any object "
+            "of the one bucket is data or a checkpoint of some run.",
+            wildcard(scope): "The channels of ECS Exec have no resource.",
+        },
+    )
+
+
+def of_job_head(
+    scope: IConstruct, *, cluster: ecs.Cluster, worker: ecs.TaskDefinition, worker_group: str
+) -> Rights:
+    """The head of a job, beyond what all training code may: its workers, and users' secrets."""
+    secrets = Stack.of(scope).format_arn(
+        service="secretsmanager",
+        resource="secret",
+        resource_name=f"{SECRETS_PREFIX}*",
+        arn_format=ArnFormat.COLON_RESOURCE_NAME,
+    )
+    own = Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="Secrets", actions=["secretsmanager:GetSecretValue"], resources=[secrets]
+            ),
+        ),
+        reasons={
+            wildcard(scope): "Listing tasks has no resource; it is limited to this cluster. "
+            "Neither have the channels of ECS Exec.",
+            wildcard(scope, secrets): "The users' own secrets, by the prefix of names "
+            "that are meant for jobs.",
+        },
+    )
+    return (
+        starting_tasks(cluster, worker)
+        + ending_tasks(scope, cluster)
+        + releasing_hosts(scope, cluster, [worker_group])
+        + own
+    )
+
+
+def of_keeper(
+    scope: IConstruct,
+    *,
+    cluster: ecs.Cluster,
+    groups: Sequence[str],
+    bucket: s3.Bucket,
+    state_machine_arn: str,
+) -> Rights:
+    """The function that cleans up after jobs: their tasks, hosts and records."""
+    core = Stack.of(bucket)
+    record = runs.job_record("*", "*")
+    executions = f"{state_machine_arn.replace(':stateMachine:', ':execution:')}:*"
+    own = Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="Records", actions=["s3:PutObject"], resources=[bucket.arn_for_objects(record)]
+            ),
+            iam.PolicyStatement(
+                sid="Jobs",
+                actions=["states:DescribeExecution", "states:GetExecutionHistory"],
+                resources=[executions],
+            ),
+        ),
+        reasons={
+            wildcard(core, f"{core.export_value(bucket.bucket_arn)}/{record}"): "Runs and jobs "
+            "are named by their users.",
+            wildcard(scope, executions): "Executions of the one state machine.",
+        },
+    )
+    return ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups) + own
+
+
+def of_state_machine(
+    scope: IConstruct, *, cluster: ecs.Cluster, head: ecs.TaskDefinition, keeper_arn: str
+) -> Rights:
+    """The state machine: a head task, and the function that cleans up after it."""
+    tasks = in_cluster(cluster, "task")
+    # Step Functions learns by this rule of its own that a task has ended.
+    rule = Stack.of(scope).format_arn(
+        service="events", resource="rule", resource_name="StepFunctionsGetEventsForECSTaskRule"
+    )
+    own = Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="EndHead", actions=["ecs:DescribeTasks", "ecs:StopTask"], resources=[tasks]
+            ),
+            iam.PolicyStatement(
+                sid="HearOfTasks",
+                actions=["events:DescribeRule", "events:PutRule", "events:PutTargets"],
+                resources=[rule],
+            ),
+            iam.PolicyStatement(
+                sid="CleanUp", actions=["lambda:InvokeFunction"], resources=[keeper_arn]
+            ),
+        ),
+        reasons={wildcard(scope, tasks): "Tasks have random names; they are this cluster's."},
+    )
+    return starting_tasks(cluster, head) + own
+
+
+def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str]) -> Rights:
+    """The function that ends tasks and hosts when the stack is deleted."""
+    own = Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="EmptyCluster",
+                actions=["ecs:DeregisterContainerInstance", "ecs:ListContainerInstances"],
+                resources=[cluster.cluster_arn],
+            ),
+            iam.PolicyStatement(
+                sid="FindHosts",
+                actions=["autoscaling:DescribeAutoScalingGroups", "ec2:DescribeInstances"],
+                resources=["*"],
+            ),
+        ),
+        reasons={
+            wildcard(scope): "Listing has no resource, or one that is not known before; what "
+            "may be ended is limited to this cluster and to the two groups.",
+        },
+    )
+    groups_end = ending_hosts(scope, groups, action="autoscaling:DeleteAutoScalingGroup")
+    return ending_tasks(scope, cluster) + own + groups_end
+
+
+def of_image_push(scope: IConstruct, *, repositories: Sequence[ecr.Repository]) -> Rights:
+    """The workflow that pushes images."""
+    return Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="Push",
+                actions=[
+                    "ecr:BatchCheckLayerAvailability",
+                    "ecr:BatchGetImage",
+                    "ecr:CompleteLayerUpload",
+                    "ecr:DescribeImages",
+                    "ecr:GetDownloadUrlForLayer",
+                    "ecr:InitiateLayerUpload",
+                    "ecr:PutImage",
+                    "ecr:UploadLayerPart",
+                ],
+                resources=[each.repository_arn for each in repositories],
+            ),
+            iam.PolicyStatement(
+                sid="Login", actions=["ecr:GetAuthorizationToken"], resources=["*"]
+            ),
+        ),
+        reasons={
+            wildcard(scope): "ecr:GetAuthorizationToken has no resource; "
+            "what the token may do is limited by the statement on the two repositories.",
+        },
+    )
+
+
+# --- what roles share -----------------------------------------------------------------------------
+def starting_tasks(cluster: ecs.Cluster, task: ecs.TaskDefinition) -> Rights:
+    """Starting tasks of one definition in the cluster."""
+    return Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="StartTasks",
+                actions=["ecs:RunTask"],
+                resources=[task.task_definition_arn],
+                conditions=_only(cluster),
+            ),
+            iam.PolicyStatement(
+                sid="TagTasks",
+                actions=["ecs:TagResource"],
+                resources=[in_cluster(cluster, "task")],
+                conditions={"StringEquals": {"ecs:CreateAction": "RunTask"}},
+            ),
+            iam.PolicyStatement(
+                sid="PassRoles",
+                actions=["iam:PassRole"],
+                resources=[role.role_arn for role in (task.task_role, task.execution_role) if role],
+                conditions={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
+            ),
+        ),
+    )
+
+
+def ending_tasks(scope: IConstruct, cluster: ecs.Cluster) -> Rights:
+    """Finding and ending the tasks of the cluster."""
+    tasks = in_cluster(cluster, "task")
+    return Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="FindTasks",
+                actions=["ecs:ListTasks"],
+                resources=["*"],
+                conditions=_only(cluster),
+            ),
+            iam.PolicyStatement(
+                sid="EndTasks", actions=["ecs:DescribeTasks", "ecs:StopTask"], resources=[tasks]
+            ),
+        ),
+        reasons={
+            wildcard(scope): "Listing tasks has no resource; it is limited to this cluster.",
+            wildcard(scope, tasks): "Tasks have random names; they are this cluster's.",
+        },
+    )
+
+
+def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[str]) -> Rights:
+    """Draining hosts of the cluster, and terminating those of some of its groups."""
+    hosts = in_cluster(cluster, "container-instance")
+    drain = Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="DrainHosts",
+                actions=["ecs:DescribeContainerInstances", "ecs:UpdateContainerInstancesState"],
+                resources=[hosts],
+            ),
+        ),
+        reasons={wildcard(scope, hosts): "Hosts have random names; they are this cluster's."},
+    )
+    action = "autoscaling:TerminateInstanceInAutoScalingGroup"
+    return drain + ending_hosts(scope, groups, action=action)
+
+
+def ending_hosts(scope: IConstruct, groups: Sequence[str], *, action: str) -> Rights:
+    """One action on groups of hosts, by their names."""
+    stack = Stack.of(scope)
+    arns = [
+        stack.format_arn(
+            service="autoscaling",
+            resource="autoScalingGroup",
+            resource_name=f"*:autoScalingGroupName/{name}",
+            arn_format=ArnFormat.COLON_RESOURCE_NAME,
+        )
+        for name in groups
+    ]
+    return Rights(
+        statements=(iam.PolicyStatement(sid="EndHosts", actions=[action], resources=arns),),
+        reasons={
+            wildcard(scope, arn): "A group's ARN holds a random id beside its name, which is given."
+            for arn in arns
+        },
+    )
+
+
+def in_cluster(cluster: ecs.Cluster, resource: str) -> str:
+    """ARN of all tasks or container instances of the cluster."""
+    return Stack.of(cluster).format_arn(
+        service="ecs", resource=resource, resource_name=f"{cluster.cluster_name}/*"
+    )
+
+
+def _only(cluster: ecs.Cluster) -> dict[str, Any]:
+    return {"ArnEquals": {"ecs:cluster": cluster.cluster_arn}}

@@ -1,0 +1,248 @@
+"""A job's order and its outcome survive the way through JSON, and what is wrong is refused at once.
+
+The same object is built by the command line and by the head, so what these tests see refused never
+reaches a host. Orders and records of the version before are read as well.
+"""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from contract import job
+from contract.errors import InputError
+from contract.job import JobSpec, JobStatus, Outcome
+from contract.nodes import ENV_JOB_SPEC
+from contract.ranges import Range
+
+SPEC = JobSpec(run="r1", command=("python", "mine.py"), nodes=Range(1, 4))
+
+
+def values(spec: JobSpec) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(spec.to_json())
+    return found
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        SPEC,
+        replace(SPEC, nodes=Range(0, 0)),
+        replace(
+            SPEC,
+            command=("sh", "-c", "echo 'a \"b\"' \\ ü\n"),
+            max_seconds=60,
+            capacity_wait_s=0,
+            idle_s=5,
+            attempts=1,
+            code="s3://bucket/runs/r1/jobs/j.zip",
+            variables={"A": "", "B": "{}"},
+            secrets={"KEY": "training/key"},
+        ),
+    ],
+)
+def test_an_order_survives_the_way_through_json(spec: JobSpec) -> None:
+    assert JobSpec.from_json(spec.to_json()) == spec
+    assert JobSpec.from_json(json.dumps(values(spec), indent=1)) == spec
+
+
+def test_defaults_are_filled_in() -> None:
+    given = '{"run": "r1", "command": ["python", "mine.py"], "nodes": "1:4"}'
+    assert JobSpec.from_json(given) == SPEC
+    assert (SPEC.max_seconds, SPEC.capacity_wait_s, SPEC.idle_s, SPEC.attempts) == (
+        86_400,
+        1800,
+        60,
+        3,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"run": "a/b"}, "run name 'a/b' is not usable"),
+        ({"run": 3}, "run is 3: it must be text"),
+        ({"command": []}, r"command is \[\]: it must be a list of at least one word"),
+        ({"command": "ls"}, "command is 'ls': it must be a list"),
+        ({"command": ["ls", 1]}, r"command is \['ls', 1\]: it must be a list"),
+        ({"command": [""]}, "whose first word is a program"),
+        ({"nodes": "4:1"}, "nodes is 4:1: in MIN:MAX, MIN must not be above MAX"),
+        ({"nodes": "many"}, "nodes is many: give a number"),
+        ({"max_seconds": 0}, "max_seconds is 0: it must be a whole number from 1 to 1209600"),
+        ({"max_seconds": 1.5}, "max_seconds is 1.5: it must be a whole number"),
+        ({"max_seconds": True}, "max_seconds is True: it must be a whole number"),
+        ({"max_seconds": "60"}, "max_seconds is '60': it must be a whole number"),
+        ({"capacity_wait_s": -1}, "capacity_wait_s is -1: it must be a whole number from 0"),
+        ({"idle_s": 0}, "idle_s is 0: it must be a whole number from 1"),
+        ({"attempts": 11}, "attempts is 11: it must be a whole number from 1 to 10"),
+        ({"code": "/tmp/x.zip"}, "code is '/tmp/x.zip': it must be the s3:// address"),
+        ({"code": 3}, "code is 3: it must be the s3:// address"),
+        ({"variables": {"A": 1}}, "variable A is 1: it must be text"),
+        ({"variables": ["A"]}, r"variables is \['A'\]: it must be an object of texts"),
+        ({"variables": {"1A": ""}}, "variable is '1A': it must be a name"),
+        ({"variables": {"RAY_ADDRESS": "x"}}, "variable RAY_ADDRESS: names that begin with TRAIN_"),
+        ({"secrets": {"TRAIN_X": "training/x"}}, "variable TRAIN_X: names that begin with TRAIN_"),
+        ({"secrets": {"A": "other"}}, "secret of A is 'other': .* begins with training/"),
+        ({"secrets": None}, "secrets is None: it must be an object of texts"),
+        (
+            {"variables": {"A": "x"}, "secrets": {"A": "training/x"}},
+            "A: given both as a variable and as a secret",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_allowed(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        JobSpec.from_json(json.dumps({**values(SPEC), **changed}))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{", '"x"'])
+def test_what_is_no_order_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="a job's order is not a JSON object"):
+        JobSpec.from_json(text)
+
+
+@pytest.mark.parametrize("name", ["run", "command", "nodes"])
+def test_what_has_no_default_must_be_there(name: str) -> None:
+    given = values(SPEC)
+    del given[name]
+    with pytest.raises(InputError, match=f"order has no {name}"):
+        JobSpec.from_json(json.dumps(given))
+
+
+def test_a_part_that_is_not_known_is_dropped_only_where_that_is_asked_for() -> None:
+    newer = json.dumps({**values(SPEC), "priority": 9})
+    with pytest.raises(InputError, match="has priority, which this version does not know"):
+        JobSpec.from_json(newer)
+    assert JobSpec.from_json(newer, ignore_unknown=True) == SPEC
+
+
+def test_orders_of_the_version_before_are_read() -> None:
+    old = {
+        "run": "r1",
+        "command": ["python", "mine.py"],
+        "max_seconds": 3600,
+        "capacity_wait_s": 60,
+        "idle_s": 60,
+        "min_workers": 1,
+        "max_workers": 4,
+        "attempts": 3,
+        "environment": {
+            "TRAIN_PASSED": '{"A": "b"}',
+            "TRAIN_SECRETS": '{"K": "training/key"}',
+            "TRAIN_CODE": "s3://bucket/code.zip",
+        },
+    }
+    assert JobSpec.from_json(json.dumps(old)) == replace(
+        SPEC,
+        max_seconds=3600,
+        capacity_wait_s=60,
+        code="s3://bucket/code.zip",
+        variables={"A": "b"},
+        secrets={"K": "training/key"},
+    )
+    bare = JobSpec.from_json('{"run": "r1", "command": ["ls"], "min_workers": 2, "max_workers": 2}')
+    assert bare.nodes == Range(2, 2)
+
+
+def test_the_largest_order_that_ecs_accepts_passes_and_one_more_character_does_not() -> None:
+    name = "j" * job.MAX_JOB_ID
+
+    def sent(spec: JobSpec) -> int:
+        """Characters of what RunTask is given, written as AWS's SDKs write it."""
+        variables = job.head_variables(job=name, deadline="1800000000", spec=spec.to_json())
+        override = {
+            "containerOverrides": [
+                {
+                    "name": "ray",
+                    "environment": [{"name": n, "value": v} for n, v in variables.items()],
+                }
+            ]
+        }
+        assert variables[ENV_JOB_SPEC] == spec.to_json()
+        return len(json.dumps(override, separators=(",", ":"), ensure_ascii=False))
+
+    # Quotes count more than once: they are escaped inside a text inside a text.
+    quoted = replace(SPEC, variables={"A": '"' * 100})
+    room = job.MAX_OVERRIDES - sent(quoted)
+    largest = replace(quoted, command=(*quoted.command, "x" * (room - len(',\\"\\"'))))
+    assert sent(largest) == job.MAX_OVERRIDES
+    largest.check_size(name)
+    with pytest.raises(InputError, match=r"of 8,193 characters, and ECS accepts 8,192"):
+        replace(largest, command=(*largest.command[:-1], largest.command[-1] + "x")).check_size(
+            name
+        )
+
+
+# --- how it ended ---------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome(status=JobStatus.RUNNING, reason="running"),
+        Outcome(
+            status=JobStatus.HOST_LOST,
+            reason="failed: its host was lost",
+            exit_code=137,
+            again=True,
+            attempts=2,
+            began=1.5,
+            ended=2.5,
+            deadline=9.0,
+        ),
+    ],
+)
+def test_an_outcome_survives_the_way_through_json(outcome: Outcome) -> None:
+    assert Outcome.from_json(outcome.to_json()) == outcome
+    assert Outcome.from_json(job.record_json("j1", SPEC, outcome)) == outcome
+
+
+def test_a_record_says_what_the_job_was_and_no_values_of_variables() -> None:
+    outcome = Outcome(status=JobStatus.SUCCEEDED, reason="succeeded")
+    spec = replace(SPEC, variables={"TOKEN": "hidden"})
+    found = json.loads(job.record_json("j1", spec, outcome))
+    assert (found["job"], found["run"], found["nodes"]) == ("j1", "r1", "1:4")
+    assert found["command"] == ["python", "mine.py"]
+    assert "hidden" not in json.dumps(found)
+
+
+def test_records_and_results_of_the_version_before_are_read() -> None:
+    record = {
+        "job": "j1",
+        "run": "r1",
+        "status": "failed",
+        "reason": "failed: user code exit 3",
+        "exit_code": 3,
+        "attempts": 1,
+        "began": 1.0,
+        "ended": 2.0,
+        "deadline": 3,
+        "command": ["true"],
+        "min_workers": 1,
+        "max_workers": 2,
+    }
+    found = Outcome.from_json(json.dumps(record))
+    assert (found.status, found.exit_code, found.attempts) == (JobStatus.FAILED, 3, 1)
+    result = '{"exit_code": null, "again": false, "status": "no_capacity", "reason": "no capacity"}'
+    assert Outcome.from_json(result).status == JobStatus.NO_CAPACITY
+
+
+def test_a_status_of_a_later_version_counts_as_failed_and_keeps_its_reason() -> None:
+    found = Outcome.from_json('{"status": "evicted", "reason": "by a later version"}')
+    assert (found.status, found.reason) == (JobStatus.FAILED, "by a later version")
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"status": 3}', "Lambda.Unknown"])
+def test_what_is_no_outcome_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"is not a JSON object|status is "):
+        Outcome.from_json(text)
+
+
+# --- why a task was stopped -----------------------------------------------------------------------
+@pytest.mark.parametrize("status", JobStatus)
+def test_a_stop_reason_names_its_status(status: JobStatus) -> None:
+    assert job.status_of_stop(job.stop_reason(status, "why")) == status
+
+
+@pytest.mark.parametrize("text", ["", "no capacity", "[unheard] of", "x [deadline] y"])
+def test_other_peoples_stop_reasons_name_none(text: str) -> None:
+    assert job.status_of_stop(text) is None

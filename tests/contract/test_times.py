@@ -1,0 +1,66 @@
+"""What ends first leaves time for what ends next, though the parts run in different places.
+
+Each line is a promise of the documentation: a checkpoint is saved before a spot host goes, a job
+ends by itself before the state machine ends it, and that before the sweep does.
+"""
+
+import pytest
+
+from contract import job, times
+from training.runtime import driver
+
+# Shorter, longer, and why they must be in this order.
+IN_ORDER = [
+    (times.PROCESS_GROUP_STOP_S, driver._STOP_GRACE_S, "processes end before the driver gives up"),
+    (
+        driver._STOP_GRACE_S,
+        times.COMMAND_STOP_S,
+        "the driver writes its result before it is killed",
+    ),
+    (
+        times.COMMAND_STOP_S + times.RAY_STOP_S,
+        times.STOP_TIMEOUT_S,
+        "a job's head ends by itself before ECS kills it",
+    ),
+    (times.RAY_DRAIN_S, times.STOP_TIMEOUT_S, "Ray drains before ECS kills the container"),
+    (times.COORDINATOR_DRAIN_S, times.RAY_STOP_S, "a job's Ray drains before the head kills it"),
+    (times.STOP_TIMEOUT_S, times.SPOT_NOTICE_S, "ECS stops a task before its host goes"),
+    (
+        times.SPOT_POLL_S + times.RAY_DRAIN_S + times.SPOT_MARGIN_S,
+        times.SPOT_NOTICE_S,
+        "a node that heard of its notice drains before its host goes",
+    ),
+    (
+        times.COMMAND_STOP_S + times.RAY_STOP_S,
+        times.HEAD_GRACE_S,
+        "a job ends at its deadline by itself before the state machine ends it",
+    ),
+    (
+        times.HEAD_GRACE_S + times.STOP_TIMEOUT_S,
+        times.SWEEP_GRACE_S,
+        "a head that the state machine ends is gone before the sweep looks for it",
+    ),
+    (times.STOP_TIMEOUT_S, times.JOB_STOP_S, "a node that does not react is killed meanwhile"),
+    (times.RAY_START_S, job.DEFAULT_CAPACITY_WAIT_S, "Ray is up before a job gives up waiting"),
+    (times.HOST_WARMUP_S, times.HEAD_WAIT_S, "a worker waits until a head's host has come"),
+    (times.HOST_WARMUP_S, job.DEFAULT_CAPACITY_WAIT_S, "a job waits until its hosts have come"),
+    (times.HEALTH_PROBE_S, times.HEALTH_TIMEOUT_S, "the check says itself what is wrong"),
+    (times.HEALTH_TIMEOUT_S, times.HEALTH_EVERY_S, "one check ends before the next"),
+    (times.RAY_HEALTH_EVERY_S, times.RAY_HEALTH_TIMEOUT_S, "a slow answer still counts"),
+    (times.HEAD_DNS_TTL_S, times.RAY_RECONNECT_S, "a replaced head is found while workers look"),
+]
+
+
+@pytest.mark.parametrize(("shorter", "longer", "why"), IN_ORDER, ids=[each[2] for each in IN_ORDER])
+def test_limits_are_in_order(shorter: float, longer: float, why: str) -> None:
+    assert shorter < longer, why
+
+
+def test_the_function_that_cleans_up_is_done_before_its_next_sweep() -> None:
+    assert times.KEEPER_TIMEOUT_S <= times.SWEEP_EVERY_S
+
+
+def test_every_limit_is_in_seconds_and_all_are_in_the_table() -> None:
+    limits = {name: value for name, value in vars(times).items() if name.isupper()}
+    assert len(limits) > 20
+    assert all(name.endswith("_S") and isinstance(value, int) for name, value in limits.items())
