@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from containers import cluster, gpus, metadata, network, node, user_code
 from containers.node import TOKEN, NodeConfig, count, say
@@ -44,6 +44,9 @@ from contract.nodes import (
     ClusterSize,
 )
 from training import recipes
+
+if TYPE_CHECKING:
+    from containers.autoscaler import ProviderConfig  # which imports Ray
 
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
@@ -99,17 +102,17 @@ def recipe_of(command: Sequence[str]) -> str:
     return words[3] if is_ours and "--verbose" not in command else ""
 
 
-def autoscaling(
-    config: JobConfig, head: NodeConfig, *, task: metadata.OwnTask, address: str
-) -> dict[str, Any]:
-    """The configuration of Ray's autoscaler: one kind of worker, between least and most."""
-    provider = {
-        "type": "external",
-        "module": "containers.autoscaler.EcsNodeProvider",
-        "disable_node_updaters": True,
-        "disable_launch_config_check": True,
-        "use_internal_ips": True,
-        "worker_liveness_check": False,
+def worker_provider(
+    config: JobConfig, *, recipe: str, task: metadata.OwnTask, address: str
+) -> "ProviderConfig":
+    """What ``containers.autoscaler`` needs to start workers.
+
+    Args:
+        recipe: the only one that is trained, or empty.
+        task: the head's own.
+        address: the head's.
+    """
+    return {
         "cluster": task.cluster,
         "head": task.arn,
         "job": config.job,
@@ -122,21 +125,37 @@ def autoscaling(
             ENV_HEAD_ADDRESS: address,
             ENV_JOB: config.job,
             ENV_DEADLINE: f"{config.deadline:.0f}",
-            **({ENV_RECIPE: head.recipe} if head.recipe else {}),
+            **({ENV_RECIPE: recipe} if recipe else {}),
         },
     }
-    worker: dict[str, Any] = {"CPU": config.worker_cpus}
+
+
+def autoscaling(config: JobConfig, head: NodeConfig, provider: "ProviderConfig") -> str:
+    """The file that Ray's autoscaler reads: one kind of worker, between least and most.
+
+    It is JSON, which is YAML too.
+    """
+    own_provider = {
+        "type": "external",
+        "module": "containers.autoscaler.EcsNodeProvider",
+        "disable_node_updaters": True,
+        "disable_launch_config_check": True,
+        "use_internal_ips": True,
+        "worker_liveness_check": False,
+        **provider,
+    }
+    worker = {"CPU": config.worker_cpus}
     if config.worker_gpus:
         worker["GPU"] = config.worker_gpus
-    own: dict[str, Any] = {"CPU": head.num_cpus}
+    own = {"CPU": head.num_cpus}
     if head.num_gpus:
         own["GPU"] = head.num_gpus
-    return {
+    wanted = {
         "cluster_name": config.job,
         "max_workers": config.spec.nodes.high,
         "upscaling_speed": 1000,  # all at once: a training that starts with a part waits anyway
         "idle_timeout_minutes": config.spec.idle_s / 60,
-        "provider": provider,
+        "provider": own_provider,
         "head_node_type": HEAD,
         "available_node_types": {
             HEAD: {
@@ -164,6 +183,7 @@ def autoscaling(
         "head_start_ray_commands": [],
         "worker_start_ray_commands": [],
     }
+    return json.dumps(wanted, indent=1)
 
 
 class Job:
@@ -197,9 +217,10 @@ class Job:
         )
         with tempfile.TemporaryDirectory(prefix="job-") as folder:
             file = Path(folder) / "autoscaling.yaml"
-            # JSON is YAML.
-            wanted = autoscaling(self._config, self._head, task=task, address=address)
-            file.write_text(json.dumps(wanted, indent=1), encoding="utf-8")
+            provider = worker_provider(
+                self._config, recipe=self._head.recipe, task=task, address=address
+            )
+            file.write_text(autoscaling(self._config, self._head, provider), encoding="utf-8")
             environment = node.ray_environment(self._head, interface) | os.environ
             environment |= {
                 "GLOO_SOCKET_IFNAME": interface,
@@ -225,7 +246,7 @@ class Job:
             finally:
                 ended.set()
                 _end(ray, times.RAY_STOP_S)  # first, or its autoscaler would replace what goes
-                give_back(wanted["provider"])
+                release_workers(provider)
 
     def _run_beside(
         self, ray: "subprocess.Popen[bytes]", address: str, environment: Mapping[str, str]
@@ -307,8 +328,8 @@ class Job:
         self._stopped = True
 
 
-def give_back(provider: dict[str, Any]) -> None:
-    """Stop the workers of a job; what fails here is left to whoever watches over the job."""
+def release_workers(provider: "ProviderConfig") -> None:
+    """Stop the workers of a job; what fails here is left to the function that cleans up."""
     # Only now: importing Ray would keep the job's beginning waiting for a second.
     from botocore.exceptions import BotoCoreError, ClientError
     from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND

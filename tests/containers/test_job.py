@@ -1,6 +1,7 @@
 """The head of a job reads what it is told, tells Ray's autoscaler the right things and refuses what
 cannot be right. What it does with real Ray in real containers: tests/rehearsal."""
 
+import json
 import os
 import subprocess
 import sys
@@ -42,6 +43,14 @@ def config(**changed: str) -> job.JobConfig:
     return job.JobConfig.from_environment(ENVIRONMENT | changed)
 
 
+def autoscaling(head: NodeConfig) -> dict[str, Any]:
+    """What Ray's autoscaler is told."""
+    own = config()
+    provider = job.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
+    found: dict[str, Any] = json.loads(job.autoscaling(own, head, provider))
+    return found
+
+
 def ordered(**changed: Any) -> job.JobConfig:
     """The same job with another order."""
     return config(**{nodes.ENV_JOB_SPEC: replace(SPEC, **changed).to_json()})
@@ -49,7 +58,7 @@ def ordered(**changed: Any) -> job.JobConfig:
 
 def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    found = job.autoscaling(config(), head, task=TASK, address="10.0.0.5")
+    found = autoscaling(head)
     kinds = found["available_node_types"]
     assert kinds["worker"]["resources"] == {"CPU": 8, "GPU": 1}
     assert (kinds["worker"]["min_workers"], kinds["worker"]["max_workers"]) == (1, 4)
@@ -76,7 +85,7 @@ def test_ray_takes_the_configuration_as_valid() -> None:
     from ray.autoscaler._private.util import validate_config
 
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    validate_config(job.autoscaling(config(), head, task=TASK, address="10.0.0.5"))
+    validate_config(autoscaling(head))
 
 
 @pytest.mark.parametrize(
@@ -169,5 +178,5 @@ def test_the_commands_words_reach_it_as_they_are() -> None:
 def test_nodes_prepare_for_the_recipe_that_a_job_trains(command: list[str], recipe: str) -> None:
     assert job.recipe_of(command) == recipe
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT | {nodes.ENV_RECIPE: recipe})
-    told = job.autoscaling(config(), head, task=TASK, address="10.0.0.5")["provider"]
+    told = autoscaling(head)["provider"]
     assert told["environment"].get(nodes.ENV_RECIPE, "") == recipe

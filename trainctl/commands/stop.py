@@ -1,17 +1,15 @@
 """``trainctl stop``: end a job before its time."""
 
 import time
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
+from contract.times import JOB_STOP_S
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.errors import CliError
 from trainctl.options import JobName, Profile, Region, Yes
-
-#: A stopped job is gone within this time; a node that does not react is killed before.
-STOPS_WITHIN_S: Final = 300.0
 
 
 def stop(
@@ -34,7 +32,7 @@ def stop(
     if not wait:
         output.say(f"Stopping. Its state: trainctl show {job.id}")
         return
-    deadline = time.monotonic() + STOPS_WITHIN_S
+    deadline = time.monotonic() + JOB_STOP_S
     with output.Progress() as progress:
         while True:
             now = jobs.find(job.id)
