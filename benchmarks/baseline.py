@@ -19,6 +19,24 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 COMMIT: Final = "82f91c529ab9841cfe3931979ba89d495e75e967"
 
 
+# Python runs a module of this name at its start. It writes down which files of a package
+# ``training`` the process opens.
+SITECUSTOMIZE: Final = """
+import os, sys
+
+def note(event, arguments):
+    if event != "open" or not isinstance(arguments[0], str):
+        return
+    path = arguments[0]
+    if "/training/" in path and path.endswith((".py", ".pyc")) and "site-packages" not in path:
+        file = os.open(os.environ["OPENED_FILES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(file, f"{os.getpid()} {path}\\n".encode())
+        os.close(file)
+
+sys.addaudithook(note)
+"""
+
+
 class BaselineError(Exception):
     """There is no baseline to measure against; the message says how to get one."""
 
@@ -79,6 +97,13 @@ def compile_sources(folder: Path) -> None:
         cwd=folder,
         check=False,  # a file that does not compile fails when it is imported
     )
+
+
+def imported_from(opened: str) -> tuple[set[str], int]:
+    """Checkouts that the opened files lie in, and how many processes have opened any."""
+    pairs = [line.split(" ", 1) for line in opened.splitlines()]
+    roots = {path.partition("/training/")[0] for _, path in pairs}
+    return roots, len({pid for pid, _ in pairs})
 
 
 def _git(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -82,11 +83,31 @@ class State:
         return _BYTES_PER_PARAMETER * language_models.num_parameters(self.model)
 
 
-def measure(run_uri: str, mb: int) -> dict[str, Any]:
-    """Seconds that this rank waited, per way and round."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Waited:
+    """Seconds that one rank waited, per round."""
+
+    sharded: tuple[float, ...]
+    gathered: tuple[float, ...]
+    written: tuple[float, ...]
+    """Until a sharded checkpoint was in storage."""
+    state_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Killed:
+    """What was left after all processes died while they wrote the second checkpoint."""
+
+    killed_after_s: float
+    was_torn: bool
+    """Whether the second checkpoint is not whole."""
+    loaded_step: int
+
+
+def measure(run_uri: str, mb: int) -> Waited:
+    """Save in both ways, in turn."""
     state = State(run_uri, mb)
-    waited: dict[str, list[float]] = {"sharded": [], "gathered": []}
-    written: list[float] = []
+    stalls, gathers, written = [], [], []
     for number in range(1, ROUNDS + 2):
         dist.barrier()
         began = time.perf_counter()
@@ -96,12 +117,17 @@ def measure(run_uri: str, mb: int) -> dict[str, Any]:
         whole = time.perf_counter() - began
         gathered = save_gathered(state, storage.join(run_uri, "gathered.pt"))
         if number > 1:  # the first makes the buffers
-            waited["sharded"].append(stall)
-            waited["gathered"].append(gathered)
+            stalls.append(stall)
+            gathers.append(gathered)
             written.append(whole)
         if state.worker.rank == 0:
             say(f"round {number - 1} of {ROUNDS}: {stall:.3f} s against {gathered:.2f} s")
-    return {"waited": waited, "written": written, "bytes": state.num_bytes}
+    return Waited(
+        sharded=tuple(stalls),
+        gathered=tuple(gathers),
+        written=tuple(written),
+        state_bytes=state.num_bytes,
+    )
 
 
 def save_gathered(state: State, uri: str) -> float:
@@ -140,7 +166,7 @@ def load_newest(run_uri: str, mb: int) -> int:
     return found.position.step
 
 
-def kill_while_writing(run_uri: str, mb: int, after_s: float) -> dict[str, Any]:
+def kill_while_writing(run_uri: str, mb: int, after_s: float) -> Killed:
     """What is left when all processes die ``after_s`` after the second checkpoint has begun."""
     with tempfile.TemporaryDirectory() as scratch:
         mark = str(Path(scratch) / "mark")
@@ -158,7 +184,7 @@ def kill_while_writing(run_uri: str, mb: int, after_s: float) -> dict[str, Any]:
         storage.read_bytes(storage.join(run_uri, "checkpoints/step-00000002/manifest.json")) is None
     )
     steps = processes.run(WORKERS, load_newest, run_uri, mb)
-    return {"killed_after_s": after_s, "was_torn": was_torn, "loaded_step": steps[0]}
+    return Killed(killed_after_s=after_s, was_torn=was_torn, loaded_step=steps[0])
 
 
 @contextmanager
@@ -195,20 +221,18 @@ def main() -> int:
             kills.append(kill_while_writing(uri, options.mb, after_s))
             say(f"killed: {kills[-1]}")
     # A step waits for its slowest rank.
-    waited = {
-        way: statistics.median(
-            max(times) for times in zip(*(each["waited"][way] for each in found), strict=True)
-        )
-        for way in ("sharded", "gathered")
-    }
+    sharded, gathered = (
+        statistics.median(max(times) for times in zip(*ranks, strict=True))
+        for ranks in ([each.sharded for each in found], [each.gathered for each in found])
+    )
     result = {
         "benchmark": "checkpoint",
-        "ratio": waited["gathered"] / waited["sharded"],
-        "seconds_training_waits": waited,
-        "seconds_until_written": statistics.median(found[0]["written"]),
-        "state_bytes": found[0]["bytes"],
+        "ratio": gathered / sharded,
+        "seconds_training_waits": {"sharded": sharded, "gathered": gathered},
+        "seconds_until_written": statistics.median(found[0].written),
+        "state_bytes": found[0].state_bytes,
         "storage": "s3" if storage.is_s3(root) else "disk",
-        "killed_while_writing": kills,
+        "killed_while_writing": [asdict(each) for each in kills],
     }
     report(result, as_json=options.json)
     return 0

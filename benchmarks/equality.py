@@ -7,6 +7,7 @@ counts. A difference in rounding is a difference.
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,15 +28,27 @@ _NOT_COMPUTED: Final = ("position.seconds", "config.storage", "config.run")
 _DCP_INDEX: Final = ".metadata"  # of torch.distributed.checkpoint
 
 
-def compare(one: Path, other: Path) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Whether two runs computed the same, and how much was compared."""
+
+    equal: bool
+    differences: tuple[str, ...]
+    """The first ten, as text."""
+    steps: int
+    evaluations: int
+    tensors: int
+    files_with_equal_bytes: tuple[str, ...]
+    """The others hold clock readings, and are compared by content."""
+    files: int
+
+
+def compare(one: Path, other: Path) -> Comparison:
     """Compare two complete runs.
 
     Args:
         one: Folder of a run.
         other: Folder of a run with the same settings.
-
-    Returns:
-        ``equal``, the first ``differences`` as text, and how much was compared.
     """
     lines, others = _lines(one), _lines(other)
     differences = list(_different(_numbered(lines), _numbered(others)))
@@ -56,16 +69,15 @@ def compare(one: Path, other: Path) -> dict[str, Any]:
     num_steps = sum(line["type"] == "step" for line in lines)
     if not num_steps or not num_tensors:
         differences.append(f"nothing to compare: {num_steps} steps, {num_tensors} tensors")
-    return {
-        "equal": not differences,
-        "differences": differences[:10],
-        "steps": num_steps,
-        "evaluations": sum(line["type"] == "evaluation" for line in lines),
-        "tensors": num_tensors,
-        # The others hold clock readings, and are compared by content.
-        "files_with_equal_bytes": same_files,
-        "files": num_files,
-    }
+    return Comparison(
+        equal=not differences,
+        differences=tuple(differences[:10]),
+        steps=num_steps,
+        evaluations=sum(line["type"] == "evaluation" for line in lines),
+        tensors=num_tensors,
+        files_with_equal_bytes=tuple(same_files),
+        files=num_files,
+    )
 
 
 def _lines(run: Path) -> list[dict[str, object]]:

@@ -149,7 +149,7 @@ def seconds_to(
     return spent, number, reached
 
 
-def time_to_loss(store: text.TokenStore, data: Path, tokenizer_file: Path) -> dict[str, Any]:
+def time_to_loss(store: text.TokenStore, data: Path, tokenizer_file: Path) -> dict[str, object]:
     """How long each loop takes to the held-out loss that the frequencies of the tokens give.
 
     With a smaller model, since it is the plain loop that sets the time of this.

@@ -11,6 +11,8 @@ import argparse
 import statistics
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import torch
@@ -27,20 +29,39 @@ from training.runtime.torchrun import TorchrunWorker
 WARM_UP: Final = 3
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_fsdp", description=__doc__)
+def parser(on_gpu: bool) -> argparse.ArgumentParser:
+    """The options, whose defaults suit a GPU or a CPU."""
+    found = argparse.ArgumentParser(prog="python -m benchmarks.gpu_fsdp", description=__doc__)
+    found.add_argument("--model", default="new:6.9b" if on_gpu else "new:tiny")
+    found.add_argument("--seq-len", type=int, default=2048 if on_gpu else 128)
+    found.add_argument("--microbatch", type=int, default=4, help="sequences per pass (default: 4)")
+    found.add_argument("--passes", type=int, default=2, help="passes per step (default: 2)")
+    found.add_argument("--steps", type=int, default=8, help="timed steps (default: 8)")
+    found.add_argument("--recompute", choices=RECOMPUTE, default="selective")
+    found.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    found.add_argument("--compile", action="store_true")
+    found.add_argument("--profile", metavar="FILE", help="write the kernels of one step there")
+    found.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    return found
+
+
+@contextmanager
+def profiled(file: str) -> Iterator[None]:
+    """Write the kernels of what is done inside to a file, the longest first."""
     on_gpu = torch.cuda.is_available()
-    parser.add_argument("--model", default="new:6.9b" if on_gpu else "new:tiny")
-    parser.add_argument("--seq-len", type=int, default=2048 if on_gpu else 128)
-    parser.add_argument("--microbatch", type=int, default=4, help="sequences per pass (default: 4)")
-    parser.add_argument("--passes", type=int, default=2, help="passes per step (default: 2)")
-    parser.add_argument("--steps", type=int, default=8, help="timed steps (default: 8)")
-    parser.add_argument("--recompute", choices=RECOMPUTE, default="selective")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--profile", metavar="FILE", help="write the kernels of one step there")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    options = parser.parse_args()
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if on_gpu:
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(activities=activities) as profile:
+        yield
+    order = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
+    with open(file, "w", encoding="utf-8") as lines:
+        lines.write(profile.key_averages().table(sort_by=order, row_limit=25))
+
+
+def main() -> int:
+    on_gpu = torch.cuda.is_available()
+    options = parser(on_gpu).parse_args()
 
     worker = TorchrunWorker(run_uri="")
     device, world_size = worker.device, worker.world_size
@@ -107,19 +128,10 @@ def main() -> int:
             say(f"step {number}: {spent:.3f} s, loss {loss.item() * options.passes:.3f}")
     with metrics.Communication(device) as watched:
         step()
-    if options.profile and worker.rank == 0:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        if on_gpu:
-            activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profile:
+    if options.profile:
+        with profiled(options.profile) if worker.rank == 0 else nullcontext():
             step()
             wait()
-        order = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
-        with open(options.profile, "w", encoding="utf-8") as file:
-            file.write(profile.key_averages().table(sort_by=order, row_limit=25))
-    elif options.profile:
-        step()
-        wait()
 
     per_step = config.global_batch * options.seq_len
     tokens_per_s = per_step / statistics.median(seconds)

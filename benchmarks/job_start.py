@@ -13,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +56,8 @@ try:
     for number in range(int(sys.argv[1])):
         began, before = time.time(), cpu_s()
         run = f"start-{number}"
-        rehearsal.trainctl("submit", "ddp", "--nodes", "2", "--run", run, "--yes", "--follow",
+        hosts = "--nodes" if Path("contract").is_dir() else "--workers"  # its earlier name
+        rehearsal.trainctl("submit", "ddp", hosts, "2", "--run", run, "--yes", "--follow",
             "--preset", "digits", "--epochs", "1", "--env", "OMP_NUM_THREADS=1")
         key = f"runs/{run}/metrics.jsonl"
         body = account.client("s3").get_object(Bucket=bucket, Key=key)["Body"].read().decode()
@@ -80,8 +82,18 @@ finally:
 """
 
 
-def jobs(folder: Path, runs: int) -> list[dict[str, Any]]:
-    """Times of each job's phases in seconds after its submission, by name.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timed:
+    """One job."""
+
+    times: Mapping[str, float]
+    """When each phase was over, in seconds after the submission."""
+    cpu_s_of_all: float
+    """CPU seconds of all containers."""
+
+
+def jobs(folder: Path, runs: int) -> list[Timed]:
+    """Submit so many jobs in the rehearsal of a checkout.
 
     Raises:
         SystemExit: the rehearsal of that checkout failed; the message has what it printed.
@@ -99,22 +111,23 @@ def jobs(folder: Path, runs: int) -> list[dict[str, Any]]:
     )
     if done.returncode:
         raise SystemExit(f"the rehearsal in {folder} failed; its log is in {folder}/.rehearsal")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return [Timed(**json.loads(line)) for line in lines]
 
 
-def summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summary(found: Sequence[Timed]) -> dict[str, object]:
     """Medians over jobs."""
     phases = {
         name: {
-            "at_s": round(statistics.median(each["times"][name] for each in found), 1),
+            "at_s": round(statistics.median(each.times[name] for each in found), 1),
             "what": what,
         }
         for name, what in PHASES.items()
-        if all(name in each["times"] for each in found)
+        if all(name in each.times for each in found)
     }
     return {
-        "seconds_to_first_step": [round(each["times"]["first_step"], 1) for each in found],
-        "cpu_seconds_of_whole_jobs": [round(each["cpu_s_of_all"], 1) for each in found],
+        "seconds_to_first_step": [round(each.times["first_step"], 1) for each in found],
+        "cpu_seconds_of_whole_jobs": [round(each.cpu_s_of_all, 1) for each in found],
         "phases": phases,
     }
 
@@ -138,9 +151,7 @@ def main() -> int:
         except BaselineError as error:
             raise SystemExit(f"error: {error}") from None
         result["baseline"] = summary(before)
-        first = [
-            statistics.median(each["times"]["first_step"] for each in of) for of in (before, now)
-        ]
+        first = [statistics.median(each.times["first_step"] for each in of) for of in (before, now)]
         result["ratio"] = first[0] / first[1]
     report(result, as_json=options.json)
     return 0

@@ -15,25 +15,24 @@ import json
 import os
 import resource
 import shlex
-import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from benchmarks import baseline, equality
 from benchmarks.baseline import ROOT, BaselineError
 from benchmarks.meter import Tree, busy_s, interruptible
 from benchmarks.output import report, say
+from benchmarks.phases import Spent, column, interpolated, phase_times, ratios, rotated, split
 from contract import exits
 from contract.runs import METRICS_FILE
 from training.data import sources
 from training.record import reader
-from training.record.events import Event, Phase, Step
 
 # "0" makes a run start its processes in Ray's ordinary way.
 FORK_SWITCH: Final = "TRAIN_FORK"
@@ -43,12 +42,6 @@ _RECIPES: Final[Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {
     "ddp": (["--epochs", "1"], ["--epochs", "1"]),
     "fsdp": ([], ["--max-steps", "4"]),
 }
-_PHASES: Final = {
-    "ray_ready": "Ray, its processes and the imports of the command",
-    "workers_ready": "Ray Train's controller and the worker processes",
-    "model_ready": "data, model and checkpoint in the workers",
-    "first_step": "the model made parallel, what the recipe evaluates first, and the first step",
-}
 # "false" makes a synth leave out the validation of its templates.
 VALIDATION_SWITCH: Final = "CDK_VALIDATION"
 _SWITCHES: Final = (FORK_SWITCH, VALIDATION_SWITCH)
@@ -57,7 +50,6 @@ _TIMEOUT_S: Final = 600.0
 _SAMPLE_EVERY_S: Final = 0.05
 # Commands of a second vary more than those of half a minute, and cost less.
 _MIN_RUNS_OF_HELP: Final = 5
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,17 +66,6 @@ class Way:
         # Whatever the caller has set, the name of the column tells how it was started.
         changed = {name: own[name] for name in own if name not in _SWITCHES}
         return {**changed, **self.variables}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spent:
-    """What one command took; each mapping by phase, in seconds since the command."""
-
-    wall_s: Mapping[str, float]
-    cpu_s: Mapping[str, float]
-    """CPU seconds of all of the command's processes."""
-    foreign_cpu_s: float | None
-    """CPU seconds that the rest of the machine used meanwhile; None where that is not known."""
 
 
 def main() -> int:
@@ -219,12 +200,20 @@ def _local(recipe: str, ways: Sequence[Way], place: Place, *, runs: int) -> dict
                 f"{spent.cpu_s['first_step']:.1f} CPU s"
             )
     columns = {name: column(spent, last="first_step") for name, spent in starts.items()}
+    quick, quick_cpu = ratios(columns["baseline"], columns["quick"])
+    fallback, fallback_cpu = ratios(columns["baseline"], columns["fallback"])
     return {
-        "ratio": ratio(columns, "baseline", "quick", "wall_s"),
-        "ratio_cpu": ratio(columns, "baseline", "quick", "cpu_s"),
-        "ratio_fallback": ratio(columns, "baseline", "fallback", "wall_s"),
-        "ratio_fallback_cpu": ratio(columns, "baseline", "fallback", "cpu_s"),
-        **{name: {**columns[name], "phases": split(spent)} for name, spent in starts.items()},
+        "ratio": quick,
+        "ratio_cpu": quick_cpu,
+        "ratio_fallback": fallback,
+        "ratio_fallback_cpu": fallback_cpu,
+        **{
+            name: {
+                **asdict(columns[name]),
+                "phases": {phase: asdict(part) for phase, part in split(spent).items()},
+            }
+            for name, spent in starts.items()
+        },
     }
 
 
@@ -273,50 +262,25 @@ def _failure(tree: Tree, command: Sequence[str], how: str) -> SystemExit:
     return SystemExit(f"error: {shlex.join(command)} {how}; it printed:\n{tree.printed()}")
 
 
-# Python runs a module of this name at its start. It writes down which files of a package
-# ``training`` the process opens.
-_SITECUSTOMIZE: Final = """
-import os, sys
-
-def note(event, arguments):
-    if event != "open" or not isinstance(arguments[0], str):
-        return
-    path = arguments[0]
-    if "/training/" in path and path.endswith((".py", ".pyc")) and "site-packages" not in path:
-        file = os.open(os.environ["OPENED_FILES"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(file, f"{os.getpid()} {path}\\n".encode())
-        os.close(file)
-
-sys.addaudithook(note)
-"""
-
-
 def _check_imports(recipe: str, way: Way, place: Place) -> None:
     """Start a run once, without timing it; fail if a process of it imports another checkout."""
     with place.scratch() as scratch:
         hook, opened = scratch / "hook", scratch / "opened"
         hook.mkdir()
-        (hook / "sitecustomize.py").write_text(_SITECUSTOMIZE, encoding="utf-8")
+        (hook / "sitecustomize.py").write_text(baseline.SITECUSTOMIZE, encoding="utf-8")
         variables = {
             **way.variables,
             "PYTHONPATH": f"{hook}{os.pathsep}{way.folder}",
             "OPENED_FILES": str(opened),
         }
         _start(recipe, Way(name=way.name, folder=way.folder, variables=variables), place)
-        roots, num_processes = imported_from(opened.read_text(encoding="utf-8"))
+        roots, num_processes = baseline.imported_from(opened.read_text(encoding="utf-8"))
     if roots != {str(way.folder)}:
         raise SystemExit(
             f"error: processes of a start in {way.folder} import the package training from "
             f"{sorted(roots)}: nothing can be compared"
         )
     say(f"{recipe}: {num_processes} processes of it read their code from {way.folder} only")
-
-
-def imported_from(opened: str) -> tuple[set[str], int]:
-    """Checkouts that the opened files lie in, and how many processes have opened any."""
-    pairs = [line.split(" ", 1) for line in opened.splitlines()]
-    roots = {path.partition("/training/")[0] for _, path in pairs}
-    return roots, len({pid for pid, _ in pairs})
 
 
 # --- equal: the same losses, the same checkpoints -----------------------------------------------
@@ -333,13 +297,13 @@ def _equal(recipe: str, ways: Sequence[Way], place: Place) -> dict[str, Any]:
         result = reader.read_result(str(first))
         compared = equality.compare(first, second)
         with_baseline = equality.compare(first, before)
-    say(f"{recipe}: quick and fallback are {'equal' if compared['equal'] else 'NOT EQUAL'}")
+    say(f"{recipe}: quick and fallback are {'equal' if compared.equal else 'NOT EQUAL'}")
     return {
-        **compared,
+        **asdict(compared),
         "loss": result.loss if result else None,
         "accuracy": result.accuracy if result else None,
-        "equal_to_baseline": with_baseline["equal"],
-        "differences_from_baseline": with_baseline["differences"],
+        "equal_to_baseline": with_baseline.equal,
+        "differences_from_baseline": with_baseline.differences,
         # Of each way, what still ran five seconds after the command had ended.
         "left_behind": left_behind,
     }
@@ -431,10 +395,11 @@ def _whole_commands(
                 f"{spent.cpu_s['end']:.2f} CPU s"
             )
     columns = {name: column(spent, last="end") for name, spent in found.items()}
+    wall, cpu = ratios(columns["baseline"], columns["now"])
     return {
-        "ratio": ratio(columns, "baseline", "now", "wall_s"),
-        "ratio_cpu": ratio(columns, "baseline", "now", "cpu_s"),
-        **columns,
+        "ratio": wall,
+        "ratio_cpu": cpu,
+        **{name: asdict(each) for name, each in columns.items()},
     }
 
 
@@ -466,72 +431,6 @@ def _waited_cpu_s() -> float:
     """CPU seconds of the processes that this one has waited for, and of those they waited for."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
-
-
-# --- arithmetic ---------------------------------------------------------------------------------
-
-
-def rotated(items: Sequence[_T], number: int) -> list[_T]:
-    """The items in the order of a round, so that each comes first in some round."""
-    first = number % len(items)
-    return [*items[first:], *items[:first]]
-
-
-def phase_times(events: Sequence[Event]) -> dict[str, float]:
-    """Unix time of each phase in a run's record; ``first_step`` once the first step is in it."""
-    times = {
-        event.name: event.time
-        for event in events
-        if isinstance(event, Phase) and event.name in _PHASES
-    }
-    first = next((event.time for event in events if isinstance(event, Step)), None)
-    return times if first is None else {**times, "first_step": first}
-
-
-def interpolated(samples: Sequence[tuple[float, float]], at: float) -> float:
-    """Value at a time, between the samples (time, value) around it; never beyond the last."""
-    earlier = samples[0]
-    for later in samples[1:]:
-        if later[0] >= at:
-            part = (at - earlier[0]) / (later[0] - earlier[0]) if later[0] > earlier[0] else 1.0
-            return earlier[1] + max(part, 0.0) * (later[1] - earlier[1])
-        earlier = later
-    return earlier[1]
-
-
-def column(spent: Sequence[Spent], *, last: str) -> dict[str, Any]:
-    """Medians of one way, up to the phase ``last``, and all single values."""
-    foreign = [each.foreign_cpu_s for each in spent if each.foreign_cpu_s is not None]
-    return {
-        "wall_s": statistics.median(each.wall_s[last] for each in spent),
-        "cpu_s": statistics.median(each.cpu_s[last] for each in spent),
-        "all_wall_s": [round(each.wall_s[last], 3) for each in spent],
-        "all_cpu_s": [round(each.cpu_s[last], 3) for each in spent],
-        "foreign_cpu_s": [round(each, 3) for each in foreign],
-    }
-
-
-def ratio(columns: Mapping[str, Mapping[str, Any]], slow: str, quick: str, what: str) -> float:
-    """How many times less the quick column takes."""
-    return float(columns[slow][what] / columns[quick][what])
-
-
-def split(starts: Sequence[Spent]) -> dict[str, Any]:
-    """Median seconds that each phase took since the one before it."""
-    phases: dict[str, Any] = {}
-    before = ""
-    for name, what in _PHASES.items():
-        if not all(name in each.wall_s for each in starts):
-            continue
-        wall = [each.wall_s[name] - each.wall_s.get(before, 0.0) for each in starts]
-        cpu = [each.cpu_s[name] - each.cpu_s.get(before, 0.0) for each in starts]
-        phases[name] = {
-            "wall_s": statistics.median(wall),
-            "cpu_s": statistics.median(cpu),
-            "what": what,
-        }
-        before = name
-    return phases
 
 
 def _names(known: Any) -> Any:

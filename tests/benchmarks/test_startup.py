@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks import baseline, equality, meter, startup
-from benchmarks.startup import Spent
+from benchmarks import baseline, equality, meter, phases, startup
+from benchmarks.phases import Spent
 from tests.conftest import ROOT
 from training.record.events import Evaluation, Event, Phase, Step
 
@@ -41,25 +41,27 @@ def spent(wall: float, cpu: float) -> Spent:
 
 def test_a_column_has_medians_and_all_single_values() -> None:
     starts = [spent(wall, cpu) for wall, cpu in ((30.0, 50.0), (20.0, 60.0), (90.0, 40.0))]
-    found = startup.column(starts, last="first_step")
-    assert (found["wall_s"], found["cpu_s"]) == (30.0, 50.0)
-    assert found["all_wall_s"] == [30.0, 20.0, 90.0]
-    assert found["foreign_cpu_s"] == [0.25] * 3
+    found = phases.column(starts, last="first_step")
+    assert (found.wall_s, found.cpu_s) == (30.0, 50.0)
+    assert found.all_wall_s == (30.0, 20.0, 90.0)
+    assert found.foreign_cpu_s == (0.25,) * 3
 
 
 def test_a_ratio_says_how_many_times_less_the_second_column_takes() -> None:
-    columns = {"baseline": {"wall_s": 30.0}, "quick": {"wall_s": 10.0}}
-    assert startup.ratio(columns, "baseline", "quick", "wall_s") == 3.0
+    slow, quick = (
+        phases.column([spent(*each)], last="first_step") for each in ((30.0, 20.0), (10.0, 5.0))
+    )
+    assert phases.ratios(slow, quick) == (3.0, 4.0)
 
 
 def test_a_phase_is_counted_from_the_one_before_it() -> None:
-    found = startup.split([spent(10.0, 20.0)] * 3)
-    assert [each["wall_s"] for each in found.values()] == pytest.approx([1, 1, 5, 3])
-    assert [each["cpu_s"] for each in found.values()] == pytest.approx([2, 2, 10, 6])
+    found = phases.split([spent(10.0, 20.0)] * 3)
+    assert [each.wall_s for each in found.values()] == pytest.approx([1, 1, 5, 3])
+    assert [each.cpu_s for each in found.values()] == pytest.approx([2, 2, 10, 6])
 
 
 def test_each_way_comes_first_in_one_of_as_many_rounds() -> None:
-    rounds = [startup.rotated(["baseline", "fallback", "quick"], number) for number in range(4)]
+    rounds = [phases.rotated(["baseline", "fallback", "quick"], number) for number in range(4)]
     assert [each[0] for each in rounds] == ["baseline", "fallback", "quick", "baseline"]
     assert all(sorted(each) == ["baseline", "fallback", "quick"] for each in rounds)
 
@@ -70,17 +72,17 @@ def test_the_first_step_ends_the_phases_of_a_record() -> None:
         Phase(name="another", time=1.5),
         Evaluation(step=0, epoch=0, loss=1.0),
     ]
-    assert startup.phase_times(found) == {"ray_ready": 1.0}
+    assert phases.phase_times(found) == {"ray_ready": 1.0}
     found += [
         Step(step=number, epoch=1, loss=1.0, lr=0.1, grad_norm=1.0, time=2.0 + number)
         for number in (1, 2)
     ]
-    assert startup.phase_times(found) == {"ray_ready": 1.0, "first_step": 3.0}
+    assert phases.phase_times(found) == {"ray_ready": 1.0, "first_step": 3.0}
 
 
 def test_a_value_between_two_samples_is_interpolated() -> None:
     samples = [(10.0, 0.0), (12.0, 4.0), (13.0, 4.5)]
-    found = [startup.interpolated(samples, at) for at in (9.0, 10.0, 11.0, 12.5, 14.0)]
+    found = [phases.interpolated(samples, at) for at in (9.0, 10.0, 11.0, 12.5, 14.0)]
     assert found == [0.0, 0.0, 2.0, 4.25, 4.5]
 
 
@@ -94,7 +96,7 @@ def test_the_headline_is_that_of_the_first_recipe() -> None:
 
 def test_a_process_that_imports_another_checkout_is_seen() -> None:
     opened = "7 /a/training/launch.py\n7 /a/training/data/text.py\n9 /b/training/worker.py\n"
-    assert startup.imported_from(opened) == ({"/a", "/b"}, 2)
+    assert baseline.imported_from(opened) == ({"/a", "/b"}, 2)
 
 
 def test_the_fork_server_is_on_or_off_as_the_column_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,11 +227,11 @@ def test_runs_that_differ_only_in_their_clocks_and_places_are_equal(tmp_path: Pa
     one = a_run(tmp_path / "one" / "run")
     other = a_run(tmp_path / "other" / "run", seconds=2.0)
     found = equality.compare(one, other)
-    assert found["differences"] == []
-    assert found["equal"]
-    assert (found["steps"], found["evaluations"], found["tensors"]) == (1, 1, 2)
-    assert found["files_with_equal_bytes"] == ["checkpoints/step-00000001/model.safetensors"]
-    assert found["files"] == 3
+    assert found.differences == ()
+    assert found.equal
+    assert (found.steps, found.evaluations, found.tensors) == (1, 1, 2)
+    assert found.files_with_equal_bytes == ("checkpoints/step-00000001/model.safetensors",)
+    assert found.files == 3
 
 
 @pytest.mark.parametrize(
@@ -243,15 +245,15 @@ def test_a_difference_in_the_last_bit_is_found(
     tmp_path: Path, change: dict[str, float], difference: str
 ) -> None:
     found = equality.compare(a_run(tmp_path / "one"), a_run(tmp_path / "other", **change))
-    assert not found["equal"]
-    assert any(difference in each for each in found["differences"]), found["differences"]
+    assert not found.equal
+    assert any(difference in each for each in found.differences), found.differences
 
 
 def test_a_missing_checkpoint_is_a_difference(tmp_path: Path) -> None:
     one, other = a_run(tmp_path / "one"), a_run(tmp_path / "other")
     shutil.rmtree(other / "checkpoints")
-    assert not equality.compare(one, other)["equal"]
-    assert not equality.compare(other, other)["equal"]  # nothing was compared
+    assert not equality.compare(one, other).equal
+    assert not equality.compare(other, other).equal  # nothing was compared
 
 
 # --- the script ---------------------------------------------------------------------------------
