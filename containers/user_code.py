@@ -76,7 +76,8 @@ def prepare(spec: JobSpec, folder: Path, *, client: Callable[[str], Any] | None 
 def _client(service: str) -> Any:
     import boto3
 
-    return boto3.client(service)
+    make: Any = boto3.client  # typed by the service's name, which varies here
+    return make(service)
 
 
 def _secret(manager: Any, name: str, secret: str) -> str:

@@ -188,9 +188,8 @@ class Account:
 
     def client(self, service: str) -> Any:
         if service not in self.clients:
-            self.clients[service] = self.session.client(
-                service, endpoint_url=self.endpoint, config=self.config
-            )
+            make: Any = self.session.client  # typed by the service's name, which varies here
+            self.clients[service] = make(service, endpoint_url=self.endpoint, config=self.config)
         return self.clients[service]
 
     def items(self, service: str, operation: str, key: str, **arguments: Any) -> Iterator[Any]:

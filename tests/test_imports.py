@@ -156,13 +156,15 @@ def load_order(sources: Mapping[str, str]) -> list[str]:
 
 
 def undeclared(sources: Mapping[str, str], declared: set[str]) -> list[str]:
-    """Third-party imports whose distribution is not in ``declared``."""
+    """Third-party imports whose distribution is not in ``declared``. What only type checkers
+    import, boto3's stubs, is in requirements-dev.txt."""
     distributions = metadata.packages_distributions()
     return [
         str(each)
         for each in imports(sources)
         if top(each.target) not in {*sys.stdlib_module_names, *PACKAGES, "app"}
         and top(each.target) not in PROVIDED.get(each.importer, ())
+        and not (top(each.target).startswith("mypy_boto3_") and not each.at_load)
         # What is not installed here (ministack lives in .venv-aws) goes by its own name.
         and not {
             canonical(name) for name in distributions.get(top(each.target), [top(each.target)])

@@ -15,15 +15,15 @@ A job's tasks are known by what they were started with: their group, ``job:<id>`
 import json
 import math
 import os
-import re
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import boto3
 
 from contract import exits, runs, times
+from contract.endings import Ending, ending
 from contract.errors import InputError
 from contract.job import (
     JOB_GROUP,
@@ -37,21 +37,22 @@ from contract.job import (
 )
 from contract.nodes import ENV_DEADLINE, ENV_JOB_SPEC
 
+if TYPE_CHECKING:  # Lambda has boto3 and not its types
+    from mypy_boto3_ecs.type_defs import ListTasksRequestPaginateTypeDef, TaskTypeDef
+
 CLUSTER = os.environ.get("CLUSTER", "")
 BUCKET = os.environ.get("BUCKET", "")
 HEAD_FAMILY = os.environ.get("HEAD_FAMILY", "")
 STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
 
-#: What the stop code says of a task whose host went away below it.
-HOST_LOST = ("SpotInterruption", "TerminationNotice")
 #: ECS's own words when somebody stops a task without giving a reason.
 NO_REASON_GIVEN = "Task stopped by user"
 
-Task = dict[str, Any]
-
 
 # --- why a job ended ------------------------------------------------------------------------------
-def verdict(task: Task, error: str, *, deadline: float, attempt: int, attempts: int) -> Outcome:
+def verdict(
+    task: Mapping[str, Any], error: str, *, deadline: float, attempt: int, attempts: int
+) -> Outcome:
     """What the end of a head task means.
 
     Args:
@@ -63,13 +64,11 @@ def verdict(task: Task, error: str, *, deadline: float, attempt: int, attempts: 
         attempts: as many as the job may have.
     """
     container: dict[str, Any] = next(iter(task.get("Containers") or []), {})
-    code, stop_code = container.get("ExitCode"), task.get("StopCode", "")
+    code = container.get("ExitCode")
     stopped = task.get("StoppedReason") or ""
     said = container.get("Reason") or stopped
     ordered = status_of_stop(stopped)  # by this function's sweep
-    was_stopped = stop_code == "UserInitiated"
-    host_lost = stop_code in HOST_LOST or re.search(r"Host EC2 .*(terminated|stopped)", said)
-    killed = code == exits.KILLED and "OutOfMemory" not in said and not was_stopped
+    how = ending(stop_code=task.get("StopCode") or "", reason=said, exit_code=code)
 
     def ended(status: JobStatus, reason: str, *, again: bool = False) -> Outcome:
         return Outcome(status=status, reason=reason, exit_code=code, again=again, attempts=attempt)
@@ -82,20 +81,20 @@ def verdict(task: Task, error: str, *, deadline: float, attempt: int, attempts: 
     unavailable = "Capacity is unavailable" in said  # ECS, of a capacity provider
     if code == exits.NO_CAPACITY or ordered == JobStatus.NO_CAPACITY or unavailable:
         return ended(JobStatus.NO_CAPACITY, "no capacity")
-    if host_lost or killed:
-        what = "its host was lost" if host_lost else "the head was killed"
+    if how in (Ending.HOST_LOST, Ending.KILLED):
+        what = "its host was lost" if how is Ending.HOST_LOST else "the head was killed"
         repeated = f", {attempt} times" if attempt > 1 else ""
         return ended(JobStatus.HOST_LOST, f"failed: {what}{repeated}", again=attempt < attempts)
-    if was_stopped:
+    if how is Ending.STOPPED:
         by_user = stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)
         return ended(
             JobStatus.STOPPED, STOPPED_BY_USER if by_user else f"its head was stopped: {stopped}"
         )
     if code in (exits.TERMINATED, exits.INTERRUPTED):
         return ended(JobStatus.STOPPED, f"its command was stopped (exit code {code})")
-    if "CannotPullContainer" in said:
+    if how is Ending.IMAGE_NOT_FOUND:
         return ended(JobStatus.IMAGE_NOT_FOUND, f"image not found: {said}")
-    if "OutOfMemory" in said:
+    if how is Ending.OUT_OF_MEMORY:
         return ended(JobStatus.FAILED, "failed: out of memory on the head")
     if code is not None:
         return ended(JobStatus.FAILED, f"failed: user code exit {code}")
@@ -104,12 +103,7 @@ def verdict(task: Task, error: str, *, deadline: float, attempt: int, attempts: 
 
 
 # --- AWS ------------------------------------------------------------------------------------------
-def pages(client: Any, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
-    for page in client.get_paginator(operation).paginate(**arguments):
-        yield from page[key]
-
-
-def described(arns: list[str]) -> list[Task]:
+def described(arns: list[str]) -> "list[TaskTypeDef]":
     ecs = boto3.client("ecs")
     return [
         task
@@ -118,21 +112,26 @@ def described(arns: list[str]) -> list[Task]:
     ]
 
 
-def running(**which: str) -> list[Task]:
-    """Tasks of the cluster that were not told to stop yet."""
-    ecs = boto3.client("ecs")
-    return described(
-        [*pages(ecs, "list_tasks", "taskArns", cluster=CLUSTER, desiredStatus="RUNNING", **which)]
-    )
+def running(*, started_by: str = "", family: str = "", instance: str = "") -> "list[TaskTypeDef]":
+    """Tasks of the cluster that were not told to stop yet; all, or those with one property."""
+    request: ListTasksRequestPaginateTypeDef = {"cluster": CLUSTER, "desiredStatus": "RUNNING"}
+    if started_by:
+        request["startedBy"] = started_by
+    if family:
+        request["family"] = family
+    if instance:
+        request["containerInstance"] = instance
+    pages = boto3.client("ecs").get_paginator("list_tasks").paginate(**request)
+    return described([arn for page in pages for arn in page["taskArns"]])
 
 
-def job_of(task: Task) -> str:
+def job_of(task: "TaskTypeDef") -> str:
     """The job that a task belongs to; "" for one of the standing cluster."""
     group = str(task.get("group") or "")
     return group.removeprefix(JOB_GROUP) if group.startswith(JOB_GROUP) else ""
 
 
-def told(task: Task, name: str) -> str | None:
+def told(task: "TaskTypeDef", name: str) -> str | None:
     """A variable of the environment that a task was started with."""
     for container in (task.get("overrides") or {}).get("containerOverrides") or []:
         for each in container.get("environment") or []:
@@ -141,13 +140,13 @@ def told(task: Task, name: str) -> str | None:
     return None
 
 
-def deadline_of(task: Task, *, default: float) -> float:
+def deadline_of(task: "TaskTypeDef", *, default: float) -> float:
     """Unix time at which the job of a task ends."""
     value = told(task, ENV_DEADLINE)
     return float(value) if value else default
 
 
-def patience_of(task: Task) -> float:
+def patience_of(task: "TaskTypeDef") -> float:
     """How long a head may wait for its host, in seconds; a worker's is its head's to watch."""
     spec = spec_of(told(task, ENV_JOB_SPEC))
     return spec.capacity_wait_s if spec else math.inf
@@ -164,7 +163,7 @@ def spec_of(text: str | None) -> JobSpec | None:
         return None
 
 
-def stop(tasks: list[Task], reason: str) -> None:
+def stop(tasks: "list[TaskTypeDef]", reason: str) -> None:
     ecs = boto3.client("ecs")
     for task in tasks:
         print(f"stopping {task['taskArn']}: {reason}")
@@ -178,13 +177,19 @@ def release(instances: set[str]) -> None:
     """
     ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
     for instance in sorted(instances):
-        arguments = {"cluster": CLUSTER, "containerInstances": [instance]}
+        these = [instance]
         try:
             # Drained first, or another job's task comes while this looks whether it may go.
-            ecs.update_container_instances_state(**arguments, status="DRAINING")
-            (found,) = ecs.describe_container_instances(**arguments)["containerInstances"]
-            if running(containerInstance=instance):
-                ecs.update_container_instances_state(**arguments, status="ACTIVE")
+            ecs.update_container_instances_state(
+                cluster=CLUSTER, containerInstances=these, status="DRAINING"
+            )
+            (found,) = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=these)[
+                "containerInstances"
+            ]
+            if running(instance=instance):
+                ecs.update_container_instances_state(
+                    cluster=CLUSTER, containerInstances=these, status="ACTIVE"
+                )
                 continue
             groups.terminate_instance_in_auto_scaling_group(
                 InstanceId=found["ec2InstanceId"], ShouldDecrementDesiredCapacity=True
@@ -201,13 +206,13 @@ def execution_of(job: str) -> str:
 def heads_started(job: str) -> int | None:
     """How often the head of a job was started, from its execution's history."""
     try:
-        history = pages(
-            boto3.client("stepfunctions"),
-            "get_execution_history",
-            "events",
-            executionArn=execution_of(job),
+        pages = (
+            boto3.client("stepfunctions")
+            .get_paginator("get_execution_history")
+            .paginate(executionArn=execution_of(job))
         )
-        return sum(1 for event in history if event["type"] == "TaskSubmitted")
+        events = [event for page in pages for event in page["events"]]
+        return sum(1 for event in events if event["type"] == "TaskSubmitted")
     except Exception as error:
         print(f"the history of {job} cannot be read: {error}")
         return None
@@ -215,7 +220,7 @@ def heads_started(job: str) -> int | None:
 
 def end_tasks(job: str, reason: str, *, hosts: bool) -> None:
     """Stop all tasks of a job and, if ``hosts``, release what they ran on."""
-    found = {task["taskArn"]: task for task in running(startedBy=job)}
+    found = {task["taskArn"]: task for task in running(started_by=job)}
     heads = running(family=HEAD_FAMILY)
     found |= {task["taskArn"]: task for task in heads if job_of(task) == job}
     stop([*found.values()], reason)
@@ -237,7 +242,7 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> None:
 def end(event: dict[str, Any]) -> dict[str, Any]:
     """After an attempt: clean up, and say how it ended."""
     job, spec = event["Job"], spec_of(event["Spec"])
-    task: Task = event.get("Task") or {}
+    task: Any = event.get("Task") or {}
     error = str(event.get("Error") or "")
     if cause := event.get("Cause"):
         try:

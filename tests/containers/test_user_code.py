@@ -39,7 +39,7 @@ class Client:
 
     def get_secret_value(self, SecretId: str) -> dict[str, str]:  # noqa: N803
         if SecretId != "training/key":
-            error = {"Code": "ResourceNotFoundException", "Message": "no such secret"}
+            error: Any = {"Code": "ResourceNotFoundException", "Message": "no such secret"}
             raise ClientError({"Error": error}, "GetSecretValue")
         return {"SecretString": "hidden"}
 

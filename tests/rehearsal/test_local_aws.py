@@ -194,9 +194,10 @@ def test_rules_outside_of_their_security_group(account: Account) -> None:
         ),
     }
 
-    def rules(group: str) -> dict[str, dict[str, Any]]:
-        filters = [{"Name": "group-id", "Values": [group]}]
-        found = ec2.describe_security_group_rules(Filters=filters)["SecurityGroupRules"]
+    def rules(group: str) -> dict[str, Any]:
+        found = ec2.describe_security_group_rules(
+            Filters=[{"Name": "group-id", "Values": [group]}]
+        )["SecurityGroupRules"]
         return {each["SecurityGroupRuleId"]: each for each in found}
 
     ids = account.deploy("rules", resources)
@@ -291,12 +292,11 @@ def capacity(target: int) -> Resources:
 def test_capacity_provider_and_its_association(account: Account) -> None:
     ecs = boto3.client("ecs")
 
-    def provider(name: str) -> dict[str, Any]:
+    def provider(name: str) -> Any:
         [found] = ecs.describe_capacity_providers(capacityProviders=[name])["capacityProviders"]
-        group: dict[str, Any] = found["autoScalingGroupProvider"]
-        return group
+        return found["autoScalingGroupProvider"]
 
-    def associated(cluster: str) -> tuple[list[str], list[dict[str, Any]]]:
+    def associated(cluster: str) -> tuple[list[str], Any]:
         [found] = ecs.describe_clusters(clusters=[cluster])["clusters"]
         return found["capacityProviders"], found["defaultCapacityProviderStrategy"]
 

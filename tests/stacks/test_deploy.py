@@ -112,8 +112,8 @@ def eventually(condition: Callable[[], Any]) -> Any:
 
 def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> None:
     """One job is stopped, one aborted: both are tidied up after, and say so. A third one stays."""
-    states, ecs, s3 = (boto3.client(name) for name in ("stepfunctions", "ecs", "s3"))
-    which = {"cluster": training[stack_outputs.CLUSTER]}
+    states, ecs, s3 = boto3.client("stepfunctions"), boto3.client("ecs"), boto3.client("s3")
+    which: dict[str, Any] = {"cluster": training[stack_outputs.CLUSTER]}
     spec = JobSpec(
         run="r",
         command=("echo", 'a "quoted" word', "ü"),

@@ -8,11 +8,14 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 
 from contract import exits
+from contract.errors import InputError
 from contract.job import MAX_JOB_ID, JobSpec
 from contract.ranges import Range
 from tests.trainctl.account import Account, refused
 from trainctl import code_folder
 from trainctl.__main__ import main
+from training import launch
+from training.recipes import command
 
 SUBMIT = ["submit", "ddp", "--yes"]
 FSDP = ["submit", "fsdp", "--yes"]
@@ -122,6 +125,52 @@ def test_plan_refuses_what_submit_refuses_with_the_same_sentence(
     assert planned == capsys.readouterr().err
     assert planned.startswith("error: ")
     assert account.changes == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("ddp", ["--epochs", "0"]),
+        ("ddp", ["--schedule=bogus"]),
+        ("ddp", ["--lr", "nan"]),
+        ("fsdp", ["--precision", "fp8"]),
+        ("fsdp", ["--global-batch", "24"]),
+        ("fsdp", ["--preset", "lora"]),
+        ("ddp", ["--run", "done"]),
+        ("ddp", ["--run", "other"]),
+        ("ddp", ["--run", "half", "--lr", "0.5"]),
+        ("ddp", ["--run", "half"]),
+        ("fsdp", ["--epochs", "2"]),
+    ],
+)
+@pytest.mark.usefixtures("runs")
+def test_the_node_would_refuse_the_job_with_the_same_sentence_or_train_it(
+    account: Account,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    recipe: str,
+    settings: list[str],
+) -> None:
+    code = main(["submit", recipe, "--yes", "--nodes", "1:3", *settings])
+    said = capsys.readouterr().err
+    if code == exits.OK:
+        (sent,) = account.sent("start_execution")
+        words = [*JobSpec.from_json(sent["input"]).command][3:]
+    else:
+        name = [] if "--run" in settings else ["--run", "r"]
+        words = [recipe, "--workers", "4:12", *name, *settings]
+    for key, content in account.objects.items():
+        place = tmp_path / "bucket" / key
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(content)
+    storage = ["--storage", str(tmp_path / "bucket" / "runs")]
+    (tmp_path / "bucket" / "runs").mkdir(parents=True, exist_ok=True)
+    if code == exits.OK:
+        launch.configured(command.parse([*words, *storage]))
+    else:
+        with pytest.raises(InputError) as refused_there:
+            launch.configured(command.parse([*words, *storage]))
+        assert said == f"error: {refused_there.value}\n"
 
 
 @pytest.mark.usefixtures("runs")

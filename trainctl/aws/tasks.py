@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Literal, Self
 
+from contract.endings import Ending, ending
 from trainctl.aws.clients import Clients
 
 if TYPE_CHECKING:
@@ -57,6 +58,13 @@ class Task:
             stop_code=task.get("stopCode", ""),
             stopped_reason=container.get("reason") or task.get("stoppedReason", ""),
             exit_code=container.get("exitCode"),
+        )
+
+    @property
+    def ending(self) -> Ending:
+        """How it ended, once it has."""
+        return ending(
+            stop_code=self.stop_code, reason=self.stopped_reason, exit_code=self.exit_code
         )
 
     @property

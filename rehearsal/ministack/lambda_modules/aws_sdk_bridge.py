@@ -38,7 +38,8 @@ def as_json(value: Any) -> dict[str, str]:
 
 
 def main(service: str, operation: str | None = None) -> None:
-    client = boto3.client(NAMES.get(service, service))
+    make: Any = boto3.client  # typed by the service's name, which varies here
+    client = make(NAMES.get(service, service))
     model = client.meta.service_model
     answer: dict[str, Any]
     if operation is None:

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from contract import exits, nodes
+from contract.endings import Ending
 from contract.nodes import ClusterSize
 from contract.ranges import Range
 from trainctl import output
@@ -32,7 +33,7 @@ _EXITS: Final = {
     exits.NO_HEAD: "it did not find its head, or lost it",
     exits.REFUSED: "the head refuses its token: redeploy, then take both down and up",
     exits.BAD_HOST: "its host's GPUs are not healthy",
-    exits.KILLED: "it was killed, by a user or because memory ran out",
+    exits.KILLED: "it was killed",
 }
 #: Those that another attempt does not fix.
 _FINAL_EXITS: Final = (exits.BAD_INPUT, exits.REFUSED, exits.BAD_HOST)
@@ -180,10 +181,10 @@ def _check_for_faults(
             raise CliError(f"ECS gives up on the {service.node}: {service.rollout_reason} {after}")
     stopped = deployment.cluster.tasks(stopped=True)
     ended = [task for task in stopped if task.since and task.since >= began]
-    # What was stopped on purpose, a surplus worker for example, is no fault.
-    ended = [task for task in ended if task.stop_code != "ServiceSchedulerInitiated"]
+    # What was stopped on purpose, because there was one too many, is no fault.
+    ended = [task for task in ended if task.ending is not Ending.SURPLUS]
     for task in ended:
-        if "CannotPullContainer" in task.stopped_reason:
+        if task.ending is Ending.IMAGE_NOT_FOUND:
             tag = deployment.shape.image_tag
             raise CliError(
                 f"the image of the {task.node} cannot be pulled: {task.stopped_reason}\nIs there "
@@ -203,7 +204,10 @@ def _check_for_faults(
 
 
 def _obituary(deployment: Deployment, task: Task) -> str:
-    reason = _EXITS.get(task.exit_code or 0, task.stopped_reason)
+    if task.ending is Ending.OUT_OF_MEMORY:
+        reason = "it was killed because it ran out of memory"
+    else:
+        reason = _EXITS.get(task.exit_code or 0, task.stopped_reason)
     code = f" (exit code {task.exit_code})" if task.exit_code is not None else ""
     lines = [f"  {line}" for line in deployment.logs.last_lines(task)]
     return "\n".join([f"{task.node} {task.id[:8]} ended{code}: {reason}", *lines])
