@@ -13,6 +13,7 @@ from typing import Any
 
 from contract import runs
 from contract.errors import InputError
+from contract.runs import safe_join
 
 
 def is_s3(uri: str) -> bool:
@@ -174,16 +175,26 @@ def staging_folder(uri: str) -> Path:
 
 
 def fetch_folder(uri: str, into: Path) -> Path:
-    """Return a local folder with the content of ``uri``: itself if on disk, else a copy."""
+    """Return a local folder with the content of ``uri``: itself if on disk, else a copy.
+
+    Raises:
+        InputError: a key would lead out of ``into``; nothing is fetched from there on.
+    """
     if not is_s3(uri):
         return Path(uri)
     fs = filesystem(uri)
     for entry in fs.find(uri):
-        relative = entry.removeprefix(uri.removeprefix("s3://")).lstrip("/")
-        target = into / relative
+        if entry.endswith("/"):
+            continue  # the mark of a folder that the console makes
+        target = safe_join(into, _below(uri, entry), what="key")
         target.parent.mkdir(parents=True, exist_ok=True)
         fs.get_file(entry, str(target))
     return into
+
+
+def _below(uri: str, key: str) -> str:
+    """Name of an object below a folder, of its key as s3fs gives it: with the bucket."""
+    return key.removeprefix(uri.removeprefix("s3://").rstrip("/") + "/")
 
 
 def rename_folder(uri: str, target: str) -> None:
@@ -195,8 +206,7 @@ def rename_folder(uri: str, target: str) -> None:
     fs = filesystem(uri)
     # File by file: s3fs's own recursive move also asks for the folder's name, which is no object.
     for path in fs.find(uri):
-        relative = path.removeprefix(uri.removeprefix("s3://")).lstrip("/")
-        fs.cp_file(path, join(target, relative))
+        fs.cp_file(path, join(target, _below(uri, path)))
     remove_folder(uri)
 
 

@@ -149,6 +149,12 @@ def damage_manifest_shape(folder: Path) -> None:
     (folder / "manifest.json").write_text("[]")
 
 
+def damage_manifest_name(folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["../../secret"] = manifest["files"].pop("state.pt")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
 def damage_format(folder: Path) -> None:
     """Whole by its manifest, but not a state that this version can read."""
     torch.save({"optimizer": {}}, folder / "state.pt")
@@ -170,6 +176,7 @@ def damage_format(folder: Path) -> None:
         (damage_no_manifest, "upload was cut off"),
         (damage_manifest, "cannot be read"),
         (damage_manifest_shape, "cannot be read"),
+        (damage_manifest_name, "'../../secret' is refused"),
         (damage_format, "cannot be read"),
     ],
 )

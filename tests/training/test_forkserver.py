@@ -117,9 +117,9 @@ def test_the_path_of_python_is_quoted_where_a_shell_would_split_it(
 
 
 def test_every_recipe_names_what_its_workers_import() -> None:
-    for recipe, loop in recipes.LOOPS.items():
-        assert recipes.preload(recipe).split(",")[0] == loop
-        assert "torch._dynamo" in recipes.preload(recipe)
+    for recipe in recipes.ALL:
+        assert recipe.preloads.split(",")[0] == recipe.loop
+        assert "torch._dynamo" in recipe.preloads
 
 
 # --- Ray on one machine ---------------------------------------------------------------------------

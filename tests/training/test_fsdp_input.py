@@ -1,5 +1,6 @@
 """What a user may get wrong with the sharded recipe is said in a sentence, before it costs much."""
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -150,6 +151,17 @@ def test_out_of_memory_says_what_is_kept_and_what_to_try(
     words = r"checkpoint step-00000007 is kept.*--microbatch 2, --recompute full.*Tried to allocate"
     with pytest.raises(InputError, match=words):
         fsdp.train(worker, config(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "a//b", "a\0b", ""])
+def test_a_manifest_names_files_of_its_own_folder(tmp_path: Path, name: str) -> None:
+    (tmp_path / "secret").write_bytes(b"")
+    (tmp_path / "step").mkdir()
+    entry = {"bytes": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    manifest = tmp_path / "step" / "manifest.json"
+    manifest.write_text(json.dumps({"files": {name: entry}}))
+    with pytest.raises(DamagedError, match=r"is refused: it is no relative path"):
+        sharded_checkpoints.verify(str(tmp_path / "step"))
 
 
 def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Llama with tied embeddings. Sharded ones run in real processes over gloo.
 """
 
 import functools
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,11 @@ def test_weights_that_do_not_fit_are_refused_by_name(name: str, saved: Path) -> 
     (saved / language_models.INDEX_FILE).write_text("{}")
     with pytest.raises(InputError, match="is not an index of safetensors"):
         language_models.load(model, saved)
+    for name in ("../model.safetensors", "/model.safetensors"):
+        index = {"weight_map": {"weight": name}}
+        (saved / language_models.INDEX_FILE).write_text(json.dumps(index))
+        with pytest.raises(InputError, match="is refused"):
+            language_models.load(model, saved)
     (saved / language_models.INDEX_FILE).unlink()
     with pytest.raises(InputError, match=r"has no model\.safetensors"):
         language_models.load(model, saved)

@@ -77,6 +77,44 @@ def test_a_folder_holds_runs(tmp_path: Path) -> None:
     assert list((tmp_path / "runs").iterdir()) == []
 
 
+class _Listing:
+    """A bucket with a few objects, whose keys say nothing about what is fetched."""
+
+    def __init__(self, *keys: str) -> None:
+        self._keys = keys
+
+    def find(self, _uri: str) -> list[str]:
+        return list(self._keys)
+
+    def get_file(self, key: str, target: str) -> None:
+        Path(target).write_text(key)
+
+
+@pytest.mark.parametrize(
+    "name", ["../out", "a/../../out", "/etc/out", "a//b", "a/./b", "a\\b", "a\0b", "link/out"]
+)
+def test_a_key_made_to_escape_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "filesystem", lambda _uri: _Listing(f"bucket/f/{name}"))
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (inside / "link").symlink_to(tmp_path)
+    with pytest.raises(InputError, match="is refused"):
+        storage.fetch_folder("s3://bucket/f", inside)
+    assert [path.name for path in tmp_path.rglob("*")] == ["inside", "link"]
+
+
+def test_a_folder_of_a_bucket_is_fetched_without_the_marks_of_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = ("bucket/f/sub/", "bucket/f/sub/x", "bucket/f/f/y")
+    monkeypatch.setattr(storage, "filesystem", lambda _uri: _Listing(*keys))
+    storage.fetch_folder("s3://bucket/f/", tmp_path)
+    found = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
+    assert found == {"sub", "sub/x", "f", "f/y"}
+
+
 @pytest.mark.slow
 def test_a_bucket_holds_runs_and_a_folder_of_it_is_fetched_whole(
     s3_endpoint: str, tmp_path: Path

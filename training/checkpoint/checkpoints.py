@@ -25,8 +25,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from contract import runs
 from contract.errors import InputError
+from contract.runs import RunPaths, check_relative, checkpoint_step
 from training import storage
 from training.metrics import StepMetrics
 from training.models import classifiers as models
@@ -147,22 +147,20 @@ def write(snapshot: Snapshot, folder: Path) -> None:
     (folder / MANIFEST_FILE).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
 
 
-def publish(run_uri: str, name: str, fill: Callable[[Path], None]) -> str:
-    """Let ``fill`` write a folder, then make it appear as ``<run>/<name>`` in one step."""
-    uri = storage.join(run_uri, name)
+def publish(uri: str, fill: Callable[[Path], None]) -> None:
+    """Let ``fill`` write a folder, then make it appear at ``uri`` in one step."""
     folder = storage.staging_folder(uri)
     try:
         fill(folder)
         storage.publish_folder(folder, uri, last=MANIFEST_FILE)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return uri
 
 
 def save(run_uri: str, snapshot: Snapshot, *, keep: int) -> str:
     """Write a checkpoint and remove all but the newest ``keep``; return its address."""
-    name = runs.checkpoint_name(snapshot.position.step)
-    uri = publish(run_uri, f"{runs.CHECKPOINTS_DIR}/{name}", lambda folder: write(snapshot, folder))
+    uri = RunPaths(run_uri).checkpoint(snapshot.position.step)
+    publish(uri, lambda folder: write(snapshot, folder))
     prune(run_uri, keep=keep)
     return uri
 
@@ -170,7 +168,7 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int) -> str:
 def prune(run_uri: str, *, keep: int) -> None:
     """Remove all checkpoints but the newest ``keep``."""
     for old in names(run_uri)[:-keep]:
-        storage.remove_folder(storage.join(run_uri, runs.CHECKPOINTS_DIR, old))
+        storage.remove_folder(place_of(run_uri, old))
 
 
 def set_aside(run_uri: str, name: str) -> None:
@@ -178,10 +176,9 @@ def set_aside(run_uri: str, name: str) -> None:
 
     One whose upload was cut off is removed, one that was whole once becomes ``damaged-step-...``.
     """
-    uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, name)
+    uri = place_of(run_uri, name)
     if storage.exists(storage.join(uri, MANIFEST_FILE)):
-        aside = storage.join(run_uri, runs.CHECKPOINTS_DIR, f"damaged-{name}")
-        storage.rename_folder(uri, aside)
+        storage.rename_folder(uri, place_of(run_uri, f"damaged-{name}"))
     else:
         storage.remove_folder(uri)
 
@@ -197,16 +194,23 @@ def save_in_background(worker: Worker, snapshot: Snapshot | None, *, keep: int) 
 
 def publish_model(run_uri: str, snapshot: Snapshot) -> str:
     """Write the snapshot's model as ``<run>/model``; return its address."""
-    return publish(run_uri, runs.MODEL_DIR, lambda folder: write_model(snapshot, folder))
+    uri = RunPaths(run_uri).model
+    publish(uri, lambda folder: write_model(snapshot, folder))
+    return uri
+
+
+def place_of(run_uri: str, name: str) -> str:
+    """Address of a checkpoint, from one of ``names``."""
+    return storage.join(RunPaths(run_uri).checkpoints, name)
 
 
 def names(run_uri: str) -> list[str]:
     """Names of the checkpoints of a run, oldest first, the unusable among them included."""
-    folder = storage.join(run_uri, runs.CHECKPOINTS_DIR)
+    folder = RunPaths(run_uri).checkpoints
     found = [
         (step, name)
         for name in storage.list_folders(folder)
-        if (step := runs.checkpoint_step(name)) is not None
+        if (step := checkpoint_step(name)) is not None
     ]
     return [name for _, name in sorted(found)]
 
@@ -232,7 +236,7 @@ def stop_if_diverged(
 
 def remove_leftovers(run_uri: str) -> None:
     """Remove the unfinished folders of a process that was killed while it saved."""
-    storage.remove_leftovers(storage.join(run_uri, runs.CHECKPOINTS_DIR))
+    storage.remove_leftovers(RunPaths(run_uri).checkpoints)
     storage.remove_leftovers(run_uri)
 
 
@@ -250,7 +254,7 @@ def verify(folder: Path) -> None:
     except (ValueError, KeyError, AttributeError, TypeError):
         raise DamagedError(f"{MANIFEST_FILE} cannot be read") from None
     for name, expected in files:
-        path = folder / name
+        path = _listed(folder, name)
         if not path.is_file():
             raise DamagedError(f"{name} is missing")
         if path.stat().st_size != expected["bytes"]:
@@ -259,6 +263,14 @@ def verify(folder: Path) -> None:
             )
         if _sha256(path) != expected["sha256"]:
             raise DamagedError(f"{name} does not match its checksum")
+
+
+def _listed(folder: Path, name: str) -> Path:
+    """A file of a manifest, which whoever can write to the bucket may have written."""
+    try:
+        return folder / check_relative(name, what=f"{MANIFEST_FILE}: name")
+    except InputError as error:
+        raise DamagedError(str(error)) from None
 
 
 def read(folder: Path) -> Snapshot:
@@ -293,11 +305,11 @@ def newest(run_uri: str, warn: Callable[[str], None]) -> Snapshot | None:
     """
     remove_leftovers(run_uri)
     for name in reversed(names(run_uri)):
-        uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, name)
+        uri = place_of(run_uri, name)
         with tempfile.TemporaryDirectory(prefix="training-") as scratch:
             try:
                 snapshot = read(storage.fetch_folder(uri, Path(scratch)))
-            except DamagedError as damage:
+            except (DamagedError, InputError) as damage:  # a key may lead out of the folder
                 warn(f"checkpoint {name} is damaged ({damage}): the one before it is used")
                 set_aside(run_uri, name)
             else:

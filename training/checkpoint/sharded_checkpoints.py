@@ -40,8 +40,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from contract import runs
 from contract.errors import InputError
+from contract.runs import RunPaths, check_relative
 from training import storage
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import MANIFEST_FILE, DamagedError, Position
@@ -128,9 +128,10 @@ def write_checkpoint(
     group: dist.ProcessGroup,
 ) -> str:
     """Write a checkpoint with all ranks of ``group``; return its address."""
-    uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, runs.checkpoint_name(step))
+    uri = RunPaths(run_uri).checkpoint(step)
     # A folder on disk appears whole; in S3 the manifest is what makes one whole.
-    target = uri if storage.is_s3(uri) else f"{_parent(uri)}/.{runs.checkpoint_name(step)}.part"
+    parent, _, own_name = uri.rpartition("/")
+    target = uri if storage.is_s3(uri) else f"{parent}/.{own_name}.part"
     is_first = dist.get_rank(group) == 0
     if is_first:
         storage.remove_folder(target)  # what an attempt that was killed has left
@@ -220,7 +221,7 @@ def newest(worker: Worker) -> Found | None:
         if not box[0]:
             return None
         name = box[0][0]
-        uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, name)
+        uri = checkpoints.place_of(run_uri, name)
         damage = ""
         try:
             verify(uri, part=worker.rank, num_parts=worker.world_size)
@@ -244,7 +245,7 @@ def newest_of(run_uri: str) -> Found:
         InputError: there is none.
     """
     for name in reversed(checkpoints.names(run_uri)):
-        uri = storage.join(run_uri, runs.CHECKPOINTS_DIR, name)
+        uri = checkpoints.place_of(run_uri, name)
         try:
             verify(uri)
         except DamagedError:
@@ -272,7 +273,10 @@ def verify(uri: str, *, part: int = 0, num_parts: int = 1) -> None:
         raise DamagedError(f"{MANIFEST_FILE} cannot be read") from None
     fs = storage.filesystem(uri)
     for number, (name, expected) in enumerate(files):
-        place = storage.join(uri, name)
+        try:
+            place = storage.join(uri, check_relative(name, what=f"{MANIFEST_FILE}: name"))
+        except InputError as error:
+            raise DamagedError(str(error)) from None
         try:
             size = fs.size(place)
         except FileNotFoundError:
@@ -344,10 +348,6 @@ def _stage(stager: DefaultStager, state: dict[str, Any]) -> dict[str, Any]:
 
 def _entry(size: int, digest: Any) -> dict[str, Any]:
     return {"bytes": size, "sha256": digest.hexdigest()}
-
-
-def _parent(uri: str) -> str:
-    return uri.rpartition("/")[0]
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from typing import Final
 from filelock import FileLock
 
 from contract.errors import InputError
+from contract.runs import safe_join
 
 # The data set that needs no source: scikit-learn's, which comes with the package.
 DIGITS: Final = "digits"
@@ -81,7 +82,7 @@ def _fetched(source: str, names: Sequence[str]) -> list[Path]:
         ) from None
     with FileLock(folder / ".lock"):
         for name in names:
-            if not (folder / name).exists():
+            if not safe_join(folder, name).exists():
                 _fetch(f"{source}/{name}", folder / name)
     return [folder / name for name in names]
 

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from contract.errors import InputError
+from contract.runs import check_relative
 from training.losses import linear_cross_entropy
 
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -303,7 +304,8 @@ def _files(folder: Path) -> dict[str, Path]:
             places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         except (ValueError, KeyError) as error:
             raise InputError(f"{index} is not an index of safetensors: {error!r}") from None
-        lacking = {name for name in places.values() if not (folder / name).exists()}
+        files = {check_relative(name, what=f"{index}: file") for name in places.values()}
+        lacking = {name for name in files if not (folder / name).exists()}
         if lacking:
             raise InputError(f"{folder} lacks {', '.join(sorted(lacking))}: download it again")
         return {name: folder / file for name, file in places.items()}

@@ -13,6 +13,7 @@ from typing import Any, Final
 from filelock import FileLock
 
 from contract.errors import InputError
+from contract.runs import safe_join
 from training import storage
 from training.data import hub, sources
 from training.models.model_shapes import SHAPES, read_config
@@ -160,7 +161,9 @@ def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
         folder.mkdir(exist_ok=True)
         mark.unlink(missing_ok=True)
         for name, each in wanted.items():
-            storage.filesystem(uri).get_file(f"s3://{each['name']}", str(folder / name))
+            storage.filesystem(uri).get_file(
+                f"s3://{each['name']}", str(safe_join(folder, name, what="key"))
+            )
         mark.write_text(json.dumps(marks), encoding="utf-8")
     return folder
 

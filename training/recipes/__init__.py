@@ -30,12 +30,3 @@ def by_name(name: str) -> Recipe:
 def config_from_json(values: Mapping[str, object]) -> RunConfig:
     """The settings of any recipe, from ``RunConfig.to_json``'s result."""
     return by_name(str(values["recipe"])).config.from_json(values)
-
-
-# --- for those who still ask in the old way -------------------------------------------------------
-LOOPS: Final = {recipe.name: recipe.loop for recipe in ALL}
-
-
-def preload(recipe: str) -> str:
-    """Modules for ``training.runtime.forkserver`` to import before it forks a recipe's workers."""
-    return by_name(recipe).preloads

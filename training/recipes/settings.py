@@ -5,21 +5,17 @@ need to know about it, so that all of that is written once. A recipe derives a c
 ``RunConfig`` and puts it into its record (``training.recipes.recipe``).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self, cast
+from typing import Any, Self, cast
 
 from contract.errors import InputError
 from contract.runs import check_run_name
 
 Value = int | float | str | bool
 """What a setting can be."""
-
-_KINDS: Final[Mapping[str, type]] = {"int": int, "float": float, "str": str, "bool": bool}
 
 
 def option(
@@ -111,7 +107,8 @@ def fields_of(config: type[RunConfig]) -> dict[str, dataclasses.Field[Any]]:
 
 def kind_of(field: dataclasses.Field[Any]) -> type:
     """Type of a field: int, float, str or bool."""
-    return field.type if isinstance(field.type, type) else _KINDS[field.type]
+    assert isinstance(field.type, type), "annotations of settings are plain types, not text"
+    return field.type
 
 
 def option_name(field: str) -> str:

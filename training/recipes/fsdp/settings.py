@@ -1,7 +1,5 @@
 """Settings and presets of the FSDP recipe. Standard library only."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
