@@ -1,8 +1,29 @@
 """``python -m containers head|worker|job``: the entry point of both images."""
 
+import os
 import sys
+from collections.abc import Sequence
 
-from containers.node import main
+from containers.log import say
+from containers.node import Node, NodeConfig
+from contract import exits, nodes
+from contract.errors import InputError
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be the node that the one argument names; return the container's exit code."""
+    try:
+        if len(arguments) != 1:
+            raise InputError("one argument is needed: head, worker or job")
+        if arguments[0] == nodes.JOB:
+            from containers import job  # a worker has no use for it
+
+            return job.run(os.environ)
+        return Node(NodeConfig.from_environment(arguments[0], os.environ)).run()
+    except InputError as error:
+        say(f"error: {error}")
+        return exits.BAD_INPUT
+
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

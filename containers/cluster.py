@@ -8,7 +8,7 @@ import http.client
 import json
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from contract.nodes import DASHBOARD_PORT, ClusterSize
 
@@ -37,13 +37,13 @@ def size(token: str) -> ClusterSize:
         connection.close()
     if answer.status != http.client.OK:
         raise ValueError(f"the dashboard answered {answer.status}")
-    return counted(json.loads(body))
+    return counted(body)
 
 
-def counted(answer: dict[str, Any]) -> ClusterSize:
+def counted(answer: bytes) -> ClusterSize:
     """Add up what the nodes of the state API's answer have. Raises ValueError on another answer."""
     try:
-        nodes = answer["data"]["result"]["result"]
+        nodes = json.loads(answer)["data"]["result"]["result"]
         alive = [node["resources_total"] for node in nodes if node["state"] == "ALIVE"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"no list of nodes in the dashboard's answer: {error!r}") from error

@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -22,7 +21,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final, Self
 
 from containers import cluster, gpus, metadata, network, node, user_code
-from containers.node import TOKEN, NodeConfig, count, say
+from containers.log import say
+from containers.node import TOKEN, NodeConfig, count
 from contract import exits, times
 from contract.errors import InputError
 from contract.job import JobSpec
@@ -358,18 +358,14 @@ def _end(process: "subprocess.Popen[bytes]", within_s: float) -> None:
         process.wait()
 
 
-def main() -> int:
-    """``python -m containers job``."""
-    try:
-        head = NodeConfig.from_environment(HEAD, os.environ)
-        config = JobConfig.from_environment(os.environ)
-        # Processes that see a user's code are not forked.
-        recipe = "" if config.spec.code else recipe_of(config.spec.command)
-        return Job(config, replace(head, recipe=recipe)).run()
-    except InputError as error:
-        say(f"error: {error}")
-        return exits.BAD_INPUT
+def run(environment: Mapping[str, str]) -> int:
+    """Run the job that a task's environment describes; return the container's exit code.
 
-
-if __name__ == "__main__":
-    sys.exit(main())
+    Raises:
+        InputError: a variable is missing or wrong.
+    """
+    head = NodeConfig.from_environment(HEAD, environment)
+    config = JobConfig.from_environment(environment)
+    # Processes that see a user's code are not forked.
+    recipe = "" if config.spec.code else recipe_of(config.spec.command)
+    return Job(config, replace(head, recipe=recipe)).run()

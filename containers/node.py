@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Final, Self
 
 from containers import cluster, gpus, metadata, network, spot
+from containers.log import say
 from contract import exits, nodes, times
 from contract.errors import InputError
 from training import recipes
@@ -312,23 +313,3 @@ class Node:
         self._stopped_by = number
         if self._ray is not None and self._ray.poll() is None:
             self._ray.send_signal(signal.SIGTERM)
-
-
-def say(message: str) -> None:
-    """One line to the container's log."""
-    print(f"node: {message}", file=sys.stderr, flush=True)
-
-
-def main(arguments: list[str]) -> int:
-    """``python -m containers head|worker|job``."""
-    if arguments == [nodes.JOB]:
-        from containers import job
-
-        return job.main()
-    try:
-        if len(arguments) != 1:
-            raise InputError("one argument is needed: head, worker or job")
-        return Node(NodeConfig.from_environment(arguments[0], os.environ)).run()
-    except InputError as error:
-        say(f"error: {error}")
-        return exits.BAD_INPUT

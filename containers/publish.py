@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from contract import exits, nodes
 from contract.errors import InputError
@@ -115,7 +115,7 @@ def _versions() -> list[str]:
     return [f"ecs-train.{name}={number}" for name, number in found]
 
 
-def try_out(docker: Docker, image: str) -> dict[str, Any]:
+def try_out(docker: Docker, image: str) -> dict[str, object]:
     """Train two steps inside an image, without a network, as an ordinary user, on a file system
     that cannot be written; return the result of that run.
 
@@ -128,7 +128,7 @@ def try_out(docker: Docker, image: str) -> dict[str, Any]:
         *(image, "-m", "training.launch", *TWO_STEPS),
         capture=True,
     )
-    result: dict[str, Any] = json.loads(printed)
+    result: dict[str, object] = json.loads(printed)
     if result["steps"] != 2 or result["status"] != "succeeded":
         raise PublishError(f"{image}: two steps of training ended as {result}")
     return result
@@ -241,8 +241,9 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def publish(options: argparse.Namespace) -> dict[str, Any]:
-    """What the command does; return what it prints: tag, and image and digest of each target."""
+def publish(options: argparse.Namespace) -> dict[str, str | dict[str, str]]:
+    """What the command does; return what it prints: ``tag``, and for each target its ``image`` and,
+    once pushed, ``digest``."""
     repositories = {nodes.HEAD: options.head, nodes.WORKER: options.worker}
     if not options.no_push and not all(repositories.values()):
         raise InputError("--head and --worker are needed to push; --no-push only builds")
@@ -255,10 +256,7 @@ def publish(options: argparse.Namespace) -> dict[str, Any]:
     arguments = [f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
     if index := os.environ.get("TORCH_INDEX"):
         arguments.insert(0, f"TORCH_CPU_INDEX={index}")
-    done: dict[str, Any] = {
-        "tag": tag,
-        **{node: {"image": image} for node, image in images.items()},
-    }
+    done = {node: {"image": image} for node, image in images.items()}
     if not options.no_build:
         build(
             docker,
@@ -275,7 +273,7 @@ def publish(options: argparse.Namespace) -> dict[str, Any]:
             done[node]["digest"] = push(docker, image)
     if options.write_tag:
         write_tag(options.write_tag, tag)
-    return done
+    return {"tag": tag, **done}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -11,7 +11,7 @@ import sys
 
 from ray.scripts import scripts
 
-from containers.node import say
+from containers.log import say
 from training.runtime import forkserver
 
 

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from containers.node import say
+from containers.log import say
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.runs import check_relative

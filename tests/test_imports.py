@@ -1,16 +1,20 @@
 """Imports point one way, so that a laptop needs no torch and a recipe can be read from below.
 
-    contract, instance_types <- config <- the parts (data, models, checkpoints ...) <- the recipes
+    contract <- data, models, checkpoint, record <- recipes <- runtime <- commands
 
-Sources are parsed, never imported: imports inside functions count like all others, because they
-fail all the same on a machine that lacks the package.
+Sources are parsed, never imported. Imports inside functions count like all others, because they
+fail all the same on a machine that lacks the package, and so do modules that are named in strings
+for ``importlib`` or a fork server. Every module has its place in a list below: a new one that has
+none fails here, until someone has decided where it belongs.
 """
 
 import ast
 import graphlib
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,34 +26,60 @@ from tests.test_packaging import canonical, pins
 # Not ours to declare: Lambda puts it beside code that a template carries inline.
 PROVIDED = {"stacks.teardown_handler.index": {"cfnresponse"}}
 
+#: From the ground up; a package may import those before it that ``MAY`` lists, and itself.
 PACKAGES = (
-    *("training", "trainctl", "stacks", "containers", "benchmarks", "rehearsal", "docs", "tests"),
+    *("contract", "training", "containers", "stacks", "rehearsal", "trainctl", "benchmarks"),
+    *("docs", "tests"),
 )
+MAY: Mapping[str, set[str]] = {
+    "contract": set(),
+    "training": {"contract"},
+    "containers": {"contract", "training"},
+    "stacks": {"contract", "containers"},
+    "rehearsal": {"contract", "training", "containers"},
+    "trainctl": {"contract", "training", "rehearsal"},
+    "benchmarks": {"contract", "training", "containers", "rehearsal"},
+    "docs": {"contract", "training"},
+    "app": {"contract", "stacks"},
+}
 
-# What needs the standard library alone, and what laptops and node processes may therefore import.
-SHARED = {"contract", "contract.instance_types", "training.recipes.config"}
-LAPTOP_AND_NODE = {"stacks", "trainctl", "containers"}
-# Of what only a node has.
-NODE = {"containers": {"training.runtime.forkserver", "training.recipes"}}
+#: Of ``training``: a layer may import those before it and its own modules. A package stands for all
+#: of its modules; the longest name that fits counts.
+LAYERS: tuple[set[str], ...] = (
+    {"training"},
+    # Facts and small tools.
+    {
+        *("training.machine", "training.storage", "training.losses", "training.schedule"),
+        "training.optimizers",
+    },
+    {"training.record"},
+    {"training.data", "training.models", "training.metrics"},
+    {"training.recipes.recipe", "training.recipes.settings", "training.worker"},
+    {"training.checkpoint"},
+    {"training.recipes.ddp", "training.recipes.fsdp"},
+    {"training.recipes", "training.plan", "training.export"},
+    {"training.runtime", "training.generate"},
+    {"training.launch"},
+)
+#: Recipes do not import each other.
+RECIPES = {"training.recipes.ddp", "training.recipes.fsdp"}
 
-# Each layer may import those before it, and itself. Whatever has no place here is a part.
-LAYERS: Mapping[str, int] = {
-    "contract": 0,
-    "contract.instance_types": 0,
-    "training.recipes.config": 1,
-    "training.recipes.ddp.loop": 3,
-    "training.recipes.fsdp.loop": 3,
-    "training.imagenet": 3,
-    "training.bandwidth": 3,
-    "training.export": 4,
-    "training.generate": 4,
-    "training.runtime.trainer": 4,
-    "training.runtime.driver": 4,
-    "training.runtime.torchrun": 4,
-    "training.launch": 4,
+#: What needs the standard library alone: laptops and node processes import it. A package stands for
+#: itself and not for its modules.
+STANDARD = {
+    *("training", "training.data"),
+    *("training.recipes", "training.recipes.recipe", "training.recipes.settings"),
+    "training.recipes.command",
+    *("training.recipes.ddp", "training.recipes.ddp.settings"),
+    *("training.recipes.fsdp", "training.recipes.fsdp.settings"),
+}
+#: What others may import of ``training``, beside ``STANDARD``.
+OF_TRAINING: Mapping[str, set[str]] = {
+    "containers": {"training.runtime.forkserver", "training.runtime.trainer"},
+    "trainctl": set(),
+    "stacks": set(),
 }
 COMPILE = "containers/requirements-compile.txt"  # pinned for those who ask for it
-PART, RECIPE = 2, 3
 
 
 class Import(NamedTuple):
@@ -77,17 +107,29 @@ def project_sources() -> dict[str, str]:
     return {module_name(file.relative_to(ROOT)): file.read_text() for file in files}
 
 
+parsed = cache(ast.parse)
+
+
 def imports(sources: Mapping[str, str]) -> Iterator[Import]:
-    """Every import in ``sources``; ``from package import name`` names the module, if it is one."""
+    """Every import in ``sources``; ``from package import name`` names the module, if it is one.
+
+    A string that is the name of a module counts too, unless it stands in a list for a program of
+    its own (``-m``) or in a docstring: ``importlib`` and the fork server import by such names.
+    """
     for importer, source in sources.items():
-        tree = ast.parse(source)
+        tree = parsed(source)
         # Only what is not inside a function or ``if TYPE_CHECKING`` runs when the module loads.
         later: set[ast.AST] = set()
+        programs: set[ast.AST] = set()
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (
                 isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
             ):
                 later.update(ast.walk(node))
+            if isinstance(node, ast.List | ast.Tuple):
+                for before, after in pairwise(node.elts):
+                    if isinstance(before, ast.Constant) and before.value == "-m":
+                        programs.add(after)
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 targets = [alias.name for alias in node.names]
@@ -96,63 +138,87 @@ def imports(sources: Mapping[str, str]) -> Iterator[Import]:
                 assert node.module is not None
                 full = [f"{node.module}.{alias.name}" for alias in node.names]
                 targets = [name if name in sources else node.module for name in full]
+            elif isinstance(node, ast.Constant) and node not in programs:
+                found = node.value
+                targets = [found] if isinstance(found, str) and found in sources else []
+                # A word such as "training" or "docs" is a word.
+                targets = [name for name in targets if "." in name]
+                later.add(node)
             else:
                 continue
             for target in dict.fromkeys(targets):
-                yield Import(importer, node.lineno, target, node not in later)
+                if target != importer:
+                    yield Import(importer, node.lineno, target, node not in later)
 
 
 def top(module: str) -> str:
     return module.partition(".")[0]
 
 
-def layer(module: str) -> int:
-    """Layer of a module of ``training``; submodules have their package's."""
-    for name in (module, ".".join(module.split(".")[:2])):
-        if name in LAYERS:
-            return LAYERS[name]
-    return PART
+def layer(module: str) -> int | None:
+    """Layer of a module of ``training``: that of the longest name in ``LAYERS`` that it begins
+    with; None where it has none."""
+    parts = module.split(".")
+    for length in range(len(parts), 1, -1):
+        for number, names in enumerate(LAYERS):
+            if ".".join(parts[:length]) in names:
+                return number
+    return 0 if module == "training" else None
+
+
+def recipe(module: str) -> str:
+    """The recipe that a module belongs to; "" for others."""
+    return next((name for name in RECIPES if f"{module}.".startswith(f"{name}.")), "")
 
 
 def violations(sources: Mapping[str, str]) -> list[str]:
     """Each import that points the wrong way, and the rule it breaks."""
-    found: list[str] = []
+    found = [
+        f"{module} has no place: add it to LAYERS in tests/test_imports.py"
+        for module in sources
+        if top(module) == "training" and layer(module) is None
+    ]
     for each in imports(sources):
         importer, target = each.importer, each.target
-        own = top(importer)
-        ours = target in sources or top(target) in PACKAGES
-
-        if importer in SHARED and not ours and top(target) not in sys.stdlib_module_names:
+        own, other = top(importer), top(target)
+        ours = target in sources or other in PACKAGES
+        light = own == "contract" or importer in STANDARD
+        if light and not ours and other not in sys.stdlib_module_names:
             found.append(f"{each}: {importer} is for the standard library alone")
-        may = SHARED | NODE.get(own, set())
-        if own in LAPTOP_AND_NODE and top(target) == "training" and target not in may:
-            found.append(f"{each}: {own} may import only {', '.join(sorted(may))}")
-        if top(target) in {"stacks", "trainctl"} and own not in {top(target), "app", "tests"}:
-            found.append(f"{each}: nobody imports {top(target)}")
-        if own == "training" and ours:
-            if top(target) != "training":
-                found.append(f"{each}: training imports nothing else of the project")
-            # The package's own __init__ loads before everything and is checked on its own below.
-            elif target != "training":
-                here, there = layer(importer), layer(target)
-                if there > here:
-                    found.append(f"{each}: imports point down, from recipes to contract")
-                elif here == there == RECIPE and target.split(".")[1] != importer.split(".")[1]:
-                    found.append(f"{each}: recipes do not import each other")
-        if importer == "training":
-            found.append(
-                f"{each}: training/__init__.py loads before everything, and imports nothing"
-            )
+        if not ours or own == "tests":
+            continue
+        if other != own and other not in MAY[own]:
+            found.append(f"{each}: {own} may import only {', '.join(sorted(MAY[own])) or 'itself'}")
+        elif other == "training" and own in OF_TRAINING:
+            if target not in STANDARD | OF_TRAINING[own]:
+                found.append(f"{each}: {own} may import of training only what needs no torch")
+        elif own == other == "training":
+            here, there = layer(importer), layer(target)
+            # A package's own __init__ loads before its modules.
+            if here is not None and there is not None and there > here:
+                found.append(f"{each}: imports point down, from commands to contract")
+            if recipe(target) and recipe(importer) not in ("", recipe(target)):
+                found.append(f"{each}: recipes do not import each other")
+            if importer in STANDARD and each.at_load and target not in STANDARD:
+                found.append(f"{each}: {importer} is for the standard library alone")
     return found
 
 
-def load_order(sources: Mapping[str, str]) -> list[str]:
-    """Modules in an order in which they can load. Raises graphlib.CycleError if there is none."""
+def cycle(sources: Mapping[str, str]) -> list[str]:
+    """Modules that import each other in a circle, late imports and names in strings counted.
+
+    ``from package import module`` does not count as an import of the package, nor does a package's
+    import of its own modules by name when it is asked for one of them.
+    """
     graph: dict[str, set[str]] = {module: set() for module in sources}
     for each in imports(sources):
-        if each.at_load and each.target in sources and each.target != each.importer:
+        if each.target in sources and top(each.importer) != "tests":
             graph[each.importer].add(each.target)
-    return [*graphlib.TopologicalSorter(graph).static_order()]
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [*error.args[1]]
+    return []
 
 
 def undeclared(sources: Mapping[str, str], declared: set[str]) -> list[str]:
@@ -175,20 +241,26 @@ def undeclared(sources: Mapping[str, str], declared: set[str]) -> list[str]:
 
 def test_imports_of_this_project_point_one_way() -> None:
     sources = project_sources()
-    assert {"contract", "training.recipes.config", "trainctl.__main__"} <= sources.keys()
+    assert {"contract.job", "training.recipes.settings", "trainctl.__main__"} <= sources.keys()
     assert violations(sources) == []
 
 
-def test_modules_of_this_project_load_in_one_order() -> None:
-    order = load_order(project_sources())
-    assert order.index("contract") < order.index("training.recipes.config")
+def test_no_modules_of_this_project_import_each_other() -> None:
+    assert cycle(project_sources()) == []
+
+
+def test_every_place_that_is_named_here_is_there() -> None:
+    sources = project_sources()
+    named = {name for names in LAYERS for name in names} | STANDARD
+    named |= {name for names in OF_TRAINING.values() for name in names}
+    assert named - sources.keys() == set()
 
 
 @pytest.mark.parametrize(
     ("packages", "files"),
     [
-        ({"training", "containers"}, ["containers/requirements.txt", COMPILE]),
-        ({"app", "trainctl", "stacks"}, ["requirements.txt"]),
+        ({"contract", "training", "containers"}, ["containers/requirements.txt", COMPILE]),
+        ({"app", "contract", "trainctl", "stacks"}, ["requirements.txt"]),
         ({"rehearsal"}, ["requirements.txt", "rehearsal/requirements.txt"]),
         (
             {"benchmarks", "tests"},
@@ -204,91 +276,86 @@ def test_what_is_imported_is_asked_for_by_name(packages: set[str], files: list[s
 
 # The rules above are only as good as the eyes they look with: small projects, one fault each.
 _CLEAN = {
+    "contract": "",
+    "contract.errors": "import re",
     "training": "",
-    "contract": "import re",
-    "training.recipes.config": "from contract import InputError",
     "training.data": "",
-    "training.data.images": "import torch\nfrom training import config",
-    "training.data.sources": "from training.data import idx",
-    "training.data.idx": "from contract import InputError",
-    "training.recipes.ddp.loop": "from training import data\nfrom training.data import images",
-    "training.models.classifiers": "import torch",
-    "training.recipes.fsdp.loop": "from training import models",
-    "training.launch": "def run():\n    from training import ddp",
-    "trainctl.submit": "import boto3\nfrom contract import EXIT_OK",
-    "stacks.settings": "from training import config",
+    "training.data.images": "import torch\nfrom training.data import idx",
+    "training.data.idx": "from contract.errors import InputError",
+    "training.storage": "def f():\n    import fsspec",
+    "training.recipes": "from training.recipes.ddp import RECIPE",
+    "training.recipes.settings": "from contract.errors import InputError",
+    "training.recipes.ddp": "LOOP = 'training.recipes.ddp.loop'",
+    "training.recipes.ddp.settings": "from training.recipes.settings import option",
+    "training.recipes.ddp.loop": "from training.recipes.ddp.settings import DdpConfig\n"
+    "from training.data import images",
+    "training.recipes.fsdp": "",
+    "training.recipes.fsdp.loop": "import torch",
+    "training.runtime.driver": "from training import recipes",
+    "training.launch": "def run():\n    from training.runtime.driver import Driver",
+    "containers.node": "from training.runtime import forkserver",
+    "training.runtime.forkserver": "import os",
+    "trainctl.submit": "import boto3\nfrom contract.errors import InputError\n"
+    "from training import recipes",
+    "stacks.settings": "from contract import errors",
     "app": "from stacks.settings import Settings",
 }
 
 
 def test_a_project_that_keeps_the_rules_passes() -> None:
     assert violations(_CLEAN) == []
-    assert load_order(_CLEAN)
+    assert cycle(_CLEAN) == []
 
 
 @pytest.mark.parametrize(
     ("module", "source", "complaint"),
     [
-        ("contract", "import torch", "for the standard library alone"),
+        ("contract.errors", "import torch", "for the standard library alone"),
+        ("contract.errors", "from training import storage", "may import only itself"),
         (
-            "training.recipes.config",
-            "def f():\n    import numpy as np",
+            "training.recipes.settings",
+            "def f():\n    import numpy",
             "for the standard library alone",
         ),
-        ("contract", "from training import config", "imports point down"),
-        ("training.recipes.config", "import training.models.classifiers", "imports point down"),
-        (
-            "training.models.classifiers",
-            "from training.recipes.ddp.loop import train",
-            "imports point down",
-        ),
-        ("training.data.idx", "from training import launch", "imports point down"),
-        (
-            "training.recipes.ddp.loop",
-            "def f():\n    from training import launch",
-            "imports point down",
-        ),
-        (
-            "training.recipes.fsdp.loop",
-            "from training.recipes.ddp.loop import train",
-            "do not import each other",
-        ),
-        ("training.models.classifiers", "from stacks import settings", "nobody imports stacks"),
-        ("training.models.classifiers", "import trainctl.submit", "nobody imports trainctl"),
-        (
-            "training.models.classifiers",
-            "from benchmarks import ddp",
-            "nothing else of the project",
-        ),
-        ("benchmarks.ddp", "from trainctl import submit", "nobody imports trainctl"),
-        ("trainctl.submit", "from stacks.settings import Settings", "nobody imports stacks"),
-        ("trainctl.submit", "from training import models", "may import only"),
-        ("containers.entry", "from training.models.classifiers import build", "may import only"),
-        ("stacks.settings", "import training.data.images", "may import only"),
-        ("training", "from contract import EXIT_OK", "loads before everything"),
+        ("training.recipes.settings", "import training.data.images", "standard library alone"),
+        ("training.data.images", "from training.recipes.ddp.loop import train", "point down"),
+        ("training.data.images", "NAME = 'training.recipes.ddp.loop'", "point down"),
+        ("training.data.images", "def f():\n    import training.launch", "point down"),
+        ("training.runtime.driver", "from training import launch", "point down"),
+        ("training.recipes.fsdp.loop", "from training.recipes.ddp import loop", "each other"),
+        ("training.lost", "", "has no place"),
+        ("training.storage", "from stacks import settings", "may import only contract"),
+        ("training.storage", "import trainctl.submit", "may import only contract"),
+        ("training.storage", "from containers import node", "may import only contract"),
+        ("benchmarks.ddp", "from trainctl import submit", "may import only"),
+        ("trainctl.submit", "from stacks.settings import Settings", "may import only"),
+        ("trainctl.submit", "from training.data import images", "only what needs no torch"),
+        ("containers.node", "def f():\n    import rehearsal", "may import only"),
+        ("stacks.settings", "from training import recipes", "may import only"),
     ],
 )
 def test_an_import_that_points_the_wrong_way_is_found(
     module: str, source: str, complaint: str
 ) -> None:
     found = violations({**_CLEAN, module: source})
-    assert len(found) >= 1
-    assert any(f"{module}:" in line and complaint in line for line in found), found
+    assert len(found) == 1, found
+    assert complaint in found[0]
 
 
-def test_a_circle_is_found_unless_one_side_imports_late() -> None:
-    eager = {"training.a": "from training import b", "training.b": "import training.a"}
-    with pytest.raises(graphlib.CycleError):
-        load_order(eager)
-    assert load_order({**eager, "training.b": "def f():\n    import training.a"})
-    assert load_order({**eager, "training.b": "if TYPE_CHECKING:\n    import training.a"})
+@pytest.mark.parametrize(
+    "back",
+    ["import b", "def f():\n    import b", "NAME = 'x.b'", "if TYPE_CHECKING:\n    import b"],
+)
+def test_a_circle_is_found_also_where_one_side_imports_late(back: str) -> None:
+    back = back.replace("import b", "import x.b")
+    assert {"x.a", "x.b"} <= {*cycle({"x.a": back, "x.b": "import x.a"})}
+    assert cycle({"x.a": "", "x.b": "import x.a"}) == []
+    assert cycle({"x.a": "command = ['python', '-m', 'x.b']", "x.b": "import x.a"}) == []
 
 
 def test_a_package_that_nobody_asked_for_is_found() -> None:
-    source = {
-        "training.models.classifiers": "import json\nimport pluggy\nimport numpy\nimport not_there"
-    }
+    source = {"training.models.x": "import json\nimport pluggy\nimport numpy\nimport not_there"}
     assert undeclared(source, {"numpy"}) == [
-        "training.models.classifiers:2 imports pluggy",
-        "training.models.classifiers:4 imports not_there",
+        "training.models.x:2 imports pluggy",
+        "training.models.x:4 imports not_there",
     ]
