@@ -1,10 +1,13 @@
-"""What ends a command: an error that a user can act upon, and what AWS's errors mean to one."""
+"""Errors that end a command: what a user can act on, and AWS's errors in a user's words."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from contract.errors import InputError
 from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import FAILED as EXIT_FAILED
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
 
 
 class CliError(Exception):
@@ -16,7 +19,7 @@ class CliError(Exception):
 
 
 class UsageError(CliError):
-    """The user gave something that cannot be."""
+    """The user gave a wrong value."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, exit_code=EXIT_BAD_INPUT)
@@ -38,7 +41,7 @@ def explained(error: Exception) -> CliError | None:
 
     match error:
         case aws.ProfileNotFound():
-            return UsageError(f"{error}. The profiles there are: aws configure list-profiles")
+            return UsageError(f"{error}. List the existing profiles: aws configure list-profiles")
         case aws.NoCredentialsError() | aws.PartialCredentialsError():
             return CliError(
                 "no AWS credentials were found: log in (aws sso login, aws configure), name a "
@@ -51,7 +54,7 @@ def explained(error: Exception) -> CliError | None:
         case aws.EndpointConnectionError() | aws.ConnectTimeoutError() | aws.ReadTimeoutError():
             return CliError(
                 f"AWS does not answer: {error} Check the network and the region; for a local "
-                "deployment, trainctl local status tells whether it is still up"
+                "deployment, trainctl local status shows whether it is still up"
             )
         case aws.ClientError():
             return _of_the_service(error)
@@ -60,7 +63,7 @@ def explained(error: Exception) -> CliError | None:
     return None
 
 
-def _of_the_service(error: Any) -> CliError:
+def _of_the_service(error: "ClientError") -> CliError:
     code = error.response.get("Error", {}).get("Code", "")
     said = error.response.get("Error", {}).get("Message", str(error))
     if code in _EXPIRED:
@@ -69,7 +72,7 @@ def _of_the_service(error: Any) -> CliError:
         return CliError(f"AWS does not know these credentials ({code}): check --profile")
     if code in _DENIED:
         return CliError(
-            f"not allowed: {error.operation_name}: {said}. Ask whoever deploys for the right, or "
-            "use another --profile"
+            f"not allowed: {error.operation_name}: {said}. Ask the owner of the deployment for the "
+            "permission, or use another --profile"
         )
     return CliError(f"AWS refused {error.operation_name}: {said} ({code})")

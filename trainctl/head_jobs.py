@@ -14,7 +14,11 @@ from trainctl.aws.deployment import Deployment
 from trainctl.errors import CliError, UsageError
 from training import recipes
 
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name of an fsdp run.")]
+_SHARDED = ", ".join(recipe.name for recipe in recipes.ALL if recipe.is_sharded)
+RunName = Annotated[
+    str,
+    typer.Argument(metavar="RUN", help=f"Name of a run with sharded checkpoints ({_SHARDED})."),
+]
 
 
 def run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: bool) -> None:

@@ -39,7 +39,8 @@ class JobPlan:
     """The order, without the address of the code, which is known once it is uploaded."""
     shape: Shape
     workers: Range | None
-    """Training processes, one per GPU; None where the head works by itself."""
+    """Training processes, one per GPU or, without GPUs, per node; None where the head works by
+    itself."""
     code: str = ""
     """What would be uploaded, in words."""
 
@@ -61,12 +62,13 @@ class JobPlan:
         head = f"{shape.head.name}{', trains too' if shape.head_trains else ''}"
         hosts = f"head on {head}; {count} x {shape.worker.name}{' (spot)' if shape.spot else ''}"
         less = "; spot instances usually cost less" if shape.spot else ""
+        per = "GPU" if shape.worker.num_gpus else "node"
         rows = {
             "run": spec.run,
             "command": " ".join(spec.command),
             "code": self.code,
             "hosts": hosts,
-            "workers": f"{self.workers}, one per GPU" if self.workers else "",
+            "workers": f"{self.workers}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
             "deadline": f"{spec.max_seconds / 3600:g} h after submission; waits up to "
             f"{spec.capacity_wait_s / 60:g} min for hosts",

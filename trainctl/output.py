@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from functools import cache
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import typer
 
@@ -13,6 +13,10 @@ from trainctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+
+#: Wider than any table.
+_ANY_WIDTH: Final = 2000
 
 
 @cache
@@ -48,17 +52,18 @@ def print_text(text: str) -> None:
 
 
 def print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """A table for people; of a fixed width where stdout is no terminal."""
+    """A table for people; nothing is cut off or wrapped where stdout is no terminal."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=True)
+        # On a narrow terminal the last column wraps, before any name is cut off.
+        table.add_column(column, no_wrap=column != columns[-1])
     for row in rows:
         table.add_row(*row)
     is_terminal = sys.stdout.isatty()
-    console = _console(stderr=False) if is_terminal else Console(width=200, highlight=False)
+    console = _console(stderr=False) if is_terminal else Console(width=_ANY_WIDTH, highlight=False)
     console.print(table)
 
 

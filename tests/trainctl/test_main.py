@@ -3,6 +3,7 @@
 Here are also ``shell`` and ``version``, and that a bad account or bad input changes nothing.
 """
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -19,6 +20,7 @@ from tests.conftest import ROOT
 from tests.trainctl.account import Account, refused
 from trainctl import reference
 from trainctl.__main__ import main
+from training import recipes
 
 IDENTITY = "get_caller_identity"
 
@@ -196,3 +198,21 @@ def test_without_a_stack_it_tells_which_is_missing(
     del account.outputs[stack_outputs.TRAINING_STACK]
     assert main(["ls"]) == exits.FAILED
     assert "TrainingStack is not deployed in account 123456789012" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("recipe", recipes.NAMES)
+def test_settings_lists_every_option_in_full_with_the_defaults_of_a_preset(
+    recipe: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = recipes.by_name(recipe)
+    for preset in found.presets:
+        assert main(["settings", recipe, "--preset", preset]) == 0
+        shown = capsys.readouterr().out
+        assert main(["settings", recipe, "--preset", preset, "--json"]) == 0
+        listed = json.loads(capsys.readouterr().out)
+        assert len(listed) > 10
+        for option, each in listed.items():
+            (line,) = [line for line in shown.splitlines() if line.split()[0] == option]
+            assert line.rstrip().endswith(each["help"])
+        for name, value in found.presets[preset].items():
+            assert listed[f"--{name.replace('_', '-')}"]["default"] == value
