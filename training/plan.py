@@ -36,9 +36,9 @@ def cheapest(shape: ModelShape, wanted: Setup, *, tokens: float) -> Plan | None:
     best: Plan | None = None
     best_usd = 0.0
     for candidate in _candidates(shape, wanted):
-        if not candidate.fits or (price := candidate.setup.usd_per_hour) is None:
+        _, usd = cost(candidate, tokens)
+        if not candidate.fits or usd is None:
             continue
-        usd = tokens / candidate.tokens_per_s / 3600 * price
         if best is None or usd < best_usd:
             best, best_usd = candidate, usd
     return best
@@ -165,10 +165,16 @@ def _setup(options: argparse.Namespace) -> Setup:
     )
 
 
-def summary(plan: Plan, tokens: float) -> dict[str, Any]:
-    """A plan as plain values: bytes, tokens per second, hours, US dollars."""
+def cost(plan: Plan, tokens: float) -> tuple[float, float | None]:
+    """Hours and US dollars that training on so many tokens takes; None without a list price."""
     hours = tokens / plan.tokens_per_s / 3600
     price = plan.setup.usd_per_hour
+    return hours, None if price is None else hours * price
+
+
+def summary(plan: Plan, tokens: float) -> dict[str, object]:
+    """A plan as plain values: bytes, tokens per second, hours, US dollars."""
+    hours, usd = cost(plan, tokens)
     return {
         "instance": plan.setup.machine.name,
         "workers": plan.setup.num_workers,
@@ -183,28 +189,29 @@ def summary(plan: Plan, tokens: float) -> dict[str, Any]:
         "mfu": plan.mfu,
         "bound_by": plan.bound_by,
         "hours": hours,
-        "usd_per_hour": price,
-        "usd": None if price is None else hours * price,
+        "usd_per_hour": plan.setup.usd_per_hour,
+        "usd": usd,
     }
 
 
 def text(plan: Plan, tokens: float) -> str:
     """A plan for people; computed, not measured."""
-    setup, found = plan.setup, summary(plan, tokens)
+    setup = plan.setup
+    hours, usd = cost(plan, tokens)
     gpu = setup.machine.gpu
     assert gpu is not None
     parts = ", ".join(
         f"{name} {size / GIB:.1f}" for name, size in dataclasses.asdict(plan.memory).items()
     )
     verdict = "fits" if plan.fits else "DOES NOT FIT"
-    price = "no list price" if found["usd"] is None else f"${found['usd']:,.2f}"
+    price = "no list price" if usd is None else f"${usd:,.2f}"
     return (
         f"{setup.num_workers} x {gpu.name} on {setup.num_hosts} x {setup.machine.name}, "
         f"recompute {setup.recompute}, microbatch {setup.microbatch}, {setup.optimizer}\n"
         f"  memory per GPU: {plan.memory.total / GIB:.1f} of {plan.available / GIB:.1f} GiB: "
         f"{verdict} ({parts})\n"
         f"  expected: {plan.tokens_per_s:,.0f} tokens/s, MFU {plan.mfu:.0%}, bound by "
-        f"{plan.bound_by}; {tokens:,.0f} tokens in {found['hours']:.2f} h, {price} (computed)"
+        f"{plan.bound_by}; {tokens:,.0f} tokens in {hours:.2f} h, {price} (computed)"
     )
 
 

@@ -1,6 +1,7 @@
 """The arithmetic of a plan agrees with what models really have and hold, and with the one public
 measurement there is; a set-up that does not fit says what would."""
 
+import dataclasses
 import json
 from typing import Any
 
@@ -115,6 +116,32 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     best = plan.cheapest(shape("6.9b"), wanted, tokens=1e6)
     assert best is not None
     assert best.fits
+
+
+def test_a_node_has_one_network_interface_of_at_most_100_gbps() -> None:
+    p5, g5 = instance_type("p5.48xlarge"), instance_type("g5.12xlarge")
+    assert p5.network_gbps > 100
+    two = setup(machine=p5, num_workers=16, global_batch=64, microbatch=4)
+    slower = dataclasses.replace(p5, network_gbps=100.0)
+    counted = estimate.make(shape("6.9b"), dataclasses.replace(two, machine=slower))
+    assert estimate.make(shape("6.9b"), two).tokens_per_s == counted.tokens_per_s
+    # Below that, the bandwidth that a host is sold with counts.
+    faster = dataclasses.replace(g5, network_gbps=2 * g5.network_gbps)
+    before = estimate.make(shape("6.9b"), setup(num_workers=8))
+    after = estimate.make(shape("6.9b"), setup(num_workers=8, machine=faster))
+    assert after.tokens_per_s > before.tokens_per_s
+
+
+def test_the_optimizer_takes_as_long_as_the_gpus_memory_is_slow() -> None:
+    g5 = instance_type("g5.12xlarge")
+    assert g5.gpu is not None
+    faster = dataclasses.replace(
+        g5, gpu=dataclasses.replace(g5.gpu, memory_gb_per_s=2 * g5.gpu.memory_gb_per_s)
+    )
+    one, other = (
+        estimate.make(shape("400m"), setup(num_workers=4, machine=each)) for each in (g5, faster)
+    )
+    assert other.tokens_per_s > one.tokens_per_s
 
 
 def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -> None:

@@ -82,7 +82,8 @@ class Snapshot:
     rng: torch.Tensor
     """State of torch's CPU generator, uint8; all ranks hold the same."""
     position: Position
-    config: dict[str, Any]
+    config: Mapping[str, Any]
+    """The run's settings."""
     data: str
     """Fingerprint of the data set."""
 

@@ -48,6 +48,9 @@ from training.checkpoint.checkpoints import MANIFEST_FILE, DamagedError, Positio
 from training.record.events import Warned
 from training.worker import Worker
 
+StateDict = dict[str, Any]
+"""Nested dictionaries of tensors and plain values, as torch.distributed.checkpoint takes them."""
+
 STATE_FILE: Final = "state.json"
 _METADATA_FILE: Final = ".metadata"
 _MODEL, _OPTIMIZER = "model", "optimizer"
@@ -110,7 +113,7 @@ class Saver:
         return time.perf_counter() - began
 
 
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> StateDict:
     """What is saved: trained weights and moments by the model's own names, as DTensors."""
     options = StateDictOptions(ignore_frozen_params=True)
     return {
@@ -122,7 +125,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
 def write_checkpoint(
     run_uri: str,
     step: int,
-    state: dict[str, Any],
+    state: StateDict,
     *,
     files: Mapping[str, bytes],
     group: dist.ProcessGroup,
@@ -162,7 +165,7 @@ class Found:
         self.uri = uri
         state = json.loads(storage.read_bytes(storage.join(uri, STATE_FILE)) or b"{}")
         self.position = Position(**state["position"])
-        self.config: dict[str, Any] = state["config"]
+        self.config: Mapping[str, Any] = state["config"]
 
     def read(self, name: str) -> bytes | None:
         """One of the small files beside the shards."""
@@ -340,7 +343,7 @@ class _HashingStream:
         return getattr(self._stream, name)
 
 
-def _stage(stager: DefaultStager, state: dict[str, Any]) -> dict[str, Any]:
+def _stage(stager: DefaultStager, state: StateDict) -> StateDict:
     staged = stager.stage(state)
     assert isinstance(staged, dict)
     return staged

@@ -139,7 +139,7 @@ SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def read_config(file: Path) -> dict[str, Any]:
+def read_config(file: Path) -> dict[str, object]:
     """Read a Hugging Face ``config.json``.
 
     Raises:

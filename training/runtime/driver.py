@@ -348,7 +348,7 @@ def cluster_workers() -> Range:
     hosts = JobSpec.from_json(os.environ[nodes.ENV_JOB_SPEC]).nodes
     each = int(os.environ.get(nodes.ENV_WORKER_GPUS, "0")) or 1
     own = 0
-    if os.environ.get(nodes.ENV_TRAINS) == "1":
+    if os.environ.get(nodes.ENV_TRAINS, "1") == "1":
         own = int(os.environ.get(nodes.ENV_NUM_GPUS, "0")) or 1
     return Range(max(1, hosts.low * each + own), max(1, hosts.high * each + own))
 

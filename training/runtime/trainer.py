@@ -39,7 +39,7 @@ class Submission:
     """The command's, in which relative paths are looked up."""
 
 
-def here() -> dict[str, Any]:
+def here() -> dict[str, object]:
     """Options of a task or actor that must run on this node: with any other, the run might end."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
