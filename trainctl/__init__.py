@@ -1,1 +1,1 @@
-"""The command line of a deployment: submit, follow, stop. Reserved; see ``trainctl.__main__``."""
+"""The command line of a deployment; ``trainctl.__main__`` is where it begins."""

@@ -9,6 +9,7 @@ from typing import Final
 import typer
 
 from contract import exits, nodes
+from contract.text import duration
 from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
@@ -138,7 +139,7 @@ def cost_of(deployment: Deployment, job: Job) -> tuple[float | None, dict[str, f
 def ending(deployment: Deployment, job: Job) -> str:
     """How a job ended, in a line or two."""
     assert job.ended is not None
-    lasted = output.duration((job.ended - job.began).total_seconds())
+    lasted = duration(round((job.ended - job.began).total_seconds()))
     with contextlib.suppress(Exception):  # how it ended matters more than its price
         usd, _ = cost_of(deployment, job)
         return f"{job.id}: {job.reason}, after {lasted}, {dollars(usd)}"
@@ -147,7 +148,7 @@ def ending(deployment: Deployment, job: Job) -> str:
 
 def lasted(job: Job) -> str:
     """How long a job has run so far, or ran."""
-    return output.duration(((job.ended or datetime.now(tz=UTC)) - job.began).total_seconds())
+    return duration(round(((job.ended or datetime.now(tz=UTC)) - job.began).total_seconds()))
 
 
 def values(job: Job) -> dict[str, object]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final, Self
 import typer
 
 from contract import exits
+from contract.text import duration
 from trainctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,16 +103,7 @@ class Progress:
         if text != self._last:
             self._began = time.monotonic()
         if self._status:
-            self._status.update(f"{text}, {duration(time.monotonic() - self._began)}")
+            self._status.update(f"{text}, {duration(round(time.monotonic() - self._began))}")
         elif text != self._last:
             say(f"{text} ...")
         self._last = text
-
-
-def duration(seconds: float) -> str:
-    """``12 s``, ``5 min``, ``1.5 h``."""
-    if seconds < 60:
-        return f"{max(0, seconds):.0f} s"
-    if seconds < 3600:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

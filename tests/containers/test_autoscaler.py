@@ -1,5 +1,5 @@
-"""Whatever happens to launches, tasks, ECS and the head, in whatever order: in the end there are
-exactly as many worker tasks as are wanted, and none that nobody knows of.
+"""Launches, tasks, ECS and the head fail in any order: in the end there are exactly as many worker
+tasks as are wanted, and the provider knows them all.
 
 ECS is simulated with what makes it hard: ten tasks a call, client tokens, lists that lag behind,
 throttling, answers that get lost, and no capacity.

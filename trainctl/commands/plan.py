@@ -1,5 +1,7 @@
-"""``trainctl plan``: what ``submit`` would start, and its price. What fits on which hosts, and how
-fast it trains, is another question: ``python -m training.plan``."""
+"""``trainctl plan``: what ``submit`` would start, and its price.
+
+What fits on which hosts, and how fast it trains, is another question: ``python -m training.plan``.
+"""
 
 from trainctl import job_plan, output
 from trainctl.aws.deployment import Deployment

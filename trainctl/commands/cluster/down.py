@@ -1,4 +1,4 @@
-"""``trainctl cluster down``."""
+"""``trainctl cluster down``: stop the standing cluster."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""``trainctl cluster status``."""
+"""``trainctl cluster status``: what runs in the standing cluster, what Ray sees, what it costs."""
 
 from dataclasses import asdict
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 from contract import nodes
 from contract.nodes import ClusterSize
-from trainctl import output
+from contract.text import duration
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
@@ -52,4 +52,4 @@ def age(task: Task) -> str:
     """How long a task has run."""
     if task.since is None:
         return ""
-    return output.duration((datetime.now(tz=UTC) - task.since).total_seconds())
+    return duration(round((datetime.now(tz=UTC) - task.since).total_seconds()))

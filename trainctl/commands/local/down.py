@@ -1,4 +1,4 @@
-"""``trainctl local down``."""
+"""``trainctl local down``: remove everything."""
 
 from typing import Annotated
 

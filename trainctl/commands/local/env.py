@@ -1,4 +1,4 @@
-"""``trainctl local env``."""
+"""``trainctl local env``: the variables that send AWS clients there."""
 
 import shlex
 

@@ -1,4 +1,4 @@
-"""``trainctl local status``."""
+"""``trainctl local status``: what of it exists."""
 
 from trainctl import output
 from trainctl.commands.local import loading

@@ -1,4 +1,4 @@
-"""``trainctl local up``."""
+"""``trainctl local up``: build, deploy and start everything."""
 
 from trainctl import output
 from trainctl.commands.local import loading
