@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from contract import text
+
 
 class Steps:
     """Says what is being done, and how long it took, on stderr."""
@@ -27,20 +29,20 @@ class Steps:
         self.seconds[what] = time.monotonic() - began
         if not self._is_line_open:
             self._print("        ", end="")
-        self._print(f"{self.seconds[what]:.0f} s")
+        self._print(text.duration(round(self.seconds[what])))
         self._is_line_open = False
 
-    def say(self, text: str) -> None:
+    def say(self, lines: str) -> None:
         """A line about the step that is going on."""
         if self._is_line_open:
             self._print("")
             self._is_line_open = False
-        for line in text.splitlines():
+        for line in lines.splitlines():
             self._print(f"        {line}")
 
     @staticmethod
-    def _print(text: str, end: str = "\n") -> None:
-        print(text, end=end, file=sys.stderr, flush=True)
+    def _print(line: str, end: str = "\n") -> None:
+        print(line, end=end, file=sys.stderr, flush=True)
 
 
 @contextmanager
