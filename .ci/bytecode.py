@@ -39,8 +39,8 @@ PROGRAMS = (
     ),
     (
         "matplotlib",
-        "import matplotlib.figure, matplotlib.backends.backend_agg, matplotlib.backends.backend_svg"
-        "; from PIL import Image, features; Image.preinit()",
+        "import jinja2, matplotlib.figure, matplotlib.backends.backend_agg, "
+        "matplotlib.backends.backend_svg; from PIL import Image, features; Image.preinit()",
     ),
     (
         "typer",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rehearsal.images import SOURCES
 from tests.conftest import ROOT
 
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
@@ -55,3 +56,10 @@ def test_they_run_what_a_laptop_runs() -> None:
     assert "run: .ci/run" in check
     assert "python3 -m containers.publish" in images
     assert "docker push" not in images
+
+
+def test_a_change_of_any_source_of_the_images_starts_their_pipeline() -> None:
+    text = (ROOT / ".github" / "workflows" / "images.yml").read_text()
+    (paths,) = re.findall(r"^    paths: \[(.*)\]$", text, re.MULTILINE)
+    found = {each.strip(' "').removesuffix("/**") for each in paths.split(",")}
+    assert found == {*SOURCES}
