@@ -74,6 +74,8 @@ LEFT_OUT: Final[Mapping[str, str]] = {
 }
 
 WIDTH: Final = 1200
+# Where the three columns begin.
+LEFT, MIDDLE, RIGHT = 24, 300, 900
 STYLE: Final = """
 text { font: 13px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; fill: #1d2733 }
 .title { font-weight: 600 } .small { font-size: 12px; fill: #50606f }
@@ -177,149 +179,23 @@ def task(resources: Resources, node: str) -> list[str]:
 def draw(core: Template, training: Template) -> str:
     """The picture of one deployment as SVG."""
     found = Resources(core, training)
-    vpc, nat, subnet = (
-        found.only("AWS::EC2::VPC"),
-        found.of_node("AWS::EC2::Subnet", "Nat"),
-        found.of_node("AWS::EC2::Subnet", "Training"),
-    )
-    endpoints = found.all("AWS::EC2::VPCEndpoint")
-    interfaces = sum(each["VpcEndpointType"] == "Interface" for each in endpoints)
-    bucket = found.only("AWS::S3::Bucket")
-    rules = [rule["Id"] for rule in bucket["LifecycleConfiguration"]["Rules"]]
-    namespace = found.only("AWS::ServiceDiscovery::PrivateDnsNamespace")["Name"]
-    name = found.only("AWS::ServiceDiscovery::Service")["Name"]
-    functions = len(found.all("AWS::Lambda::Function"))
-    topic = bool(found.all("AWS::SNS::Topic"))
-    pushes = bool(found.all("AWS::IAM::OIDCProvider")) or "ImagePushRoleArn" in core["Outputs"]
     assert len(found.all("AWS::EC2::NatGateway")) == 1
     assert len(found.all("AWS::ECS::Cluster")) == len(found.all("AWS::EC2::PlacementGroup")) == 1
     assert len(found.all("AWS::ECS::CapacityProvider")) == 2
-
-    left, middle, right = 24, 300, 900
-    parts = [
-        area(middle - 20, 50, 596, 560, f"VPC {vpc['CidrBlock']}, one zone"),
-        area(middle, 84, 556, 78, f"public subnet {nat['CidrBlock']}"),
-        box(middle + 380, 98, 160, ["NAT gateway", "the only way out"], "core", 54),
-        area(middle, 236, 556, 356, f"private training subnet {subnet['CidrBlock']}"),
-        box(middle + 16, 272, 254, hosts(found, "Head"), "training"),
-        box(middle + 286, 272, 254, hosts(found, "Worker"), "training"),
-        box(middle + 16, 406, 254, task(found, "Head"), "training"),
-        box(middle + 286, 406, 254, task(found, "Worker"), "training"),
-        arrow([(middle + 143, 406), (middle + 143, 374)], "runs on", (middle + 152, 394)),
-        arrow([(middle + 413, 406), (middle + 413, 374)], "runs on", (middle + 422, 394)),
-        arrow([(middle + 286, 440), (middle + 271, 440)]),
-        arrow([(middle + 460, 236), (middle + 460, 154)], "HTTPS", (middle + 468, 204)),
-        f'<text class="small" x="{middle + 16}" y="{536}">Workers join the head at '
-        f"{escape(name)}.{escape(namespace)}; everything among the nodes</text>",
-        f'<text class="small" x="{middle + 16}" y="{554}">is allowed, nothing is from outside. '
-        "Each group has a capacity provider,</text>",
-        f'<text class="small" x="{middle + 16}" y="{572}">which starts a host when a task waits '
-        "for one.</text>",
-        box(left, 84, 220, ["Bucket", "data, checkpoints, records", *rules], "core"),
-        arrow([(middle, 250), (250, 250), (250, 130), (245, 130)]),
-        f'<text class="small" x="{left}" y="232">by the S3 gateway endpoint</text>',
-        box(
-            left,
-            272,
-            220,
-            [
-                "Image repositories",
-                *(
-                    f"{each}: immutable tags"
-                    for each in ("head", "worker")[: len(found.all("AWS::ECR::Repository"))]
-                ),
-                "pushed by one GitHub branch" if pushes else "pushed by hand or CI",
-            ],
-            "core",
-        ),
-        arrow([(middle + 15, 320), (245, 320)]),
-        box(left, 406, 220, ["DNS namespace", namespace, f"{name}: the head's address"], "core"),
-        arrow([(middle + 15, 450), (245, 450)]),
-        box(
-            left,
-            512,
-            220,
-            [
-                "Token of Ray",
-                count(len(found.all("AWS::SecretsManager::Secret")), "secret"),
-                "read when a task starts",
-            ],
-            "training",
-        ),
-        arrow([(middle + 100, 505), (middle + 100, 514), (270, 514), (270, 548), (245, 548)]),
-        box(
-            right,
-            84,
-            276,
-            [
-                "Dashboard",
-                count(len(found.all("AWS::CloudWatch::Dashboard")), "dashboard")
-                + ", right for any number of hosts",
-                count(len(found.all("AWS::CloudWatch::Alarm")), "alarm")
-                + (", sent by e-mail" if topic else ", on the dashboard"),
-            ],
-            "training",
-        ),
-        box(
-            right,
-            196,
-            276,
-            [
-                "Logs",
-                count(len(found.all("AWS::Logs::LogGroup")), "log group"),
-                "nodes, stopped tasks, traffic, functions",
-            ],
-            "training",
-        ),
-        arrow([(middle + 556, 240), (right - 5, 240)]),
-        box(
-            right,
-            308,
-            276,
-            [
-                "Task events",
-                count(len(found.all("AWS::Events::Rule")), "rule"),
-                "keeps why a task stopped, counts failures",
-            ],
-            "training",
-        ),
-        box(
-            right,
-            420,
-            276,
-            [
-                "Jobs",
-                count(len(found.all("AWS::StepFunctions::StateMachine")), "state machine")
-                + ": a head that starts workers",
-                "a function tidies up after each,",
-                "and looks for what escaped",
-            ],
-            "training",
-        ),
-        arrow([(right, 466), (middle + 545, 466)]),
-        box(
-            right,
-            532,
-            276,
-            [
-                "Teardown",
-                count(functions - 1, "function") + " for custom resources",
-                "stop tasks, end hosts, so that destroy ends",
-            ],
-            "training",
-        ),
-        arrow([(right, 568), (middle + 561, 568)]),
-    ]
+    pushes = bool(found.all("AWS::IAM::OIDCProvider")) or "ImagePushRoleArn" in core["Outputs"]
+    parts = [*_network(found), *_beside_it(found, pushes=pushes), *_around_it(found)]
+    endpoints = found.all("AWS::EC2::VPCEndpoint")
+    interfaces = sum(each["VpcEndpointType"] == "Interface" for each in endpoints)
     if interfaces:
         parts.append(
-            f'<text class="small" x="{middle + 12}" y="186">'
+            f'<text class="small" x="{MIDDLE + 12}" y="186">'
             f"{count(interfaces, 'interface endpoint')}: ECR, Logs, SSM</text>"
         )
     parts.append(
-        f'<rect class="box core" x="{right}" y="632" width="16" height="16"/>'
-        f'<text class="small" x="{right + 24}" y="645">CoreStack: stays</text>'
-        f'<rect class="box training" x="{right}" y="660" width="16" height="16"/>'
-        f'<text class="small" x="{right + 24}" y="673">TrainingStack: may be rebuilt daily</text>'
+        f'<rect class="box core" x="{RIGHT}" y="632" width="16" height="16"/>'
+        f'<text class="small" x="{RIGHT + 24}" y="645">CoreStack: stays</text>'
+        f'<rect class="box training" x="{RIGHT}" y="660" width="16" height="16"/>'
+        f'<text class="small" x="{RIGHT + 24}" y="673">TrainingStack: may be rebuilt daily</text>'
     )
     body = "\n".join(parts)
     return (
@@ -334,6 +210,153 @@ def draw(core: Template, training: Template) -> str:
         "</text>\n"
         f"{body}\n</svg>\n"
     )
+
+
+def _network(found: Resources) -> list[str]:
+    """The middle: the VPC, and in it hosts and tasks."""
+    vpc, nat, subnet = (
+        found.only("AWS::EC2::VPC"),
+        found.of_node("AWS::EC2::Subnet", "Nat"),
+        found.of_node("AWS::EC2::Subnet", "Training"),
+    )
+    namespace, name = _address(found)
+    return [
+        area(MIDDLE - 20, 50, 596, 560, f"VPC {vpc['CidrBlock']}, one zone"),
+        area(MIDDLE, 84, 556, 78, f"public subnet {nat['CidrBlock']}"),
+        box(MIDDLE + 380, 98, 160, ["NAT gateway", "the only way out"], "core", 54),
+        area(MIDDLE, 236, 556, 356, f"private training subnet {subnet['CidrBlock']}"),
+        box(MIDDLE + 16, 272, 254, hosts(found, "Head"), "training"),
+        box(MIDDLE + 286, 272, 254, hosts(found, "Worker"), "training"),
+        box(MIDDLE + 16, 406, 254, task(found, "Head"), "training"),
+        box(MIDDLE + 286, 406, 254, task(found, "Worker"), "training"),
+        arrow([(MIDDLE + 143, 406), (MIDDLE + 143, 374)], "runs on", (MIDDLE + 152, 394)),
+        arrow([(MIDDLE + 413, 406), (MIDDLE + 413, 374)], "runs on", (MIDDLE + 422, 394)),
+        arrow([(MIDDLE + 286, 440), (MIDDLE + 271, 440)]),
+        arrow([(MIDDLE + 460, 236), (MIDDLE + 460, 154)], "HTTPS", (MIDDLE + 468, 204)),
+        f'<text class="small" x="{MIDDLE + 16}" y="{536}">Workers join the head at '
+        f"{escape(name)}.{escape(namespace)}; everything among the nodes</text>",
+        f'<text class="small" x="{MIDDLE + 16}" y="{554}">is allowed, nothing is from outside. '
+        "Each group has a capacity provider,</text>",
+        f'<text class="small" x="{MIDDLE + 16}" y="{572}">which starts a host when a task waits '
+        "for one.</text>",
+    ]
+
+
+def _beside_it(found: Resources, *, pushes: bool) -> list[str]:
+    """The left column: what nodes read and write."""
+    bucket = found.only("AWS::S3::Bucket")
+    rules = [rule["Id"] for rule in bucket["LifecycleConfiguration"]["Rules"]]
+    namespace, name = _address(found)
+    return [
+        box(LEFT, 84, 220, ["Bucket", "data, checkpoints, records", *rules], "core"),
+        arrow([(MIDDLE, 250), (250, 250), (250, 130), (245, 130)]),
+        f'<text class="small" x="{LEFT}" y="232">by the S3 gateway endpoint</text>',
+        box(
+            LEFT,
+            272,
+            220,
+            [
+                "Image repositories",
+                *(
+                    f"{each}: immutable tags"
+                    for each in ("head", "worker")[: len(found.all("AWS::ECR::Repository"))]
+                ),
+                "pushed by one GitHub branch" if pushes else "pushed by hand or CI",
+            ],
+            "core",
+        ),
+        arrow([(MIDDLE + 15, 320), (245, 320)]),
+        box(LEFT, 406, 220, ["DNS namespace", namespace, f"{name}: the head's address"], "core"),
+        arrow([(MIDDLE + 15, 450), (245, 450)]),
+        box(
+            LEFT,
+            512,
+            220,
+            [
+                "Token of Ray",
+                count(len(found.all("AWS::SecretsManager::Secret")), "secret"),
+                "read when a task starts",
+            ],
+            "training",
+        ),
+        arrow([(MIDDLE + 100, 505), (MIDDLE + 100, 514), (270, 514), (270, 548), (245, 548)]),
+    ]
+
+
+def _around_it(found: Resources) -> list[str]:
+    """The right column: what watches, starts and ends them."""
+    topic = bool(found.all("AWS::SNS::Topic"))
+    functions = len(found.all("AWS::Lambda::Function"))
+    return [
+        box(
+            RIGHT,
+            84,
+            276,
+            [
+                "Dashboard",
+                count(len(found.all("AWS::CloudWatch::Dashboard")), "dashboard")
+                + ", right for any number of hosts",
+                count(len(found.all("AWS::CloudWatch::Alarm")), "alarm")
+                + (", sent by e-mail" if topic else ", on the dashboard"),
+            ],
+            "training",
+        ),
+        box(
+            RIGHT,
+            196,
+            276,
+            [
+                "Logs",
+                count(len(found.all("AWS::Logs::LogGroup")), "log group"),
+                "nodes, stopped tasks, traffic, functions",
+            ],
+            "training",
+        ),
+        arrow([(MIDDLE + 556, 240), (RIGHT - 5, 240)]),
+        box(
+            RIGHT,
+            308,
+            276,
+            [
+                "Task events",
+                count(len(found.all("AWS::Events::Rule")), "rule"),
+                "keeps why a task stopped, counts failures",
+            ],
+            "training",
+        ),
+        box(
+            RIGHT,
+            420,
+            276,
+            [
+                "Jobs",
+                count(len(found.all("AWS::StepFunctions::StateMachine")), "state machine")
+                + ": a head that starts workers",
+                "a function tidies up after each,",
+                "and looks for what escaped",
+            ],
+            "training",
+        ),
+        arrow([(RIGHT, 466), (MIDDLE + 545, 466)]),
+        box(
+            RIGHT,
+            532,
+            276,
+            [
+                "Teardown",
+                count(functions - 1, "function") + " for custom resources",
+                "stop tasks, end hosts, so that destroy ends",
+            ],
+            "training",
+        ),
+        arrow([(RIGHT, 568), (MIDDLE + 561, 568)]),
+    ]
+
+
+def _address(found: Resources) -> tuple[str, str]:
+    """Domain of the nodes, and the head's name in it."""
+    namespace = found.only("AWS::ServiceDiscovery::PrivateDnsNamespace")["Name"]
+    return namespace, found.only("AWS::ServiceDiscovery::Service")["Name"]
 
 
 def main() -> int:

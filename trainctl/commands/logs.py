@@ -13,6 +13,8 @@ from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.errors import CliError, UsageError
 from trainctl.options import JobName, Profile, Region
+from training.record.events import Phase
+from training.record.reader import parse_metrics
 
 
 def logs(
@@ -67,14 +69,9 @@ def _node_of(deployment: Deployment, job: Job, rank: int) -> Task:
 
 def _hosts_of_ranks(deployment: Deployment, job: Job) -> list[str]:
     """Address of the host of each rank, newest answer; empty while there is none."""
-    hosts: list[str] = []
     if not job.run:
-        return hosts
+        return []
     bucket = deployment.bucket
-    key = bucket.key(bucket.run(job.run).file(METRICS_FILE))
-    for line in (bucket.read(key) or b"").splitlines():
-        event = output.json_object(line)
-        found = event.get("hosts")
-        if event.get("name") == "workers_ready" and isinstance(found, list):
-            hosts = [str(each) for each in found]
-    return hosts
+    content = bucket.read(bucket.key(bucket.run(job.run).file(METRICS_FILE))) or b""
+    phases = parse_metrics(content).of(Phase)
+    return next(([*each.hosts] for each in reversed(phases) if each.hosts), [])

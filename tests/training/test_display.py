@@ -1,0 +1,142 @@
+"""Proves that people see every kind of run as it goes, on a terminal and in a log."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from training.record.display import LiveDisplay, PlainDisplay, result_table
+from training.record.events import (
+    Evaluation,
+    Event,
+    Loaded,
+    Preempted,
+    RankTimes,
+    Start,
+    Step,
+    Warned,
+)
+from training.record.fields import Rate
+from training.record.result import Result
+
+START = Start(
+    step=0,
+    resumed=False,
+    world_size=2,
+    global_batch=64,
+    items="images",
+    items_per_step=64,
+    steps_per_epoch=4,
+    total_steps=8,
+    parameters=1200,
+    trained_parameters=1200,
+    device="CPU",
+    precision="fp32",
+)
+IMAGES = Rate(items="images", per_s=1234.5)
+TOKENS = Rate(items="tokens", per_s=98765.4)
+
+
+def step(number: int) -> Step:
+    return Step(step=number, epoch=1, loss=1.5, lr=0.1, grad_norm=1.0, time=float(number))
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (START, "training: 1,200 parameters, 2 workers on CPU (fp32), 8 steps of 64 images"),
+        (
+            RankTimes(
+                step=4,
+                epoch=1,
+                rank=1,
+                step_time_s=0.0123,
+                data_s=0.0,
+                forward_s=0.0,
+                backward_s=0.0,
+                optimizer_s=0.0,
+                rate=IMAGES,
+            ),
+            "epoch 1/2 rank 1: 12.3 ms/step, 1,234 images/s",
+        ),
+        (
+            Evaluation(step=4, epoch=1, loss=0.5, accuracy=0.9, train_loss=0.6, rate=IMAGES),
+            "epoch 1: train loss 0.6000, test loss 0.5000, accuracy 0.9000, 1,234 images/s",
+        ),
+        (
+            Evaluation(step=0, epoch=0, loss=9.0, perplexity=8103.1),
+            "before training: held-out loss 9.0000, perplexity 8,103.1",
+        ),
+        (
+            Evaluation(
+                step=1000, epoch=0.25, loss=4.0, perplexity=54.6, train_loss=4.5, rate=TOKENS
+            ),
+            "epoch 0.25, step 1,000: train loss 4.5000, held-out loss 4.0000, perplexity 54.6, "
+            "98,765 tokens/s",
+        ),
+        (Loaded(step=1000, loss=4.0), "checkpoint of step 1,000: held-out loss 4.0000"),
+        (
+            Preempted(nodes=("a", "b"), time=1.0),
+            "2 of the hosts will be taken away: saving until then",
+        ),
+        (Warned(message="one is damaged"), "warning: one is damaged"),
+        (step(1), ""),
+    ],
+)
+def test_a_log_has_a_line_for_what_happened(
+    event: Event, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display = PlainDisplay()
+    display.show(START)
+    capsys.readouterr()
+    display.show(event)
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", line + "\n" if line else "")
+
+
+def test_a_terminal_shows_how_fast_it_goes_and_what_is_left() -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=120, _environ={})
+    display = LiveDisplay(console)
+    events: list[Event] = [START, *map(step, range(1, 5)), Evaluation(step=4, epoch=1, loss=1.0)]
+    for event in events:
+        display.show(event)
+        display._progress.refresh()
+    display.close()
+    text = file.getvalue()
+    assert "epoch 1/2" in text
+    assert "step 4/8" in text
+    assert "64 images/s  4.0 s left" in text
+
+
+def test_the_result_is_a_table_for_people() -> None:
+    result = Result(
+        run="r",
+        recipe="fsdp",
+        status="succeeded",
+        accuracy=None,
+        loss=4.0,
+        perplexity=54.6,
+        seconds=185.0,
+        steps=1000,
+        rate=TOKENS,
+        world_size=2,
+        hosts=(),
+        resumed_from=500,
+        preempted=1,
+        parameters=1200,
+        flops_per_s=1.0,
+        mfu=0.25,
+        memory_bytes=None,
+        device="NVIDIA A10G",
+        precision="bf16",
+        error=None,
+    )
+    file = io.StringIO()
+    Console(file=file, width=120).print(result_table(result, {"report": "report.html"}))
+    assert [line.split("  ")[0] for line in file.getvalue().splitlines()] == [
+        *("run", "held-out loss", "perplexity", "throughput", "steps", "preempted"),
+        *("training time", "MFU", "report"),
+    ]
+    for words in ("98,765 tokens/s on NVIDIA A10G", "3 min 5 s", "resumed from 500", "25.0%"):
+        assert words in file.getvalue()
