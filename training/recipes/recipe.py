@@ -33,10 +33,6 @@ class Recipe:
     """The preset that suits the built-in data."""
     data_help: str
     """Help text of ``--data``."""
-    items: str
-    """What a step trains on, in the plural: its rate is called ``<items>_per_s``."""
-    metric: str
-    """The figure by which an evaluation is judged, beside its loss: a field of its event."""
     loop: str
     """Module whose ``train(worker, config)`` is the training loop."""
     inputs: str = ""

@@ -13,8 +13,6 @@ RECIPE: Final = Recipe(
     built_in_data=DIGITS,
     built_in_preset="digits",
     data_help="folder, http(s):// or s3:// address of the data (default: built-in digits)",
-    items="images",
-    metric="accuracy",
     inputs="training.recipes.ddp.inputs",
     loop="training.recipes.ddp.loop",
     # torch's optimizers and DDP import it, all by themselves.

@@ -26,8 +26,6 @@ RECIPE: Final = Recipe(
     built_in_preset="tiny",
     data_help="text: a file, a folder, http(s)://, s3:// or a Hugging Face data set, "
     "hf://owner/name, as .txt, .jsonl or .parquet (default: Python's help texts)",
-    items="tokens",
-    metric="perplexity",
     inputs="training.recipes.fsdp.inputs",
     loop="training.recipes.fsdp.loop",
     preload=(
