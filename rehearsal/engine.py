@@ -55,10 +55,11 @@ class Engine:
         """This process's, with what makes the client talk to this engine and build."""
         return os.environ | {"DOCKER_HOST": self.address, "DOCKER_BUILDKIT": "1"}
 
-    def inspect(self, kind: str, name: str) -> dict[str, Any] | None:
-        """What the engine knows of a network, image or container; None if there is none."""
+    def inspect(self, kind: str, name: str) -> Any:
+        """What ``docker inspect`` prints of a network, image or container, read as JSON; None if
+        there is no such thing."""
         found = self(kind, "inspect", name, check=False)
-        records: list[dict[str, Any]] = json.loads(found or "[]")
+        records = json.loads(found or "[]")
         return records[0] if records else None
 
     def labelled(self, kind: str, name: str) -> list[str]:
