@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +24,7 @@ from trainctl.aws.files import Bucket
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
 from trainctl.job_options import JobOptions
+from trainctl.options import refuse_workers
 from trainctl.pricing import Price, dollars
 from training import recipes
 from training.recipes.command import Recorded, read_command
@@ -150,6 +152,10 @@ def _recipe_command(
             f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
         )
     recipes.by_name(words[0])
+    for word, after in zip_longest(words, words[1:], fillvalue=""):
+        name, equals, value = word.partition("=")
+        if name == "--workers":  # after --, where it is no option of trainctl
+            refuse_workers((value if equals else after) or "N")
     paths = bucket.run(run)
     recorded = None
     if not is_new:

@@ -20,7 +20,11 @@ JobName = Annotated[
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
 
 
-def _refuse_workers(given: str | None) -> None:
+def refuse_workers(given: str | None) -> None:
+    """
+    Raises:
+        UsageError: a number of workers is given; it names the option that was meant.
+    """
     if given is not None:
         raise UsageError(
             f"there is no option --workers here: it counts training processes, and a node runs one "
@@ -32,5 +36,5 @@ def _refuse_workers(given: str | None) -> None:
 #: ``--workers`` counts processes wherever it exists; here it would be taken for hosts.
 NoWorkers = Annotated[
     str | None,
-    typer.Option("--workers", "-w", hidden=True, callback=_refuse_workers),
+    typer.Option("--workers", "-w", hidden=True, callback=refuse_workers),
 ]
