@@ -23,9 +23,8 @@ YES ?=
 # TORCH_INDEX once, .venv remembers it. macOS needs none, its torch has no CUDA.
 export PYTHON_BIN TORCH_INDEX
 
-# CDK's command line reports nothing, and its Python half prints no banner on Node 20.
+# CDK's command line reports nothing.
 export CDK_DISABLE_CLI_TELEMETRY := true
-export JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION := 20
 
 PYTHON := .venv/bin/python
 NODE := -r containers/requirements.txt

@@ -64,10 +64,7 @@ for name in sys.argv[1:]:
 
 
 def main() -> int:
-    environment = os.environ | {
-        "MPLBACKEND": "agg",
-        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
-    }
+    environment = os.environ | {"MPLBACKEND": "agg"}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     commands = [
         ["-c", program] for package, program in PROGRAMS if importlib.util.find_spec(package)

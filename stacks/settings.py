@@ -15,8 +15,6 @@ from typing import Any, Final, NoReturn
 from contract.errors import InputError
 from contract.instance_types import InstanceType, instance_type
 
-# The reference set-ups and the one without GPUs; cdk.json says what each consists of.
-PRESETS: Final = ("ddp", "fsdp", "cpu")
 PRESETS_KEY: Final = "presets"
 
 # What CloudWatch Logs accepts as a retention, in days.
@@ -45,7 +43,7 @@ class Settings:
     """One deployment. ``load`` builds it from CDK's context; the defaults are in ``cdk.json``."""
 
     preset: str
-    """``ddp``, ``fsdp`` or ``cpu``: where the machines below come from unless given."""
+    """One of the presets in ``cdk.json``: where the machines below come from unless given."""
     region: str
     """Region to deploy to; empty: that of the AWS profile in use."""
     availability_zone: str
@@ -65,6 +63,9 @@ class Settings:
     """Whether worker hosts are spot instances. Heads never are: a lost head restarts the job."""
     capacity_reservation_id: str
     """Capacity block of a reserved-only worker type; empty: none."""
+    allow_without_efa: bool
+    """Whether several nodes may train on types that reach their bandwidth by EFA only, which this
+    deployment does not have: they then get that of one network card."""
     root_volume_gib: int
     """Root volume of each host in GiB; 0: as large as the host's images need."""
 
@@ -99,7 +100,6 @@ class Settings:
     """The account's provider for GitHub, if it has one: an account can have only one."""
 
     def __post_init__(self) -> None:
-        _one_of("preset", self.preset, PRESETS)
         _matches("region", self.region, _REGION, "a region such as eu-west-1, or empty")
         _matches(
             "availability_zone",
@@ -163,20 +163,6 @@ class Settings:
 
     def _check_machines(self) -> None:
         head, worker = self.head, self.worker
-        if self.preset == "cpu":
-            for name, machine in (("head", head), ("worker", worker)):
-                if machine.num_gpus:
-                    _refuse(
-                        f"{name}_instance_type",
-                        machine.name,
-                        "a type without GPUs in preset cpu; presets ddp and fsdp have them",
-                    )
-        elif not worker.num_gpus:
-            _refuse(
-                "worker_instance_type",
-                worker.name,
-                f"a type with GPUs in preset {self.preset}; preset cpu has none",
-            )
         if self.head_trains and head.gpu != worker.gpu:
             _refuse(
                 "head_instance_type",
@@ -213,8 +199,32 @@ class Settings:
                 "",
                 f"the id of your capacity block: {worker.name} can only be had reserved",
             )
+        if self.without_efa and not self.allow_without_efa:
+            _refuse(
+                "worker_instance_type",
+                worker.name,
+                f"a type that needs no EFA while {self.num_training_nodes} nodes may train, "
+                f"because {self.without_efa}. Choose another type, one node (max_workers 1, "
+                "head_trains false), or accept it with -c allow_without_efa=true",
+            )
         if self.root_volume_gib:
             _in_range("root_volume_gib", self.root_volume_gib, 30, 16384, zero="as needed")
+
+    @property
+    def num_training_nodes(self) -> int:
+        """Most nodes of a job that train."""
+        return self.max_workers + (1 if self.head_trains else 0)
+
+    @property
+    def without_efa(self) -> str:
+        """What is lost because there is no EFA, in words; empty where nothing is."""
+        if self.num_training_nodes < 2 or not self.worker.needs_efa:
+            return ""
+        machine = self.worker
+        return (
+            f"this deployment has no EFA: each {machine.name} gets {machine.tcp_gbps:,g} of its "
+            f"{machine.network_gbps:,g} Gb/s ({machine.efa_interfaces} EFA interfaces have all)"
+        )
 
     @property
     def head(self) -> InstanceType:
@@ -249,10 +259,13 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
             "and cannot be given with -c"
         )
     preset = str(context.get("preset", ""))
-    _one_of("preset", preset, PRESETS)
-    machines = presets.get(preset)
+    _one_of("preset", preset, tuple(presets))
+    machines = presets[preset]
     if not isinstance(machines, Mapping):
-        raise InputError(f"preset {preset} is missing from the table {PRESETS_KEY!r} in cdk.json")
+        raise InputError(
+            f"preset {preset} is {machines!r} in the table {PRESETS_KEY!r} in cdk.json: it must be "
+            "a table of settings"
+        )
     for name in machines:
         if name not in fields:
             _unknown(name, [*fields])
@@ -263,10 +276,27 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
             raise InputError(f"setting {name} is missing: give it in cdk.json or as -c {name}=…")
         assert isinstance(kind, type)  # the annotations above are plain types
         values[name] = _parse(name, given[name], kind)
+    _check_kind(preset, presets, values)
     settings = Settings(**values)
     if settings.availability_zone and region and not settings.region:
         dataclasses.replace(settings, region=region)  # raises where the zone is another region's
     return settings
+
+
+def _check_kind(
+    preset: str, presets: Mapping[str, Mapping[str, Any]], values: Mapping[str, Any]
+) -> None:
+    """GPUs belong to where a preset has them: with ``-c`` a type is changed, not its kind."""
+    own = presets[preset].get("worker_instance_type")
+    if own is None:
+        return
+    has_gpus = bool(_machine("worker_instance_type", own).num_gpus)
+    for name in ("head_instance_type", "worker_instance_type"):
+        machine = _machine(name, values[name])
+        if machine.num_gpus and not has_gpus:
+            _refuse(name, machine.name, f"a type without GPUs in preset {preset}, which has none")
+        if has_gpus and not machine.num_gpus and name == "worker_instance_type":
+            _refuse(name, machine.name, f"a type with GPUs in preset {preset}, which has them")
 
 
 def _parse(name: str, value: Any, kind: type) -> Any:

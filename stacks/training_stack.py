@@ -50,6 +50,10 @@ class TrainingStack(cdk.Stack):
             failed_tasks=events.failed_tasks,
         )
 
+        if settings.without_efa:
+            warning = f"{settings.without_efa}; allow_without_efa accepts it"
+            cdk.Annotations.of(self).add_warning_v2("ecs-train:without-efa", warning)
+
         outputs = {
             stack_outputs.CLUSTER: self.cluster.cluster.cluster_name,
             stack_outputs.HEAD_PROVIDER: self.cluster.head.capacity_provider.ref,

@@ -167,7 +167,7 @@ def node_project(folder: Path, *, node: str | None, npm: str | None) -> dict[str
     ("node", "npm", "message"),
     [
         (None, None, "no Node.js found"),
-        ("echo v18.19.0", "exit 0", "Node.js v18.19.0 is too old: install Node.js 20 or newer"),
+        ("echo v18.19.0", "exit 0", "Node.js v18.19.0 is too old: install Node.js 22 or 24"),
         ("echo v20.1.0", None, "no npm found beside Node.js v20.1.0"),
         ("echo v20.1.0", "exit 1", "npm could not install"),
     ],

@@ -2,14 +2,12 @@
 
 import functools
 import json
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 
-os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "20")
-
+import app  # before any test imports the CDK: it decides what is printed about an old Node.js
 from contract.outputs import CORE_STACK, TRAINING_STACK
 from tests.conftest import ROOT
 
@@ -50,11 +48,13 @@ def context(**settings: str) -> dict[str, Any]:
     return given | settings
 
 
+#: As cdk.json names them.
+PRESETS = tuple(context()["presets"])
+
+
 @functools.cache
 def _synth(settings: tuple[tuple[str, str], ...]) -> Templates:
     import aws_cdk as cdk
-
-    import app
 
     # CDK's own checks take longer than all the rest; test_rules and test_deploy have them.
     unchecked = cdk.App(context=context(**dict(settings)), builtin_cloud_formation_validation=False)

@@ -134,8 +134,10 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
 
     def record(job: str) -> dict[str, Any]:
         key = runs.job_record("r", f"{preset}-{job}")
-        body = s3.get_object(Bucket=core[stack_outputs.BUCKET], Key=key)["Body"].read()
-        found: dict[str, Any] = json.loads(body)
+        bucket = core[stack_outputs.BUCKET]
+        # Written after the tasks were ended, which is what was waited for.
+        eventually(lambda: s3.list_objects_v2(Bucket=bucket, Prefix=key)["KeyCount"])
+        found: dict[str, Any] = json.loads(s3.get_object(Bucket=bucket, Key=key)["Body"].read())
         return found
 
     execution, task = start("ended")

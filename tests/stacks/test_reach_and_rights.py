@@ -8,8 +8,7 @@ from containers.job import JobConfig
 from contract import nodes
 from contract.job import SECRETS_PREFIX, JobSpec
 from contract.ranges import Range
-from stacks.settings import PRESETS
-from tests.stacks.conftest import Synth, Templates, statements, text
+from tests.stacks.conftest import PRESETS, Synth, Templates, statements, text
 
 EVERYTHING = {
     "preset": "fsdp",

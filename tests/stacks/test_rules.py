@@ -19,12 +19,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-os.environ.setdefault("JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION", "20")
-
 from contract.outputs import CORE_STACK, TRAINING_STACK
-from stacks.settings import PRESETS
 from tests.conftest import ROOT
-from tests.stacks.conftest import context
+from tests.stacks.conftest import PRESETS, context
 
 Settings = dict[str, str]
 

@@ -5,15 +5,19 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import aws_cdk as cdk
 import pytest
 
+import app
 from contract.errors import InputError
+from contract.outputs import TRAINING_STACK
 from stacks import settings as deployment
-from stacks.settings import PRESETS, Settings
+from stacks.settings import Settings
 from tests.conftest import ROOT
-from tests.stacks.conftest import context
+from tests.stacks.conftest import PRESETS, context
 
 
 def load(**settings: str) -> Settings:
@@ -68,9 +72,77 @@ def test_what_is_given_on_the_command_line_wins_over_the_preset() -> None:
 
 def test_a_reserved_type_is_accepted_with_its_reservation() -> None:
     settings = load(
-        worker_instance_type="p5e.48xlarge", capacity_reservation_id="cr-0123456789abcdef0"
+        worker_instance_type="p5e.48xlarge",
+        capacity_reservation_id="cr-0123456789abcdef0",
+        max_workers="1",
     )
     assert settings.worker.purchase == "capacity-block"
+
+
+def test_a_fourth_preset_is_one_more_entry_in_cdk_json() -> None:
+    given: dict[str, Any] = json.loads(json.dumps(context(preset="large")))
+    given["presets"]["large"] = {
+        "head_instance_type": "m6i.xlarge",
+        "head_trains": False,
+        "worker_instance_type": "g6e.12xlarge",
+        "max_workers": 8,
+    }
+    settings = deployment.load(given)
+    assert (settings.preset, settings.worker.name, settings.max_workers) == (
+        "large",
+        "g6e.12xlarge",
+        8,
+    )
+    with pytest.raises(InputError, match="one of ddp, fsdp, cpu, large"):
+        deployment.load(given | {"preset": "larger"})
+    with pytest.raises(InputError, match="a type with GPUs in preset large, which has them"):
+        deployment.load(given | {"worker_instance_type": "m6i.xlarge"})
+
+
+def test_a_fourth_preset_may_be_without_gpus_too() -> None:
+    given: dict[str, Any] = json.loads(json.dumps(context(preset="many")))
+    given["presets"]["many"] = given["presets"]["cpu"] | {"max_workers": 16}
+    assert deployment.load(given).num_training_nodes == 16
+    with pytest.raises(InputError, match="a type without GPUs in preset many, which has none"):
+        deployment.load(given | {"worker_instance_type": "g5.xlarge"})
+
+
+@pytest.mark.parametrize(
+    ("given", "num_nodes"),
+    [
+        ({"worker_instance_type": "p5.48xlarge"}, 2),
+        ({"worker_instance_type": "g6e.24xlarge", "max_workers": "3"}, 3),
+        (
+            {
+                "preset": "fsdp",  # one worker, and a head that trains
+                "head_instance_type": "p4d.24xlarge",
+                "worker_instance_type": "p4d.24xlarge",
+            },
+            2,
+        ),
+    ],
+)
+def test_several_nodes_that_would_need_efa_are_refused_unless_that_is_accepted(
+    given: dict[str, str], num_nodes: int
+) -> None:
+    with pytest.raises(InputError, match=f"needs no EFA while {num_nodes} nodes may train") as told:
+        load(**given)
+    assert "-c allow_without_efa=true" in str(told.value)
+    assert "gets 100 of its " in load(**given, allow_without_efa="true").without_efa
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"worker_instance_type": "p5.48xlarge", "max_workers": "1"},
+        {"worker_instance_type": "p5.4xlarge", "max_workers": "8"},
+        {"worker_instance_type": "g5.48xlarge", "max_workers": "8"},
+    ],
+)
+def test_one_node_and_hosts_whose_one_card_has_all_the_bandwidth_need_no_efa(
+    given: dict[str, str],
+) -> None:
+    assert load(**given).without_efa == ""
 
 
 def test_cdks_own_context_is_no_setting() -> None:
@@ -221,6 +293,35 @@ def test_every_setting_is_in_cdk_json_and_in_the_documentation() -> None:
     assert in_file & in_presets == set(), "a default beside the presets would never count"
     documented = (ROOT / "docs" / "operations.md").read_text()
     assert [name for name in sorted(names) if f"`{name}`" not in documented] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [
+        ("v20.20.2", "note: Node.js v20.20.2 is past its support; it still works, but install 22"),
+        ("v22.1.0", ""),
+        ("v24.0.0", ""),
+    ],
+)
+def test_one_line_says_that_node_is_past_its_support(
+    version: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "node").write_text(f"#!/bin/sh\necho {version}\n")
+    (tmp_path / "node").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    note = app.note_on_node()
+    assert note.startswith(said)
+    assert bool(note) == bool(said)
+    assert "\n" not in note
+
+
+def test_what_synth_prints_about_efa_is_a_warning_of_the_stack() -> None:
+    given = {"worker_instance_type": "p5.48xlarge", "allow_without_efa": "true"}
+    cloud = cdk.App(context=context(**given), builtin_cloud_formation_validation=False)
+    stack = app.build(cloud).synth().get_stack_by_name(TRAINING_STACK)
+    said = [str(each.entry.data) for each in stack.messages if "warning" in str(each.level).lower()]
+    assert len(said) == 1, said
+    assert "each p5.48xlarge gets 100 of its 3,200 Gb/s (32 EFA interfaces have all)" in said[0]
 
 
 def test_the_app_prints_the_sentence_alone_and_exits_with_2() -> None:

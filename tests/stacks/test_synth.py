@@ -8,8 +8,7 @@ import pytest
 
 from rehearsal.cdk import Cdk
 from rehearsal.commands import CommandError
-from stacks.settings import PRESETS
-from tests.stacks.conftest import Synth, context, text
+from tests.stacks.conftest import PRESETS, Synth, context, text
 
 OVERRIDES = {
     "max_workers": "4",
