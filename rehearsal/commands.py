@@ -27,7 +27,7 @@ def run(
 ) -> str:
     """Run a program to its end and return what it prints on stdout.
 
-    It leads a process group of its own: Ctrl-C reaches this process alone, which then ends the
+    It leads a process group of its own: Ctrl-C reaches only this process, which then ends the
     whole group.
 
     Args:

@@ -143,7 +143,7 @@ class Rehearsal:
         self, steps: Steps, *, standing: bool = True, settings: Mapping[str, str] = SETTINGS
     ) -> None:
         """Bring up the local AWS, the stacks, the images and, if ``standing``, a cluster."""
-        # Whatever this starts is found by it, should this process be killed.
+        # Processes started from here are found by it, should this one be killed.
         os.environ[processes.NAME] = self.name
         self.folder.mkdir(exist_ok=True)
         with steps.step("check the Docker Engine"):
@@ -320,7 +320,7 @@ class Rehearsal:
             pulled = [
                 name
                 for name in shown
-                # Of this rehearsal alone: another checkout may be pushing to a registry of its own.
+                # Of this rehearsal only: another checkout may be pushing to a registry of its own.
                 if name.startswith(f"{store}/corestack-{node}repository-")
             ]
             if pulled:

@@ -1,7 +1,7 @@
-"""The images that the rehearsal runs: those of production, built here, from what can be had here.
+"""The images that the rehearsal runs: those of production, built here, from what is available here.
 
 Where no image registry can be reached, the base image is made of Debian's packages, and the wheels
-are fetched by this machine's pip, with whatever settings that needs. Nothing of the machine gets
+are fetched by this machine's pip, with the settings that it has. Nothing of the machine gets
 into an image: its certificates and package sources stay outside.
 """
 

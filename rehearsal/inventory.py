@@ -176,7 +176,7 @@ LISTS: Mapping[str, tuple[str, str, dict[str, Any], str, str]] = {
 
 
 class Account:
-    """Clients of the account at an endpoint, whatever the environment of this process says."""
+    """Clients of the account at an endpoint, independent of this process's environment."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint

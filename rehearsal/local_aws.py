@@ -66,7 +66,7 @@ class LocalAws:
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             # The emulator takes the key for the account. The CDK CLI remembers which account a key
-            # belongs to, so it must be no key that somebody uses elsewhere.
+            # belongs to, so it must be a key that is used nowhere else.
             "AWS_ACCESS_KEY_ID": ACCOUNT,
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_DEFAULT_REGION": REGION,
@@ -241,7 +241,7 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
         with suppress(subprocess.TimeoutExpired):
             server.wait(timeout=SECONDS_TO_STOP)
     finally:
-        # Nobody is left in most cases; macOS calls that a lack of permission.
+        # The group is empty in most cases; macOS calls that a lack of permission.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(server.pid, signal.SIGKILL)
         server.wait()

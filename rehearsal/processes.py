@@ -1,7 +1,7 @@
 """Processes that a rehearsal leaves running, found again by what it wrote into their environment.
 
 No file of process ids: one that is written too late loses a process, and one that is read too late
-names somebody else's. Linux only, as the rehearsal in containers is.
+names another process. Linux only, as the rehearsal in containers is.
 """
 
 import os
@@ -48,7 +48,7 @@ def find(name: str, role: str | None = None) -> list[int]:
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal() or int(folder.name) == os.getpid():
             continue
-        # Ended in between, or somebody else's.
+        # Ended in between, or another user's.
         with suppress(OSError):
             values = (folder / "environ").read_bytes().split(b"\0")
             if wanted <= {*values} and not _is_zombie(folder):

@@ -1,6 +1,6 @@
 """Writes down which role called what. Imported inside ``.venv-aws`` only.
 
-On AWS a role's keys say who calls. Here all keys are one account's; whoever is given some gets the
+On AWS a role's keys say who calls. Here all keys are one account's; a function or task gets the
 ARN of its role as the session token, which every request carries. A test compares what was called
 with what the roles' policies allow (tests/rehearsal/test_jobs.py).
 """

@@ -37,7 +37,7 @@ class RuntimeSettings:
     registry: str
     """``host:port`` that stands for ECR, or "" where images are only in the engine."""
     metadata: str
-    """Where instances would find their metadata, spot notices among it; nobody need answer."""
+    """Where instances would find their metadata, spot notices among it; it need not answer."""
     folder: Path
     """Of the local AWS. ``capacity.json`` in it may say how many hosts each capacity provider has
     (name -> number); without, there is always one more."""
@@ -61,7 +61,7 @@ class ContainerEngine:
     def __init__(self, settings: RuntimeSettings) -> None:
         self.settings = settings
         self.docker = docker.from_env(timeout=120)
-        self.docker.networks.get(settings.network)  # made once, by whoever starts this
+        self.docker.networks.get(settings.network)  # made once, before this process is started
         self._stock_register_metadata = ecs._register_metadata
         self._stock_build_run_kwargs = ecs._build_run_kwargs
 

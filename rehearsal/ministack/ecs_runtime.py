@@ -184,7 +184,7 @@ class Runtime:
             return self._stock_stop_task(data)
         arn, reason = task["taskArn"], data.get("reason", "Task stopped by user")
         with concurrency.resource_lock("ecs-task", arn):
-            if task["desiredStatus"] == "STOPPED":  # somebody has stopped it already
+            if task["desiredStatus"] == "STOPPED":  # an earlier call has stopped it
                 return ecs.json_response({"task": ecs._sanitize(task)})
             task["desiredStatus"], task["lastStatus"] = "STOPPED", "STOPPING"
             task["stoppingAt"], task["stoppedReason"] = ecs._iso(), reason
@@ -238,7 +238,7 @@ class Runtime:
         alive = sum(task["lastStatus"] in ecs._PRE_STOP_STATUSES for task in tasks)
         is_growing = bool(service) and alive < int(service.get("desiredCount") or 0)
         if is_growing and any(task["lastStatus"] == "STOPPING" for task in tasks):
-            return  # whoever ends it calls this again
+            return  # the thread that ends it calls this again
         if not is_growing or pause <= 0:
             self._stock_reconcile_service_tasks(cluster, key)
             return

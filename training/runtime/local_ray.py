@@ -34,7 +34,7 @@ _LONGEST_SOCKET: Final = 107  # <linux/un.h>, less the byte that ends it
 def start(
     *, num_cpus: int, verbose: bool, server: ForkServer | None, expect: Sequence[str] = ()
 ) -> None:
-    """Start Ray for this process alone. Call it in the main thread: Ray ends with the thread.
+    """Start Ray for this process only. Call it in the main thread: Ray ends with the thread.
 
     Args:
         num_cpus: processors that Ray may hand out.

@@ -1,4 +1,4 @@
-"""What may be forked, and by whom: whatever does not fit is started by Ray as usual.
+"""What may be forked, and by which server; Ray starts the rest as usual.
 
 * Servers have a single thread, or they refuse to fork: a lock that another thread holds would stay
   locked forever in the child. Arrow's allocator is told not to start one (``parent.OF_SERVER``).

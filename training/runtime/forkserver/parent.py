@@ -109,7 +109,7 @@ class ForkServer:
         return None if code is None else f"it has ended with exit code {code}"
 
     def close(self) -> None:
-        """End it, and with it whatever it has forked."""
+        """End it, and with it the processes that it has forked."""
         self._process.kill()
         self._process.wait()
         if self._log >= 0:
