@@ -72,6 +72,8 @@ STANDARD = {
     "training.recipes.command",
     *("training.recipes.ddp", "training.recipes.ddp.settings"),
     *("training.recipes.fsdp", "training.recipes.fsdp.settings"),
+    *("training.record", "training.record.fields", "training.record.result"),
+    *("training.record.events", "training.record.lines"),
 }
 #: What others may import of ``training``, beside ``STANDARD``.
 OF_TRAINING: Mapping[str, set[str]] = {

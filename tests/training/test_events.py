@@ -19,6 +19,7 @@ from tests.conftest import ROOT
 from training.record import events, reader
 from training.record.events import TYPES, Evaluation, Event, Finished, Phase, RankTimes, Step
 from training.record.fields import Rate
+from training.record.lines import parse_metrics
 from training.record.result import (
     Classification,
     HeldOutText,
@@ -138,7 +139,7 @@ OLD_RESULT = """{
 
 
 def test_a_record_of_the_version_before_is_read_and_written_the_same() -> None:
-    metrics = reader.parse_metrics(OLD_LINES.encode())
+    metrics = parse_metrics(OLD_LINES.encode())
     assert (len(metrics.lines), metrics.num_damaged) == (11, 0)
     assert metrics.of(Phase)[1].hosts == ("10.0.0.1", "10.0.0.2")
     assert [each.rate for each in metrics.of(RankTimes)] == [
@@ -172,7 +173,7 @@ def test_a_line_without_its_step_is_damaged_and_nothing_else_is_lost(
     whole = [{"type": "step", "step": number, "loss": 1.0} for number in (1, 2)]
     lines = [whole[0], {"type": "step", "loss": 1.0, **values}, whole[1]]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    metrics = reader.parse_metrics(text.encode())
+    metrics = parse_metrics(text.encode())
     assert [each.step for each in metrics.of(Step)] == [1, 2]
     assert metrics.num_damaged == 1
 
@@ -181,19 +182,19 @@ def test_a_line_without_its_step_is_damaged_and_nothing_else_is_lost(
 def test_any_bytes_between_two_lines_lose_only_themselves(damage: bytes, at: int) -> None:
     lines = [json.dumps({"type": "step", "step": number}).encode() for number in (1, 2, 3)]
     lines.insert(at, b"{" + damage.replace(b"\n", b""))
-    found = reader.parse_metrics(b"\n".join(lines) + b"\n")
+    found = parse_metrics(b"\n".join(lines) + b"\n")
     assert [each.step for each in found.of(Step)] == [1, 2, 3]
 
 
 def test_deeply_nested_damage_is_damage() -> None:
-    assert reader.parse_metrics(b"[" * 100_000 + b"\n").num_damaged == 1
+    assert parse_metrics(b"[" * 100_000 + b"\n").num_damaged == 1
 
 
 def test_steps_that_were_done_again_count_once() -> None:
     lines = [{"type": "step", "step": number, "loss": 1.0} for number in (1, 2, 3)]
     lines += [{"type": "resume", "step": 1}, {"type": "step", "step": 2, "loss": 2.0}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
-    found = reader.parse_metrics(text.encode()).of(Step)
+    found = parse_metrics(text.encode()).of(Step)
     assert [(each.step, each.loss) for each in found] == [(1, 1.0), (2, 2.0)]
 
 

@@ -14,7 +14,7 @@ from trainctl.aws.tasks import Task
 from trainctl.errors import CliError, UsageError
 from trainctl.options import JobName, Profile, Region
 from training.record.events import Phase
-from training.record.reader import parse_metrics
+from training.record.lines import parse_metrics
 
 
 def logs(

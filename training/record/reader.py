@@ -1,16 +1,12 @@
-"""Reads the record of a run, also an unfinished or damaged one, and one of another version.
-
-A line of ``metrics.jsonl`` that cannot be read loses only itself. Lines of steps that a resumed
-run did again are forgotten (``without_redone``): writer and readers share both rules.
-"""
+"""Reads the record of a run, also an unfinished or damaged one, and one of another version."""
 
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from contract.errors import InputError
 from contract.runs import (
@@ -22,66 +18,10 @@ from contract.runs import (
 )
 from contract.text import percent, significant
 from training import storage
-from training.record import events
 from training.record.events import Evaluation, Event, RankTimes, Resume, Step
 from training.record.fields import number
+from training.record.lines import Metrics, parse_metrics
 from training.record.result import Evaluated, Result, evaluated_from_json
-
-_E = TypeVar("_E")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """A line of ``metrics.jsonl``."""
-
-    text: str
-    """As it stands in the file, so that it can be written again with fields unknown here."""
-    event: Event | None
-    """None for an event of a type that this version does not know."""
-    step: int | None
-    """The step that it belongs to; None for those that belong to none."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Metrics:
-    """What ``metrics.jsonl`` says, each step once."""
-
-    lines: Sequence[Line] = ()
-    num_damaged: int = 0
-    """Lines that could not be read; a last one that is still being written does not count."""
-
-    @property
-    def events(self) -> list[Event]:
-        return [line.event for line in self.lines if line.event is not None]
-
-    def of(self, kind: type[_E]) -> list[_E]:
-        """The events of one kind, in order."""
-        return [event for event in self.events if isinstance(event, kind)]
-
-
-def parse_metrics(content: bytes) -> Metrics:
-    """Read the content of a ``metrics.jsonl``."""
-    kept: list[Line] = []
-    num_damaged = 0
-    *whole, last = content.split(b"\n")
-    for text in [*whole, last]:
-        if not text.strip():
-            continue
-        try:
-            line = _parse(text.decode())
-        except (ValueError, RecursionError):
-            # A line without its end may still be being written, or a kill tore it in two.
-            num_damaged += text is not last
-            continue
-        if isinstance(line.event, Resume):
-            kept = without_redone(kept, line.event.step)
-        kept.append(line)
-    return Metrics(lines=kept, num_damaged=num_damaged)
-
-
-def without_redone(lines: Iterable[Line], step: int) -> list[Line]:
-    """The lines that stay when training continues after ``step``: what came later is done again."""
-    return [line for line in lines if line.step is None or line.step <= step]
 
 
 def read_metrics(run_uri: str) -> Metrics:
@@ -111,22 +51,6 @@ def read_result(run_uri: str) -> Result | None:
         return None if values is None else Result.from_json(values)
     except ValueError:
         return None
-
-
-def _parse(text: str) -> Line:
-    """
-    Raises:
-        ValueError: it is no JSON object, or lacks what its type means nothing without.
-    """
-    values: object = json.loads(text)
-    if not isinstance(values, Mapping):
-        raise ValueError(f"a line of {METRICS_FILE} is no JSON object: {text[:80]}")
-    step = values.get("step")
-    return Line(
-        text=text.rstrip(),
-        event=events.from_json(values),
-        step=step if isinstance(step, int) else None,
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

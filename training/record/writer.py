@@ -32,6 +32,7 @@ from training.record.events import (
     Stopped,
 )
 from training.record.fields import Rate
+from training.record.lines import Metrics, without_redone
 from training.record.result import SUCCEEDED, Result, Status
 
 
@@ -159,7 +160,7 @@ class RunRecord:
         last_kept = event.step if event.resumed else -1
         kept = [
             line
-            for line in reader.without_redone(self._read().lines, last_kept)
+            for line in without_redone(self._read().lines, last_kept)
             if not isinstance(line.event, Phase)
         ]
         added: list[Event] = [*self._phases]
@@ -215,7 +216,7 @@ class RunRecord:
         )
         self._write_json(runs.RESULT_FILE, self.result.to_json())
 
-    def _read(self) -> reader.Metrics:
+    def _read(self) -> Metrics:
         return reader.read_metrics(str(self.folder))
 
     def _append(self, event: Event) -> None:
