@@ -486,6 +486,7 @@ UNUSED = {
     "iam:PassRole": "asked by ECS itself, for a task that is started",
     "ecs:StopTask": "Step Functions stops the head of an execution that is aborted",
     "ecs:DescribeTasks": "Step Functions looks at the head itself",
+    "states:GetExecutionHistory": "asked after an abort, which tests/stacks/test_deploy.py has",
     "events:DescribeRule": "Step Functions' own rule",
     "events:PutRule": "Step Functions' own rule",
     "events:PutTargets": "Step Functions' own rule",
