@@ -212,7 +212,8 @@ def heads_started(job: str) -> int | None:
             .paginate(executionArn=execution_of(job))
         )
         events = [event for page in pages for event in page["events"]]
-        return sum(1 for event in events if event["type"] == "TaskSubmitted")
+        submitted = [event.get("taskSubmittedEventDetails") for event in events]
+        return sum(1 for task in submitted if task and task["resourceType"] == "ecs")
     except Exception as error:
         print(f"the history of {job} cannot be read: {error}")
         return None

@@ -191,7 +191,10 @@ class Aws:
 
     def _events(self, *, executionArn: str) -> Any:  # noqa: N803
         for kind in self.history[executionArn.rpartition(":")[2]]:
-            yield {"events": [{"type": kind}]}
+            event: dict[str, Any] = {"type": kind}
+            if kind == "TaskSubmitted":
+                event["taskSubmittedEventDetails"] = {"resourceType": "ecs"}
+            yield {"events": [event]}
 
     def _list(self, *, cluster: str, desiredStatus: str, **which: str) -> Any:  # noqa: N803
         assert cluster == "cluster"
