@@ -44,8 +44,8 @@ def export(
     The folder appears whole or not at all; in S3 the index, or the only file, comes last.
 
     Raises:
-        InputError: ``to`` is there already, or the checkpoint holds adapters whose base model is
-            not to be had.
+        InputError: ``to`` is there already, or the checkpoint holds adapters whose base model
+            is not available.
     """
     if storage.exists(to) and storage.filesystem(to).ls(to):
         raise InputError(f"{to} is there already: give --to another place")
@@ -123,7 +123,7 @@ def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype) -> dict[
     if "model_type" not in config:
         raise InputError(f"{found.uri} has no {pretrained.CONFIG_FILE}: it is not of an fsdp run")
     config["dtype"] = str(dtype).removeprefix("torch.")
-    config["use_cache"] = True  # training switches it off, and whoever generates wants it
+    config["use_cache"] = True  # training switches it off, and generating needs it
     return config
 
 

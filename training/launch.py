@@ -120,7 +120,7 @@ def _local_workers(wanted: Range | None) -> Range:
             "give a number"
         )
     available, kind = machine.num_devices()
-    # Two to a CPU are slow but right, and enough to try how a run goes on elsewhere.
+    # Two to a CPU are slow but right, and enough to try how a run resumes elsewhere.
     most = available if kind == "GPUs" else 2 * available
     if wanted is None:
         number = available if kind == "GPUs" else 1

@@ -19,7 +19,7 @@ def build(
         name: ``adamw``, or ``adamw-8bit``, whose moments take a quarter of the memory.
 
     Raises:
-        InputError: ``adamw-8bit`` cannot be had here.
+        InputError: ``adamw-8bit`` is not available here.
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     groups = [

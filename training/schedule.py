@@ -1,4 +1,4 @@
-"""Courses of the learning rate: functions of the step alone, so nothing of them needs saving."""
+"""Courses of the learning rate: they depend only on the step, so nothing of them needs saving."""
 
 import math
 

@@ -26,7 +26,7 @@ class Worker(Protocol):
     """Address of the run's folder, ``<storage>/<run>``."""
 
     def emit(self, *events: Event) -> None:
-        """Send events to whoever keeps the record; does nothing on other ranks than 0."""
+        """Send events to the process that keeps the record; does nothing except on rank 0."""
 
     def stop_requested(self) -> bool:
         """True once the user or the machine asked to end; may be known to one rank only."""
@@ -40,7 +40,7 @@ class Worker(Protocol):
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
         """Run ``write``, which saves the checkpoint of ``step``, in the background.
 
-        Every rank calls this after the same step; rank 0 alone gives arguments. Waits only for
+        Every rank calls this after the same step; only rank 0 gives arguments. Waits only for
         the save before this one.
         """
 

@@ -40,7 +40,7 @@ MANIFEST_FILE: Final = "manifest.json"
 
 
 class DamagedError(Exception):
-    """A checkpoint that must not be used; the message says what is wrong with it."""
+    """A checkpoint that must not be used; the message names the fault."""
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,7 @@ class Position:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A copy of all that a checkpoint holds, in host memory; training goes on beside it."""
+    """A copy of all that a checkpoint holds, in host memory; training continues meanwhile."""
 
     model: dict[str, torch.Tensor]
     """State dict in standard shapes."""
@@ -122,7 +122,7 @@ def _to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def write_model(snapshot: Snapshot, folder: Path) -> None:
-    """Write the model alone, as ``from_pretrained`` reads it."""
+    """Write only the model, as ``from_pretrained`` reads it."""
     from safetensors.torch import save_file
 
     save_file(snapshot.model, folder / MODEL_FILE, metadata={"format": "pt"})
@@ -267,7 +267,7 @@ def verify(folder: Path) -> None:
 
 
 def _listed(folder: Path, name: str) -> Path:
-    """A file of a manifest, which whoever can write to the bucket may have written."""
+    """A file of a manifest, which anyone who can write to the bucket may have changed."""
     try:
         return folder / check_relative(name, what=f"{MANIFEST_FILE}: name")
     except InputError as error:

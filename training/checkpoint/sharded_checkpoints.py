@@ -172,7 +172,7 @@ class Found:
         return storage.read_bytes(storage.join(self.uri, name))
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Put it into a model and its optimizer, whatever number of workers has written it.
+        """Put it into a model and its optimizer, written by any number of workers.
 
         Raises:
             InputError: it is of another model.
@@ -257,7 +257,7 @@ def newest_of(run_uri: str) -> Found:
             return Found(uri)
     raise InputError(
         f"{run_uri} has no whole checkpoint of a sharded model: give the name of an fsdp run that "
-        "has saved one (--storage says where runs are kept)"
+        "has saved one (--storage is where runs are kept)"
     )
 
 

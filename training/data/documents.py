@@ -1,4 +1,4 @@
-"""The documents of a text: found where the user says they are, and read one after the other.
+"""The documents of a text: found where ``--data`` points, and read one after the other.
 
 Text comes as ``.txt`` (documents are separated by empty lines), ``.jsonl`` (a document a line) or
 ``.parquet`` (a document a row), the first two also with ``.gz``. ``training.data.text`` makes

@@ -175,7 +175,7 @@ def _image_set(
 class BatchOrder:
     """Which training images make up the batch of each step.
 
-    The batch of step N is a function of N, the seed and the global batch alone, so a run resumes
+    The batch of step N depends only on N, the seed and the global batch, so a run resumes
     in the middle of an epoch and on any number of workers. Every image appears once per epoch.
     """
 

@@ -14,7 +14,7 @@ Tokens = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceOrder:
-    """Which sequences each step trains on: a function of the step and the seed alone.
+    """Which sequences each step trains on: a function of only the step and the seed.
 
     Sequence ``i`` is tokens ``[i * seq_len, (i + 1) * seq_len]``, both ends included: the last
     token of one is the first of the next, as label there and as input here. What does not fill a
@@ -76,7 +76,7 @@ def _permutation(seed: int, epoch: int, num: int) -> Tokens:
 def positions_in_documents(inputs: Tokens, end_of_text: int) -> Tokens:
     """Position of each token within its document, ``inputs``'s shape; a sequence's first is 0.
 
-    Models that are given these instead of a running count attend within a document alone.
+    Models that are given these instead of a running count attend only within a document.
     """
     place = np.broadcast_to(np.arange(inputs.shape[1]), inputs.shape)
     begins = np.zeros_like(inputs)

@@ -195,7 +195,7 @@ def _fetch_store(folder: Path, shared: str | None) -> bool:
 def _share_store(folder: Path, shared: str) -> None:
     uri = storage.join(shared, "tokens", folder.name)
     fs = storage.filesystem(uri)
-    for name in (TRAIN_FILE, HELD_OUT_FILE, STORE_FILE):  # the last one says that all is there
+    for name in (TRAIN_FILE, HELD_OUT_FILE, STORE_FILE):  # the last one marks the rest as complete
         fs.put_file(str(folder / name), storage.join(uri, name))
 
 

@@ -119,7 +119,7 @@ def full_state(
     """Return a state dict in the standard shapes: the taps left out come back as zeros.
 
     Zeros are what they contributed; random leftovers of the initialisation would only be noise
-    to whoever uses the model on larger images.
+    to those who use the model on larger images.
     """
     whole = dict(state)
     for name, ((first, end), kernel) in cut.items():

@@ -57,7 +57,7 @@ class WithLoss(nn.Module):
                 attention then stays within a document. Without them it reaches over the whole
                 sequence.
             predict: return the logits of the token after the last one instead,
-                ``[num_sequences, vocab]`` in fp32; ``tokens`` are then inputs alone.
+                ``[num_sequences, vocab]`` in fp32; ``tokens`` are then only inputs.
         """
         model: Any = self.model
         base = model.get_submodule(model.base_model_prefix)
@@ -132,7 +132,7 @@ def recompute(model: nn.Module, mode: str) -> None:
 
     Args:
         mode: ``none``; ``selective``, which keeps what matrix products and attention give and
-            makes the cheap rest again; or ``full``, which keeps each block's input alone.
+            makes the cheap rest again; or ``full``, which keeps only each block's input.
     """
     if mode == "none":
         return
@@ -229,7 +229,7 @@ def allocate(model: nn.Module, device: torch.device) -> None:
 
 
 def initialise(model: nn.Module, *, seed: int) -> None:
-    """Fill a model with random weights that depend on the seed and each weight's name alone.
+    """Fill a model with random weights that depend only on the seed and each weight's name.
 
     So they are the same on any number of processes, however the model is sharded. Matrices are
     normal with the configuration's ``initializer_range``, vectors 0, weights of norms 1.

@@ -34,7 +34,7 @@ from training.recipes.settings import (
 EPILOG: Final = """\
 exit codes:
   0    the run is complete
-  1    something failed; the message says where the logs are
+  1    something failed; the message names the folder of the logs
   2    wrong input, or a loss that is not a number
   130  ended by Ctrl-C, 143 by SIGTERM; the same command resumes the run
 
@@ -94,8 +94,12 @@ class Recorded:
 
     @classmethod
     def of(cls, config: bytes | None, result: bytes | None) -> Self | None:
-        """From the content of ``config.json`` and ``result.json``, None where there is no such
-        file; a damaged one counts as missing. None when neither says anything."""
+        """From the content of ``config.json`` and ``result.json``, each None where there is no such
+        file; a damaged one counts as missing.
+
+        Returns:
+            None when there is no settings file and no sign that the run is complete.
+        """
         settings, outcome = _json_object(config), _json_object(result)
         is_complete = outcome is not None and outcome.get("status") == "succeeded"
         return cls(settings=settings, is_complete=is_complete) if settings or is_complete else None
@@ -258,7 +262,7 @@ def resume(
 
 def _check_range(config: RunConfig, workers: Range) -> None:
     for fewer in range(workers.low, workers.high):
-        dataclasses.replace(config, num_workers=fewer)  # raises where it could not go on with them
+        dataclasses.replace(config, num_workers=fewer)  # raises where so few do not suit
 
 
 def listed(recipe: Recipe, preset: str) -> list[Setting]:

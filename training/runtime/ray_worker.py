@@ -37,7 +37,7 @@ class RayWorker:
         self._events = events
         self._answer: Any = None
         self._stop = False
-        # Where no host is ever taken away, nobody need agree on it after every report.
+        # Without spot there is no preemption watcher: the ranks need not agree after each report.
         self._is_watched = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1") == "1"
         self._lost_nodes: set[str] = set()
         self._idle = threading.Event()

@@ -98,7 +98,7 @@ class TorchrunWorker:
         return self._stop
 
     def is_losing_a_node(self) -> bool:
-        return False  # torchrun starts again by itself, and says nothing before
+        return False  # torchrun restarts workers by itself and gives no notice
 
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
         if step is None or write is None:

@@ -4,10 +4,10 @@ Use it when model, gradients and optimizer fit on one GPU; it communicates least
 through it on a laptop, without AWS and without a GPU:
 
     python -m training.launch ddp --local                    (under Ray Train)
-    torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp    (PyTorch alone)
+    torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp    (without Ray)
 
 ``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
-the batch of step N depends on N and the seed alone (see ``training.data.images``).
+the batch of step N depends only on N and the seed (see ``training.data.images``).
 """
 
 import base64

@@ -26,7 +26,7 @@ class DdpConfig(RunConfig):
         low=8,
         high=65_536,
         help="images per worker and step when a run first starts; the run then keeps its "
-        "global batch, whatever the number of workers",
+        "global batch on any number of workers",
         same_on_resume=False,
     )
     global_batch: int = option(

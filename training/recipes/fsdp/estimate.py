@@ -1,4 +1,4 @@
-"""How much memory a language model needs and how fast it trains, from arithmetic alone.
+"""How much memory a language model needs and how fast it trains: arithmetic, no measurement.
 
 Standard library only: a laptop asks before money is spent (``training.plan``), and the loop asks
 where a model may not fit its GPU. ``docs/fsdp.md`` has the formulas, where each number comes from,

@@ -5,10 +5,10 @@ Use it when model plus optimizer do not fit on one GPU, or for any language mode
 and without a GPU:
 
     python -m training.launch fsdp --local                    (under Ray Train)
-    torchrun --standalone --nproc-per-node 2 -m training.launch -- fsdp    (PyTorch alone)
+    torchrun --standalone --nproc-per-node 2 -m training.launch -- fsdp    (without Ray)
 
 ``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
-the batch of step N depends on N and the seed alone (see ``training.data.sequences``).
+the batch of step N depends only on N and the seed (see ``training.data.sequences``).
 """
 
 import math
@@ -192,7 +192,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker.emit(*course.steps(steps, last=num_done))
         # With a node about to go, every report is saved: what is lost is what comes after it.
         if saves or stopping or worker.is_losing_a_node():
-            # The loss since the last evaluation belongs to whoever evaluates next.
+            # The loss since the last evaluation is reported by the next one.
             position.seconds = clock.seconds()
             after = checkpoints.Position(step=num_done, seconds=position.seconds)
             saver.save(after if evaluates else position, config.to_json())

@@ -42,7 +42,7 @@ class FsdpConfig(RunConfig):
     )
     seq_len: int = option(1024, low=8, high=2**20, help="tokens per sequence")
     global_batch: int = option(
-        64, low=1, help="sequences per step over all workers, kept whatever their number"
+        64, low=1, help="sequences per step over all workers; the same on any number of them"
     )
     microbatch: int = option(
         4,
