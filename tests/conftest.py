@@ -5,6 +5,7 @@ it. Tests that use either are slow.
 """
 
 import os
+import signal
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 from rehearsal.local_aws import LocalAws, is_healthy, local_aws
 
 ROOT = Path(__file__).resolve().parents[1]
+
+# Started in the background of a script, a process ignores Ctrl-C and so would all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Set before anything imports Ray, transformers or Matplotlib: they read it when imported. The
 # processes that tests start inherit it.
