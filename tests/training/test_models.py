@@ -120,7 +120,7 @@ def test_the_recipe_and_its_model_start_without_transformers_and_the_compiler() 
     program = """
 import sys
 import training.recipes.ddp.loop
-from training import models
+from training.models import classifiers as models
 from training.data import images
 
 images.load("digits")
