@@ -74,7 +74,8 @@ class JobConfig:
         needed = (ENV_JOB, ENV_JOB_SPEC, ENV_WORKER_TASK)
         if missing := [name for name in needed if not environment.get(name)]:
             raise InputError(
-                f"{', '.join(missing)} is missing: the state machine of the jobs sets it"
+                f"{', '.join(missing)} is missing: the state machine of the jobs sets it, so the "
+                "images and the stacks are of different versions; push new images and deploy"
             )
         spec = JobSpec.from_json(environment[ENV_JOB_SPEC])
         return cls(

@@ -24,6 +24,9 @@ from contract.runs import check_run_name
 JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
 SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
+#: Of ``JobSpec``'s JSON. Raise it where an older deployment would run a job other than what a newer
+#: trainctl orders; trainctl then refuses the older deployment.
+ORDER_VERSION: Final = 2
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")

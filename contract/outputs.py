@@ -25,4 +25,4 @@ KEEPER: Final = "JobKeeperName"
 TASK_EVENTS: Final = "TaskEventsLogGroupName"
 DASHBOARD: Final = "DashboardName"
 PUSH_ROLE: Final = "ImagePushRoleArn"
-SHAPE: Final = "ClusterShape"  # JSON: preset, instance types, counts, spot, image tag
+SHAPE: Final = "ClusterShape"  # JSON: preset, instances, counts, spot, image tag, order

@@ -11,6 +11,7 @@ import aws_cdk as cdk
 from constructs import Construct
 
 from contract import outputs as stack_outputs
+from contract.job import ORDER_VERSION
 from stacks.core_stack import CoreStack
 from stacks.dashboard import Dashboard
 from stacks.gpu_cluster import GpuCluster
@@ -78,6 +79,7 @@ class TrainingStack(cdk.Stack):
                     "max_workers": settings.max_workers,
                     "spot": settings.spot,
                     "image_tag": settings.image_tag,
+                    "order": ORDER_VERSION,
                 }
             ),
         }

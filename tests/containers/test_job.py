@@ -93,6 +93,7 @@ def test_ray_takes_the_configuration_as_valid() -> None:
     [
         ({nodes.ENV_JOB: ""}, "TRAIN_JOB is missing"),
         ({nodes.ENV_JOB_SPEC: ""}, "TRAIN_JOB_SPEC is missing"),
+        ({nodes.ENV_JOB_SPEC: ""}, "of different versions; push new images and deploy"),
         ({nodes.ENV_JOB_SPEC: "python -c 1"}, "order is not a JSON object: 'python -c 1'"),
         ({nodes.ENV_JOB_SPEC: '{"run": "r", "nodes": "1"}'}, "order has no command"),
         (

@@ -11,6 +11,7 @@ import pytest
 from contract import nodes
 from contract import outputs as stack_outputs
 from contract.instance_types import instance_type
+from contract.job import ORDER_VERSION
 from tests.stacks.conftest import PRESETS, Synth, Templates, text
 
 
@@ -396,6 +397,7 @@ def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
         "max_workers": 1,
         "spot": False,
         "image_tag": "initial",
+        "order": ORDER_VERSION,
     }
 
 

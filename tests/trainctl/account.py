@@ -13,6 +13,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from contract import outputs as stack_outputs
+from contract.job import ORDER_VERSION
 
 SHAPE = {
     "preset": "ddp",
@@ -22,6 +23,7 @@ SHAPE = {
     "max_workers": 4,
     "spot": False,
     "image_tag": "abc123",
+    "order": ORDER_VERSION,
 }
 MACHINE = "arn:aws:states:eu-west-1:1:stateMachine:jobs"
 OUTPUTS = {

@@ -16,6 +16,7 @@ from botocore.exceptions import EndpointConnectionError, NoCredentialsError, SSO
 
 from contract import exits
 from contract import outputs as stack_outputs
+from contract.job import ORDER_VERSION
 from tests.conftest import ROOT
 from tests.trainctl.account import Account, refused
 from trainctl import reference
@@ -23,6 +24,7 @@ from trainctl.__main__ import main
 from training import recipes
 
 IDENTITY = "get_caller_identity"
+NO_SHAPE = json.dumps({"order": ORDER_VERSION, "preset": "x"})
 
 
 # --- help -----------------------------------------------------------------------------------------
@@ -157,7 +159,7 @@ STATUS = ["cluster", "status"]
             {
                 "outputs": {
                     stack_outputs.CORE_STACK: {},
-                    stack_outputs.TRAINING_STACK: {stack_outputs.SHAPE: '{"preset": "x"}'},
+                    stack_outputs.TRAINING_STACK: {stack_outputs.SHAPE: NO_SHAPE},
                 }
             },
             1,

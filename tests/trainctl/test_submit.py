@@ -9,7 +9,7 @@ from botocore.exceptions import NoCredentialsError
 
 from contract import exits
 from contract.errors import InputError
-from contract.job import MAX_JOB_ID, JobSpec
+from contract.job import MAX_JOB_ID, ORDER_VERSION, JobSpec
 from contract.ranges import Range
 from tests.trainctl.account import Account, refused
 from trainctl import code_folder
@@ -232,6 +232,21 @@ def test_a_run_is_not_trained_by_two_jobs_at_once(
     assert main([*SUBMIT, "--run", "r1"]) == exits.BAD_INPUT
     assert "run 'r1' is being trained already, by job first" in capsys.readouterr().err
     assert main([*SUBMIT, "--run", "r2"]) == exits.OK
+
+
+@pytest.mark.parametrize("order", [None, ORDER_VERSION - 1, ORDER_VERSION + 1])
+def test_stacks_that_take_other_orders_start_no_job(
+    account: Account, capsys: pytest.CaptureFixture[str], order: int | None
+) -> None:
+    """Their state machine would drop what it does not know, and so run another job."""
+    account.shape["order"] = order
+    if order is None:  # what the first version deployed
+        del account.shape["order"]
+    assert main(SUBMIT) == exits.FAILED
+    said = capsys.readouterr().err
+    assert f"take job orders of version {order or 1}, and this trainctl writes version" in said
+    assert "another version of this project has deployed the stacks; make deploy" in said
+    assert account.changes == []
 
 
 # --- what is sent ---------------------------------------------------------------------------------

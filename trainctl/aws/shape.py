@@ -4,7 +4,9 @@ import json
 from dataclasses import dataclass
 from typing import Self
 
+from contract.errors import InputError
 from contract.instance_types import InstanceType, instance_type
+from contract.job import ORDER_VERSION
 from contract.nodes import ClusterSize
 
 
@@ -23,7 +25,18 @@ class Shape:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
+        """
+        Raises:
+            InputError: these stacks take other job orders than this trainctl writes.
+            KeyError, ValueError: it is no shape.
+        """
         values = json.loads(text)
+        # Stacks of the first version had no number.
+        if (order := values.get("order", 1)) != ORDER_VERSION:
+            raise InputError(
+                f"these stacks take job orders of version {order}, and this trainctl writes "
+                f"version {ORDER_VERSION}"
+            )
         return cls(
             preset=values["preset"],
             head=instance_type(values["head_instance_type"]),
