@@ -211,6 +211,14 @@ def check_variable(name: str, *, what: str = "variable") -> str:
     return name
 
 
+def execution_arn(state_machine_arn: str, job: str) -> str:
+    """ARN of a job's execution, which is named after it; ``*`` for all of them.
+
+    Also for the CDK's placeholders of ARNs that are not known yet.
+    """
+    return f"{state_machine_arn.replace(':stateMachine:', ':execution:')}:{job}"
+
+
 class JobStatus(StrEnum):
     """What became of a job."""
 

@@ -17,7 +17,7 @@ from aws_cdk import aws_s3 as s3
 from constructs import IConstruct
 
 from contract import nodes, runs
-from contract.job import SECRETS_PREFIX
+from contract.job import SECRETS_PREFIX, execution_arn
 from stacks.findings import accept, wildcard
 
 
@@ -199,7 +199,7 @@ def of_keeper(
     """The function that cleans up after jobs: their tasks, hosts and records."""
     core = Stack.of(bucket)
     record = runs.job_record("*", "*")
-    executions = f"{state_machine_arn.replace(':stateMachine:', ':execution:')}:*"
+    executions = execution_arn(state_machine_arn, "*")
     own = Rights(
         statements=(
             iam.PolicyStatement(

@@ -18,6 +18,7 @@ import torch
 
 from contract import exits, nodes
 from contract.errors import InputError
+from contract.exports import DEFAULT_DTYPE, DTYPES
 from training import storage
 from training.checkpoint import sharded_checkpoints
 from training.models import language_models, pretrained
@@ -28,7 +29,9 @@ from training.recipes.fsdp.settings import FsdpConfig
 
 #: Most bytes of one output file; the memory that an export takes follows from it.
 FILE_BYTES: Final = 2 * 10**9
-_TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_TYPES: Final[dict[str, torch.dtype]] = {
+    name: getattr(torch, dtype) for name, dtype in DTYPES.items()
+}
 
 
 def export(
@@ -193,7 +196,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_run(parser)
     parser.add_argument("--to", required=True, metavar="PLACE", help="new folder or s3:// address")
-    parser.add_argument("--dtype", choices=[*_TYPES], default="fp32", help="(default: fp32)")
+    parser.add_argument(
+        "--dtype", choices=[*DTYPES], default=DEFAULT_DTYPE, help="(default: %(default)s)"
+    )
     options = parser.parse_args(arguments)
     try:
         found = sharded_checkpoints.newest_of(run_address(options.run, options.storage))

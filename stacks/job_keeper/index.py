@@ -31,6 +31,7 @@ from contract.job import (
     JobSpec,
     JobStatus,
     Outcome,
+    execution_arn,
     record_json,
     status_of_stop,
     stop_reason,
@@ -200,7 +201,7 @@ def release(instances: set[str]) -> None:
 
 def execution_of(job: str) -> str:
     """ARN of a job's execution."""
-    return STATE_MACHINE.replace(":stateMachine:", ":execution:") + f":{job}"
+    return execution_arn(STATE_MACHINE, job)
 
 
 def heads_started(job: str) -> int | None:

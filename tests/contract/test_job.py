@@ -47,6 +47,11 @@ def test_an_order_survives_the_way_through_json(spec: JobSpec) -> None:
     assert JobSpec.from_json(json.dumps(values(spec), indent=1)) == spec
 
 
+def test_an_execution_is_named_after_its_job() -> None:
+    machine = "arn:aws:states:eu-west-1:1:stateMachine:jobs"
+    assert job.execution_arn(machine, "r1-7") == "arn:aws:states:eu-west-1:1:execution:jobs:r1-7"
+
+
 def test_defaults_are_filled_in() -> None:
     given = '{"run": "r1", "command": ["python", "mine.py"], "nodes": "1:4"}'
     assert JobSpec.from_json(given) == SPEC

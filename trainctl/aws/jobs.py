@@ -15,6 +15,7 @@ from contract.job import (
     JobSpec,
     JobStatus,
     Outcome,
+    execution_arn,
 )
 from trainctl.aws.clients import Clients, code_of
 from trainctl.aws.tasks import Task, Tasks
@@ -154,7 +155,7 @@ class Jobs:
         self._tasks = Tasks(clients, cluster=cluster)
 
     def _execution(self, job: str) -> str:
-        return f"{self._machine.replace(':stateMachine:', ':execution:')}:{job}"
+        return execution_arn(self._machine, job)
 
     def start(self, job: str, spec: JobSpec) -> None:
         """Start an execution. Giving the same job and spec again starts nothing more."""

@@ -1,30 +1,31 @@
 """``trainctl export``: a run's checkpoint as a folder that transformers loads."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
+from contract.exports import DEFAULT_DTYPE, DTYPES
 from trainctl import head_jobs, job_plan, output
 from trainctl.aws.deployment import Deployment
 from trainctl.errors import UsageError
 from trainctl.options import Profile, Region, Yes
 
-DTYPES = ("fp32", "bf16", "fp16")
+_DTYPES: Final = f"{', '.join([*DTYPES][:-1])} or {[*DTYPES][-1]}"
 
 
 def export(
     *,
     run: head_jobs.RunName,
     to: Annotated[str, typer.Option(help="New folder here, or s3:// address.", metavar="PLACE")],
-    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    dtype: Annotated[str, typer.Option(help=f"{_DTYPES}.")] = DEFAULT_DTYPE,
     yes: Yes = False,
     profile: Profile = None,
     region: Region = None,
 ) -> None:
     """Export a run's newest checkpoint to a folder that transformers loads."""
     if dtype not in DTYPES:
-        raise UsageError(f"--dtype is {dtype!r}: it must be fp32, bf16 or fp16")
+        raise UsageError(f"--dtype is {dtype!r}: it must be {_DTYPES}")
     folder = None if to.startswith("s3://") else Path(to)
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--to {to} exists already: give a new folder")

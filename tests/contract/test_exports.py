@@ -1,0 +1,18 @@
+"""The types that the command line offers for an export are types that torch has."""
+
+import pytest
+import torch
+
+from contract.exports import DEFAULT_DTYPE, DTYPES
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_every_type_of_an_export_is_one_of_torchs_floats(name: str) -> None:
+    dtype = getattr(torch, DTYPES[name])
+    assert isinstance(dtype, torch.dtype)
+    assert dtype.is_floating_point
+    assert str(dtype.itemsize * 8) in name
+
+
+def test_the_default_is_offered() -> None:
+    assert DEFAULT_DTYPE in DTYPES
