@@ -1,10 +1,13 @@
 """``--code DIR``: the user's own code, looked at and packed."""
 
+import os
 import subprocess
 import zipfile
 from pathlib import Path
 from typing import Final
 
+from contract.errors import InputError
+from contract.runs import check_relative
 from trainctl.errors import UsageError
 
 #: Of a code folder: more is data, and belongs into the bucket.
@@ -20,7 +23,7 @@ def files_of(folder: Path) -> list[Path]:
         check=False,
     )
     if listed.returncode == 0:
-        names = {name for name in listed.stdout.decode().split("\0") if name}
+        names = {name for name in os.fsdecode(listed.stdout).split("\0") if name}
         found = [folder / name for name in names]
     else:
         found = [*folder.rglob("*")]
@@ -38,6 +41,8 @@ def look_at(folder: Path) -> str:
     files = files_of(folder)
     if not files:
         raise UsageError(f"--code {folder}: there is no file in it")
+    for path in files:
+        _check_name(str(path.relative_to(folder)), folder)
     size = sum(path.stat().st_size for path in files) / 2**20
     if size > CODE_MIB:
         largest = max(files, key=lambda path: path.stat().st_size)
@@ -47,6 +52,20 @@ def look_at(folder: Path) -> str:
             "ignore it"
         )
     return f"{len(files)} files of {folder}, {max(size, 0.1):.1f} MiB"
+
+
+def _check_name(name: str, folder: Path) -> None:
+    """Refuse a file's name that the head would refuse, or that an archive cannot hold."""
+    rename = "rename the file, or let git ignore it"
+    try:
+        check_relative(name, what=f"--code {folder}: the file name")
+        name.encode()
+    except InputError as error:
+        raise UsageError(f"{error}; {rename}") from None
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"--code {folder}: the file name {name!r} is not UTF-8: {rename}"
+        ) from None
 
 
 def pack(folder: Path, archive: Path) -> None:
