@@ -22,6 +22,8 @@ from trainctl.options import NoWorkers
 from training import recipes
 
 MAX_HOURS: Final = MAX_SECONDS / 3600
+_MIN_HOURS: Final = 1 / 3600  # orders count whole seconds
+_MAX_WAIT_MINUTES: Final = MAX_SECONDS / 60
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,13 +102,16 @@ class JobOptions:
         Raises:
             UsageError: an option has a value that no job can have, or this deployment cannot.
         """
-        if not 0 < self.max_hours <= MAX_HOURS:
+        if not _MIN_HOURS <= self.max_hours <= MAX_HOURS:
             raise UsageError(
-                f"--max-hours is {self.max_hours:g}: it must be above 0 and at most "
-                f"{MAX_HOURS:g}; it limits the bill"
+                f"--max-hours is {self.max_hours:g}: it must be above 0 (at least a second) and at "
+                f"most {MAX_HOURS:g}; it limits the bill"
             )
-        if not self.wait_minutes > 0:
-            raise UsageError(f"--wait-minutes is {self.wait_minutes:g}: it must be above 0")
+        if not 0 < self.wait_minutes <= _MAX_WAIT_MINUTES:
+            raise UsageError(
+                f"--wait-minutes is {self.wait_minutes:g}: it must be above 0 and at most "
+                f"{_MAX_WAIT_MINUTES:g}"
+            )
         if self.spot is not None and self.spot != shape.spot:
             has, wanted = ("spot", "on-demand") if shape.spot else ("on-demand", "spot")
             raise UsageError(

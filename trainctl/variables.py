@@ -17,6 +17,10 @@ def variables(given: Sequence[str]) -> dict[str, str]:
     found = {}
     for each in given:
         name, equals, value = each.partition("=")
+        if not name:
+            raise UsageError(
+                f"--env is {each!r}: it must be NAME=VALUE, or NAME with its value on this machine"
+            )
         check_variable(name, what="--env")
         if not equals:
             if name not in os.environ:
@@ -35,8 +39,9 @@ def secrets(given: Sequence[str], account: Account) -> dict[str, str]:
     found = {}
     for each in given:
         name, equals, secret = each.partition("=")
-        check_variable(name, what="--secret")
-        if not equals or not secret.startswith(SECRETS_PREFIX):
+        if name:
+            check_variable(name, what="--secret")
+        if not name or not equals or not secret.startswith(SECRETS_PREFIX):
             raise UsageError(
                 f"--secret is {each!r}: it must be NAME={SECRETS_PREFIX}SECRET; jobs may read no "
                 "other secrets"

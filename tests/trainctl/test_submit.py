@@ -1,6 +1,8 @@
 """``trainctl submit`` and ``trainctl plan``: what is refused on the laptop, what is sent."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +65,16 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--max-hours", "0"], "--max-hours is 0: it must be above 0"),
     ([*SUBMIT, "--max-hours", "1000"], "at most 336"),
     ([*SUBMIT, "--max-hours", "nan"], "--max-hours is nan"),
+    ([*SUBMIT, "--max-hours", "inf"], "--max-hours is inf: it must be above 0"),
+    ([*SUBMIT, "--max-hours", "0.0001"], "--max-hours is 0.0001: it must be above 0 (at least a"),
     ([*SUBMIT, "--wait-minutes", "-1"], "--wait-minutes is -1: it must be above 0"),
     ([*SUBMIT, "--wait-minutes", "nan"], "--wait-minutes is nan"),
+    ([*SUBMIT, "--wait-minutes", "inf"], "--wait-minutes is inf: it must be above 0 and at most"),
+    ([*SUBMIT, "--wait-minutes", "1e308"], "at most 20160"),
     ([*SUBMIT, "--spot"], "this deployment starts on-demand instances"),
     ([*SUBMIT, "--env", "1A=b"], "--env is '1A': it must be a name of letters"),
+    ([*SUBMIT, "--env", "=1"], "--env is '=1': it must be NAME=VALUE"),
+    ([*SUBMIT, "--secret", "=training/key"], "--secret is '=training/key': it must be NAME="),
     ([*SUBMIT, "--env", "NOT_SET_ANYWHERE"], "there is no such variable here"),
     ([*SUBMIT, "--env", "TRAIN_JOB=mine"], "--env TRAIN_JOB: names that begin with TRAIN_"),
     ([*SUBMIT, "--secret", "KEY=mine"], "it must be NAME=training/SECRET"),
@@ -223,6 +231,25 @@ def test_a_folder_that_is_too_large_names_its_largest_file(
     said = capsys.readouterr().err
     assert "2 MiB, and at most 1 are uploaded; the largest is weights.bin" in said
     assert not account.objects
+
+
+@pytest.mark.parametrize("in_git", [False, True])
+@pytest.mark.parametrize("name", ["a\\b.py", "two\nlines.py", os.fsdecode(b"\xe9.py")])
+def test_a_file_name_that_the_head_would_refuse_is_refused_on_the_laptop(
+    account: Account,
+    code: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    in_git: bool,
+) -> None:
+    if in_git:
+        subprocess.run(["git", "init", "-q", str(code)], check=True)
+    (code / name).write_text("")
+    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == exits.BAD_INPUT
+    said = capsys.readouterr().err
+    assert f"error: --code {code}: the file name {name!r} is" in said
+    assert "rename the file, or let git ignore it" in said
+    assert account.changes == []
 
 
 def test_a_run_is_not_trained_by_two_jobs_at_once(
