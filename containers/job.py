@@ -32,6 +32,7 @@ from contract.nodes import (
     ENV_JOB,
     ENV_JOB_SPEC,
     ENV_RECIPE,
+    ENV_RUN,
     ENV_SECURITY_GROUPS,
     ENV_SUBNETS,
     ENV_WORKER_CPUS,
@@ -272,6 +273,7 @@ class Job:
                     env={
                         **environment,
                         **own.environment,
+                        ENV_RUN: self._config.spec.run,
                         "RAY_ADDRESS": f"{address}:{GCS_PORT}",
                     },
                     start_new_session=True,

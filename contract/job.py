@@ -167,9 +167,12 @@ class JobSpec:
         Raises:
             InputError: it is too long.
         """
+        # Escaped, which is never shorter: whether Step Functions and ECS count a letter beyond
+        # ASCII as one character or as its escape is not documented.
+        spec = json.dumps(self._values(), separators=(",", ":"))
         # The deadline has ten digits until the year 2286.
-        variables = head_variables(job=job, deadline="1" * 10, spec=self.to_json())
-        size = len(json.dumps(overrides(variables), ensure_ascii=False, separators=(",", ":")))
+        variables = head_variables(job=job, deadline="1" * 10, spec=spec)
+        size = len(json.dumps(overrides(variables), separators=(",", ":")))
         if size > MAX_OVERRIDES:
             raise InputError(
                 f"command, variables and secrets' names make an order of {size:,} characters, and "
@@ -340,10 +343,10 @@ def _wrong(name: str, value: object, allowed: str) -> InputError:
 def _object(text: str, *, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (TypeError, ValueError):
         found = None
     if not isinstance(found, dict):
-        raise InputError(f"{what} is not a JSON object: {text[:100]!r}")
+        raise InputError(f"{what} is not a JSON object: {str(text)[:100]!r}")
     return found
 
 
@@ -355,6 +358,8 @@ def _without_old_fields(values: dict[str, Any]) -> dict[str, Any]:
     low, high = rest.pop("min_workers"), rest.pop("max_workers", None)
     rest["nodes"] = f"{low}:{low if high is None else high}"
     old = rest.pop("environment", None) or {}
+    if not isinstance(old, dict):
+        raise _wrong("environment", old, "an object of texts")
     rest["code"] = old.get("TRAIN_CODE", "")
     for name, variable in (("variables", "TRAIN_PASSED"), ("secrets", "TRAIN_SECRETS")):
         rest[name] = _object(old.get(variable) or "{}", what=variable)

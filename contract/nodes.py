@@ -27,6 +27,7 @@ ENV_SPOT: Final = "TRAIN_SPOT"  # "1": hosts of workers may be taken away, with 
 ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
 ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
 ENV_JOB: Final = "TRAIN_JOB"  # id of the job, which all of its tasks were started by
+ENV_RUN: Final = "TRAIN_RUN"  # name of the run, for the command of a job
 ENV_JOB_SPEC: Final = "TRAIN_JOB_SPEC"  # its whole order, JSON: see contract.job.JobSpec
 ENV_DEADLINE: Final = "TRAIN_DEADLINE"  # Unix time at which a job is ended
 ENV_WORKER_TASK: Final = "TRAIN_WORKER_TASK"  # task definition of the nodes that a job starts

@@ -14,6 +14,7 @@ METRICS_FILE: Final = "metrics.jsonl"
 EVALUATION_FILE: Final = "evaluation.json"
 RESULT_FILE: Final = "result.json"
 REPORT_FILE: Final = "report.html"
+OVERWRITTEN_FILE: Final = "overwritten-by"  # the job that removed an earlier run of the name
 PLOTS_DIR: Final = "plots"
 MODEL_DIR: Final = "model"
 CHECKPOINTS_DIR: Final = "checkpoints"

@@ -16,7 +16,7 @@ from aws_cdk import aws_stepfunctions as sfn
 from aws_cdk import aws_stepfunctions_tasks as tasks
 from constructs import Construct
 
-from contract.job import JOB_GROUP, JobStatus, head_variables
+from contract.job import DEFAULT_MAX_SECONDS, JOB_GROUP, JobStatus, head_variables
 from contract.nodes import CONTAINER
 from contract.times import HEAD_GRACE_S
 from stacks.core_stack import CoreStack
@@ -43,7 +43,10 @@ def job_states(
             "order": _value("$string($states.input)"),
             "attempt": 1,
             "began": _value(_STARTED),
-            "deadline": _value(f"$floor({_STARTED}) + $states.input.max_seconds"),
+            "deadline": _value(
+                f"$floor({_STARTED}) + ($exists($states.input.max_seconds) ? "
+                f"$states.input.max_seconds : {DEFAULT_MAX_SECONDS})"
+            ),
         },
     )
     head = sfn.CustomState(scope, "Head", state_json=_head(core=core, cluster=cluster, task=task))

@@ -43,6 +43,12 @@ MAY: Mapping[str, set[str]] = {
     "app": {"contract", "stacks"},
 }
 
+#: Recipes, each in a folder; they do not import each other.
+RECIPES = {
+    f"training.recipes.{file.parent.name}"
+    for file in (ROOT / "training" / "recipes").glob("*/__init__.py")
+}
+
 #: Of ``training``: a layer may import those before it and its own modules. A package stands for all
 #: of its modules; the longest name that fits counts.
 LAYERS: tuple[set[str], ...] = (
@@ -56,22 +62,19 @@ LAYERS: tuple[set[str], ...] = (
     {"training.data", "training.models", "training.metrics"},
     {"training.recipes.recipe", "training.recipes.settings", "training.worker"},
     {"training.checkpoint"},
-    {"training.recipes.ddp", "training.recipes.fsdp"},
+    RECIPES,
     {"training.recipes", "training.plan", "training.export"},
     {"training.runtime", "training.generate"},
     {"training.launch"},
 )
-#: Recipes do not import each other.
-RECIPES = {"training.recipes.ddp", "training.recipes.fsdp"}
-
 #: What needs the standard library alone: laptops and node processes import it. A package stands for
 #: itself and not for its modules.
 STANDARD = {
     *("training", "training.data"),
     *("training.recipes", "training.recipes.recipe", "training.recipes.settings"),
     "training.recipes.command",
-    *("training.recipes.ddp", "training.recipes.ddp.settings"),
-    *("training.recipes.fsdp", "training.recipes.fsdp.settings"),
+    *RECIPES,
+    *(f"{name}.settings" for name in RECIPES),
     *("training.record", "training.record.fields", "training.record.result"),
     *("training.record.events", "training.record.lines"),
 }

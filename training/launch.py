@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from contract import exits, runs
+from contract import exits, nodes, runs
 from contract.errors import InputError
 from contract.ranges import Range
 from contract.runs import RunPaths, check_run_name
@@ -68,14 +68,32 @@ def configured(command: Command) -> tuple[RunConfig, Range]:
         InputError: a value is wrong, storage or data cannot be used, or the run to resume was
             started with other settings; of the class RunCompleteError where it is complete.
     """
-    root, run = storage.runs_root(command.storage), _run_name(command)
-    commands.check(command)
     workers = _workers(command)
+    if workers is None:
+        # What does not depend on their number is checked before Ray is imported and joined.
+        _configured(command, Range(1, 1))
+        from training.runtime import driver
+
+        driver.join_cluster(verbose=command.verbose)
+        workers = driver.cluster_workers()
+    config, paths, overwrite = _configured(command, workers)
+    if overwrite and _is_first():
+        storage.remove_folder(paths.uri)
+        if job := os.environ.get(nodes.ENV_JOB):
+            storage.write_bytes(paths.file(runs.OVERWRITTEN_FILE), job.encode())
+    return config, workers
+
+
+def _configured(command: Command, workers: Range) -> tuple[RunConfig, RunPaths, bool]:
+    """The settings, where the run is, and whether an earlier one is to be removed first."""
+    root, run = storage.runs_root(command.storage), _run_name(command)
     config = commands.configure(command, run=run, storage=root, workers=workers)
     config = dataclasses.replace(config, data=_absolute(config.data, command))
     command.recipe.look_at(config)
     storage.check_writable(root)
     paths = RunPaths.of(root, run)
+    if _has_overwritten(paths):
+        command = dataclasses.replace(command, overwrite=False)
     recorded = None
     if not command.overwrite:
         recorded = Recorded.of(
@@ -83,9 +101,14 @@ def configured(command: Command) -> tuple[RunConfig, Range]:
             storage.read_bytes(paths.file(runs.RESULT_FILE)),
         )
     config = commands.resume(config, recorded, command, workers=workers)
-    if command.overwrite and _is_first():
-        storage.remove_folder(paths.uri)
-    return config, workers
+    return config, paths, command.overwrite
+
+
+def _has_overwritten(paths: RunPaths) -> bool:
+    """Whether this job has removed the earlier run already: its head was lost and started again,
+    with the same words, and must not remove its own checkpoints."""
+    job = os.environ.get(nodes.ENV_JOB)
+    return bool(job) and storage.read_bytes(paths.file(runs.OVERWRITTEN_FILE)) == job.encode()
 
 
 def _run_name(command: Command) -> str:
@@ -94,8 +117,10 @@ def _run_name(command: Command) -> str:
     return check_run_name(f"{command.recipe.name}-{stamp}" if command.run is None else command.run)
 
 
-def _workers(command: Command) -> Range:
-    """How many workers the run is made for, and with how few it continues."""
+def _workers(command: Command) -> Range | None:
+    """How many workers the run is made for, and with how few it continues; None where that is for
+    the cluster to say."""
+    commands.check(command)
     if _is_torchrun() and "WORLD_SIZE" in os.environ:
         return Range(int(os.environ["WORLD_SIZE"]), int(os.environ["WORLD_SIZE"]))
     wanted = command.workers
@@ -103,11 +128,6 @@ def _workers(command: Command) -> Range:
         raise InputError(f"--workers is {wanted}: it must be at least 1")
     if command.local:
         return _local_workers(wanted)
-    if wanted is None:
-        from training.runtime import driver
-
-        driver.join_cluster(verbose=command.verbose)
-        return driver.cluster_workers()
     return wanted
 
 

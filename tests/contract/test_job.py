@@ -154,7 +154,7 @@ def test_the_largest_order_that_ecs_accepts_passes_and_one_more_character_does_n
     name = "j" * job.MAX_JOB_ID
 
     def sent(spec: JobSpec) -> int:
-        """Characters of what RunTask is given, written as AWS's SDKs write it."""
+        """Characters of what RunTask is given, with all but ASCII escaped."""
         variables = job.head_variables(job=name, deadline="1800000000", spec=spec.to_json())
         override = {
             "containerOverrides": [
@@ -165,7 +165,7 @@ def test_the_largest_order_that_ecs_accepts_passes_and_one_more_character_does_n
             ]
         }
         assert variables[ENV_JOB_SPEC] == spec.to_json()
-        return len(json.dumps(override, separators=(",", ":"), ensure_ascii=False))
+        return len(json.dumps(override, separators=(",", ":")))
 
     # Quotes count more than once: they are escaped inside a text inside a text.
     quoted = replace(SPEC, variables={"A": '"' * 100})
@@ -177,6 +177,19 @@ def test_the_largest_order_that_ecs_accepts_passes_and_one_more_character_does_n
         replace(largest, command=(*largest.command[:-1], largest.command[-1] + "x")).check_size(
             name
         )
+
+
+def test_letters_beyond_ascii_count_as_their_escapes() -> None:
+    with pytest.raises(InputError, match="and ECS accepts"):
+        replace(SPEC, command=("echo", "ü" * 2000)).check_size("j")
+    replace(SPEC, command=("echo", "u" * 2000)).check_size("j")
+
+
+@pytest.mark.parametrize("environment", ["x", ["x"], {"TRAIN_PASSED": 5}, {"TRAIN_SECRETS": "["}])
+def test_an_old_order_that_is_damaged_is_bad_input(environment: object) -> None:
+    old = {"run": "r", "command": ["ls"], "min_workers": 1, "environment": environment}
+    with pytest.raises(InputError):
+        JobSpec.from_json(json.dumps(old))
 
 
 # --- how it ended ---------------------------------------------------------------------------------

@@ -332,6 +332,20 @@ def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(
     assert aws.objects["runs/r1/jobs/j1.json"]["exit_code"] == 2
 
 
+def test_a_job_that_runs_while_the_stack_is_updated_ends_as_it_would_have(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    """Its execution keeps the definition of the version before, which sends the order as an
+    object, and its head has that version's variables."""
+    old = {"run": "r1", "command": ["true"], "min_workers": 1, "max_workers": 2, "attempts": 3}
+    found = keeper.handler(ended(head(0), Spec=old), None)
+    assert found["status"] == "succeeded"
+    assert aws.objects["runs/r1/jobs/j1.json"]["nodes"] == "1:2"
+    waiting = {"name": "TRAIN_CAPACITY_WAIT_S", "value": "60"}
+    task = {"overrides": {"containerOverrides": [{"environment": [waiting]}]}}
+    assert keeper.patience_of(task) == 60
+
+
 def aborted(**detail: Any) -> dict[str, Any]:
     """What EventBridge gives the function."""
     return {

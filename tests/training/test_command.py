@@ -200,3 +200,15 @@ def test_laptop_and_node_refuse_the_same_in_the_same_words(
             (folder / name).write_bytes(content)
     here = on_laptop(words, workers, Recorded.of(config, result))
     assert here == on_node(words, workers, runs)
+
+
+@pytest.mark.parametrize(
+    "option", ["--lr", "--epochs", "--schedule", "--preset", "--data", "--run"]
+)
+def test_an_option_whose_value_is_two_dashes_has_none(option: str) -> None:
+    with pytest.raises(InputError):
+        read_command(["ddp", f"{option}=--"], run="r", workers=ONE)
+
+
+def test_help_is_given_also_beside_an_option_without_its_value() -> None:
+    assert "--preset" in command.help_text(["ddp", "--preset", "--help"])

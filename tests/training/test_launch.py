@@ -148,6 +148,22 @@ def test_overwrite_removes_the_earlier_run(elsewhere: Path) -> None:
     assert not (elsewhere / "runs" / "mine").exists()
 
 
+def test_a_job_overwrites_a_run_once_and_resumes_its_own_when_its_head_starts_again(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, words = elsewhere / "runs" / "mine", [*LOCAL, "--run", "mine", "--overwrite"]
+    run_with(run, epochs=3)
+    monkeypatch.setenv("TRAIN_JOB", "first")
+    launch.configured(command.parse(words))
+    assert [path.name for path in run.iterdir()] == ["overwritten-by"]
+    (run / "checkpoints").mkdir()
+    launch.configured(command.parse(words))  # its head was lost
+    assert (run / "checkpoints").exists()
+    monkeypatch.setenv("TRAIN_JOB", "second")
+    launch.configured(command.parse(words))
+    assert not (run / "checkpoints").exists()
+
+
 def test_without_data_the_digits_train_with_their_own_preset() -> None:
     config, _ = launch.configured(command.parse(LOCAL))
     assert (config.data, config.preset) == ("digits", "digits")

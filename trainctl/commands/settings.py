@@ -22,7 +22,7 @@ def settings(
 ) -> None:
     """List the settings of a recipe, for submit: name, default, meaning."""
     found = recipes.by_name(recipe)
-    chosen = found.preset_for("") if preset is None else preset
+    chosen = found.preset_for(None) if preset is None else preset
     if chosen not in found.presets:
         raise InputError(f"unknown preset {chosen!r}; {found.name} has {', '.join(found.presets)}")
     listed = command.listed(found, chosen)
@@ -34,5 +34,10 @@ def settings(
     output.print_text(
         f"--data SOURCE, --preset {', '.join(found.presets)}; the rest, as preset {chosen} has it:"
     )
+    if preset is None:
+        output.say(
+            f"Without --preset, a job uses {found.preset_for(None)} for the built-in data and "
+            f"{found.preset_for('')} for your own (--data)."
+        )
     rows = [[each.option, str(each.default), each.help] for each in listed]
     output.print_table(["setting", "default", "meaning"], rows)

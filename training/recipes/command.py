@@ -161,6 +161,9 @@ def parse(words: Sequence[str]) -> Command:
         )
     recipe = by_name(words[0])
     found = parser(recipe).parse_args(words[1:])
+    for name, value in vars(found).items():
+        if value == []:  # what argparse makes of --option=--
+            raise OptionError(f"{option_name(name)} needs a value")
     fields = fields_of(recipe.config)
     settings = {
         name: _converted(name, kind_of(fields[name]), value)
@@ -289,8 +292,8 @@ def help_text(words: Sequence[str]) -> str:
         return parser().format_help()
     recipe = by_name(words[0])
     asking = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    asking.add_argument("--preset")
-    asking.add_argument("--data")
+    asking.add_argument("--preset", nargs="?")
+    asking.add_argument("--data", nargs="?")
     found, _ = asking.parse_known_args([word for word in words[1:] if word not in _HELP])
     preset = _preset(recipe, found.preset, found.data)
     return parser(recipe, preset=preset).format_help()
@@ -379,7 +382,7 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
     what.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     what.add_argument("--verbose", action="store_true", help="show Ray's own log lines too")
     if recipe is not None:
-        _add_settings(top, recipe, preset or recipe.preset_for(""))
+        _add_settings(top, recipe, preset or recipe.preset_for(None))
     return top
 
 

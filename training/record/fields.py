@@ -87,9 +87,11 @@ _ABSENT: Final[Mapping[object, object]] = {
 
 def _fits(value: object, hint: object) -> bool:
     if hint in (int, int | None):
-        return isinstance(value, int) and not isinstance(value, bool)
+        # Larger ones have no floating-point number, which what draws them needs.
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000
     if hint in (float, float | None):
-        return isinstance(value, int | float) and not isinstance(value, bool)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return is_number and (isinstance(value, float) or abs(value) < 2**1000)
     if hint in (str, str | None):
         return isinstance(value, str)
     if hint in (tuple[str, ...], tuple[str, ...] | None):
