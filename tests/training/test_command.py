@@ -37,6 +37,8 @@ def test_settings_are_those_of_preset_and_options() -> None:
         (["ddp", "--epochs", "0"], "--epochs is 0: it must be at least 1"),
         (["ddp", "--schedule", "bogus"], "--schedule is 'bogus': choose one of one-cycle"),
         (["ddp", "--lr", "nan"], "--lr is nan: it must be a finite number"),
+        (["ddp", "--epochs", "3", "--help"], "trainctl settings ddp shows the settings"),
+        (["ddp", "-h"], "-h is not an option of a job's recipe"),
         (["ddp", "--precision", "fp8"], "--precision is 'fp8': choose one of auto, fp32, bf16"),
         (["ddp", "--batch-per-worker", "3"], "--batch-per-worker is 3: it must be at least 8"),
         (["ddp", "--flip=maybe"], "--flip takes no value"),

@@ -142,6 +142,11 @@ def read_command(
         name = word.partition("=")[0]
         if name in NOT_FOR_JOBS:
             raise OptionError(f"{name} is not an option of a job's recipe: the job sets it itself")
+        if name in _HELP and words[0] in NAMES:  # argparse would print launch's help and exit
+            raise OptionError(
+                f"{name} is not an option of a job's recipe: trainctl settings {words[0]} shows "
+                "the settings"
+            )
     command = parse(words)
     config = configure(command, run=run, storage=storage, workers=workers)
     return resume(config, recorded, command, workers=workers)
