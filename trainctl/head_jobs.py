@@ -41,6 +41,7 @@ def run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: bo
             f"aws s3 cp --recursive {paths.model}/ DIR"
         )
     plan = job_plan.head_only(deployment.shape, run=run, command=command)
+    job_plan.check(deployment, plan)
     output.say(plan.text())
     output.confirm("Start it?", yes=yes)
     job = job_plan.start(deployment, plan)

@@ -106,7 +106,8 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
     """Check everything that was given.
 
     Raises:
-        InputError, UsageError: it is wrong, or ``training.launch`` would refuse it.
+        InputError, UsageError: it is wrong, ``training.launch`` would refuse it, or the job could
+            not be started now.
     """
     shape, words = deployment.shape, given.words or []
     given.check(shape)
@@ -140,7 +141,37 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         variables=from_here,
         secrets=from_secrets,
     )
-    return JobPlan(spec=spec, shape=shape, workers=workers, code=code)
+    plan = JobPlan(spec=spec, shape=shape, workers=workers, code=code)
+    check(deployment, plan)
+    return plan
+
+
+def check(deployment: Deployment, plan: JobPlan) -> None:
+    """Fail if the job could not be started now; called before its user is asked.
+
+    Raises:
+        InputError: ECS would not accept its order.
+        UsageError: its run is being trained.
+    """
+    spec, longest = plan.spec, "x" * MAX_JOB_ID
+    if plan.code:
+        spec = dataclasses.replace(spec, code=_code_address(deployment, spec.run, longest))
+    spec.check_size(longest)
+    _check_not_running(deployment, spec.run)
+
+
+def _check_not_running(deployment: Deployment, run: str) -> None:
+    for other in deployment.jobs.newest(limit=_RUNNING_LOOKED_AT, running=True):
+        if other.run == run:
+            raise UsageError(
+                f"run {run!r} is being trained already, by job {other.id}: two would overwrite "
+                f"each other's checkpoints. trainctl stop {other.id} ends it; or choose another "
+                "--run"
+            )
+
+
+def _code_address(deployment: Deployment, run: str, job: str) -> str:
+    return f"{deployment.bucket.uri}/{runs.job_code(run, job)}"
 
 
 def _recipe_command(
@@ -177,25 +208,20 @@ def head_only(shape: Shape, *, run: str, command: Sequence[str]) -> JobPlan:
 
 
 def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> str:
-    """Upload the code and start the job; return its id."""
+    """Upload the code and start the job, which ``check`` has passed; return its id.
+
+    Raises:
+        UsageError: its run has begun to be trained since.
+    """
     run = plan.spec.run
-    for other in deployment.jobs.newest(limit=_RUNNING_LOOKED_AT, running=True):
-        if other.run == run:
-            raise UsageError(
-                f"run {run!r} is being trained already, by job {other.id}: two would overwrite "
-                f"each other's checkpoints. trainctl stop {other.id} ends it; or choose another "
-                "--run"
-            )
+    _check_not_running(deployment, run)  # again: the question may have waited for long
     job, spec = new_id(run), plan.spec
-    key = runs.job_code(run, job)
     if code is not None:
-        spec = dataclasses.replace(spec, code=f"{deployment.bucket.uri}/{key}")
-    spec.check_size(job)  # before anything is uploaded
-    if code is not None:
+        spec = dataclasses.replace(spec, code=_code_address(deployment, run, job))
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"
             code_folder.pack(code, archive)
-            deployment.bucket.upload(archive, key)
+            deployment.bucket.upload(archive, runs.job_code(run, job))
     deployment.jobs.start(job, spec)
     return job
 

@@ -11,10 +11,10 @@ from botocore.exceptions import NoCredentialsError
 
 from contract import exits
 from contract.errors import InputError
-from contract.job import MAX_JOB_ID, ORDER_VERSION, JobSpec
+from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec
 from contract.ranges import Range
 from tests.trainctl.account import Account, refused
-from trainctl import code_folder
+from trainctl import code_folder, output
 from trainctl.__main__ import main
 from training import launch
 from training.recipes import command
@@ -49,6 +49,9 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--run", "done"], "run 'done' is already complete; --overwrite starts it afresh"),
     ([*SUBMIT, "--run", "other"], "run 'other' was trained with recipe 'fsdp'"),
     ([*SUBMIT, "--run", "half", "--lr", "0.5"], "lr: the run has 0.002, now 0.5"),
+    # Help of a recipe is that of training.launch, whose other options a job does not have.
+    ([*SUBMIT, "--", "--help"], "trainctl settings ddp shows the settings"),
+    ([*FSDP, "--", "-h"], "trainctl settings fsdp shows the settings"),
     # The job.
     ([*SUBMIT, "--run", "a/b"], "run name 'a/b' is not usable"),
     ([*SUBMIT, "--workers", "2"], "there is no option --workers here"),
@@ -258,7 +261,62 @@ def test_a_run_is_not_trained_by_two_jobs_at_once(
     account.add("first", run="r1")
     assert main([*SUBMIT, "--run", "r1"]) == exits.BAD_INPUT
     assert "run 'r1' is being trained already, by job first" in capsys.readouterr().err
+    assert main(["plan", "ddp", "--run", "r1"]) == exits.BAD_INPUT
+    assert "run 'r1' is being trained already, by job first" in capsys.readouterr().err
     assert main([*SUBMIT, "--run", "r2"]) == exits.OK
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [(["--run", "r1"], "being trained already"), (["--env", f"A={'x' * 8000}"], "ECS accepts")],
+)
+def test_what_cannot_be_started_is_refused_before_the_question(
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: list[str],
+    words: str,
+) -> None:
+    monkeypatch.setattr(output, "confirm", lambda *_args, **_named: pytest.fail("it asks"))
+    account.add("first", run="r1")
+    assert main(["submit", "ddp", *settings]) == exits.BAD_INPUT
+    said = capsys.readouterr()
+    assert words in said.err
+    assert "price" not in said.err
+    assert main(["plan", "ddp", *settings]) == exits.BAD_INPUT
+    assert words in capsys.readouterr().err
+
+
+def test_a_job_that_began_while_the_question_waited_is_seen(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "confirm", lambda *_args, **_named: account.add("o", run="r1"))
+    assert main(["submit", "ddp", "--run", "r1"]) == exits.BAD_INPUT
+    assert "run 'r1' is being trained already, by job o" in capsys.readouterr().err
+    assert account.changes == []
+
+
+def test_the_size_of_an_order_counts_the_address_of_the_code(
+    account: Account, code: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The largest order that plan accepts is one that submit sends; one character more is not."""
+
+    def given(length: int) -> list[str]:
+        own = ["--code", str(code), "--run", "own", "--env", f"A={'x' * length}"]
+        return [*own, "--", "true"]
+
+    low, high = 0, MAX_OVERRIDES
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = main(["plan", *given(middle)]) == exits.OK
+        low, high = (middle, high) if fits else (low, middle)
+    assert low > MAX_OVERRIDES // 2
+    assert main(["submit", "--yes", *given(high)]) == exits.BAD_INPUT
+    assert account.changes == []
+    assert main(["submit", "--yes", *given(low)]) == exits.OK
+    (sent,) = account.sent("start_execution")
+    JobSpec.from_json(sent["input"]).check_size(sent["name"])  # as the head's order is counted
+    capsys.readouterr()
 
 
 @pytest.mark.parametrize("order", [None, ORDER_VERSION - 1, ORDER_VERSION + 1])
