@@ -289,7 +289,7 @@ class Node:
                 if self._stopped_by is None or self.config.kind == nodes.HEAD:
                     continue
             if self._head_is_lost():
-                say("the head has gone first: there is nobody to hand anything over to")
+                say("the head is gone: nothing to drain")
                 ray.kill()
 
     def _head_is_lost(self) -> str | None:

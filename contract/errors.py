@@ -4,6 +4,6 @@
 class InputError(ValueError):
     """Something the user gave is wrong; the message says what, and what to do about it.
 
-    The command line prints the message alone and exits with ``exits.BAD_INPUT``. Every other
+    The command line prints only the message and exits with ``exits.BAD_INPUT``. Every other
     exception is a fault of the program or the machine and keeps its traceback.
     """

@@ -17,4 +17,4 @@ BAD_HOST: Final = 5  # the host's GPUs are not what they should be
 # What the head of a job returns beside what its command does.
 NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time
 DEADLINE: Final = 124  # it was ended at its deadline; timeout(1) has the same
-KILLED: Final = 137  # SIGKILL, by hand or for want of memory, as a shell says it
+KILLED: Final = 137  # SIGKILL, by hand or out of memory; a shell reports the same

@@ -332,7 +332,7 @@ def _around_it(found: Resources) -> list[str]:
                 "Jobs",
                 count(len(found.all("AWS::StepFunctions::StateMachine")), "state machine")
                 + ": a head that starts workers",
-                "a function tidies up after each,",
+                "a function cleans up after each,",
                 "and looks for what escaped",
             ],
             "training",

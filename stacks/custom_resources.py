@@ -2,7 +2,7 @@
 
 The functions that CDK adds for some properties write to a log group that outlives the stack, with
 a role that may create log groups anywhere. Here they get a log group of the stack, and a role that
-can write to that one alone.
+can only write to that one.
 """
 
 import aws_cdk as cdk

@@ -110,7 +110,7 @@ AUDIT: Final = {
         "again. What an event's call misses, the next sweep does."
     ),
     "NIST.800.53.R5-LambdaInsideVPC": (
-        "It calls AWS alone; inside the VPC it would hold interfaces in the subnet that is "
+        "It only calls AWS; inside the VPC it would hold interfaces in the subnet that is "
         "being deleted."
     ),
     "NIST.800.53.R5-SecretsManagerRotationEnabled": (

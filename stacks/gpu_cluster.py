@@ -70,7 +70,7 @@ class GpuCluster(Construct):
             "CapacityProviders",
             cluster=self.cluster.cluster_name,
             capacity_providers=[each.ref for each in providers],
-            # None by default: whoever starts a task says on which hosts.
+            # None by default: the caller of RunTask names the hosts' capacity provider.
             default_capacity_provider_strategy=[],
         )
         self.teardown = Teardown(

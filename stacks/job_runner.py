@@ -142,7 +142,7 @@ class JobRunner(Construct):
         role = iam.Role(
             self,
             "ExecutionRole",
-            description="Runs the heads of jobs, and what tidies up after them",
+            description="Runs the heads of jobs, and what cleans up after them",
             assumed_by=iam.ServicePrincipal("states.amazonaws.com"),
         )
         rights.of_state_machine(
@@ -162,7 +162,7 @@ class JobRunner(Construct):
             query_language=stepfunctions.QueryLanguage.JSONATA,
             # CDK would add wider rights of its own for the states.
             role=role.without_policy_updates(),
-            comment="One execution is one job: a head task, and what tidies up after it",
+            comment="One execution is one job: a head task, and what cleans up after it",
         )
         machine.node.add_dependency(role)
         findings.accept(machine, findings.STATE_MACHINE)
@@ -188,7 +188,7 @@ class JobRunner(Construct):
         events.Rule(
             self,
             "Sweep",
-            description="Tasks of jobs that nobody looks after any more are ended",
+            description="Ends tasks of jobs whose execution has ended",
             schedule=events.Schedule.rate(Duration.seconds(times.SWEEP_EVERY_S)),
             targets=[target],
         )

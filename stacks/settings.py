@@ -177,7 +177,7 @@ class Settings:
                 "a type without GPUs while head_trains is false: they would be billed and idle",
             )
         if head.purchase != "on-demand":
-            _refuse("head_instance_type", head.name, "a type that can be had on demand")
+            _refuse("head_instance_type", head.name, "a type that is sold on demand")
         _in_range("max_heads", self.max_heads, 1, 16)
         _in_range("max_workers", self.max_workers, 1, 64)
         _matches(
@@ -197,7 +197,7 @@ class Settings:
             _refuse(
                 "capacity_reservation_id",
                 "",
-                f"the id of your capacity block: {worker.name} can only be had reserved",
+                f"the id of your capacity block: {worker.name} is only sold as reserved capacity",
             )
         if self.without_efa and not self.allow_without_efa:
             _refuse(
