@@ -38,7 +38,7 @@ from trainctl.commands.submit import submit
 from trainctl.commands.version import print_version, version
 from trainctl.commands.wait import wait
 from trainctl.errors import explained
-from trainctl.help import WIDTH, Group
+from trainctl.help import WIDTH, Group, RecipeCommand
 
 _EPILOG = (
     "Exit codes: 0 done; 1 it failed, the message tells why; 2 wrong input; 130 Ctrl-C, which "
@@ -62,8 +62,9 @@ app = typer.Typer(
 #: Settings of a recipe are not this program's options; they are checked all the same.
 _PASSES_ON: Final = {"ignore_unknown_options": True}
 
-app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(submit)
-app.command(context_settings=_PASSES_ON, rich_help_panel=_JOBS)(plan)
+_takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
+_takes_recipe(submit)
+_takes_recipe(plan)
 app.command(rich_help_panel=_JOBS)(settings)
 app.command(rich_help_panel=_JOBS)(ls)
 app.command(rich_help_panel=_JOBS)(show)

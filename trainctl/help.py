@@ -7,7 +7,10 @@ Markdown and the syntax highlighter behind it.
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from trainctl.errors import UsageError
+from training import recipes
 
 #: No wider than this on any terminal: longer lines are hard to read.
 WIDTH = 100
@@ -28,3 +31,19 @@ class Group(TyperGroup):
         for heading, rows in sections.items():
             with formatter.section(typer.style(heading, bold=True)):
                 formatter.write_dl(rows)
+
+
+class RecipeCommand(TyperCommand):
+    """A command that takes a recipe and its settings."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuse to show the help of this command to someone who asks for that of a recipe."""
+        own = args[: args.index("--")] if "--" in args else args
+        places = [place for place, word in enumerate(own) if word in recipes.NAMES]
+        asked = {*own[places[0] :]} & {*ctx.help_option_names} if places else set()
+        if asked:
+            raise UsageError(
+                f"{asked.pop()} after a recipe: trainctl settings {own[places[0]]} shows the "
+                f"settings, and {ctx.command_path} --help the other options"
+            )
+        return super().parse_args(ctx, args)

@@ -50,6 +50,9 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--run", "other"], "run 'other' was trained with recipe 'fsdp'"),
     ([*SUBMIT, "--run", "half", "--lr", "0.5"], "lr: the run has 0.002, now 0.5"),
     # Help of a recipe is that of training.launch, whose other options a job does not have.
+    ([*SUBMIT, "--help"], "trainctl settings ddp shows the settings, and trainctl submit --help"),
+    (["submit", "fsdp", "--lr", "1", "-h"], "-h after a recipe: trainctl settings fsdp shows"),
+    (["plan", "ddp", "-h"], "and trainctl plan --help the other options"),
     ([*SUBMIT, "--", "--help"], "trainctl settings ddp shows the settings"),
     ([*FSDP, "--", "-h"], "trainctl settings fsdp shows the settings"),
     # The job.
@@ -120,6 +123,15 @@ def test_a_mistake_is_one_error_on_the_laptop_and_nothing_is_started(
     assert "Traceback" not in said.err
     assert said.out == ""
     assert account.changes == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--help", "ddp"]])
+def test_help_before_a_recipe_is_that_of_the_command(
+    account: Account, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    assert main(["submit", *arguments]) == exits.OK
+    assert "RECIPE [SETTINGS]" in capsys.readouterr().out
+    assert account.calls == []
 
 
 @pytest.mark.parametrize(
