@@ -108,7 +108,9 @@ def _has_overwritten(paths: RunPaths) -> bool:
     """Whether this job has removed the earlier run already: its head was lost and started again,
     with the same words, and must not remove its own checkpoints."""
     job = os.environ.get(nodes.ENV_JOB)
-    return bool(job) and storage.read_bytes(paths.file(runs.OVERWRITTEN_FILE)) == job.encode()
+    if not job:
+        return False
+    return storage.read_bytes(paths.file(runs.OVERWRITTEN_FILE)) == job.encode()
 
 
 def _run_name(command: Command) -> str:

@@ -90,8 +90,7 @@ def _fits(value: object, hint: object) -> bool:
         # Larger ones have no floating-point number, which what draws them needs.
         return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000
     if hint in (float, float | None):
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        return is_number and (isinstance(value, float) or abs(value) < 2**1000)
+        return isinstance(value, float) or _fits(value, int)
     if hint in (str, str | None):
         return isinstance(value, str)
     if hint in (tuple[str, ...], tuple[str, ...] | None):
