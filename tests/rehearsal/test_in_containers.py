@@ -160,7 +160,7 @@ def test_what_runs_is_what_was_pushed(rehearsal: Rehearsal) -> None:
 def test_up_a_second_time_says_that_it_is_up(rehearsal: Rehearsal) -> None:
     run = trainctl(rehearsal, "cluster", "up", "--nodes", "2", "--yes")
     assert run.returncode == 0, run.stderr
-    assert "Already requested: a head, 2 workers." in run.stderr
+    assert "Already requested: a head, 2 worker nodes." in run.stderr
     assert "trainctl shell -- ray status" in run.stdout
 
 
