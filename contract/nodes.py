@@ -64,3 +64,15 @@ class ClusterSize:
             return None
         nodes, cpus, gpus = map(int, match.groups())
         return cls(num_nodes=nodes, num_cpus=cpus, num_gpus=gpus)
+
+
+def num_workers(num_nodes: int, *, node_gpus: int, head_gpus: int | None) -> int:
+    """Training processes of a job: one per GPU, or one per node where there are none.
+
+    Args:
+        num_nodes: worker nodes.
+        node_gpus: GPUs of each of them.
+        head_gpus: GPUs of the head; None where it does not train.
+    """
+    on_head = 0 if head_gpus is None else max(1, head_gpus)
+    return num_nodes * max(1, node_gpus) + on_head

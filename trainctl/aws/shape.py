@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Self
 
+from contract import nodes
 from contract.errors import InputError
 from contract.instance_types import InstanceType, instance_type
 from contract.job import ORDER_VERSION
@@ -63,7 +64,9 @@ class Shape:
         )
 
     def num_workers(self, num_nodes: int) -> int:
-        """Training processes on a head and ``num_nodes`` worker nodes: one per GPU, or one per
-        node where there are none."""
-        on_head = max(1, self.head.num_gpus) if self.head_trains else 0
-        return num_nodes * max(1, self.worker.num_gpus) + on_head
+        """Training processes on a head and ``num_nodes`` worker nodes."""
+        return nodes.num_workers(
+            num_nodes,
+            node_gpus=self.worker.num_gpus,
+            head_gpus=self.head.num_gpus if self.head_trains else None,
+        )

@@ -346,11 +346,16 @@ def cluster_workers() -> Range:
         return Range(max(1, gpus), max(1, gpus))
     # The worker nodes of a job join when a run asks for them, so its order is what counts.
     hosts = JobSpec.from_json(os.environ[nodes.ENV_JOB_SPEC]).nodes
-    each = int(os.environ.get(nodes.ENV_WORKER_GPUS, "0")) or 1
-    own = 0
-    if os.environ.get(nodes.ENV_TRAINS, "1") == "1":
-        own = int(os.environ.get(nodes.ENV_NUM_GPUS, "0")) or 1
-    return Range(max(1, hosts.low * each + own), max(1, hosts.high * each + own))
+    trains = os.environ.get(nodes.ENV_TRAINS, "1") == "1"
+    low, high = (
+        nodes.num_workers(
+            number,
+            node_gpus=int(os.environ.get(nodes.ENV_WORKER_GPUS, "0")),
+            head_gpus=int(os.environ.get(nodes.ENV_NUM_GPUS, "0")) if trains else None,
+        )
+        for number in (hosts.low, hosts.high)
+    )
+    return Range(max(1, low), max(1, high))
 
 
 def _ray_logs() -> Path:
