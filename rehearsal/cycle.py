@@ -22,7 +22,7 @@ from contract import outputs as stack_outputs
 from contract.nodes import HEAD, WORKER
 from rehearsal import commands, images, local_aws, processes, registry
 from rehearsal.cdk import Cdk
-from rehearsal.engine import Engine, EngineError, check_space, find_engine
+from rehearsal.engine import RUN_GB, Engine, EngineError, check_space, find_engine
 from rehearsal.inventory import Inventory, account_at, difference, inventory
 from rehearsal.local_aws import ROOT, LocalAws, is_healthy
 from rehearsal.steps import Steps, interruptible, uninterrupted
@@ -147,7 +147,7 @@ class Rehearsal:
         os.environ[processes.NAME] = self.name
         self.folder.mkdir(exist_ok=True)
         with steps.step("check the Docker Engine"):
-            check_space(self.engine)
+            check_space(self.engine, needed_gb=RUN_GB, what="the containers need")
         with steps.step("start the local AWS and the image registry"):
             gateway = self.engine.make_network(self.name)
             store = ""
@@ -355,7 +355,6 @@ def build_images() -> dict[str, str]:
     rehearsal = Rehearsal.here()
     rehearsal.folder.mkdir(exist_ok=True)  # for the log
     with interruptible():
-        check_space(rehearsal.engine)
         return images.build(
             rehearsal.engine,
             rehearsal.docker(),

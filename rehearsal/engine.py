@@ -16,7 +16,9 @@ from typing import Any, Final
 #: Label of everything that a rehearsal makes; ``rehearsal.ministack`` sets it too.
 LABEL: Final = "ecs-train.rehearsal"
 #: Images, their layers and the cache of the build, on an engine that has none of them.
-NEEDED_GB: Final = 10
+BUILD_GB: Final = 10
+#: What the containers of a rehearsal write.
+RUN_GB: Final = 2
 
 
 class EngineError(RuntimeError):
@@ -134,16 +136,16 @@ def find_engine() -> Engine:
     )
 
 
-def check_space(engine: Engine) -> None:
-    """Raises EngineError when the engine's disk cannot take the images."""
+def check_space(engine: Engine, *, needed_gb: float, what: str) -> None:
+    """Raises EngineError when the engine's disk has no ``needed_gb`` GB left for ``what``."""
     root = Path(engine("info", "--format", "{{.DockerRootDir}}"))
     if not root.is_dir():
         return  # in another machine, or not to be seen by this user
     free = shutil.disk_usage(root).free / 1e9
-    if free < NEEDED_GB:
+    if free < needed_gb:
         raise EngineError(
-            f"too little space: {root} has {free:.1f} GB free, and the images need up to "
-            f"{NEEDED_GB} GB while they are built. Remove what is not used (docker system prune)"
+            f"too little space: {root} has {free:.1f} GB free, and {what} up to "
+            f"{needed_gb} GB. Remove what is not used (docker system prune)"
         )
 
 

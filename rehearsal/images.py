@@ -20,7 +20,7 @@ from containers import publish
 from contract import nodes
 from rehearsal import commands
 from rehearsal.commands import CommandError
-from rehearsal.engine import LABEL, Engine, EngineError
+from rehearsal.engine import BUILD_GB, LABEL, Engine, EngineError, check_space
 from rehearsal.local_aws import ROOT
 
 BASE_IMAGE: Final = "python:3.12-slim-bookworm"
@@ -74,13 +74,15 @@ def build(
     """Build both images, unless the engine has them; return their names there by node.
 
     Raises:
-        ImageError, CommandError, publish.PublishError: it does not work; the message says why.
+        EngineError, ImageError, CommandError, publish.PublishError: it does not work; the message
+            says why.
     """
     images = {node: f"ecs-train-{node}:{image_tag}" for node in (nodes.HEAD, nodes.WORKER)}
     git_sha = _git_sha()
     own_base = os.environ.get("BASE_IMAGE")
     if not own_base and all(_is_built(engine, image, git_sha) for image in images.values()):
         return images
+    check_space(engine, needed_gb=BUILD_GB, what="building the images needs")
     arguments = ["WORKER_TORCH=cpu"]
     base = own_base or _reachable(engine, BASE_IMAGE)
     if base is None:

@@ -83,16 +83,15 @@ def test_a_client_that_can_build_is_taken_also_behind_one_that_cannot(
 
 
 def test_a_full_disk_is_found_before_anything_is_built(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     script = tmp_path / "docker"
     script.write_text(f"#!/bin/sh\necho {tmp_path}\n")
     script.chmod(0o755)
     engine = Engine(client=str(script), address="unix:///nowhere")
-    check_space(engine)
-    monkeypatch.setattr("rehearsal.engine.NEEDED_GB", 10**6)
+    check_space(engine, needed_gb=0.001, what="the images need")
     with pytest.raises(EngineError, match=r"too little space: .* has .* GB free.*system prune"):
-        check_space(engine)
+        check_space(engine, needed_gb=10**6, what="the images need")
 
 
 def test_elsewhere_than_on_linux_it_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,20 +100,26 @@ def test_elsewhere_than_on_linux_it_says_why_not(monkeypatch: pytest.MonkeyPatch
         cycle.Rehearsal.here()
 
 
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """One that nothing may be asked of."""
+    monkeypatch.setattr(images, "check_space", lambda *_, **__: None)
+    return Engine(client="docker", address="unix:///nowhere")
+
+
 def test_without_an_index_for_torch_the_images_are_not_built_by_guessing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_engine: Engine
 ) -> None:
     monkeypatch.setenv("BASE_IMAGE", "python:3.12-slim-bookworm")
     monkeypatch.delenv("TORCH_INDEX", raising=False)
     monkeypatch.setattr(images, "ROOT", tmp_path)
-    engine = Engine(client="docker", address="unix:///nowhere")
     docker = images.QuietDocker(client="docker", environment={}, name="n", log=tmp_path / "log")
     with pytest.raises(images.ImageError, match="make rehearse TORCH_INDEX=ADDRESS"):
-        images.build(engine, docker, image_tag="t", say=print)
+        images.build(no_engine, docker, image_tag="t", say=print)
 
 
 def test_images_are_built_unless_the_engine_has_them_of_this_commit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_engine: Engine
 ) -> None:
     built: list[str] = []
     label: dict[str, str] = {}
@@ -130,16 +135,15 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
         Engine, "inspect", lambda *_: {"Config": {"Labels": label}} if label else None
     )
     monkeypatch.setattr(images, "_reachable", lambda _engine, image: image)
-    engine = Engine(client="docker", address="unix:///nowhere")
     docker = images.QuietDocker(client="docker", environment={}, name="n", log=tmp_path / "log")
     for commit in ("a", "a", "b"):
         monkeypatch.setattr(images, "_git_sha", lambda sha=commit: sha)
-        found = images.build(engine, docker, image_tag="t", say=print)
+        found = images.build(no_engine, docker, image_tag="t", say=print)
         assert found == {node: f"ecs-train-{node}:t" for node in ("head", "worker")}
     assert built == ["a", "b"]
     # Another base makes other images, which the tag does not tell.
     monkeypatch.setenv("BASE_IMAGE", "another")
-    images.build(engine, docker, image_tag="t", say=print)
+    images.build(no_engine, docker, image_tag="t", say=print)
     assert built == ["a", "b", "b"]
 
 

@@ -363,6 +363,8 @@ def probe(*arguments: str, **environment: str) -> dict[str, Any]:
     )
     assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    # A copy of the whole environment, two gigabytes, which Ray leaves behind.
+    shutil.rmtree(Path(found["logs"]).parent / "runtime_resources", ignore_errors=True)
     return found
 
 
