@@ -26,10 +26,17 @@ SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Of ``JobSpec``'s JSON. Raise it where an older deployment would run a job other than what a newer
 #: trainctl orders; trainctl then refuses the older deployment.
-ORDER_VERSION: Final = 2
+ORDER_VERSION: Final = 3
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
+
+#: Fields of an order that are texts -> what they must be.
+_TEXTS: Final = {
+    "code": "the s3:// address of an archive, or empty",
+    "code_sha256": "64 hexadecimal digits, or empty",
+    "on": "one of head, nodes",
+}
 
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
 MAX_SECONDS: Final = 14 * 24 * 3600
@@ -37,6 +44,16 @@ DEFAULT_CAPACITY_WAIT_S: Final = 30 * 60
 DEFAULT_IDLE_S: Final = 60
 DEFAULT_ATTEMPTS: Final = 3
 MAX_ATTEMPTS: Final = 10
+
+
+class Placement(StrEnum):
+    """Where a job's command runs."""
+
+    HEAD = "head"
+    """Once, on the head, with Ray beside it: recipes, and programs that use Ray."""
+    NODES = "nodes"
+    """Once on every worker node, and on a head that trains: programs with a launcher or a process
+    group of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +67,7 @@ class JobSpec:
     run: str
     """Name of the run that the job belongs to."""
     command: tuple[str, ...]
-    """Words of the command that runs on the head."""
+    """Words of the command."""
     nodes: Range
     """Worker nodes, beside the head: it starts when MIN have joined and grows up to MAX. 0: the
     head works by itself."""
@@ -60,10 +77,15 @@ class JobSpec:
     """How long the job waits for its head's host, and then for MIN worker nodes."""
     idle_s: int = DEFAULT_IDLE_S
     """A worker node that has had nothing to do for this long is released."""
+    on: Placement = Placement.HEAD
+    """Where the command runs."""
     attempts: int = DEFAULT_ATTEMPTS
     """How often the head is started, at most, when its host is lost."""
     code: str = ""
     """``s3://`` address of an archive with the user's code; empty: the image's own."""
+    code_sha256: str = ""
+    """SHA-256 of that archive, 64 hexadecimal digits: another archive is not unpacked. Empty only
+    without code, and in orders of the version before."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables for the command, and for every process that it starts through Ray."""
     secrets: Mapping[str, str] = field(default_factory=dict)
@@ -80,8 +102,10 @@ class JobSpec:
         self._check_number("capacity_wait_s", 0, MAX_SECONDS)
         self._check_number("idle_s", 1, MAX_SECONDS)
         self._check_number("attempts", 1, MAX_ATTEMPTS)
-        if self.code and not re.fullmatch(r"s3://[^/]+/.+", self.code):
-            raise _wrong("code", self.code, "the s3:// address of an archive, or empty")
+        if self.on not in {*Placement}:
+            raise _wrong("on", str(self.on), _TEXTS["on"])
+        object.__setattr__(self, "on", Placement(self.on))
+        self._check_code()
         for name, value in self.variables.items():
             check_variable(name)
             if not isinstance(value, str):
@@ -100,6 +124,16 @@ class JobSpec:
                 f"{', '.join(sorted(both))}: given both as a variable and as a secret; give one"
             )
 
+    def _check_code(self) -> None:
+        if self.code and not re.fullmatch(r"s3://[^/]+/.+", self.code):
+            raise _wrong("code", self.code, _TEXTS["code"])
+        if not self.code_sha256:
+            return
+        if not re.fullmatch(r"[0-9a-f]{64}", self.code_sha256):
+            raise _wrong("code_sha256", self.code_sha256, _TEXTS["code_sha256"])
+        if not self.code:
+            raise InputError("code_sha256 is given without code: give the archive's address too")
+
     def _check_number(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
         if type(value) is not int or not low <= value <= high:  # a bool is an int too
@@ -117,8 +151,10 @@ class JobSpec:
             "max_seconds": self.max_seconds,
             "capacity_wait_s": self.capacity_wait_s,
             "idle_s": self.idle_s,
+            "on": str(self.on),
             "attempts": self.attempts,
             "code": self.code,
+            "code_sha256": self.code_sha256,
             "variables": dict(self.variables),
             "secrets": dict(self.secrets),
         }
@@ -156,8 +192,9 @@ class JobSpec:
         for name in ("variables", "secrets"):
             if not isinstance(given.get(name, {}), dict):
                 raise _wrong(name, given[name], "an object of texts")
-        if not isinstance(given.get("code", ""), str):
-            raise _wrong("code", given["code"], "the s3:// address of an archive, or empty")
+        for name, allowed in _TEXTS.items():
+            if not isinstance(given.get(name, ""), str):
+                raise _wrong(name, given[name], allowed)
         nodes = Range.parse(str(given.pop("nodes")), option="nodes")
         return cls(**given, nodes=nodes)
 

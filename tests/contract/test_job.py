@@ -12,7 +12,7 @@ import pytest
 
 from contract import job
 from contract.errors import InputError
-from contract.job import JobSpec, JobStatus, Outcome
+from contract.job import JobSpec, JobStatus, Outcome, Placement
 from contract.nodes import ENV_JOB_SPEC
 from contract.ranges import Range
 
@@ -36,7 +36,9 @@ def values(spec: JobSpec) -> dict[str, Any]:
             capacity_wait_s=0,
             idle_s=5,
             attempts=1,
+            on=Placement.NODES,
             code="s3://bucket/runs/r1/jobs/j.zip",
+            code_sha256="0123456789abcdef" * 4,
             variables={"A": "", "B": "{}"},
             secrets={"KEY": "training/key"},
         ),
@@ -55,6 +57,7 @@ def test_an_execution_is_named_after_its_job() -> None:
 def test_defaults_are_filled_in() -> None:
     given = '{"run": "r1", "command": ["python", "mine.py"], "nodes": "1:4"}'
     assert JobSpec.from_json(given) == SPEC
+    assert (SPEC.on, SPEC.code_sha256) == (Placement.HEAD, "")
     assert (SPEC.max_seconds, SPEC.capacity_wait_s, SPEC.idle_s, SPEC.attempts) == (
         86_400,
         1800,
@@ -83,6 +86,11 @@ def test_defaults_are_filled_in() -> None:
         ({"attempts": 11}, "attempts is 11: it must be a whole number from 1 to 10"),
         ({"code": "/tmp/x.zip"}, "code is '/tmp/x.zip': it must be the s3:// address"),
         ({"code": 3}, "code is 3: it must be the s3:// address"),
+        ({"code": "s3://b/c.zip", "code_sha256": "ab"}, "code_sha256 is 'ab': it must be 64"),
+        ({"code": "s3://b/c.zip", "code_sha256": 3}, "code_sha256 is 3: it must be 64"),
+        ({"code_sha256": "a" * 64}, "code_sha256 is given without code"),
+        ({"on": "moon"}, "on is 'moon': it must be one of head, nodes"),
+        ({"on": None}, "on is None: it must be one of head, nodes"),
         ({"variables": {"A": 1}}, "variable A is 1: it must be text"),
         ({"variables": ["A"]}, r"variables is \['A'\]: it must be an object of texts"),
         ({"variables": {"1A": ""}}, "variable is '1A': it must be a name"),
