@@ -3,8 +3,9 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 import typer
 
@@ -14,10 +15,6 @@ from trainctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-
-#: Wider than any table.
-_ANY_WIDTH: Final = 2000
 
 
 @cache
@@ -52,20 +49,16 @@ def print_text(text: str) -> None:
     _console(stderr=False).print(text, markup=False)
 
 
-def print_table(columns: list[str], rows: list[list[str]]) -> None:
-    """A table for people; nothing is cut off or wrapped where stdout is no terminal."""
-    from rich.console import Console
-    from rich.table import Table
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[str]], *, prose: Sequence[str] = ()
+) -> None:
+    """A table for people; ``prose`` names the columns that may wrap on a narrow terminal."""
+    from trainctl import tables
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        # On a narrow terminal the last column wraps, before any name is cut off.
-        table.add_column(column, no_wrap=column != columns[-1])
-    for row in rows:
-        table.add_row(*row)
-    is_terminal = sys.stdout.isatty()
-    console = _console(stderr=False) if is_terminal else Console(width=_ANY_WIDTH, highlight=False)
-    console.print(table)
+    console = _console(stderr=False)
+    width = console.width if console.is_terminal else None
+    for line in tables.layout(columns, rows, prose=prose, width=width):
+        console.print(line)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -91,6 +91,30 @@ def test_it_needs_neither_torch_nor_ray() -> None:
     assert run.stdout == "[]\n"
 
 
+@pytest.mark.parametrize(
+    ("variables", "option", "region"),
+    [
+        ({"AWS_REGION": "eu-north-1"}, [], "eu-north-1"),
+        ({"AWS_REGION": "eu-north-1", "AWS_DEFAULT_REGION": "eu-west-3"}, [], "eu-north-1"),
+        ({"AWS_REGION": "eu-north-1"}, ["--region", "us-west-2"], "us-west-2"),
+    ],
+)
+def test_the_region_is_the_one_that_aws_own_tools_would_use(
+    account: Account,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    variables: dict[str, str],
+    option: list[str],
+    region: str,
+) -> None:
+    account.region = None
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    main(["doctor", "--json", *option])
+    checks = json.loads(capsys.readouterr().out)
+    assert checks[0]["found"].endswith(region)
+
+
 # --- bad input and a bad account ------------------------------------------------------------------
 STATUS = ["cluster", "status"]
 

@@ -4,6 +4,7 @@ It is found by the outputs of its stacks, so the command line needs no settings 
 local AWS it finds a local deployment the same way.
 """
 
+import os
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Self
 
@@ -48,6 +49,8 @@ class Deployment:
         """
         import boto3
 
+        # boto3 reads only AWS_DEFAULT_REGION; the AWS CLI and the CDK read this one first.
+        region = region or os.environ.get("AWS_REGION")
         session = boto3.Session(profile_name=profile, region_name=region)
         if not session.region_name:
             raise UsageError("no region is set: give --region, or set AWS_REGION")

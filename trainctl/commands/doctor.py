@@ -69,7 +69,7 @@ def doctor(*, as_json: AsJson = False, profile: Profile = None, region: Region =
         output.print_json([asdict(check) for check in checks])
     else:
         rows = [[check.state, check.what, check.found] for check in checks]
-        output.print_table(["", "what", "found"], rows)
+        output.print_table(["state", "what", "found"], rows, prose=["found"])
         for check in checks:
             if check.state != "ok" and check.fix:
                 output.print_text(f"\n{check.what}: {check.found}\n  {check.fix}")

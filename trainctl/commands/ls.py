@@ -26,7 +26,7 @@ def ls(
         output.print_text("No jobs. Start one: trainctl submit ddp")
     else:
         rows = [
-            [job.id, job.run, job.reason, f"{job.began:%Y-%m-%d %H:%M}", follow.lasted(job)]
+            [job.id, job.run, job.reason, f"{job.began:%Y-%m-%d %H:%M %Z}", follow.lasted(job)]
             for job in jobs
         ]
-        output.print_table(["job", "run", "state", "submitted", "for"], rows)
+        output.print_table(["job", "run", "state", "submitted", "for"], rows, prose=["state"])

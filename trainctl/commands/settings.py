@@ -40,4 +40,4 @@ def settings(
             f"{found.preset_for('')} for your own (--data)."
         )
     rows = [[each.option, str(each.default), each.help] for each in listed]
-    output.print_table(["setting", "default", "meaning"], rows)
+    output.print_table(["setting", "default", "meaning"], rows, prose=["meaning"])

@@ -58,7 +58,7 @@ def show(
         output.print_text(f"{'result':10}{result.get('status')}: {', '.join(reached)}")
     if tasks := [*heads, *workers]:
         columns = ["node", "task", "status", "address", "why it ended"]
-        output.print_table(columns, [_row(task) for task in tasks])
+        output.print_table(columns, [_row(task) for task in tasks], prose=columns[-1:])
 
 
 def _row(task: Task) -> list[str]:
