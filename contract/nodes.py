@@ -1,8 +1,11 @@
 """What a node is told, in variables, and the ports and names by which it is found."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Self
+
+from contract.ranges import Range
 
 JOB: Final = "job"  # what the container of a head runs that brings its own workers
 HEAD: Final = "head"  # the two kinds of node: task definition, service, image repository, DNS name
@@ -33,7 +36,7 @@ ENV_DEADLINE: Final = "TRAIN_DEADLINE"  # Unix time at which a job is ended
 ENV_WORKER_TASK: Final = "TRAIN_WORKER_TASK"  # task definition of the nodes that a job starts
 ENV_WORKER_PROVIDER: Final = "TRAIN_WORKER_PROVIDER"  # their capacity provider
 ENV_WORKER_CPUS: Final = "TRAIN_WORKER_CPUS"  # what each of them has
-ENV_WORKER_GPUS: Final = "TRAIN_WORKER_GPUS"
+ENV_WORKER_GPUS: Final = "TRAIN_WORKER_GPUS"  # the same; on every node
 ENV_SUBNETS: Final = "TRAIN_SUBNETS"  # with commas
 ENV_SECURITY_GROUPS: Final = "TRAIN_SECURITY_GROUPS"  # with commas
 ENV_GIT_SHA: Final = "TRAIN_GIT_SHA"  # the commit an image was built from
@@ -66,13 +69,43 @@ class ClusterSize:
         return cls(num_nodes=nodes, num_cpus=cpus, num_gpus=gpus)
 
 
-def num_workers(num_nodes: int, *, node_gpus: int, head_gpus: int | None) -> int:
-    """Training processes of a job: one per GPU, or one per node where there are none.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpus:
+    """The GPUs of a cluster's hosts, which decide how many training processes it can have.
 
-    Args:
-        num_nodes: worker nodes.
-        node_gpus: GPUs of each of them.
-        head_gpus: GPUs of the head; None where it does not train.
+    Hosts join and leave as a whole, and with them all processes that they have.
     """
-    on_head = 0 if head_gpus is None else max(1, head_gpus)
-    return num_nodes * max(1, node_gpus) + on_head
+
+    per_node: int = 0
+    """Of each worker node."""
+    on_head: int | None = None
+    """Of the head; None where it does not train."""
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Self:
+        """What a head's variables say; outside a cluster, hosts of one process each."""
+        trains = environment.get(ENV_TRAINS, "1") == "1" and ENV_NUM_GPUS in environment
+        return cls(
+            per_node=int(environment.get(ENV_WORKER_GPUS, "0")),
+            on_head=int(environment[ENV_NUM_GPUS]) if trains else None,
+        )
+
+    def num_workers(self, num_nodes: int) -> int:
+        """Training processes on the head and ``num_nodes`` worker nodes: one per GPU, or one per
+        node where there are none."""
+        on_head = 0 if self.on_head is None else max(1, self.on_head)
+        return num_nodes * max(1, self.per_node) + on_head
+
+    def possible(self, workers: Range) -> list[int]:
+        """The numbers of processes within a range that whole hosts can have, in order; the largest
+        of them is the end of the range, because a run leaves idle what it has no use for.
+
+        With four GPUs per node, 4:12 has 4, 8 and 12; 2:6 has 4 and 6.
+        """
+        first = -(-(workers.low - self.num_workers(0)) // max(1, self.per_node))
+        found = self.num_workers(max(0, first))
+        return [*range(found, workers.high, max(1, self.per_node)), workers.high]
+
+
+#: Hosts of one process each, which can have any number of them.
+ONE_EACH: Final = Gpus()

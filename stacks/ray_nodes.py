@@ -178,6 +178,7 @@ class RayNodes(Construct):
                 nodes.ENV_NUM_CPUS: str(machine.vcpus),
                 nodes.ENV_NUM_GPUS: str(machine.num_gpus),
                 nodes.ENV_TRAINS: "1" if trains else "0",
+                nodes.ENV_WORKER_GPUS: str(self._cluster.worker.machine.num_gpus),
                 nodes.ENV_SPOT: "1" if settings.spot else "0",
                 nodes.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
                 nodes.ENV_CLUSTER: self._cluster.cluster.cluster_name,

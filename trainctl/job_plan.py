@@ -17,6 +17,7 @@ from typing import Final
 
 from contract import runs
 from contract.job import MAX_JOB_ID, JobSpec
+from contract.nodes import Gpus
 from contract.ranges import Range
 from trainctl import code_folder, variables
 from trainctl.aws.deployment import Deployment
@@ -118,7 +119,12 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
     if given.code is None:
         # The recipe is checked before the name that begins with it: its error is the better one.
         command = _recipe_command(
-            words, run=run, workers=workers, bucket=deployment.bucket, is_new=given.run is None
+            words,
+            run=run,
+            workers=workers,
+            gpus=shape.gpus,
+            bucket=deployment.bucket,
+            is_new=given.run is None,
         )
         code = ""
     else:
@@ -175,7 +181,7 @@ def _code_address(deployment: Deployment, run: str, job: str) -> str:
 
 
 def _recipe_command(
-    words: Sequence[str], *, run: str, workers: Range, bucket: Bucket, is_new: bool
+    words: Sequence[str], *, run: str, workers: Range, gpus: Gpus, bucket: Bucket, is_new: bool
 ) -> list[str]:
     """The command that trains a recipe. ``is_new``: nothing can be recorded under this name."""
     if not words:
@@ -193,7 +199,7 @@ def _recipe_command(
         files = (paths.file(name) for name in (runs.CONFIG_FILE, runs.RESULT_FILE))
         recorded = Recorded.of(*(bucket.read(bucket.key(file)) for file in files))
     storage = paths.uri.rpartition("/")[0]
-    read_command(words, run=run, workers=workers, storage=storage, recorded=recorded)
+    read_command(words, run=run, workers=workers, gpus=gpus, storage=storage, recorded=recorded)
     recipe, *settings = words
     launch = ["python", "-m", "training.launch", recipe, "--run", run, "--workers", str(workers)]
     return [*launch, *settings]

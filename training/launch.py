@@ -14,6 +14,7 @@ from pathlib import Path
 
 from contract import exits, nodes, runs
 from contract.errors import InputError
+from contract.nodes import Gpus
 from contract.ranges import Range
 from contract.runs import RunPaths, check_run_name
 from training import storage
@@ -87,7 +88,8 @@ def configured(command: Command) -> tuple[RunConfig, Range]:
 def _configured(command: Command, workers: Range) -> tuple[RunConfig, RunPaths, bool]:
     """The settings, where the run is, and whether an earlier one is to be removed first."""
     root, run = storage.runs_root(command.storage), _run_name(command)
-    config = commands.configure(command, run=run, storage=root, workers=workers)
+    gpus = Gpus.from_environment(os.environ)
+    config = commands.configure(command, run=run, storage=root, workers=workers, gpus=gpus)
     config = dataclasses.replace(config, data=_absolute(config.data, command))
     command.recipe.look_at(config)
     storage.check_writable(root)
@@ -100,7 +102,7 @@ def _configured(command: Command, workers: Range) -> tuple[RunConfig, RunPaths, 
             storage.read_bytes(paths.file(runs.CONFIG_FILE)),
             storage.read_bytes(paths.file(runs.RESULT_FILE)),
         )
-    config = commands.resume(config, recorded, command, workers=workers)
+    config = commands.resume(config, recorded, command, workers=workers, gpus=gpus)
     return config, paths, command.overwrite
 
 

@@ -233,6 +233,7 @@ def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:
         "TRAIN_HEAD_ADDRESS": "head.ray.local",
         "TRAIN_NUM_CPUS": "48",
         "TRAIN_NUM_GPUS": "4",
+        "TRAIN_WORKER_GPUS": "4",
         "TRAIN_ON_THIS_NODE": "1",
         "TRAIN_SPOT": "0",
         "TRAIN_STORAGE": "s3://<CoreStack:ExportsOutputRefBucket239F7DF2>",

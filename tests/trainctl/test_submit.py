@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import NoCredentialsError
 
-from contract import exits
+from contract import exits, nodes
 from contract.errors import InputError
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec
 from contract.ranges import Range
@@ -43,7 +43,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*FSDP, *DATA, "--preset", "lora"], "preset lora trains a model that is there"),
     # What suits no number of workers that the job may have: 4 GPUs a node.
     ([*FSDP, "--nodes", "3", "--global-batch", "64"], "cannot be shared by 12 workers"),
-    ([*FSDP, "--nodes", "1:3", "--global-batch", "24"], "cannot be shared by"),
+    ([*FSDP, "--nodes", "1:3", "--global-batch", "32"], "cannot be shared by 12"),
     ([*SUBMIT, "--global-batch", "64", "--nodes", "4"], "too small for 16 workers"),
     # What the bucket has of the run.
     ([*SUBMIT, "--run", "done"], "run 'done' is already complete; --overwrite starts it afresh"),
@@ -174,9 +174,12 @@ def test_the_node_would_refuse_the_job_with_the_same_sentence_or_train_it(
     account: Account,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     recipe: str,
     settings: list[str],
 ) -> None:
+    monkeypatch.setenv(nodes.ENV_WORKER_GPUS, "4")
+    monkeypatch.setenv(nodes.ENV_TRAINS, "0")
     code = main(["submit", recipe, "--yes", "--nodes", "1:3", *settings])
     said = capsys.readouterr().err
     if code == exits.OK:
@@ -364,6 +367,20 @@ def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(
     # 0.192 + 3 x 5.672 + NAT, for two hours: the maximum cost is printed before it starts.
     assert "price     $17.26 an hour" in said.err
     assert "at most   $34.52" in said.err
+
+
+@pytest.mark.parametrize(
+    ("head_trains", "nodes", "batch", "workers"),
+    [(False, "1:3", "24", "4:12"), (True, "0:2", "24", "4:12"), (False, "1:2", "8", "4:8")],
+)
+def test_a_batch_need_not_suit_numbers_of_workers_that_no_whole_host_makes(
+    account: Account, head_trains: bool, nodes: str, batch: str, workers: str
+) -> None:
+    account.shape |= {"head_trains": head_trains, "head_instance_type": "g5.12xlarge"}
+    assert main([*FSDP, "--nodes", nodes, "--global-batch", batch]) == exits.OK
+    (sent,) = account.sent("start_execution")
+    command = JobSpec.from_json(sent["input"]).command
+    assert command[command.index("--workers") + 1] == workers
 
 
 def test_a_head_that_trains_counts(account: Account) -> None:

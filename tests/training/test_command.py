@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contract.errors import InputError
+from contract.nodes import ENV_NUM_GPUS, ENV_TRAINS, ENV_WORKER_GPUS, Gpus
 from contract.ranges import Range
 from training import launch, recipes
 from training.recipes import command
@@ -64,6 +65,35 @@ def test_what_is_wrong_is_said_on_the_laptop(words: Sequence[str], sentence: str
 def test_a_number_within_the_range_that_does_not_suit_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be shared by 3 workers"):
         read_command(["fsdp"], run="r", workers=Range(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "numbers"),
+    [
+        (Gpus(per_node=4), Range(4, 8), [4, 8]),
+        (Gpus(per_node=4), Range(8, 8), [8]),
+        (Gpus(per_node=4), Range(1, 10), [4, 8, 10]),
+        (Gpus(per_node=4), Range(5, 6), [6]),
+        (Gpus(per_node=4, on_head=2), Range(1, 10), [2, 6, 10]),
+        (Gpus(per_node=4, on_head=2), Range(3, 14), [6, 10, 14]),
+        (Gpus(per_node=1), Range(1, 3), [1, 2, 3]),
+        (Gpus(per_node=0, on_head=0), Range(1, 3), [1, 2, 3]),
+    ],
+)
+def test_hosts_join_and_leave_with_all_of_their_gpus(
+    gpus: Gpus, workers: Range, numbers: list[int]
+) -> None:
+    assert gpus.possible(workers) == numbers
+
+
+def test_a_number_that_no_whole_host_makes_is_not_asked_for() -> None:
+    words = ["fsdp", "--model", "new:tiny", "--data", "d", "--global-batch", "8"]
+    found = read_command(words, run="r", workers=Range(4, 8), gpus=Gpus(per_node=4))
+    assert found.num_workers == 8
+    with pytest.raises(InputError, match="cannot be shared by 5 workers"):
+        read_command(words, run="r", workers=Range(4, 8), gpus=Gpus(per_node=1))
+    with pytest.raises(InputError, match="cannot be shared by 6 workers"):
+        read_command(words, run="r", workers=Range(4, 6), gpus=Gpus(per_node=4))
 
 
 def test_without_a_worker_nothing_trains() -> None:
@@ -122,23 +152,31 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs"
 
 
-def on_laptop(words: Sequence[str], workers: Range, earlier: Recorded | None) -> str:
+def on_laptop(words: Sequence[str], workers: Range, gpus: Gpus, earlier: Recorded | None) -> str:
     """The sentence with which a laptop refuses a command line; empty where it accepts."""
     try:
-        read_command(words, run="r", workers=workers, recorded=earlier)
+        read_command(words, run="r", workers=workers, gpus=gpus, recorded=earlier)
     except InputError as error:
         return str(error)
     return ""
 
 
-def on_node(words: Sequence[str], workers: Range, storage: Path) -> str:
+def on_node(words: Sequence[str], workers: Range, gpus: Gpus, storage: Path) -> str:
     """The same of the node that the command line is sent to."""
     recipe, *options = words
     added = ["--run", "r", "--workers", str(workers), "--storage", str(storage)]
-    try:
-        launch.configured(command.parse([recipe, *added, *options]))
-    except InputError as error:
-        return str(error)
+    variables = {
+        ENV_WORKER_GPUS: str(gpus.per_node),
+        ENV_NUM_GPUS: str(gpus.on_head or 0),
+        ENV_TRAINS: "0" if gpus.on_head is None else "1",
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        try:
+            launch.configured(command.parse([recipe, *added, *options]))
+        except InputError as error:
+            return str(error)
     return ""
 
 
@@ -181,6 +219,9 @@ def test_laptop_and_node_refuse_the_same_in_the_same_words(
     words = [recipe.name, *data.draw(options(recipe))]
     low = data.draw(st.integers(0, 4))
     workers = Range(low, low + data.draw(st.sampled_from([0, 0, 1, 4])))
+    gpus = data.draw(
+        st.builds(Gpus, per_node=st.integers(0, 4), on_head=st.none() | st.integers(0, 4))
+    )
     # What the bucket has of the run: nothing, an attempt with settings like these, or another's.
     config = result = None
     if data.draw(st.booleans()):
@@ -200,8 +241,8 @@ def test_laptop_and_node_refuse_the_same_in_the_same_words(
         (folder / name).unlink(missing_ok=True)
         if content is not None:
             (folder / name).write_bytes(content)
-    here = on_laptop(words, workers, Recorded.of(config, result))
-    assert here == on_node(words, workers, runs)
+    here = on_laptop(words, workers, gpus, Recorded.of(config, result))
+    assert here == on_node(words, workers, gpus, runs)
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,10 @@ import json
 from dataclasses import dataclass
 from typing import Self
 
-from contract import nodes
 from contract.errors import InputError
 from contract.instance_types import InstanceType, instance_type
 from contract.job import ORDER_VERSION
-from contract.nodes import ClusterSize
+from contract.nodes import ClusterSize, Gpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,10 +62,14 @@ class Shape:
             num_gpus=self.worker.num_gpus * num_nodes + self.head.num_gpus,
         )
 
+    @property
+    def gpus(self) -> Gpus:
+        """Of the hosts that train."""
+        return Gpus(
+            per_node=self.worker.num_gpus,
+            on_head=self.head.num_gpus if self.head_trains else None,
+        )
+
     def num_workers(self, num_nodes: int) -> int:
         """Training processes on a head and ``num_nodes`` worker nodes."""
-        return nodes.num_workers(
-            num_nodes,
-            node_gpus=self.worker.num_gpus,
-            head_gpus=self.head.num_gpus if self.head_trains else None,
-        )
+        return self.gpus.num_workers(num_nodes)

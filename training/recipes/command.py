@@ -18,6 +18,7 @@ from typing import Any, Final, NoReturn, Self
 
 from contract import nodes, runs
 from contract.errors import InputError
+from contract.nodes import Gpus
 from contract.ranges import Range
 from training.recipes import NAMES, by_name
 from training.recipes.recipe import Recipe
@@ -119,6 +120,7 @@ def read_command(
     *,
     run: str,
     workers: Range,
+    gpus: Gpus = nodes.ONE_EACH,
     storage: str = "",
     recorded: Recorded | None = None,
 ) -> RunConfig:
@@ -128,6 +130,7 @@ def read_command(
         words: recipe and options, without those that the job adds itself.
         run: name of the run.
         workers: training processes, one per GPU, that the job will have.
+        gpus: those of the hosts, which have only some of the numbers within ``workers``.
         storage: address under which the runs are kept.
         recorded: what the bucket has of the run.
 
@@ -148,8 +151,8 @@ def read_command(
                 "the settings"
             )
     command = parse(words)
-    config = configure(command, run=run, storage=storage, workers=workers)
-    return resume(config, recorded, command, workers=workers)
+    config = configure(command, run=run, storage=storage, workers=workers, gpus=gpus)
+    return resume(config, recorded, command, workers=workers, gpus=gpus)
 
 
 def parse(words: Sequence[str]) -> Command:
@@ -208,8 +211,9 @@ def check(command: Command) -> None:
         recipe.check(command.preset, command.given)
 
 
-def configure(command: Command, *, run: str, storage: str, workers: Range) -> RunConfig:
-    """The settings with the largest number of workers, checked for every number of the range.
+def configure(command: Command, *, run: str, storage: str, workers: Range, gpus: Gpus) -> RunConfig:
+    """The settings with the largest number of workers, checked for every number of the range that
+    whole hosts can have.
 
     Raises:
         InputError: a setting is wrong or missing, or does not suit one of the numbers.
@@ -227,12 +231,17 @@ def configure(command: Command, *, run: str, storage: str, workers: Range) -> Ru
         "preset": command.preset,
     }
     config = command.recipe.config(**values)
-    _check_range(config, workers)
+    _check_range(config, workers, gpus)
     return config
 
 
 def resume(
-    config: RunConfig, recorded: Recorded | None, command: Command, *, workers: Range
+    config: RunConfig,
+    recorded: Recorded | None,
+    command: Command,
+    *,
+    workers: Range,
+    gpus: Gpus,
 ) -> RunConfig:
     """Take over from an earlier attempt what must not change.
 
@@ -253,7 +262,7 @@ def resume(
             "another --run, or --overwrite to start it afresh"
         )
     config = config.begun({k: value for k, value in earlier.items() if k not in command.settings})
-    _check_range(config, workers)
+    _check_range(config, workers, gpus)
     if found := differences(earlier, config):
         raise InputError(
             f"run {config.run!r} cannot be resumed with other settings:\n  "
@@ -268,9 +277,9 @@ def resume(
     return config
 
 
-def _check_range(config: RunConfig, workers: Range) -> None:
-    for fewer in range(workers.low, workers.high):
-        dataclasses.replace(config, num_workers=fewer)  # raises where so few do not suit
+def _check_range(config: RunConfig, workers: Range, gpus: Gpus) -> None:
+    for number in gpus.possible(workers):
+        dataclasses.replace(config, num_workers=number)  # raises where so few do not suit
 
 
 def listed(recipe: Recipe, preset: str) -> list[Setting]:

@@ -17,6 +17,7 @@ from typing import Any, Final
 from contract import exits, nodes
 from contract.errors import InputError
 from contract.job import JobSpec
+from contract.nodes import Gpus
 from contract.ranges import Range
 from contract.runs import RunPaths
 from training import machine, storage
@@ -346,15 +347,8 @@ def cluster_workers() -> Range:
         return Range(max(1, gpus), max(1, gpus))
     # The worker nodes of a job join when a run asks for them, so its order is what counts.
     hosts = JobSpec.from_json(os.environ[nodes.ENV_JOB_SPEC]).nodes
-    trains = os.environ.get(nodes.ENV_TRAINS, "1") == "1"
-    low, high = (
-        nodes.num_workers(
-            number,
-            node_gpus=int(os.environ.get(nodes.ENV_WORKER_GPUS, "0")),
-            head_gpus=int(os.environ.get(nodes.ENV_NUM_GPUS, "0")) if trains else None,
-        )
-        for number in (hosts.low, hosts.high)
-    )
+    own = Gpus.from_environment(os.environ)
+    low, high = (own.num_workers(number) for number in (hosts.low, hosts.high))
     return Range(max(1, low), max(1, high))
 
 
