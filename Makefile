@@ -41,7 +41,7 @@ UNASKED := $(strip $(YES)$(CI))
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo rehearse fashion pictures synth diff deploy destroy test test-all test-fast check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo rehearse fashion pictures synth diff deploy images destroy test test-all test-fast check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -69,6 +69,9 @@ pictures: synth ## redraw docs/images: the architecture, and the report of RUN (
 ##@ Deploy it
 synth: venv-laptop node ## write the templates to cdk.out; needs no account and no network
 	@$(CDK) synth --quiet $(ARGS)
+
+images: venv-laptop ## build both images, try them out, push them to the deployed repositories
+	@TORCH_INDEX="$${TORCH_INDEX:-$$(cat .venv/torch-index 2>/dev/null)}" $(PYTHON) -m containers.publish $(ARGS)
 
 diff: venv-laptop node ## what `make deploy` would change
 	@$(CDK) diff $(ARGS)

@@ -94,9 +94,11 @@ case $1 in
         ;;
     project)
         "$VENV/bin/python" -m pip check
-        mkdir -p /opt/train/containers
-        cp -R "$SOURCE/contract" "$SOURCE/training" /opt/train/
-        cp "$SOURCE"/containers/*.py /opt/train/containers/
+        mkdir -p /opt/train
+        cp -R "$SOURCE/contract" "$SOURCE/training" "$SOURCE/containers" /opt/train/
+        # What only builds the image.
+        rm -f /opt/train/containers/Dockerfile /opt/train/containers/install.sh \
+            /opt/train/containers/requirements*.txt
         # Fails here and not on a host that somebody pays for.
         modules='containers.node, training.launch, training.runtime.driver, training.recipes.ddp.loop'
         cd / && "$VENV/bin/python" -c "import $modules, ray.train.torch, pyarrow.fs, s3fs"

@@ -1,14 +1,16 @@
 """Build the images of head and worker, try them out, push them: ``python -m containers.publish``.
 
-What the CI pipeline runs, and what a laptop or the rehearsal runs: the same builds, the same tags,
-any registry. Standard library only, so that a CI machine needs nothing installed but Docker.
+    python -m containers.publish                          # to the repositories of CoreStack
+    python -m containers.publish --head URI --worker URI  # to a registry docker is logged in to
 
-    python -m containers.publish --head REPOSITORY_URI --worker REPOSITORY_URI
-
-The tag is the commit, and a tag is never pushed twice: what runs can always be traced to a source.
+The tag is the hash of what goes into the images, as the stacks compute it too, so nobody copies a
+tag, and what is pushed already is neither built nor pushed again. With --head and --worker only the
+standard library and Docker are needed: CI runs it that way.
 """
 
 import argparse
+import base64
+import contextlib
 import json
 import os
 import re
@@ -19,22 +21,34 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from contract import exits, nodes
+from contract import exits, nodes, outputs
 from contract.errors import InputError
+from contract.images import SOURCES, content_tag
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 DOCKERFILE: Final = "containers/Dockerfile"
-#: Two steps over scikit-learn's digits, which every image holds.
-TWO_STEPS: Final = (
-    *("ddp", "--local", "--workers", "1", "--run", "try-out", "--json"),
-    *("--preset", "digits", "--epochs", "1", "--batch-per-worker", "700"),
-)
+#: Two steps of each recipe over data that every image holds.
+TWO_STEPS: Final = {
+    "ddp": ("--preset", "digits", "--epochs", "1", "--batch-per-worker", "700"),
+    "fsdp": ("--preset", "tiny", "--max-steps", "2"),
+}
+#: What the hosts have, whatever the machine is that builds.
+PLATFORM: Final = "linux/amd64"
 _STDERR: Final = 2  # the file descriptor: stdout is for the result
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 
 class PublishError(RuntimeError):
     """A build, a try-out or a push failed; what the tool printed is above."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Login:
+    """How to log in to a registry."""
+
+    registry: str
+    user: str
+    password: str = field(repr=False)
 
 
 class Docker(Protocol):
@@ -63,18 +77,40 @@ class DockerCommand:
         Raises:
             PublishError: it failed, or there is no such command.
         """
+        return self._run(arguments, stdout=subprocess.PIPE if capture else _STDERR)
+
+    def log_in(self, registry: str, *, user: str, password: str) -> None:
+        """Log in to a registry. Raises PublishError."""
+        command = ("login", "--username", user, "--password-stdin", registry)
+        self._run(command, stdout=subprocess.DEVNULL, given=password)
+
+    def has(self, image: str) -> bool:
+        """Whether the registry has an image. Raises PublishError when there is no Docker."""
+        command = [self.client, "manifest", "inspect", image]
+        try:
+            done = subprocess.run(
+                command, env=self.environment, capture_output=True, stdin=subprocess.DEVNULL
+            )
+        except OSError:
+            raise self._missing() from None
+        return done.returncode == 0
+
+    def _missing(self) -> PublishError:
+        return PublishError(f"there is no command {self.client!r}: install Docker")
+
+    def _run(self, arguments: Sequence[str], *, stdout: int, given: str = "") -> str:
         try:
             done = subprocess.run(
                 [self.client, *arguments],
                 cwd=ROOT,
                 env=self.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE if capture else _STDERR,
+                input=given,
+                stdout=stdout,
                 text=True,
                 check=False,
             )
         except OSError:
-            raise PublishError(f"there is no command {self.client!r}: install Docker") from None
+            raise self._missing() from None
         if done.returncode:
             raise PublishError(f"docker {arguments[0]} failed with exit code {done.returncode}")
         return done.stdout or ""
@@ -87,12 +123,14 @@ def build(
     git_sha: str,
     build_arguments: Sequence[str] = (),
     options: Sequence[str] = (),
+    platform: str = "",
 ) -> None:
     """Build ``targets`` (``head``, ``worker``), each under the name given.
 
     Args:
         build_arguments: as ``NAME=VALUE``, those of the Dockerfile.
         options: more options of ``docker build``, such as where its cache is.
+        platform: such as ``linux/amd64``; empty: this machine's.
     """
     given = [*build_arguments, f"VERSION={version()}", f"GIT_SHA={git_sha}"]
     # An action of a CI pipeline that keeps the cache elsewhere needs the command of buildx.
@@ -104,6 +142,7 @@ def build(
             *[part for each in given for part in ("--build-arg", each)],
             *[part for each in _versions() for part in ("--label", each)],
             *options,
+            *(["--platform", platform] if platform else []),
             ".",
         )
 
@@ -115,23 +154,24 @@ def _versions() -> list[str]:
     return [f"ecs-train.{name}={number}" for name, number in found]
 
 
-def try_out(docker: Docker, image: str) -> dict[str, object]:
-    """Train two steps inside an image, without a network, as an ordinary user, on a file system
-    that cannot be written; return the result of that run.
+def try_out(docker: Docker, image: str) -> None:
+    """Train two steps of each recipe inside an image, without a network, as an ordinary user, on a
+    file system that cannot be written.
 
     Raises:
-        PublishError: the training failed, or was no training.
+        PublishError: a training failed, or was no training.
     """
-    printed = docker.run(
-        *("run", "--rm", "--network", "none", "--shm-size", "1g"),
-        *("--read-only", "--tmpfs", "/tmp:size=2g,mode=1777", "--entrypoint", "python"),
-        *(image, "-m", "training.launch", *TWO_STEPS),
-        capture=True,
-    )
-    result: dict[str, object] = json.loads(printed)
-    if result["steps"] != 2 or result["status"] != "succeeded":
-        raise PublishError(f"{image}: two steps of training ended as {result}")
-    return result
+    for recipe, settings in TWO_STEPS.items():
+        printed = docker.run(
+            *("run", "--rm", "--network", "none", "--shm-size", "1g"),
+            *("--read-only", "--tmpfs", "/tmp:size=2g,mode=1777", "--entrypoint", "python"),
+            *(image, "-m", "training.launch", recipe, "--local", "--workers", "1"),
+            *("--run", f"try-{recipe}", "--json", *settings),
+            capture=True,
+        )
+        result = json.loads(printed)
+        if result["steps"] != 2 or result["status"] != "succeeded":
+            raise PublishError(f"{image}: two steps of {recipe} ended as {result}")
 
 
 def push(docker: Docker, image: str) -> str:
@@ -156,73 +196,89 @@ def version() -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out.
-
-    Raises:
-        InputError: there is none, or files differ from it.
-    """
+    """The commit that is checked out, for the images' labels; ``…-dirty`` where sources of the
+    images differ from it, ``unknown`` where there is none."""
 
     def git(*arguments: str) -> str:
-        try:
-            done = subprocess.run(
-                ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise InputError(
-                f"no commit to name the images after ({error}): give a name with --tag"
-            ) from None
-        return done.stdout.strip()
+        return subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
-    sha = git("rev-parse", "HEAD")
-    sources = ("contract", "training", "containers", "requirements.lock")
-    if changed := git("status", "--porcelain", "--", *sources):
-        raise InputError(
-            "the images would hold changes that no commit has, and a tag must name what is in it: "
-            f"commit them, or give a name with --tag\n{changed}"
-        )
-    return sha
+    try:
+        sha = git("rev-parse", "HEAD")
+        return f"{sha}-dirty" if git("status", "--porcelain", "--", *SOURCES) else sha
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
-def write_tag(path: Path, tag: str) -> None:
-    """Set ``image_tag`` in a ``cdk.json``, where the next deploy reads it, and change nothing else.
+def repositories_of_the_stack() -> tuple[dict[str, str], Login]:
+    """The repositories of the deployed CoreStack by node, and how to log in to their registry.
 
     Raises:
-        InputError: the file has no such setting.
+        InputError: boto3 is not installed, or CoreStack is not deployed in the account and region
+            in use.
+        PublishError: AWS does not answer.
     """
-    text = path.read_text(encoding="utf-8")
-    changed, count = re.subn(r'("image_tag":\s*")[^"]*(")', rf"\g<1>{tag}\g<2>", text)
-    if count != 1:
-        raise InputError(f"{path} has no setting image_tag: is it this project's cdk.json?")
-    temporary = path.with_suffix(".part")
-    temporary.write_text(changed, encoding="utf-8")
-    temporary.replace(path)
+    try:
+        import boto3
+        from botocore.exceptions import BotoCoreError, ClientError
+    except ImportError:
+        raise InputError(
+            "to find the repositories, boto3 is needed (pip install -r requirements.txt); or name "
+            "them with --head and --worker"
+        ) from None
+    session = boto3.Session(region_name=os.environ.get("AWS_REGION"))
+    if not session.region_name:
+        raise InputError("no region is set: set AWS_REGION, or give --head and --worker")
+    where = {nodes.HEAD: outputs.HEAD_REPOSITORY, nodes.WORKER: outputs.WORKER_REPOSITORY}
+    try:
+        stack = session.client("cloudformation").describe_stacks(StackName=outputs.CORE_STACK)
+        found = {each["OutputKey"]: each["OutputValue"] for each in stack["Stacks"][0]["Outputs"]}
+        data = session.client("ecr").get_authorization_token()["authorizationData"][0]
+    except ClientError as error:
+        if "does not exist" not in str(error):
+            raise PublishError(f"AWS refuses: {error}") from None
+        raise InputError(
+            f"{outputs.CORE_STACK} is not deployed in {session.region_name}: make deploy first, or "
+            "name the repositories with --head and --worker"
+        ) from None
+    except BotoCoreError as error:
+        raise PublishError(f"AWS does not answer: {error}") from None
+    user, _, password = base64.b64decode(data["authorizationToken"]).decode().partition(":")
+    repositories = {node: found[output] for node, output in where.items()}
+    registry = repositories[nodes.HEAD].partition("/")[0]
+    return repositories, Login(registry=registry, user=user, password=password)
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m containers.publish",
         description="Build the images of head and worker, train two steps inside each, and push "
-        "them. The repositories are outputs of CoreStack.",
-        epilog="TORCH_INDEX in the environment says where the CPU build of torch comes from: the "
-        "page 'Start Locally' of PyTorch shows the address. Log in to the registry first: aws ecr "
-        "get-login-password | docker login ... Exit codes: 0 pushed, 1 something failed, 2 wrong "
-        "input.",
+        "them. Images that the repositories have already are left alone.",
+        epilog="TORCH_INDEX in the environment is the address of the index with the CPU build of "
+        "torch: the page 'Start Locally' of PyTorch shows it. Exit codes: 0 pushed or there "
+        "already, 1 something failed, 2 wrong input.",
     )
-    parser.add_argument("--head", metavar="URI", help="repository of the head's image")
-    parser.add_argument("--worker", metavar="URI", help="repository of the workers' image")
-    parser.add_argument("--tag", help="instead of the commit that is checked out")
+    parser.add_argument(
+        "--head",
+        metavar="URI",
+        help="repository of the head's image, in a registry that docker is logged in to "
+        "[that of the deployed CoreStack]",
+    )
+    parser.add_argument("--worker", metavar="URI", help="the same, of the workers' image")
+    parser.add_argument("--tag", help="instead of the hash of what goes into the images")
     parser.add_argument(
         "--worker-torch",
         choices=("cuda", "cpu"),
         default="cuda",
-        help="build of torch in the workers' image [%(default)s]",
+        help="build of torch in the workers' image [%(default)s]; cpu needs --tag",
     )
     parser.add_argument(
         "--build-arg",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="another argument of the Dockerfile, such as BASE_IMAGE; may be repeated",
+        help="another argument of the Dockerfile, such as BASE_IMAGE; may be repeated, needs --tag",
     )
     parser.add_argument(
         "--build-option",
@@ -235,50 +291,84 @@ def build_parser() -> argparse.ArgumentParser:
         "--no-build", action="store_true", help="push what an earlier call has built and tried out"
     )
     parser.add_argument("--no-push", action="store_true", help="build and try out, push nothing")
-    parser.add_argument(
-        "--write-tag", metavar="FILE", type=Path, help="then set image_tag in this cdk.json"
-    )
+    parser.add_argument("--print-tag", action="store_true", help="print the tag, and do no more")
     return parser
 
 
 def publish(options: argparse.Namespace) -> dict[str, str | dict[str, str]]:
-    """What the command does; return what it prints: ``tag``, and for each target its ``image`` and,
+    """What the command does; return what it prints: ``tag``, and for each node its ``image`` and,
     once pushed, ``digest``."""
-    repositories = {nodes.HEAD: options.head, nodes.WORKER: options.worker}
-    if not options.no_push and not all(repositories.values()):
-        raise InputError("--head and --worker are needed to push; --no-push only builds")
-    sha = "unknown" if options.tag else commit()
-    tag = options.tag or sha
-    if not _TAG.fullmatch(tag):
-        raise InputError(f"tag {tag!r} is not usable: letters, digits, '.', '_' and '-', up to 128")
+    tag = _tag(options)
     docker = DockerCommand()
+    repositories = {nodes.HEAD: options.head, nodes.WORKER: options.worker}
+    login = None
+    if any(repositories.values()) and not all(repositories.values()):
+        raise InputError("give both --head and --worker, or neither")
+    if not all(repositories.values()) and not options.no_push:
+        repositories, login = repositories_of_the_stack()
+        docker.log_in(login.registry, user=login.user, password=login.password)
+    try:
+        return _publish(docker, options, repositories, tag)
+    finally:
+        if login:
+            with contextlib.suppress(PublishError):
+                docker.run("logout", login.registry, capture=True)
+
+
+def _tag(options: argparse.Namespace) -> str:
+    if options.tag:
+        if not _TAG.fullmatch(options.tag):
+            raise InputError(
+                f"tag {options.tag!r} is not usable: letters, digits, '.', '_' and '-', up to 128"
+            )
+        return str(options.tag)
+    if options.worker_torch != "cuda" or options.build_arg:
+        raise InputError(
+            "the tag that the stacks compute is that of the standard build: name this one with "
+            "--tag NAME, and deploy it with -c image_tag=NAME"
+        )
+    return content_tag(ROOT)
+
+
+def _publish(
+    docker: DockerCommand,
+    options: argparse.Namespace,
+    repositories: Mapping[str, str | None],
+    tag: str,
+) -> dict[str, str | dict[str, str]]:
     images = {node: f"{uri or f'ecs-train-{node}'}:{tag}" for node, uri in repositories.items()}
-    arguments = [f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
-    if index := os.environ.get("TORCH_INDEX"):
-        arguments.insert(0, f"TORCH_CPU_INDEX={index}")
     done = {node: {"image": image} for node, image in images.items()}
-    if not options.no_build:
+    there = set() if options.no_push else {node for node in images if docker.has(images[node])}
+    for node in sorted(there):
+        print(f"publish: {images[node]} is there already", file=sys.stderr)
+    missing = {node: image for node, image in images.items() if node not in there}
+    if missing and not options.no_build:
+        arguments = [f"WORKER_TORCH={options.worker_torch}", *options.build_arg]
+        if index := os.environ.get("TORCH_INDEX"):
+            arguments.insert(0, f"TORCH_CPU_INDEX={index}")
         build(
             docker,
-            targets=images,
-            git_sha=sha,
+            targets=missing,
+            git_sha=commit(),
             build_arguments=arguments,
             options=options.build_option,
+            platform=PLATFORM,
         )
-        for image in images.values():
+        for image in missing.values():
             try_out(docker, image)
-            print(f"publish: {image}: two steps of training succeeded", file=sys.stderr)
+            print(f"publish: {image}: two steps of each recipe succeeded", file=sys.stderr)
     if not options.no_push:
-        for node, image in images.items():
+        for node, image in missing.items():
             done[node]["digest"] = push(docker, image)
-    if options.write_tag:
-        write_tag(options.write_tag, tag)
     return {"tag": tag, **done}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(argv)
     try:
+        if options.print_tag:
+            print(_tag(options))
+            return exits.OK
         print(json.dumps(publish(options), indent=1))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

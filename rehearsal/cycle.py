@@ -19,6 +19,7 @@ from typing import Final, Self, TypedDict
 
 from containers import publish
 from contract import outputs as stack_outputs
+from contract.images import content_tag
 from contract.nodes import HEAD, WORKER
 from rehearsal import commands, images, local_aws, processes, registry
 from rehearsal.cdk import Cdk
@@ -167,7 +168,7 @@ class Rehearsal:
                 ),
             )
             self._remember({"endpoint": aws.endpoint, "registry": store})
-        tag = images.tag()
+        tag = content_tag(ROOT)
         docker = self.docker()
         with steps.step("build the images of head and worker"):
             built = images.build(self.engine, docker, image_tag=tag, say=steps.say)
@@ -358,7 +359,7 @@ def build_images() -> dict[str, str]:
         return images.build(
             rehearsal.engine,
             rehearsal.docker(),
-            image_tag=images.tag(),
+            image_tag=content_tag(ROOT),
             say=lambda text: print(text, file=sys.stderr),
         )
 

@@ -28,7 +28,6 @@ DEBIAN_IMAGE: Final = "ecs-train-base"
 DEBIAN_PYTHON: Final = "3.11"
 WHEELS_IMAGE: Final = "ecs-train-wheels"
 REVISION_LABEL: Final = "org.opencontainers.image.revision"
-SOURCES: Final = ("contract", "training", "containers", "requirements.lock")
 
 
 class ImageError(RuntimeError):
@@ -55,17 +54,6 @@ class QuietDocker:
         except CommandError as error:
             raise publish.PublishError(str(error)) from None
         return output if capture else ""
-
-
-def tag() -> str:
-    """A name for what the images hold: the same sources have the same tag."""
-    content = hashlib.sha256()
-    for source in SOURCES:
-        path = ROOT / source
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file() and "__pycache__" not in file.parts:
-                content.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes())
-    return f"content-{content.hexdigest()[:12]}"
 
 
 def build(

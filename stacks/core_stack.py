@@ -23,7 +23,6 @@ from stacks.log_groups import log_group
 from stacks.settings import Settings
 
 GITHUB_TOKENS = "token.actions.githubusercontent.com"
-IMAGES_TO_KEEP = 20
 # Records of a run are small and stay where they are; checkpoints and models are what costs.
 LARGE_FILE_BYTES = 1024 * 1024
 
@@ -200,7 +199,8 @@ class CoreStack(cdk.Stack):
         repository = ecr.Repository(
             self,
             f"{node.capitalize()}Repository",
-            # A tag never changes what it means: the git SHA in a task definition is what runs.
+            # A tag never changes its meaning. Tagged images do not expire: ECR does not know which
+            # of them is deployed, and a change of sources adds only a few MB.
             image_tag_mutability=ecr.TagMutability.IMMUTABLE,
             image_scan_on_push=True,
             removal_policy=RemovalPolicy.DESTROY,
@@ -211,11 +211,6 @@ class CoreStack(cdk.Stack):
                     description="Layers of failed pushes",
                     tag_status=ecr.TagStatus.UNTAGGED,
                     max_image_age=Duration.days(7),
-                ),
-                ecr.LifecycleRule(
-                    rule_priority=2,
-                    description=f"The newest {IMAGES_TO_KEEP} images",
-                    max_image_count=IMAGES_TO_KEEP,
                 ),
             ],
         )
@@ -233,7 +228,15 @@ class CoreStack(cdk.Stack):
                 client_ids=["sts.amazonaws.com"],
                 removal_policy=RemovalPolicy.DESTROY,
             ).oidc_provider_arn
-        subject = f"repo:{settings.github_repository}:ref:refs/heads/{settings.github_branch}"
+        owner, _, name = settings.github_repository.partition("/")
+        # Repositories made or renamed since July 2026 have ids in their subject. None of the names
+        # can hold "@", "/" or ":", so a wildcard stands for an id and nothing else.
+        subjects = [
+            f"repo:{repository}:ref:refs/heads/{settings.github_branch}"
+            for repository in dict.fromkeys(
+                (f"{owner}/{name}", f"{_with_id(owner)}/{_with_id(name)}")
+            )
+        ]
         role = iam.Role(
             self,
             "ImagePushRole",
@@ -241,16 +244,19 @@ class CoreStack(cdk.Stack):
             assumed_by=iam.WebIdentityPrincipal(
                 arn,
                 {
-                    "StringEquals": {
-                        f"{GITHUB_TOKENS}:aud": "sts.amazonaws.com",
-                        f"{GITHUB_TOKENS}:sub": subject,
-                    }
+                    "StringEquals": {f"{GITHUB_TOKENS}:aud": "sts.amazonaws.com"},
+                    "StringLike": {f"{GITHUB_TOKENS}:sub": subjects},
                 },
             ),
             max_session_duration=Duration.hours(1),
         )
         rights.of_image_push(role, repositories=[*self.repositories.values()]).grant(role)
         return role
+
+
+def _with_id(name: str) -> str:
+    """The name of an owner or repository with GitHub's id of it; a wildcard where it has none."""
+    return name if "@" in name else f"{name}@*"
 
 
 def _pin(construct: Construct, logical_id: str) -> None:

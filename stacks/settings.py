@@ -10,11 +10,14 @@ import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from contract.errors import InputError
+from contract.images import content_tag
 from contract.instance_types import InstanceType, instance_type
 
+ROOT: Final = Path(__file__).parents[1]
 PRESETS_KEY: Final = "presets"
 
 # What CloudWatch Logs accepts as a retention, in days.
@@ -28,7 +31,8 @@ PRIVATE_NETWORKS: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,38}/[A-Za-z0-9._-]{1,100}")
+# With GitHub's ids of owner and repository, or without.
+_REPOSITORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,38}(@\d+)?/[A-Za-z0-9._-]{1,100}(@\d+)?")
 _BRANCH = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,99}")
 _PROVIDER_ARN = re.compile(
     r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com"
@@ -70,7 +74,8 @@ class Settings:
     """Root volume of each host in GiB; 0: as large as the host's images need."""
 
     image_tag: str
-    """Tag of both images in the two repositories."""
+    """Tag of both images in the two repositories; ``load`` puts the hash of what goes into them in
+    the place of an empty one."""
     namespace: str
     """Private DNS domain; the head is ``head.<namespace>``."""
     vpc_cidr: str
@@ -114,7 +119,9 @@ class Settings:
                 f"a zone of the region in use, {self.region}, such as {self.region}a",
             )
         self._check_machines()
-        _matches("image_tag", self.image_tag, _TAG, "an image tag, such as a git SHA", empty=False)
+        _matches(
+            "image_tag", self.image_tag, _TAG, "an image tag, such as v1, or empty", empty=False
+        )
         _matches(
             "namespace",
             self.namespace,
@@ -277,6 +284,7 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
         assert isinstance(kind, type)  # the annotations above are plain types
         values[name] = _parse(name, given[name], kind)
     _check_kind(preset, presets, values)
+    values["image_tag"] = values["image_tag"] or content_tag(ROOT)
     settings = Settings(**values)
     if settings.availability_zone and region and not settings.region:
         dataclasses.replace(settings, region=region)  # raises where the zone is another region's

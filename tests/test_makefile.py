@@ -53,7 +53,7 @@ def test_make_alone_lists_targets_and_variables() -> None:
         "clean",
     ]:
         assert f"\n  make {target} " in listing.stdout
-    for target in ["synth", "diff", "deploy", "destroy", "audit", "clean"]:
+    for target in ["synth", "diff", "deploy", "images", "destroy", "audit", "clean"]:
         assert f"\n  make {target} " in listing.stdout
     for variable in ["WORKERS", "TORCH_INDEX", "PYTHON_BIN", "FASHION"]:
         assert f"\n  {variable} " in listing.stdout

@@ -1,9 +1,10 @@
-"""Publishing names images after what is in them, and refuses what could not be traced."""
+"""Publishing names images after what is in them, and builds nothing that is there already."""
 
 import json
 import os
 import re
 import subprocess
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,8 +12,7 @@ import pytest
 
 from containers import publish
 from containers.publish import DockerCommand, PublishError
-from contract.errors import InputError
-from tests.conftest import ROOT
+from contract.images import content_tag
 
 
 class Recorder(DockerCommand):
@@ -45,34 +45,36 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_the_tag_is_the_commit(repository: Path) -> None:
-    sha = subprocess.run(
+def head(repository: Path) -> str:
+    return subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=repository, capture_output=True, text=True, check=True
     ).stdout.strip()
-    assert publish.commit() == sha
 
 
-def test_changes_that_no_commit_has_are_refused_by_name(repository: Path) -> None:
+def test_the_label_of_the_images_is_the_commit_or_says_that_it_is_not(repository: Path) -> None:
+    assert publish.commit() == head(repository)
+    (repository / "other.md").write_text("not in the images")
+    assert publish.commit() == head(repository)
     (repository / "training" / "file.py").write_text("x = 2\n")
-    with pytest.raises(InputError, match=r"(?s)a tag must name what is in it.*training/file\.py"):
-        publish.commit()
+    assert publish.commit() == f"{head(repository)}-dirty"
 
 
-def test_without_a_repository_a_tag_must_be_given(
+def test_without_a_repository_of_git_the_images_are_built_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(publish, "ROOT", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    with pytest.raises(InputError, match="give a name with --tag"):
-        publish.commit()
+    assert publish.commit() == "unknown"
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--tag", "t"], "--head and --worker are needed to push"),
+        (["--tag", "t", "--head", "h"], "give both --head and --worker, or neither"),
         (["--tag", "a b", "--no-push"], "tag 'a b' is not usable"),
         (["--tag", "x" * 129, "--no-push"], "is not usable"),
+        (["--worker-torch", "cpu", "--no-push"], "name this one with --tag NAME"),
+        (["--build-arg", "BASE_IMAGE=x", "--no-push"], "deploy it with -c image_tag=NAME"),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_built(
@@ -124,7 +126,7 @@ def test_an_image_that_does_not_train_is_not_published(
     result: dict[str, Any], docker: Recorder
 ) -> None:
     Recorder.answers = {"run": json.dumps(result)}
-    with pytest.raises(PublishError, match="two steps of training ended as"):
+    with pytest.raises(PublishError, match="two steps of ddp ended as"):
         publish.try_out(docker, "w:1")
 
 
@@ -137,16 +139,106 @@ def test_the_digest_is_that_of_the_repository_pushed_to(docker: Recorder) -> Non
         publish.push(docker, "here/w:tag")
 
 
-def test_the_tag_is_written_where_the_next_deploy_reads_it(tmp_path: Path) -> None:
-    settings = tmp_path / "cdk.json"
-    before = (ROOT / "cdk.json").read_text()
-    settings.write_text(before)
-    publish.write_tag(settings, "0123abcd")
-    changed = json.loads(settings.read_text())
-    assert changed["context"]["image_tag"] == "0123abcd"
-    changed["context"]["image_tag"] = json.loads(before)["context"]["image_tag"]
-    assert changed == json.loads(before)
-    assert len(settings.read_text().splitlines()) == len(before.splitlines())
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(InputError, match="no setting image_tag"):
-        publish.write_tag(tmp_path / "other.json", "t")
+class Registry(Recorder):
+    """One that has some images already, and takes others."""
+
+    images: ClassVar[set[str]] = set()
+
+    def has(self, image: str) -> bool:
+        return image in self.images
+
+    def log_in(self, registry: str, *, user: str, password: str) -> None:
+        self.calls.append(("login", registry, user, password))
+
+    def run(self, *arguments: str, capture: bool = False) -> str:
+        super().run(*arguments, capture=capture)
+        match arguments[0]:
+            case "run":
+                return json.dumps({"steps": 2, "status": "succeeded"})
+            case "image":
+                return json.dumps([f"{arguments[-1].rpartition(':')[0]}@sha256:1"])
+        return ""
+
+
+@pytest.fixture
+def pushed(monkeypatch: pytest.MonkeyPatch, repository: Path) -> Callable[..., dict[str, Any]]:
+    """``pushed(*arguments)``: what the command prints, with a registry that has ``images``."""
+
+    def run(*arguments: str, images: Sequence[str] = ()) -> dict[str, Any]:
+        Recorder.calls, Recorder.answers = [], {}
+        Registry.images = {*images}
+        done: dict[str, Any] = publish.publish(publish.build_parser().parse_args(arguments))
+        return done
+
+    for folder in ("containers", "training"):
+        (repository / folder).mkdir(exist_ok=True)
+    (repository / "containers" / "requirements.txt").write_text("ray==1.2.3\n")
+    (repository / "training" / "__init__.py").write_text('__version__ = "1"\n')
+    monkeypatch.setattr(publish, "DockerCommand", Registry)
+    return run
+
+
+def test_the_tag_is_that_of_the_content_and_what_is_there_is_not_built_again(
+    pushed: Callable[..., dict[str, Any]], repository: Path
+) -> None:
+    tag = content_tag(repository)
+    done = pushed("--head", "r/h", "--worker", "r/w", images=[f"r/h:{tag}"])
+    assert done == {
+        "tag": tag,
+        "head": {"image": f"r/h:{tag}"},
+        "worker": {"image": f"r/w:{tag}", "digest": "sha256:1"},
+    }
+    said = [" ".join(call) for call in Recorder.calls]
+    assert [call for call in said if f"r/h:{tag}" in call] == []
+    built, ddp, fsdp, push, _ = said
+    assert "--platform linux/amd64" in built
+    assert "launch ddp" in ddp
+    assert "launch fsdp" in fsdp
+    assert push == f"push r/w:{tag}"
+    assert pushed("--head", "r/h", "--worker", "r/w", images=[f"r/h:{tag}", f"r/w:{tag}"])
+    assert Recorder.calls == []
+
+
+def test_what_another_job_has_built_is_pushed_without_being_run(
+    pushed: Callable[..., dict[str, Any]],
+) -> None:
+    pushed("--head", "r/h", "--worker", "r/w", "--tag", "t", "--no-build")
+    assert {call[0] for call in Recorder.calls} == {"push", "image"}
+
+
+def test_the_repositories_are_those_of_the_stack_and_the_login_ends(
+    pushed: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = publish.Login(registry="1.dkr.ecr.eu-west-1.amazonaws.com", user="AWS", password="p")
+    repositories = {"head": f"{login.registry}/h", "worker": f"{login.registry}/w"}
+    monkeypatch.setattr(publish, "repositories_of_the_stack", lambda: (repositories, login))
+    done = pushed("--tag", "t")
+    assert done["head"]["image"] == f"{login.registry}/h:t"
+    assert Recorder.calls[0] == ("login", login.registry, "AWS", "p")
+    assert Recorder.calls[-1] == ("logout", login.registry)
+    assert "p" not in repr(login).replace("password", "").split("'")
+
+
+@pytest.mark.parametrize(
+    ("region", "message", "code"),
+    [("", "set AWS_REGION", 2), ("eu-west-1", "AWS does not answer", 1)],
+)
+def test_where_there_is_no_deployment_one_sentence_says_so(
+    region: str,
+    message: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_REGION", region)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    assert publish.main([]) == code
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""

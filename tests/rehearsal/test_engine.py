@@ -147,21 +147,6 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
     assert built == ["a", "b", "b"]
 
 
-def test_the_tag_names_what_the_images_hold(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("training", "containers"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "requirements.lock").write_text("a==1\n")
-    monkeypatch.setattr(images, "ROOT", tmp_path)
-    empty = images.tag()
-    (tmp_path / "training" / "x.py").write_text("1")
-    (tmp_path / "training" / "__pycache__").mkdir()
-    filled = images.tag()
-    (tmp_path / "training" / "__pycache__" / "x.pyc").write_text("1")
-    assert images.tag() == filled != empty
-
-
 def test_a_registry_that_ends_at_once_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -144,7 +144,10 @@ def test_repositories_are_immutable_scanned_and_go_with_the_stack(synth: Synth) 
         assert properties["EmptyOnDelete"] is True
         policy = properties["LifecyclePolicy"]["LifecyclePolicyText"]
         assert '"countNumber":7,"countUnit":"days"' in policy
-        assert '"countType":"imageCountMoreThan","countNumber":20' in policy
+        # The image that is deployed may be the oldest one.
+        assert "imageCountMoreThan" not in policy
+        assert '"tagStatus":"untagged"' in policy
+        assert policy.count("rulePriority") == 1
 
 
 def test_the_namespace_is_private_to_the_vpc(synth: Synth) -> None:
@@ -170,10 +173,13 @@ def test_one_branch_of_one_repository_may_push_to_the_two_repositories(synth: Sy
     (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
     assert trust["Action"] == "sts:AssumeRoleWithWebIdentity"
     assert trust["Condition"] == {
-        "StringEquals": {
-            "token.actions.githubusercontent.com:aud": "sts.amazonaws.com",
-            "token.actions.githubusercontent.com:sub": "repo:acme/train:ref:refs/heads/release",
-        }
+        "StringEquals": {"token.actions.githubusercontent.com:aud": "sts.amazonaws.com"},
+        "StringLike": {
+            "token.actions.githubusercontent.com:sub": [
+                "repo:acme/train:ref:refs/heads/release",
+                "repo:acme@*/train@*:ref:refs/heads/release",
+            ]
+        },
     }
     (policy,) = [
         policy["PolicyDocument"]
@@ -186,6 +192,17 @@ def test_one_branch_of_one_repository_may_push_to_the_two_repositories(synth: Sy
     assert not [each for each in allowed["Push"]["Action"] if "Delete" in each]
     assert allowed["Login"]["Action"] == ["ecr:GetAuthorizationToken"]
     assert templates.core["Outputs"]["ImagePushRoleArn"]["Value"] == {"Fn::GetAtt": [name, "Arn"]}
+
+
+def test_a_repository_with_its_ids_is_trusted_and_no_other_of_its_name(synth: Synth) -> None:
+    roles = synth(github_repository="acme@12/train@345").of_type("AWS::IAM::Role")
+    (role,) = [role for name, role in roles.items() if "ImagePush" in name]
+    (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
+    (subject,) = trust["Condition"]["StringLike"].values()
+    assert subject in (
+        "repo:acme@12/train@345:ref:refs/heads/main",
+        ["repo:acme@12/train@345:ref:refs/heads/main"],
+    )
 
 
 def test_an_accounts_own_provider_is_used_as_it_is(synth: Synth) -> None:

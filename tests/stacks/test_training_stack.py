@@ -10,8 +10,10 @@ import pytest
 
 from contract import nodes
 from contract import outputs as stack_outputs
+from contract.images import content_tag
 from contract.instance_types import instance_type
 from contract.job import ORDER_VERSION
+from tests.conftest import ROOT
 from tests.stacks.conftest import PRESETS, Synth, Templates, text
 
 
@@ -397,7 +399,7 @@ def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
         "worker_instance_type": "g5.12xlarge",
         "max_workers": 1,
         "spot": False,
-        "image_tag": "initial",
+        "image_tag": content_tag(ROOT),
         "order": ORDER_VERSION,
     }
 

@@ -35,7 +35,7 @@ def test_doctor_finds_nothing_where_all_is_well(
 @pytest.mark.parametrize(
     ("operation", "code", "what", "fix"),
     [
-        ("describe_images", "ImageNotFoundException", "image of the worker", "containers.publish"),
+        ("describe_images", "ImageNotFoundException", "image of the worker", "make images"),
         ("get_parameter", "ParameterNotFound", "image of GPU hosts", "another region"),
         ("get_role", "NoSuchEntity", "role AWSServiceRoleForECS", "create-service-linked-role"),
     ],

@@ -146,8 +146,8 @@ def _image(deployment: Deployment, node: str, *, what: str) -> Check:
         what=what,
         state="bad",
         found=f"{name} has no image with the tag {tag!r}",
-        fix=f"python -m containers.publish --{node} {address} (docs/operations.md, Images), "
-        "or deploy an existing tag (-c image_tag=...)",
+        fix="make images, with the sources that are deployed; or deploy an existing tag "
+        "(-c image_tag=...)",
     )
 
 

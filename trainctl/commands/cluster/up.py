@@ -188,7 +188,7 @@ def _check_for_faults(
             tag = deployment.shape.image_tag
             raise CliError(
                 f"the image of the {task.node} cannot be pulled: {task.stopped_reason}\nIs there "
-                f"one with the tag {tag!r}? Build and push it (python -m containers.publish; "
+                f"one with the tag {tag!r}? Build and push it (make images; "
                 f"docs/operations.md, Images), or deploy an existing tag (-c image_tag=...). "
                 f"{after}"
             )

@@ -1,0 +1,28 @@
+"""The tag of the images: a hash of what goes into them.
+
+Whoever builds the images and whoever deploys the stacks compute it from the same files, so the tag
+of an image need not be written down anywhere.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+#: Folders and files of the project that the images are built from; CI builds when one changes.
+SOURCES: Final = ("contract", "training", "containers", "requirements.lock")
+#: Of those, what `containers/Dockerfile.dockerignore` keeps out of the build.
+_LEFT_OUT: Final = ("containers/Dockerfile.dockerignore", "containers/publish.py")
+
+
+def content_tag(root: Path) -> str:
+    """The tag of images that are built from the project in ``root`` as it is on disk."""
+    content = hashlib.sha256()
+    for source in SOURCES:
+        path = root / source
+        files = path.rglob("*") if path.is_dir() else [path]
+        names = {file.relative_to(root).as_posix() for file in files if file.is_file()}
+        for name in sorted(names):
+            if "__pycache__" not in name.split("/") and name not in _LEFT_OUT:
+                body = (root / name).read_bytes()
+                content.update(f"{name}\0{len(body)}\0".encode() + body)
+    return f"content-{content.hexdigest()[:12]}"

@@ -1,0 +1,67 @@
+"""The tag of the images changes with every file that they hold, and with nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from contract.images import SOURCES, content_tag
+from tests.conftest import ROOT
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in ("contract", "training", "containers"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.py").write_text("x = 1\n")
+    (tmp_path / "requirements.lock").write_text("torch==2\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("contract/a.py", "training/a.py", "containers/a.py", "requirements.lock"),
+        *("training/new.py", "containers/program/new.py", "containers/Dockerfile"),
+    ],
+)
+def test_a_change_of_what_the_images_hold_changes_the_tag(project: Path, name: str) -> None:
+    before = content_tag(project)
+    (project / name).parent.mkdir(exist_ok=True)
+    (project / name).write_text("x = 2\n")
+    assert content_tag(project) != before
+
+
+def test_a_renamed_file_and_a_moved_line_change_it_too(project: Path) -> None:
+    before = content_tag(project)
+    (project / "training" / "a.py").rename(project / "training" / "b.py")
+    renamed = content_tag(project)
+    (project / "training" / "b.py").write_text("")
+    (project / "training" / "c.py").write_text("x = 1\n")
+    assert len({before, renamed, content_tag(project)}) == 3
+
+
+@pytest.mark.parametrize(
+    "name", ["training/__pycache__/a.pyc", "docs/a.md", "containers/publish.py", "app.py"]
+)
+def test_what_is_not_in_the_images_does_not(project: Path, name: str) -> None:
+    before = content_tag(project)
+    (project / name).parent.mkdir(exist_ok=True)
+    (project / name).write_text("x = 2\n")
+    assert content_tag(project) == before
+
+
+def test_it_can_be_a_tag_of_an_image(project: Path) -> None:
+    assert content_tag(project).startswith("content-")
+    assert len(content_tag(project)) == len("content-") + 12
+
+
+def test_the_build_gets_the_files_that_are_hashed() -> None:
+    ignored = (ROOT / "containers" / "Dockerfile.dockerignore").read_text().splitlines()
+    rules = [line for line in ignored if line and not line.startswith("#")]
+    assert rules == [
+        "*",
+        *(f"!{source}" for source in SOURCES),
+        "**/__pycache__",
+        "containers/Dockerfile.dockerignore",
+        "containers/publish.py",
+    ]
