@@ -5,7 +5,6 @@ The function in its place, with the state machine around it and real containers 
 memory, hosts that another job's task runs on.
 """
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -30,6 +29,7 @@ from contract.job import (
 from contract.ranges import Range
 from stacks.job_runner import KEEPER
 from stacks.lambda_code import stage
+from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth, text
 
 SPEC = JobSpec(run="r1", command=("true",), nodes=Range(1, 2))
@@ -43,12 +43,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("BUCKET", "bucket")
     monkeypatch.setenv("HEAD_FAMILY", "head")
     monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")
-    spec = importlib.util.spec_from_file_location("job_keeper", KEEPER / "index.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return lambda_functions.load(KEEPER / "index.py")
 
 
 def test_what_is_packed_needs_nothing_but_lambdas_own_boto3(tmp_path: Path) -> None:
@@ -172,6 +167,7 @@ class Aws:
         self.aborts: dict[str, dict[str, str]] = {}
         self.history: dict[str, list[str]] = {}
         self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError)
+        self.get_paginator = lambda_functions.paginators(self)
 
     def add(self, name: str, **task: Any) -> None:
         self.tasks[name] = {
@@ -185,18 +181,14 @@ class Aws:
     def client(self, _service: str) -> "Aws":
         return self
 
-    def get_paginator(self, operation: str) -> Any:
-        found = {"list_tasks": self._list, "get_execution_history": self._events}
-        return SimpleNamespace(paginate=found[operation])
-
-    def _events(self, *, executionArn: str) -> Any:  # noqa: N803
+    def _get_execution_history(self, *, executionArn: str) -> Any:  # noqa: N803
         for kind in self.history[executionArn.rpartition(":")[2]]:
             event: dict[str, Any] = {"type": kind}
             if kind == "TaskSubmitted":
                 event["taskSubmittedEventDetails"] = {"resourceType": "ecs"}
             yield {"events": [event]}
 
-    def _list(self, *, cluster: str, desiredStatus: str, **which: str) -> Any:  # noqa: N803
+    def _list_tasks(self, *, cluster: str, desiredStatus: str, **which: str) -> Any:  # noqa: N803
         assert cluster == "cluster"
         keys = {"family": "family", "startedBy": "startedBy", "containerInstance": "host"}
         found = [

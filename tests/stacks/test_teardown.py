@@ -4,7 +4,6 @@ The function itself runs in the emulator too (``test_deploy``); here it meets wh
 not do: tasks that take their time, hosts that stay, errors.
 """
 
-import importlib.util
 import itertools
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from stacks.teardown import HANDLER
+from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth
 
 ORDER = [
@@ -106,9 +106,7 @@ class Aws:
 
     def client(self, _service: str) -> Any:
         return SimpleNamespace(
-            get_paginator=lambda operation: SimpleNamespace(
-                paginate=lambda **arguments: getattr(self, f"_{operation}")(**arguments)
-            ),
+            get_paginator=lambda_functions.paginators(self),
             stop_task=lambda **arguments: self.calls.append(("stop", arguments["task"])),
             describe_tasks=self._describe_tasks,
             delete_auto_scaling_group=lambda **arguments: self.calls.append(("delete", arguments)),
@@ -172,11 +170,7 @@ def load(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     vars(sdk).update(client=aws.client)
     monkeypatch.setitem(sys.modules, "cfnresponse", response)
     monkeypatch.setitem(sys.modules, "boto3", sdk)
-    specification = importlib.util.spec_from_file_location("teardown_index", Path(HANDLER))
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    module = lambda_functions.load(Path(HANDLER))
 
     def sleep(seconds: float) -> None:
         aws.slept += seconds
@@ -186,9 +180,7 @@ def load(aws: Aws, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def call(module: ModuleType, aws: Aws, kind: str, action: str) -> tuple[str, str, str | None]:
-    context = SimpleNamespace(
-        get_remaining_time_in_millis=lambda: 900_000 - 1000 * aws.slept,
-    )
+    context = lambda_functions.context(lambda: 900 - aws.slept)
     properties = {"Action": action, "Cluster": "training", "Groups": ["heads", "workers"]}
     event = {"RequestType": kind, "LogicalResourceId": "Teardown", "ResourceProperties": properties}
     module.handler(event, context)

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from tests.training.sample_events import start
 from training.record.display import LiveDisplay, PlainDisplay, result_table
 from training.record.events import (
     Evaluation,
@@ -12,27 +13,13 @@ from training.record.events import (
     Loaded,
     Preempted,
     RankTimes,
-    Start,
     Step,
     Warned,
 )
 from training.record.fields import Rate
 from training.record.result import Result
 
-START = Start(
-    step=0,
-    resumed=False,
-    world_size=2,
-    global_batch=64,
-    items="images",
-    items_per_step=64,
-    steps_per_epoch=4,
-    total_steps=8,
-    parameters=1200,
-    trained_parameters=1200,
-    device="CPU",
-    precision="fp32",
-)
+START = start()
 IMAGES = Rate(items="images", per_s=1234.5)
 TOKENS = Rate(items="tokens", per_s=98765.4)
 

@@ -1,10 +1,14 @@
 """Proves that the record of a run survives kills and restarts, and says what happened."""
 
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.training.sample_events import start
+from training import storage
 from training.record import environment, reader
 from training.record.events import (
     Evaluation,
@@ -13,13 +17,14 @@ from training.record.events import (
     Finished,
     Preempted,
     Resume,
-    Start,
+    Saving,
     Step,
     Stopped,
 )
 from training.record.fields import Rate
+from training.record.lines import parse_metrics
 from training.record.result import Classification, Result
-from training.record.writer import RunRecord
+from training.record.writer import FLUSH_EVERY_S, RunRecord
 
 
 class Silent:
@@ -32,7 +37,7 @@ class Silent:
         self.shown.append(event)
 
 
-def opened_at(uri: str) -> RunRecord:
+def opened_at(uri: str, *, clock: Callable[[], float] = time.monotonic) -> RunRecord:
     return RunRecord(
         uri,
         run="r",
@@ -40,29 +45,13 @@ def opened_at(uri: str) -> RunRecord:
         settings={"run": "r", "lr": 0.1},
         environment={"python": "3"},
         display=Silent(),
+        clock=clock,
     )
 
 
 def opened(folder: Path) -> RunRecord:
     folder.mkdir(exist_ok=True)
     return opened_at(str(folder))
-
-
-def start(step: int = 0, *, resumed: bool = False) -> Start:
-    return Start(
-        step=step,
-        resumed=resumed,
-        world_size=2,
-        global_batch=64,
-        items="images",
-        items_per_step=64,
-        steps_per_epoch=4,
-        total_steps=8,
-        parameters=10,
-        trained_parameters=5,
-        device="CPU",
-        precision="fp32",
-    )
 
 
 def step(number: int, loss: float = 1.0) -> Step:
@@ -171,7 +160,26 @@ def test_a_damaged_line_loses_only_itself_when_a_run_resumes(tmp_path: Path) -> 
     metrics = reader.read_metrics(str(tmp_path / "r"))
     assert steps_of(tmp_path / "r") == [1, 3, 4]
     assert metrics.of(Evaluation) == [evaluation(1)]
-    assert metrics.num_damaged == 0
+    assert metrics.num_damaged == 1  # left out, and not forgotten
+
+
+def test_damaged_lines_are_counted_over_all_attempts(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    kept = opened(folder)
+    tell(kept, start(), *map(step, range(1, 5)), evaluation(1))
+    path = folder / "metrics.jsonl"
+    for _ in range(2):
+        path.write_bytes(b'{"type": "sam\n' + path.read_bytes())
+        kept = opened(folder)
+        tell(kept, start(4, resumed=True), step(5))
+    kept.close()
+    assert reader.read_metrics(str(folder)).num_damaged == 2
+    assert path.read_text().count('"damaged"') == 1
+    assert result_of(folder).damaged_lines == 2
+    assert "metrics.jsonl: 2 damaged lines were left out." in (folder / "report.html").read_text()
+    # From the beginning, nothing is missing.
+    tell(opened(folder), start(), step(1))
+    assert reader.read_metrics(str(folder)).num_damaged == 0
 
 
 def test_a_run_that_begins_again_without_a_checkpoint_forgets_all_of_its_steps(
@@ -240,11 +248,81 @@ def test_the_environment_names_machine_and_versions() -> None:
     assert json.dumps(found)
 
 
+class Bucket:
+    """What ``training.storage`` would write to S3."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.files: dict[str, bytes] = {}
+        self.num_puts = 0
+        self.now = 0.0
+        self.put_s = 0.1
+        on_disk = storage.write_bytes
+
+        def write(uri: str, content: bytes) -> None:
+            if not storage.is_s3(uri):
+                return on_disk(uri, content)
+            self.files[uri] = content
+            self.num_puts += uri.endswith("metrics.jsonl")
+            self.now += self.put_s
+            return None
+
+        monkeypatch.setattr(storage, "write_bytes", write)
+        monkeypatch.setattr(storage, "read_bytes", self._reader(storage.read_bytes))
+
+    def _reader(self, on_disk: Callable[[str], bytes | None]) -> Callable[[str], bytes | None]:
+        return lambda uri: self.files.get(uri) if storage.is_s3(uri) else on_disk(uri)
+
+    def steps(self) -> list[int]:
+        content = self.files.get("s3://b/runs/r/metrics.jsonl", b"")
+        return [each.step for each in parse_metrics(content).of(Step)]
+
+
+def test_lines_reach_s3_before_they_could_be_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(monkeypatch)
+    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
+    tell(kept, start(), step(1))
+    assert bucket.steps() == [1]  # the first step after a start
+    tell(kept, step(2), step(3))
+    assert bucket.steps() == [1]
+    kept.handle(Saving(step=3))
+    assert bucket.steps() == [1, 2, 3]
+    tell(kept, step(4), Preempted(nodes=("a",), time=1.0))
+    assert bucket.steps() == [1, 2, 3, 4]
+    tell(kept, step(5), evaluation(1))
+    assert bucket.steps() == [1, 2, 3, 4, 5]
+    tell(kept, Saving(step=5))
+    assert bucket.num_puts == 4  # nothing was new
+    tell(kept, start(5, resumed=True), step(6))
+    assert bucket.steps() == [1, 2, 3, 4, 5, 6]
+
+
+def test_lines_wait_for_a_minute_at_most_unless_writing_takes_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = Bucket(monkeypatch)
+    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
+    tell(kept, start(), step(1), step(2))
+    bucket.now += FLUSH_EVERY_S - 1
+    kept.flush_in_time()
+    assert bucket.steps() == [1]
+    bucket.now += 2
+    kept.flush_in_time()  # no event came
+    assert bucket.steps() == [1, 2]
+    bucket.now += FLUSH_EVERY_S + 1
+    bucket.put_s = 3.0  # the file has become large
+    kept.handle(step(3))
+    assert bucket.steps() == [1, 2, 3]
+    bucket.now += FLUSH_EVERY_S + 1
+    kept.handle(step(4))
+    assert bucket.steps() == [1, 2, 3]
+    bucket.now += 3.0 * 50
+    kept.flush_in_time()
+    assert bucket.steps() == [1, 2, 3, 4]
+
+
 @pytest.mark.slow
 def test_a_record_in_s3_is_up_to_date_after_every_epoch(s3_endpoint: str) -> None:
     del s3_endpoint  # the environment points at it
-    from training import storage
-
     storage.filesystem("s3://").mkdir("s3://record-test")
     uri = "s3://record-test/runs/r"
     kept = opened_at(uri)

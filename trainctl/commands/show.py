@@ -56,6 +56,8 @@ def show(
         figures = ("accuracy", "loss", "steps")
         reached = [f"{name} {result[name]}" for name in figures if result.get(name)]
         output.print_text(f"{'result':10}{result.get('status')}: {', '.join(reached)}")
+    if damaged := result.get("damaged_lines"):
+        output.print_text(f"{'note':10}{damaged} damaged lines were left out of metrics.jsonl")
     if tasks := [*heads, *workers]:
         columns = ["node", "task", "status", "address", "why it ended"]
         output.print_table(columns, [_row(task) for task in tasks], prose=columns[-1:])

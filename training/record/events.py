@@ -187,6 +187,23 @@ class Resume:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Damaged:
+    """Lines of earlier attempts that could not be read. A line of ``metrics.jsonl``, which the
+    record puts in their place when a run resumes."""
+
+    lines: int
+    """How many there were, over all attempts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """A checkpoint is being saved."""
+
+    step: int
+    """Optimizer steps done, and to be found in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
     """How much of the data has been read before the workers start."""
 
@@ -248,6 +265,8 @@ Event = (
     | Loaded
     | Preempted
     | Resume
+    | Damaged
+    | Saving
     | Reading
     | Warned
     | Stopped
@@ -266,6 +285,8 @@ TYPES: Final[Mapping[str, type[Event]]] = {
     "loaded": Loaded,
     "preempted": Preempted,
     "resume": Resume,
+    "damaged": Damaged,
+    "saving": Saving,
     "reading": Reading,
     "warning": Warned,
     "stopped": Stopped,

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from contract.runs import METRICS_FILE
 from training.record import events
-from training.record.events import Event, Resume
+from training.record.events import Damaged, Event, Resume
 
 _E = TypeVar("_E")
 
@@ -34,7 +34,8 @@ class Metrics:
 
     lines: Sequence[Line] = ()
     num_damaged: int = 0
-    """Lines that could not be read; a last one that is still being written does not count."""
+    """Lines that could not be read, those of earlier attempts included; a last one that is still
+    being written does not count."""
 
     @property
     def events(self) -> list[Event]:
@@ -59,6 +60,9 @@ def parse_metrics(content: bytes) -> Metrics:
             # A line without its end may still be being written, or a kill tore it in two.
             num_damaged += text is not last
             continue
+        if isinstance(line.event, Damaged):
+            num_damaged += line.event.lines
+            continue  # the record writes it again, with the lines that are damaged now
         if isinstance(line.event, Resume):
             kept = without_redone(kept, line.event.step)
         kept.append(line)

@@ -42,6 +42,8 @@ class Result:
     """Step of the checkpoint that this attempt began with."""
     preempted: int = 0
     """Nodes that were taken away with notice, over all attempts."""
+    damaged_lines: int = 0
+    """Lines of ``metrics.jsonl`` from earlier attempts that could not be read."""
     parameters: int
     """Of the whole model."""
     flops_per_s: float | None

@@ -1,22 +1,24 @@
 """Writes the record of a run: every event becomes a line, a figure or a file in the run's folder.
 
 One process does it: the command itself under Ray, rank 0 under torchrun. A folder on disk is
-written line by line; in S3, where nothing can be appended to, files are written again after each
-evaluation and at the end.
+written line by line. In S3 nothing can be appended to: ``metrics.jsonl`` is written there as a
+whole, whenever its lines must survive the loss of this process, and once a minute.
 """
 
 import json
 import shutil
 import statistics
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from contract import runs
 from training import storage
 from training.record import events, reader
 from training.record.events import (
+    Damaged,
     Evaluation,
     Event,
     Failed,
@@ -27,6 +29,7 @@ from training.record.events import (
     RankTimes,
     Resume,
     Sample,
+    Saving,
     Start,
     Step,
     Stopped,
@@ -34,6 +37,11 @@ from training.record.events import (
 from training.record.fields import Rate
 from training.record.lines import Metrics, without_redone
 from training.record.result import SUCCEEDED, Result, Status
+
+#: How long new lines may be missing in S3: what a lost head costs of the record at most.
+FLUSH_EVERY_S: Final = 60.0
+#: Share of the time that may go into writing them again: the file of a long run is large.
+_FLUSH_SHARE: Final = 0.02
 
 
 class Display(Protocol):
@@ -54,12 +62,14 @@ class RunRecord:
         settings: Mapping[str, object],
         environment: Mapping[str, object],
         display: Display,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open a run's record, which may hold the lines of earlier attempts.
 
         Args:
             settings: content of ``config.json``.
             environment: content of ``environment.json``.
+            clock: seconds, from any beginning.
         """
         self.run_uri = run_uri
         self.error: str | None = None
@@ -67,6 +77,9 @@ class RunRecord:
         self.result: Result | None = None
         self._display = display
         self._run, self._recipe = run, recipe
+        self._clock = clock
+        self._is_flushed = True
+        self._flush_at = clock() + FLUSH_EVERY_S
         self._in_s3 = storage.is_s3(run_uri)
         self.folder = Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(run_uri)
         self._metrics = self.folder / runs.METRICS_FILE
@@ -77,6 +90,8 @@ class RunRecord:
         self._write_json(runs.CONFIG_FILE, settings)
         self._write_json(runs.ENVIRONMENT_FILE, environment)
         self._start: Start | None = None
+        self._is_starting = False
+        self._num_damaged = 0
         self._resumed_from: int | None = None
         # Of all attempts: a head that is lost after its workers does not forget them.
         self._num_preempted = sum(len(event.nodes) for event in self._read().of(Preempted))
@@ -100,9 +115,15 @@ class RunRecord:
                 self._step = event.step
                 if self._first_step_at is None:
                     self._first_step_at = event.time
+                if self._is_starting:
+                    self._is_starting = False
+                    self.flush()
             case Preempted():
                 self._append(event)
                 self._num_preempted += len(event.nodes)
+                self.flush()
+            case Saving():
+                self.flush()  # the lines before a checkpoint are not written again
             case RankTimes() | Sample() | Loaded():
                 self._append(event)
             case Evaluation():
@@ -117,6 +138,7 @@ class RunRecord:
                 self._write_json(runs.EVALUATION_FILE, event.evaluation.to_json())
                 self._step = event.step
                 self._write_result("succeeded", event)
+        self.flush_in_time()
         self._display.show(event)
 
     @property
@@ -150,21 +172,36 @@ class RunRecord:
 
     def flush(self) -> None:
         """Bring S3 up to date; a folder on disk always is."""
-        if self._in_s3 and self._metrics.exists():
-            uri = storage.join(self.run_uri, runs.METRICS_FILE)
-            storage.write_bytes(uri, self._metrics.read_bytes())
+        if not self._in_s3 or self._is_flushed or not self._metrics.exists():
+            return
+        began = self._clock()
+        uri = storage.join(self.run_uri, runs.METRICS_FILE)
+        storage.write_bytes(uri, self._metrics.read_bytes())
+        ended = self._clock()
+        self._is_flushed = True
+        self._flush_at = ended + max(FLUSH_EVERY_S, (ended - began) / _FLUSH_SHARE)
+
+    def flush_in_time(self) -> None:
+        """Flush if lines have waited for long. To be called often, also while no events come."""
+        if self._clock() >= self._flush_at:
+            self.flush()
 
     def _on_start(self, event: Start) -> None:
         """Forget what an earlier attempt did after its last checkpoint: it is done again now."""
         # One that found no checkpoint begins with what comes before the first step.
         last_kept = event.step if event.resumed else -1
+        earlier = self._read()
         kept = [
             line
-            for line in without_redone(self._read().lines, last_kept)
+            for line in without_redone(earlier.lines, last_kept)
             if not isinstance(line.event, Phase)
         ]
         added: list[Event] = [*self._phases]
+        # Without a checkpoint all is done again, and nothing is missing from the record.
+        self._num_damaged = earlier.num_damaged if event.resumed else 0
         if event.resumed:
+            if self._num_damaged:
+                added.insert(0, Damaged(lines=self._num_damaged))
             resume = Resume(
                 step=event.step,
                 world_size=event.world_size,
@@ -174,6 +211,7 @@ class RunRecord:
         self._phases = []
         texts = [*(line.text for line in kept), *map(_line, added)]
         storage.write_bytes(str(self._metrics), "".join(f"{text}\n" for text in texts).encode())
+        self._is_flushed, self._is_starting = False, True
         # A worker lost on the way starts again within this attempt: the first start counts.
         if self._start is None and event.resumed:
             self._resumed_from = event.step
@@ -206,6 +244,7 @@ class RunRecord:
             hosts=self._hosts,
             resumed_from=self._resumed_from,
             preempted=self._num_preempted,
+            damaged_lines=self._num_damaged,
             parameters=self._start.parameters,
             flops_per_s=None if evaluation is None else evaluation.flops_per_s,
             mfu=None if evaluation is None else evaluation.mfu,
@@ -222,6 +261,7 @@ class RunRecord:
     def _append(self, event: Event) -> None:
         with self._metrics.open("a", encoding="utf-8") as file:
             file.write(_line(event) + "\n")
+        self._is_flushed = False
 
     def _write_json(self, name: str, values: Mapping[str, object]) -> None:
         content = (json.dumps(values, indent=1) + "\n").encode()

@@ -114,6 +114,7 @@ class Driver:
         while not self._has_ended(fit):
             if not self._take(events) or self._record.error is not None:
                 break
+            self._record.flush_in_time()
             if self._record.is_complete and self._options.local:
                 break  # all is saved, and this Ray ends with the command: no need to wait for it
             if self._signals and stop_by is None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from contract import runs
 from contract.errors import InputError
 from training import recipes
-from training.record.events import Event, Failed, Preempted, phase
+from training.record.events import Event, Failed, Preempted, Saving, phase
 from training.runtime.forkserver import be_killed_with, use_threads_of_environment
 
 
@@ -78,6 +78,7 @@ class RayWorker:
             # Ray takes a report for complete once it has every rank's.
             ray.train.report({}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
             return
+        self.emit(Saving(step=step))
         storage = ray.train.get_context().get_storage()
         # Ray Train's folder of the run is the run's folder, and it takes names below it.
         address = runs.RunPaths(self.run_uri).checkpoint(step)

@@ -18,7 +18,7 @@ from training import recipes
 from training.recipes.settings import RunConfig
 from training.record.display import make_display
 from training.record.environment import environment
-from training.record.events import Event, Failed
+from training.record.events import Event, Failed, Saving
 from training.record.writer import RunRecord
 from training.runtime.result import print_result
 from training.worker import COLLECTIVE_TIMEOUT
@@ -103,6 +103,7 @@ class TorchrunWorker:
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
         if step is None or write is None:
             return
+        self.emit(Saving(step=step))
         self.finish_saves()
 
         def upload() -> None:

@@ -1,0 +1,21 @@
+"""Events as a small run of the DDP recipe emits them, for tests of what becomes of them."""
+
+from training.record.events import Start
+
+
+def start(step: int = 0, *, resumed: bool = False) -> Start:
+    """Two workers on CPUs, two epochs of four steps."""
+    return Start(
+        step=step,
+        resumed=resumed,
+        world_size=2,
+        global_batch=64,
+        items="images",
+        items_per_step=64,
+        steps_per_epoch=4,
+        total_steps=8,
+        parameters=1200,
+        trained_parameters=1200,
+        device="CPU",
+        precision="fp32",
+    )
