@@ -34,6 +34,8 @@ TWO_STEPS: Final = {
 }
 #: What the hosts have, whatever the machine is that builds.
 PLATFORM: Final = "linux/amd64"
+#: What the labels with the versions of ray, torch and transformers begin with.
+LABEL: Final = "ecs-train."
 _STDERR: Final = 2  # the file descriptor: stdout is for the result
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
@@ -151,7 +153,7 @@ def _versions() -> list[str]:
     """Labels that say which Ray and which PyTorch are inside, without starting the image."""
     pins = (ROOT / "containers" / "requirements.txt").read_text(encoding="utf-8")
     found = re.findall(r"^(ray|torch|transformers)\b[^=]*==(\S+)", pins, re.MULTILINE)
-    return [f"ecs-train.{name}={number}" for name, number in found]
+    return [f"{LABEL}{name}={number}" for name, number in found]
 
 
 def try_out(docker: Docker, image: str) -> None:

@@ -27,6 +27,8 @@ BASE_IMAGE: Final = "python:3.12-slim-bookworm"
 DEBIAN_IMAGE: Final = "ecs-train-base"
 DEBIAN_PYTHON: Final = "3.11"
 WHEELS_IMAGE: Final = "ecs-train-wheels"
+#: Older images of each node that stay, so that going back to other sources builds nothing.
+KEPT: Final = 2
 REVISION_LABEL: Final = "org.opencontainers.image.revision"
 
 
@@ -87,7 +89,26 @@ def build(
         )
     arguments.append(f"BASE_IMAGE={base}")
     publish.build(docker, targets=images, git_sha=git_sha, build_arguments=arguments)
+    if removed := _remove_older(engine, images):
+        say(f"{removed} images of earlier sources were removed from the Docker Engine")
     return images
+
+
+def _remove_older(engine: Engine, images: Mapping[str, str]) -> int:
+    """Remove what was built from earlier sources, but for the ``KEPT`` newest of each node; return
+    how many there were. The engine itself keeps those that a container uses."""
+    old: list[str] = []
+    for built in images.values():
+        repository = built.partition(":")[0]
+        listed = engine(
+            *("image", "ls", "--filter", f"reference={repository}:content-*"),
+            *("--format", "{{.Repository}}:{{.Tag}}"),  # the newest one comes first
+        )
+        old += [image for image in listed.split() if image != built][KEPT:]
+    # Those that a newer one of the same sources has taken the name from.
+    unnamed = ("--filter", "dangling=true", "--filter", f"label={publish.LABEL}ray")
+    old += engine("image", "ls", "--quiet", *unnamed).split()
+    return sum(bool(engine("image", "rm", image, check=False)) for image in old)
 
 
 def _is_built(engine: Engine, image: str, git_sha: str) -> bool:

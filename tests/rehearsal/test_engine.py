@@ -135,6 +135,7 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
         Engine, "inspect", lambda *_: {"Config": {"Labels": label}} if label else None
     )
     monkeypatch.setattr(images, "_reachable", lambda _engine, image: image)
+    monkeypatch.setattr(Engine, "__call__", lambda *_, **__: "")  # it has no older images
     docker = images.QuietDocker(client="docker", environment={}, name="n", log=tmp_path / "log")
     for commit in ("a", "a", "b"):
         monkeypatch.setattr(images, "_git_sha", lambda sha=commit: sha)
@@ -145,6 +146,48 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
     monkeypatch.setenv("BASE_IMAGE", "another")
     images.build(no_engine, docker, image_tag="t", say=print)
     assert built == ["a", "b", "b"]
+
+
+DOCKER = """\
+#!/bin/sh
+# An engine with a file per image, its name without the colon; "used" in it: by a container.
+cd "$(dirname "$0")/images"
+case "$*" in
+*dangling*label=ecs-train.ray*) ls | grep '^unnamed' ;;
+*reference=*)
+    name=$(echo "$4" | sed 's/.*=//; s/:.*//')
+    ls -t | grep "^$name-content" | sed 's/-content/:content/' ;;
+"image rm "*)
+    file=$(echo "$3" | sed 's/:/-/')
+    ! grep -q used "$file" && rm "$file" && echo "$3" ;;
+*) exit 2 ;;
+esac
+"""
+
+
+def test_older_images_are_removed_unless_a_container_uses_them(tmp_path: Path) -> None:
+    script = tmp_path / "docker"
+    script.write_text(DOCKER)
+    script.chmod(0o755)
+    stored = tmp_path / "images"
+    stored.mkdir()
+    for age, number in enumerate([5, 4, 3, 2, 1]):
+        for node in ("head", "worker"):
+            path = stored / f"ecs-train-{node}-content-{number}"
+            path.write_text("used" if (node, number) == ("worker", 1) else "")
+            os.utime(path, (0, 10**9 - age))
+    for other in ("ecs-train-wheels-1", "ecs-train-base-1", "ecs-train-head-mine", "unnamed"):
+        (stored / other).touch()
+    engine = Engine(client=str(script), address="unix:///nowhere")
+    # What is built may be old: the engine had it, and only its label was renewed.
+    built = {node: f"ecs-train-{node}:content-2" for node in ("head", "worker")}
+    assert images._remove_older(engine, built) == 4
+    kept = {path.name.removeprefix("ecs-train-") for path in stored.iterdir()}
+    assert kept == {
+        *("head-content-5", "head-content-4", "head-content-2"),
+        *("worker-content-5", "worker-content-4", "worker-content-2", "worker-content-1"),
+        *("wheels-1", "base-1", "head-mine"),
+    }
 
 
 def test_a_registry_that_ends_at_once_says_why(
