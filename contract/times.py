@@ -20,6 +20,12 @@ SPOT_MARGIN_S: Final = (
     10  # Ray ends a node this long before its host goes: as announced, no failure
 )
 
+# --- the files of a user's program ----------------------------------------------------------------
+FILES_EVERY_S: Final = 30  # between two copies into the bucket: what a lost host costs at most
+FILES_QUIET_S: Final = 3  # a new folder is copied when nothing in it has changed for this long
+FILES_SAVE_S: Final = 60  # the last copy of a node that is told to end; what is left is not copied
+FILES_RESTORE_S: Final = 120  # a node that starts asks for its files this long before it gives up
+
 # --- a job that reaches its deadline --------------------------------------------------------------
 HEAD_GRACE_S: Final = 120  # the head ends the job itself; after this the state machine ends it
 SWEEP_GRACE_S: Final = 300  # an execution cleans up; after this the sweep ends what is left

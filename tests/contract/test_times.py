@@ -22,6 +22,12 @@ IN_ORDER = [
         times.STOP_TIMEOUT_S,
         "a job's head ends by itself before ECS kills it",
     ),
+    (
+        times.COMMAND_STOP_S + times.FILES_SAVE_S + times.RAY_STOP_S,
+        times.STOP_TIMEOUT_S,
+        "a program's files are saved before ECS kills the container",
+    ),
+    (times.FILES_QUIET_S, times.FILES_EVERY_S, "a folder that is whole is copied the next time"),
     (times.RAY_DRAIN_S, times.STOP_TIMEOUT_S, "Ray drains before ECS kills the container"),
     (times.COORDINATOR_DRAIN_S, times.RAY_STOP_S, "a job's Ray drains before the head kills it"),
     (times.STOP_TIMEOUT_S, times.SPOT_NOTICE_S, "ECS stops a task before its host goes"),

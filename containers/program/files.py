@@ -1,0 +1,313 @@
+"""A node's files survive: copied into the bucket while its program runs, restored before the next.
+
+    mirror = Mirror({WORK: work, OUTPUT: output}, "s3://BUCKET/runs/RUN/output/node-1")
+    mirror.restore("s3://BUCKET/runs/RUN/output/node-0")  # folders hold the code, and nothing else
+    mirror.start()                                        # a thread, which copies every 30 s
+    ...                                                   # the program runs, and ends
+    mirror.save()                                         # what it wrote last
+    mirror.close()
+
+``restore`` takes what is in the folders for the code: files that stay as they are then are not
+saved. Where node 0 has files that this node never wrote, it gets them too, and they are not saved
+as its own: a checkpoint that node 0 writes for all reaches each node, at each start, in the version
+that node 0 has. Called again, before the program starts again on a node that has survived, it
+brings only those up to date; all surviving nodes must have saved before, and node 0 have restored.
+
+Errors of the bucket are logged once and tried again. None but ``restore`` raises one.
+"""
+
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from containers.log import say as say_to_log
+from containers.program import bucket as store
+from containers.program.bucket import Deadline, NodeBucket, ReplacedError, digest
+from containers.program.look import Folders
+from containers.program.saving import CHANGED, Saver
+from contract import runs, times
+from contract.errors import InputError
+from contract.files import Manifest, SavedFile
+
+
+class Mirror:
+    """Keeps the copy of one node's folders, for one program at a time."""
+
+    def __init__(
+        self,
+        folders: Mapping[str, Path],
+        address: str,
+        *,
+        excluded: Collection[str] = (),
+        every_s: float = times.FILES_EVERY_S,
+        limit_bytes: int = runs.OUTPUT_LIMIT_BYTES,
+        say: Callable[[str], None] = say_to_log,
+        client: Any = None,
+    ) -> None:
+        """Args:
+        folders: ``contract.files.WORK``, ``OUTPUT`` -> the folder; all on one disk.
+        address: where the copy is kept: ``s3://BUCKET/`` and ``contract.runs.output_prefix``.
+        excluded: names that are never saved, such as ``work/.venv``.
+        every_s: between two copies, counted from midnight, so that all nodes copy together.
+        limit_bytes: folders with more are not copied while they have more.
+        client: of S3; boto3's by default.
+        """
+        self._folders = Folders(folders, excluded=excluded)
+        self._beside = next(iter(folders.values())).parent
+        self._bucket, self._client = NodeBucket(address, client), client
+        self._every_s, self._say = every_s, say
+        self._said: set[str] = set()
+        self._deadline = Deadline()
+        self._saver = Saver(
+            self._folders,
+            self._bucket,
+            deadline=self._deadline,
+            limit_bytes=limit_bytes,
+            say_once=self._say_once,
+        )
+        self._manifest = Manifest(generation=0, writer=uuid.uuid4().hex)
+        self._is_restored = self._is_replaced = False
+        self._busy = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def restore(self, fallback: str = "") -> None:
+        """Bring back what the run's program wrote on this node, and take over its copy.
+
+        Args:
+            fallback: address of node 0, whose files are taken where this node has none.
+
+        Raises:
+            InputError: the bucket does not answer, or holds what it should not. To start without
+                the files would be to lose them.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                with self._busy:
+                    self._restore(fallback)
+                return
+            except ReplacedError:
+                # Two starts at once, of which the other was first; this one is the later.
+                reason = "another node has just been started in its place"
+            except store.ERRORS as error:
+                reason = store.explained(error)
+            except InputError as error:
+                raise self._not_restored(str(error)) from None
+            if time.monotonic() - began > times.FILES_RESTORE_S:
+                raise self._not_restored(reason)
+            self._say_once("restore", f"not restored: {reason}; trying again")
+            time.sleep(min(2.0, self._every_s))
+
+    def _not_restored(self, reason: str) -> InputError:
+        return InputError(
+            f"the files of {self._bucket.address} cannot be restored: {reason}. The program is not "
+            "started without them: submit the run again, or under another name to begin anew"
+        )
+
+    def start(self) -> None:
+        """Copy from now on, in a thread."""
+        assert self._is_restored, "restore() comes first, or it would not know the code's files"
+        if self._thread is None:
+            self._ended.clear()
+            self._thread = threading.Thread(target=self._run, name="files", daemon=True)
+            self._thread.start()
+
+    def save(self, within_s: float | None = None) -> bool:
+        """Copy everything as it is: the program has ended.
+
+        Args:
+            within_s: how long that may take; None: as long as it needs. What is left then is as it
+                was copied last.
+
+        Returns:
+            Whether the copy is complete.
+        """
+        if within_s is not None:
+            self._deadline.at = time.monotonic() + within_s  # of a copy that is being made, too
+        if not self._busy.acquire(timeout=-1 if within_s is None else within_s):
+            self._tell(f"not saved: the last copy did not end within {within_s} s")
+            return False
+        try:
+            return self._round(final=True)
+        finally:
+            self._deadline.at = None
+            self._busy.release()
+
+    def copy(self) -> bool:
+        """One copy while the program runs, as the thread makes it; return whether it is complete.
+
+        Files that are being written are left for the next one.
+        """
+        with self._busy:
+            return self._round(final=False)
+
+    def close(self) -> None:
+        """End the thread, without a copy."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=times.FILES_QUIET_S)
+            self._thread = None
+
+    def _run(self) -> None:
+        # By the clock and not from the start: nodes that copy at the same moment save what belongs
+        # together, such as the same step.
+        while not self._ended.wait(self._every_s - time.time() % self._every_s):
+            self.copy()
+
+    def _round(self, *, final: bool) -> bool:
+        """Save; whatever happens, the program goes on."""
+        if self._is_replaced or not self._is_restored:
+            return False
+        try:
+            self._manifest, late = self._saver.save(self._manifest, final=final)
+        except ReplacedError:
+            self._is_replaced = True
+            self._tell("this node has been started again elsewhere; its files are not saved here")
+            return False
+        except Exception as error:  # what disks and networks come up with
+            self._say_once("save", f"not saved: {store.explained(error)}; trying again")
+            return False
+        if "save" in self._said:
+            self._said.discard("save")
+            self._tell("saved again")
+        if late and final:
+            self._tell(f"{len(late)} files were not saved, such as {late[0]}")
+        return not late
+
+    def _tell(self, text: str) -> None:
+        self._say(f"files: {text}")
+
+    def _say_once(self, subject: str, text: str) -> None:
+        if subject not in self._said:
+            self._said.add(subject)
+            self._tell(text)
+
+    # --- restore
+    def _restore(self, fallback: str) -> None:
+        if not self._is_restored:
+            self._take_over()
+            self._is_restored = True
+        if fallback and fallback.rstrip("/") != self._bucket.address:
+            self._borrow(NodeBucket(fallback, self._client))
+
+    def _take_over(self) -> None:
+        if not self._saver.code:
+            self._saver.code = {name: self._digest(name) for name in self._folders.look().files}
+        given = dict(self._saver.code)
+        found = self._bucket.manifest()
+        # Before anything is read: an earlier start that still writes loses from here on.
+        manifest = replace(
+            found or self._manifest,
+            generation=(found.generation if found else 0) + 1,
+            writer=self._manifest.writer,
+        )
+        self._bucket.commit(manifest)
+        used = {file.key for file in manifest.files}
+        self._bucket.remove([key for key in self._bucket.list(CHANGED) if key not in used])
+        wanted = [file for file in manifest.files if not self._is_older_than_its_code(file)]
+        damaged = self._fetch(self._bucket, wanted)
+        restored = [file for file in wanted if file.name not in damaged]
+        for file in restored:
+            if not file.link:
+                self._saver.remember(file.name, file.sha256)
+        for name in manifest.empty:
+            self._folders.path(name).mkdir(parents=True, exist_ok=True)
+        self._saver.given = given
+        # What was not restored is not saved either, from the next copy on.
+        self._manifest = replace(manifest, files=tuple(restored))
+        if restored:
+            self._tell(f"{len(restored)} restored from {self._bucket.address}")
+
+    def _borrow(self, other: NodeBucket) -> None:
+        """Take the files of another node of which this node has none of its own."""
+        found = other.manifest()
+        saver, own = self._saver, {file.name for file in self._manifest.files}
+        wanted = [
+            file
+            for file in (found.files if found else ())
+            if file.name not in own
+            and not self._is_older_than_its_code(file)
+            and self._is_not_its_own(file.name)
+        ]
+        for name in saver.given.keys() - saver.code.keys() - {file.name for file in wanted}:
+            # The other node had it the last time and has removed it since.
+            if self._is_not_its_own(name):
+                self._folders.path(name).unlink(missing_ok=True)
+                del saver.given[name]
+        fresh = [
+            file
+            for file in wanted
+            if file.link
+            or saver.given.get(file.name) != file.sha256
+            or not self._folders.path(file.name).exists()
+        ]
+        damaged = self._fetch(other, fresh)
+        for file in wanted:
+            if file.name not in damaged and not file.link:
+                saver.given[file.name] = file.sha256
+        if fresh:
+            self._tell(f"{len(fresh) - len(damaged)} restored from {other.address}")
+
+    def _is_older_than_its_code(self, file: SavedFile) -> bool:
+        """Whether a file came with the code, was changed by the program, and has since been changed
+        in the code: what the user has now counts."""
+        has = self._saver.code.get(file.name, "")
+        if not has or file.code == has:
+            return False
+        self._tell(f"{file.name} is not restored: it comes from the code, which has changed since")
+        return True
+
+    def _is_not_its_own(self, name: str) -> bool:
+        """Whether a file is missing here, or lies here as it was given to this node."""
+        path = self._folders.path(name)
+        if path.is_symlink() or not path.exists():
+            return True
+        return path.is_file() and self._saver.given.get(name) == self._digest(name)
+
+    def _fetch(self, source: NodeBucket, files: Collection[SavedFile]) -> set[str]:
+        """Fetch files into the folders; return the names of those that are damaged."""
+        real = [file for file in files if not file.link]
+        with tempfile.TemporaryDirectory(prefix=".files-", dir=self._beside) as folder:
+
+            def fetch(file: SavedFile) -> bool:
+                target = self._folders.path(file.name)
+                if not source.download(file, Path(folder), target):
+                    return False
+                os.utime(target, ns=(file.modified_ns, file.modified_ns))
+                return True
+
+            with ThreadPoolExecutor(store.PARALLEL) as pool:
+                done = [*pool.map(fetch, real)]
+        damaged = {file.name for file, is_there in zip(real, done, strict=True) if not is_there}
+        damaged |= {file.name for file in files if file.link and not self._link(file)}
+        for name in sorted(damaged):
+            self._tell(f"{name} is damaged in {source.address}: it is not restored")
+        return damaged
+
+    def _link(self, file: SavedFile) -> bool:
+        """Make a symbolic link; return whether it stays in its folder."""
+        root = self._folders.root(file.name)
+        path = root / file.name.partition("/")[2]
+        if path.is_symlink():
+            path.unlink()
+        path = self._folders.path(file.name)
+        if path.exists():
+            return True  # a file or folder of the code
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(file.link)
+        if path.resolve().is_relative_to(root.resolve()):
+            return True
+        path.unlink()  # by way of another link
+        return False
+
+    def _digest(self, name: str) -> str:
+        with self._folders.path(name).open("rb") as content:
+            return digest(content)

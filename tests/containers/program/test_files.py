@@ -1,0 +1,686 @@
+"""What a user's program writes is saved while it runs, and is there again at its next start.
+
+Real folders and a bucket in memory; the real calls of S3 are in ``test_files_in_s3.py``.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from containers.program import saving
+from containers.program.files import Mirror
+from contract import times
+from contract.errors import InputError
+from contract.files import MANIFEST, OUTPUT, WORK, Manifest
+from tests.containers.program.s3_in_memory import S3
+
+PREFIX = "runs/r/output"
+AGO_S = 100
+"""Older than a folder that is waited for."""
+
+
+@dataclass
+class Node:
+    """A node at one start: fresh folders, with the code in them."""
+
+    place: Path
+    s3: S3
+    number: int = 0
+    code: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for folder in (self.work, self.output):
+            folder.mkdir(parents=True)
+        for name, text in self.code.items():
+            self.write(name, text)
+        self.mirror = Mirror(
+            {WORK: self.work, OUTPUT: self.output},
+            address(self.number),
+            say=self.said.append,
+            client=self.s3,
+            **{"every_s": 0.05, **self.options},
+        )
+
+    @property
+    def work(self) -> Path:
+        return self.place / "work"
+
+    @property
+    def output(self) -> Path:
+        return self.place / "output"
+
+    def write(self, name: str, text: str, *, ago_s: float = AGO_S) -> Path:
+        path = self.place / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        os.utime(path, (time.time() - ago_s,) * 2)
+        return path
+
+    def found(self) -> dict[str, str]:
+        """What lies in the folders."""
+        return {
+            path.relative_to(self.place).as_posix(): path.read_text()
+            for folder in (self.work, self.output)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file() and not path.is_symlink()
+        }
+
+
+def address(number: int) -> str:
+    return f"s3://bucket/{PREFIX}/node-{number}"
+
+
+@pytest.fixture
+def s3() -> S3:
+    return S3()
+
+
+@pytest.fixture
+def start(tmp_path: Path, s3: S3) -> Callable[..., Node]:
+    """Start a node: in new folders, restored."""
+    starts: list[Node] = []
+
+    def start(number: int = 0, *, restore: bool = True, **given: Any) -> Node:
+        code = given.pop("code", {})
+        place = tmp_path / f"start-{len(starts)}"
+        starts.append(Node(place, s3, number=number, code=code, options=given))
+        if restore:
+            starts[-1].mirror.restore(address(0))
+        return starts[-1]
+
+    return start
+
+
+def saved(s3: S3, number: int = 0) -> dict[str, str]:
+    """What is saved of a node, according to its list."""
+    prefix = f"{PREFIX}/node-{number}/"
+    manifest = Manifest.from_json(s3.objects[prefix + MANIFEST])
+    return {
+        file.name: s3.objects[prefix + file.object].decode()
+        for file in manifest.files
+        if not file.link
+    }
+
+
+Start = Callable[..., Node]
+
+
+def test_files_of_both_folders_come_back_with_their_modes_and_times(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/a/b/last.pt", "one")
+    node.write("output/metrics.csv", "1,2").chmod(0o755)
+    assert node.mirror.save()
+    assert saved(s3) == {"work/a/b/last.pt": "one", "output/metrics.csv": "1,2"}
+    assert s3.objects[f"{PREFIX}/node-0/work/a/b/last.pt"] == b"one", "people find it by its name"
+
+    again = start()
+    assert again.found() == {"work/a/b/last.pt": "one", "output/metrics.csv": "1,2"}
+    assert os.access(again.output / "metrics.csv", os.X_OK)
+    assert not os.access(again.work / "a/b/last.pt", os.X_OK)
+    assert abs((again.output / "metrics.csv").stat().st_mtime - (time.time() - AGO_S)) < 20
+    assert again.said == [f"files: 2 restored from {address(0)}"]
+
+
+def test_what_has_not_changed_is_not_sent_again(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/a", "one")
+    assert node.mirror.copy()
+    num = len(s3.written)
+    assert node.mirror.copy()
+    assert len(s3.written) == num
+    node.write("work/a", "one", ago_s=50)  # another time, the same content: the list alone
+    assert node.mirror.copy()
+    assert s3.written[num:] == [f"{PREFIX}/node-0/{MANIFEST}"]
+
+
+def test_the_code_is_not_saved_until_the_program_changes_it(start: Start, s3: S3) -> None:
+    code = {"work/train.py": "code", "work/config.yaml": "lr: 1"}
+    node = start(code=code)
+    node.mirror.save()
+    assert saved(s3) == {}
+    node.write("work/config.yaml", "lr: 2")
+    node.mirror.save()
+    assert saved(s3) == {"work/config.yaml": "lr: 2"}
+
+    assert start(code=code).found()["work/config.yaml"] == "lr: 2"
+    newer = start(code={**code, "work/config.yaml": "lr: 3"})
+    assert newer.found()["work/config.yaml"] == "lr: 3", "the user's newer code counts"
+    assert "which has changed since" in newer.said[0]
+
+
+def test_a_file_that_is_removed_is_gone_at_the_next_start(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/old.pt", "old")
+    node.write("work/new.pt", "new")
+    node.mirror.save()
+    (node.work / "old.pt").unlink()
+    node.mirror.save()
+    assert f"{PREFIX}/node-0/work/old.pt" not in s3.objects
+    assert start().found() == {"work/new.pt": "new"}
+
+
+def test_nothing_but_the_files_and_their_list_is_left_in_the_bucket(start: Start, s3: S3) -> None:
+    node = start()
+    for text in ("one", "two"):
+        node.write("work/a", text)
+        node.write("work/b", "same content")
+        node.write("work/c", "same content")
+        assert node.mirror.save()
+    names = {"work/a", "work/b", "work/c", MANIFEST}
+    assert s3.objects.keys() == {f"{PREFIX}/node-0/{name}" for name in names}
+
+
+# --- while the program runs
+def test_a_file_that_is_open_for_writing_waits_until_it_is_closed(start: Start, s3: S3) -> None:
+    node = start()
+    with (node.work / "last.pt").open("w") as file:
+        file.write("half")
+        file.flush()
+        assert not node.mirror.copy()
+        assert saved(s3) == {}
+        file.seek(0)
+        file.write("all of it")
+    assert node.mirror.copy()
+    assert saved(s3) == {"work/last.pt": "all of it"}
+
+
+def test_a_changed_file_that_is_open_keeps_the_copy_it_had(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/last.pt", "step 1")
+    node.mirror.copy()
+    with (node.work / "last.pt").open("w") as file:
+        file.write("ste")
+        file.flush()
+        assert not node.mirror.copy()
+        assert saved(s3) == {"work/last.pt": "step 1"}
+
+
+def test_a_log_that_stays_open_is_saved_as_far_as_it_goes(start: Start, s3: S3) -> None:
+    node = start()
+    with (node.work / "log.txt").open("w") as log:
+        for line in range(3):
+            log.write(f"line {line}\n")
+            log.flush()
+            node.mirror.copy()
+    assert saved(s3) == {"work/log.txt": "line 0\nline 1\nline 2\n"}
+    with (node.work / "log.txt").open("a") as log:
+        log.write("line 3\n")
+    node.mirror.copy()
+    assert saved(s3)["work/log.txt"].endswith("line 3\n")
+
+
+def test_an_open_file_that_changes_inside_is_no_log(start: Start, s3: S3) -> None:
+    node = start()
+    with (node.work / "data.db").open("w") as file:
+        for step in range(4):
+            file.seek(0)
+            file.write(f"step {step}\n" + "row\n" * step)
+            file.flush()
+            assert not node.mirror.copy()
+    assert saved(s3) == {}
+    assert node.mirror.copy(), "it is closed"
+    assert saved(s3)["work/data.db"].startswith("step 3")
+
+
+def test_an_open_file_that_nobody_writes_to_is_saved(start: Start, s3: S3) -> None:
+    node = start()
+    with (node.work / "data.db").open("w") as file:
+        file.write("rows")
+        file.flush()
+        assert not node.mirror.copy()
+        assert node.mirror.copy()
+    assert saved(s3) == {"work/data.db": "rows"}
+
+
+def test_a_new_folder_is_saved_when_nothing_in_it_changes_any_more(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/step-1/model", "1")
+    assert node.mirror.copy()
+    node.write("work/step-2/model", "2", ago_s=0)  # its optimizer is still to come
+    node.write("work/latest", "1")
+    assert not node.mirror.copy()
+    assert saved(s3) == {"work/step-1/model": "1", "work/latest": "1"}
+    node.write("work/step-2/model", "2")
+    node.write("work/step-2/optimizer", "2")
+    assert node.mirror.copy()
+    assert saved(s3).keys() == {
+        *("work/step-1/model", "work/latest", "work/step-2/model", "work/step-2/optimizer")
+    }
+
+
+def test_a_new_folder_in_which_something_always_changes_waits_a_few_rounds(
+    start: Start, s3: S3
+) -> None:
+    node = start()
+    rounds = 0
+    while not saved(s3) and rounds < 20:
+        node.write("work/logs/done", "done")
+        node.write("work/logs/now", str(rounds), ago_s=0)
+        node.mirror.copy()
+        rounds += 1
+    assert rounds == saving._PATIENCE + 1
+    assert saved(s3).keys() == {"work/logs/done", "work/logs/now"}
+
+
+def test_what_changes_while_it_is_sent_is_left_for_the_next_round(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "_SMALL", 3)  # nothing is read at once
+    node = start()
+    path = node.write("work/large", "first content")
+
+    def rewrite(_key: str) -> None:
+        s3.on_upload = lambda _key: None
+        path.write_text("second content")
+
+    s3.on_upload = rewrite
+    assert not node.mirror.copy()
+    assert saved(s3) == {}
+    assert node.mirror.copy()
+    assert saved(s3) == {"work/large": "second content"}
+
+
+def test_a_large_file_that_is_always_rewritten_is_saved_all_the_same(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "_SMALL", 3)
+    node = start()
+    path = node.write("work/large", "content 0")
+    num = 0
+
+    def rewrite(_key: str) -> None:
+        nonlocal num
+        num += 1
+        path.write_text(f"content {num}")
+
+    s3.on_upload = rewrite
+    assert not node.mirror.copy()
+    assert node.mirror.copy(), "from a copy on the disk, which is faster than the network"
+    assert saved(s3) == {"work/large": "content 1"}
+
+
+def test_a_file_that_is_replaced_while_it_is_sent_is_saved_whole(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "_SMALL", 3)
+    node = start()
+    path = node.write("work/large", "old content")
+    newer = node.write("newer", "new content")
+
+    def replace_it(_key: str) -> None:
+        if newer.exists():
+            newer.replace(path)
+
+    s3.on_upload = replace_it
+    assert node.mirror.copy()
+    assert saved(s3) == {"work/large": "old content"}
+
+
+def test_the_list_is_written_after_what_it_names(start: Start, s3: S3) -> None:
+    """Wherever the writing breaks off, a restore sees one state and not parts of two."""
+    first = start()
+    first.write("work/model", "step 1")
+    first.write("work/step", "1")
+    first.mirror.save()
+    first.write("work/model", "step 2")
+    first.write("work/step", "2")
+    for num_calls in range(1, 40):
+        broken = S3()
+        broken.objects = dict(s3.objects)
+        node = Node(first.place.with_name(f"cut-{num_calls}"), broken)
+        node.mirror.restore()
+        node.write("work/model", "step 2")
+        node.write("work/step", "2")
+        broken.calls_left = num_calls
+        is_done = node.mirror.save()
+        broken.calls_left, broken.is_down = None, False
+        after = Node(first.place.with_name(f"after-{num_calls}"), broken)
+        after.mirror.restore()
+        assert after.found() in (
+            {"work/model": "step 1", "work/step": "1"},
+            {"work/model": "step 2", "work/step": "2"},
+        ), num_calls
+        if is_done:
+            assert after.found()["work/step"] == "2"
+            assert num_calls > 5
+            break
+    else:
+        pytest.fail("it never came to its end")
+
+
+def test_a_thread_copies_until_it_is_ended(start: Start, s3: S3) -> None:
+    node = start()
+    node.mirror.start()
+    node.write("work/a", "one")
+    until = time.monotonic() + 20
+    while not saved(s3) and time.monotonic() < until:
+        time.sleep(0.01)
+    node.mirror.close()
+    assert saved(s3) == {"work/a": "one"}
+    node.write("work/b", "two")
+    time.sleep(0.2)
+    assert saved(s3) == {"work/a": "one"}
+
+
+# --- names
+def test_links_come_back_and_lead_nowhere_else(start: Start, tmp_path: Path, s3: S3) -> None:
+    (tmp_path / "secret").write_text("hidden")
+    node = start()
+    node.write("work/step-1/model", "1")
+    (node.work / "latest").symlink_to("step-1")
+    (node.work / "absolute").symlink_to(node.work / "step-1" / "model")
+    (node.work / "out").symlink_to(tmp_path / "secret")
+    (node.work / "up").symlink_to("../..")
+    node.mirror.save()
+    assert saved(s3) == {"work/step-1/model": "1"}
+    assert sum("leads out of its folder" in line for line in node.said) == 2
+
+    again = start()
+    assert (again.work / "latest" / "model").read_text() == "1"
+    assert (again.work / "absolute").read_text() == "1"
+    assert (again.work / "absolute").resolve().is_relative_to(again.work.resolve())
+    assert not (again.work / "out").is_symlink()
+    assert not (again.work / "up").is_symlink()
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "work/../../x", "/etc/x", "elsewhere/x", "x", "work//x", "work/a\nb"]
+)
+def test_a_list_that_names_another_place_is_refused(start: Start, s3: S3, name: str) -> None:
+    node = start()
+    node.write("work/a", "one")
+    node.mirror.save()
+    key = f"{PREFIX}/node-0/{MANIFEST}"
+    manifest = Manifest.from_json(s3.objects[key])
+    entry = replace(manifest.files[0], name=name, key="work/a")
+    s3.objects[key] = replace(manifest, files=(entry,)).to_json().encode()
+    again = start(restore=False)
+    with pytest.raises(InputError, match=r"cannot be restored: .*(refused|lies in none)"):
+        again.mirror.restore()
+    assert again.found() == {}
+
+
+def test_links_that_lead_out_by_way_of_each_other_are_refused(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/d/e/a", "one")
+    node.mirror.save()
+    key = f"{PREFIX}/node-0/{MANIFEST}"
+    manifest = Manifest.from_json(s3.objects[key])
+    real = manifest.files[0]
+    links = [
+        replace(real, name="work/d/k", link=".", sha256="", key=""),
+        replace(real, name="work/d/out", link="k/k/k/../../..", sha256="", key=""),
+    ]
+    s3.objects[key] = replace(manifest, files=(real, *links)).to_json().encode()
+    again = start()
+    assert not (again.work / "d" / "out").is_symlink()
+    assert any("work/d/out is damaged" in line for line in again.said)
+
+
+def test_a_file_of_the_list_is_not_written_through_a_link(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/a/b", "one")
+    node.mirror.save()
+    again = start(restore=False)
+    (again.place / "elsewhere").mkdir()
+    (again.work / "a").symlink_to(again.place / "elsewhere")
+    with pytest.raises(InputError, match="leads out"):
+        again.mirror.restore()
+    assert not [*(again.place / "elsewhere").iterdir()]
+    assert saved(s3) == {"work/a/b": "one"}
+
+
+def test_names_that_the_bucket_cannot_hold_are_named_once(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/line\nbreak", "x")
+    node.write("work/back\\slash", "x")
+    (Path(os.fsdecode(os.fsencode(node.work) + b"/\xff.txt"))).write_text("x")
+    deep = "work" + "/abcdefghi" * 100
+    node.write(deep, "x")
+    node.write("work/é ü/中.txt", "x")
+    node.mirror.save()
+    node.mirror.save()
+    assert saved(s3) == {"work/é ü/中.txt": "x"}
+    assert len(node.said) == 4
+    assert all(line.endswith("it is not saved") for line in node.said)
+
+
+def test_caches_and_what_is_excluded_are_left_out(start: Start, s3: S3) -> None:
+    node = start(excluded=["work/.venv", "work/big.bin"])
+    for name in ("__pycache__/a.pyc", "sub/__pycache__/b.pyc", ".venv/c", "big.bin", "hub/x"):
+        node.write(f"work/{name}", "x")
+    node.write("work/hub/CACHEDIR.TAG", "Signature: 8a477f597d28d172789f06886806bc55")
+    os.mkfifo(node.work / "pipe")
+    node.write("work/kept/.venv/d", "x")
+    node.mirror.save()
+    assert saved(s3).keys() == {"work/kept/.venv/d"}
+
+
+def test_empty_folders_come_back(start: Start) -> None:
+    node = start()
+    (node.work / "logs" / "tensorboard").mkdir(parents=True)
+    node.write("work/a/b", "x")
+    node.mirror.save()
+    again = start()
+    assert (again.work / "logs" / "tensorboard").is_dir()
+
+
+def test_many_small_files(start: Start, s3: S3) -> None:
+    node = start()
+    for number in range(500):
+        node.write(f"work/samples/{number % 7}/{number}.txt", str(number))
+    assert node.mirror.copy()
+    assert len(saved(s3)) == 500
+    assert len(start().found()) == 500
+
+
+# --- limits and errors
+def test_folders_above_the_limit_are_refused_with_their_size(start: Start, s3: S3) -> None:
+    node = start(limit_bytes=3 * 2**20)
+    node.write("work/small", "x")
+    assert node.mirror.copy()
+    (node.work / "large").write_bytes(bytes(4 * 2**20))
+    assert not node.mirror.copy()
+    assert not node.mirror.save()
+    told = [line for line in node.said if "not saved: the folders hold" in line]
+    assert len(told) == 1, "once"
+    assert "4.0 MiB in 2 files, and at most 3.0 MiB" in told[0]
+    assert saved(s3) == {"work/small": "x"}
+    (node.work / "large").unlink()
+    node.write("work/small", "y")
+    assert node.mirror.save()
+    assert saved(s3) == {"work/small": "y"}
+
+
+def test_a_bucket_that_does_not_answer_is_named_once_and_asked_again(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/a", "one")
+    s3.is_down = True
+    assert not node.mirror.copy()
+    assert not node.mirror.copy()
+    assert not node.mirror.save()
+    assert len(node.said) == 1
+    assert node.said[0].startswith("files: not saved: EndpointConnectionError: ")
+    s3.is_down = False
+    assert node.mirror.copy()
+    assert node.said[1:] == ["files: saved again"]
+    assert saved(s3) == {"work/a": "one"}
+
+
+def test_without_its_files_a_program_is_not_started(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(times, "FILES_RESTORE_S", 0.2)
+    s3.is_down = True
+    node = start(restore=False)
+    with pytest.raises(InputError, match="is not started without them"):
+        node.mirror.restore()
+
+
+def test_a_bucket_that_answers_late_is_waited_for(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/a", "one")
+    node.mirror.save()
+    again = start(restore=False)
+    s3.is_down, s3.calls_until_up = True, 2
+    again.mirror.restore()
+    assert again.found() == {"work/a": "one"}
+
+
+def test_an_object_that_is_not_what_was_saved_is_not_restored(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/a", "one")
+    node.write("work/b", "two")
+    node.mirror.save()
+    s3.objects[f"{PREFIX}/node-0/work/a"] = b"something else"
+    again = start()
+    assert again.found() == {"work/b": "two"}
+    assert f"files: work/a is damaged in {address(0)}: it is not restored" in again.said
+
+
+def test_a_copy_that_must_end_leaves_out_what_does_not_fit(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/a", "one")
+    node.mirror.save()
+    node.write("work/a", "two")
+    node.write("work/step-2/model", "2")
+    s3.on_upload = lambda _key: time.sleep(0.3)
+    assert not node.mirror.save(within_s=0.2)
+    assert saved(s3) == {"work/a": "one"}
+    assert node.said == ["files: 2 files were not saved, such as work/a"]
+    s3.on_upload = lambda _key: None
+    assert node.mirror.save(within_s=20)
+    assert saved(s3) == {"work/a": "two", "work/step-2/model": "2"}
+    assert start().found() == {"work/a": "two", "work/step-2/model": "2"}
+
+
+def test_a_last_copy_ends_one_that_takes_too_long(start: Start, s3: S3) -> None:
+    node = start(every_s=0.01)
+    node.write("work/a", "one")
+    is_busy: list[str] = []
+
+    def slow(key: str) -> None:
+        is_busy.append(key)
+        time.sleep(0.5)
+
+    s3.on_upload = slow
+    node.mirror.start()
+    until = time.monotonic() + 20
+    while not is_busy and time.monotonic() < until:
+        time.sleep(0.01)
+    began = time.monotonic()
+    assert not node.mirror.save(within_s=0.1)
+    assert time.monotonic() - began < 5
+    node.mirror.close()
+
+
+# --- who saves, and who gets what
+def test_a_node_that_was_started_again_elsewhere_does_not_save_any_more(start: Start) -> None:
+    stale = start()
+    stale.write("work/a", "one")
+    stale.mirror.save()
+    newer = start()
+    newer.write("work/a", "two")
+    newer.mirror.save()
+    stale.write("work/a", "late")
+    stale.write("work/b", "late")
+    assert not stale.mirror.save()
+    assert not stale.mirror.save()
+    assert sum("started again elsewhere" in line for line in stale.said) == 1
+    newer.write("work/c", "three")
+    assert newer.mirror.save()
+    assert start().found() == {"work/a": "two", "work/c": "three"}
+
+
+def test_a_node_gets_what_node_0_wrote_where_it_has_nothing_itself(start: Start, s3: S3) -> None:
+    zero, one = start(0), start(1)
+    zero.write("work/last.pt", "step 1")
+    zero.write("work/log", "of node 0")
+    one.write("work/log", "of node 1")
+    zero.mirror.save()
+    one.mirror.save()
+
+    zero, one, two = start(0), start(1), start(2)
+    assert one.found() == {"work/last.pt": "step 1", "work/log": "of node 1"}
+    assert two.found() == {"work/last.pt": "step 1", "work/log": "of node 0"}
+    two.write("work/log", "of node 2")
+    assert two.mirror.save()
+    assert one.mirror.save()
+    assert saved(s3, 1) == {"work/log": "of node 1"}, "node 0's are not its own"
+    assert saved(s3, 2) == {"work/log": "of node 2"}
+
+    zero.write("work/last.pt", "step 2")
+    zero.mirror.save()
+    assert start(1).found()["work/last.pt"] == "step 2", "as node 0 has it now"
+
+
+def test_a_node_that_survived_gets_what_node_0_has_now_and_keeps_its_own(start: Start) -> None:
+    zero = start(0)
+    zero.write("work/last.pt", "step 1")
+    zero.write("work/old.pt", "step 0")
+    zero.mirror.save()
+    one = start(1)
+    one.write("work/mine", "not saved yet")
+    zero.write("work/last.pt", "step 2")
+    (zero.work / "old.pt").unlink()
+    zero.mirror.save()
+    one.mirror.restore(address(0))
+    assert one.found() == {"work/last.pt": "step 2", "work/mine": "not saved yet"}
+    one.write("work/last.pt", "my own")
+    zero.write("work/last.pt", "step 3")
+    zero.mirror.save()
+    one.mirror.restore(address(0))
+    assert one.found() == {"work/last.pt": "my own", "work/mine": "not saved yet"}
+
+
+def test_node_0_is_not_its_own_fallback(start: Start) -> None:
+    zero = start(0)
+    zero.write("work/a", "one")
+    zero.mirror.save()
+    zero.mirror.restore(address(0) + "/")
+    assert zero.found() == {"work/a": "one"}
+    assert zero.said == []
+
+
+def test_a_file_that_cannot_be_read_is_named_and_holds_nothing_up(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+    node.write("work/step/secret", "x")
+    node.write("work/step/model", "1")
+    opened = Path.open
+
+    def refuse(path: Path, *given: Any, **named: Any) -> Any:
+        if path.name == "secret":  # tests may run as root, who can read everything
+            raise PermissionError
+        return opened(path, *given, **named)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert node.mirror.copy()
+    assert saved(s3) == {"work/step/model": "1"}
+    assert node.said == ["files: work/step/secret cannot be read; it is not saved"]
+
+
+def test_it_starts_only_after_a_restore(start: Start) -> None:
+    node = start(restore=False)
+    with pytest.raises(AssertionError, match="comes first"):
+        node.mirror.start()
+    assert not node.mirror.save()
+
+
+def test_where_the_system_does_not_say_who_writes_a_fresh_file_waits(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saving, "being_written", lambda: None)
+    node = start()
+    node.write("work/old", "x")
+    node.write("work/fresh", "x", ago_s=0)
+    assert not node.mirror.copy()
+    assert saved(s3) == {"work/old": "x"}
