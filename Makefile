@@ -35,7 +35,7 @@ CDK := node_modules/.bin/cdk
 # share what is slow to make. More than four would need more memory than they save time.
 parallel = $(PYTHON) -m pytest -n logical --maxprocesses 4 --dist loadfile $(call marked,$(1))
 marked = -m "$(if $(ONLY),($(ONLY)) and )$(1)"
-# Nobody is there to be asked where CI is set.
+# Where CI is set, there is no one to ask.
 UNASKED := $(strip $(YES)$(CI))
 
 .DEFAULT_GOAL := help

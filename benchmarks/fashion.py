@@ -4,7 +4,7 @@
 
 Trains with the real command, two workers, global batch 256: ``fast`` for one epoch, ``three`` for
 three and ``tuned`` for the reference's ten. Finished runs are kept and not trained again, so an
-interrupted measurement goes on where it was. Beside it stands what the reference's two GPUs would
+interrupted measurement resumes. Beside it stands what the reference's two GPUs would
 take, computed from its own figures; nothing of that was measured here.
 """
 

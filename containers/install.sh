@@ -99,7 +99,7 @@ case $1 in
         # What only builds the image.
         rm -f /opt/train/containers/Dockerfile /opt/train/containers/install.sh \
             /opt/train/containers/requirements*.txt
-        # Fails here and not on a host that somebody pays for.
+        # Fails here and not on a host that costs money.
         modules='containers.node, training.launch, training.runtime.driver, training.recipes.ddp.loop'
         cd / && "$VENV/bin/python" -c "import $modules, ray.train.torch, pyarrow.fs, s3fs"
         finish /opt/train

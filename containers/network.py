@@ -27,7 +27,7 @@ def address_towards(host: str, port: int = 9) -> str:
 def own_address() -> str:
     """This node's address on its default route; without one, that of its first interface."""
     try:
-        return address_towards("192.0.2.1")  # RFC 5737: nobody's, so the default route's
+        return address_towards("192.0.2.1")  # RFC 5737: unassigned, so the default route's
     except OSError:
         for _, name in socket.if_nameindex():
             address = _address_of(name)
@@ -61,7 +61,7 @@ def wait_for_port(
     should_stop: Callable[[], bool],
     say: Callable[[str], None],
 ) -> str | None:
-    """Wait until somebody listens on ``host:port``; return why not, or None when somebody does.
+    """Wait until ``host:port`` accepts connections; return why not, or None when it does.
 
     The name is looked up anew each time: it may not exist yet, and it may change its address.
     """

@@ -54,7 +54,7 @@ class NodeConfig:
     head_wait_s: float
     """How long a worker waits for the head's port."""
     spot: bool
-    """Whether hosts of workers may be taken away, so that somebody should watch out for it."""
+    """Whether hosts of workers are spot instances, so that the node watches for a notice."""
     recipe: str = ""
     """The only one that is trained here, if that is known."""
 
@@ -238,7 +238,7 @@ class Node:
         )
         environment = ray_environment(config, interface) | os.environ
         # Named here and not found by each process: an interface in the image's environment is
-        # somebody else's.
+        # another machine's.
         environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface
         if os.environ.get("RAY_NODE_TYPE_NAME") and (task := metadata.own_task()):
             # Started by a job's autoscaler, which knows its nodes by their tasks.

@@ -3,9 +3,9 @@
     python -m containers.publish                          # to the repositories of CoreStack
     python -m containers.publish --head URI --worker URI  # to a registry docker is logged in to
 
-The tag is the hash of what goes into the images, as the stacks compute it too, so nobody copies a
-tag, and what is pushed already is neither built nor pushed again. With --head and --worker only the
-standard library and Docker are needed: CI runs it that way.
+The tag is the hash of what goes into the images, as the stacks compute it too, so no tag is
+copied by hand, and what is pushed already is neither built nor pushed again. With --head and
+--worker only the standard library and Docker are needed: CI runs it that way.
 """
 
 import argparse

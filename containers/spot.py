@@ -54,7 +54,7 @@ class Instance:
         """The notice, if there is one.
 
         Raises:
-            OSError, http.client.HTTPException: nobody answers, as where there is no instance.
+            OSError, http.client.HTTPException: no answer, as where there is no instance.
         """
         if time.monotonic() > self._token_until:
             lasts = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_LASTS_S)}

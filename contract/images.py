@@ -1,7 +1,7 @@
 """The tag of the images: a hash of what goes into them.
 
-Whoever builds the images and whoever deploys the stacks compute it from the same files, so the tag
-of an image need not be written down anywhere.
+Building the images and deploying the stacks compute it from the same files, so the tag of an image
+need not be written down anywhere.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
 """Facts of the EC2 instance types that this project runs on, and the sizes that follow from them.
 
 The stacks, the cost plan and the command line name an instance type and take every size of the
-host, its container and its disk from here; nobody types one a second time. A type that is not
+host, its container and its disk from here; none is typed a second time. A type that is not
 listed is refused: add a row. Not for prices to pay by: they are list prices and they change.
 
 Sources, looked up in 2026-11:

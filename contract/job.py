@@ -269,7 +269,7 @@ class JobStatus(StrEnum):
     FAILED = "failed"
     """Its command failed, or the head could not be started."""
     STOPPED = "stopped"
-    """Somebody ended it: ``trainctl stop``, ECS's or Step Functions' console."""
+    """Ended by a person: ``trainctl stop``, ECS's or Step Functions' console."""
     DEADLINE = "deadline"
     """It was still running at its deadline."""
     NO_CAPACITY = "no_capacity"
@@ -335,7 +335,7 @@ class Outcome:
     def of_abort(cls, *, error: str | None, cause: str | None) -> Self:
         """Of an execution that was aborted, with the error and the cause that were given then.
 
-        ``trainctl stop`` gives both. Step Functions' console gives none unless somebody types
+        ``trainctl stop`` gives both. Step Functions' console gives none unless a user types
         them, and other programs may give their own.
         """
         if error == STOP_ERROR:
@@ -348,7 +348,7 @@ class Outcome:
 def record_json(job: str, spec: JobSpec, outcome: Outcome) -> str:
     """The JSON that is kept in a run's folder of how one of its jobs ended.
 
-    ``Outcome.from_json`` reads it. Variables are left out: they may be nobody else's business.
+    ``Outcome.from_json`` reads it. Variables are left out: they may be confidential.
     """
     record = {
         "job": job,

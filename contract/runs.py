@@ -73,7 +73,7 @@ def checkpoint_step(name: str) -> int | None:
 def check_relative(name: str, *, what: str = "name") -> str:
     """Return ``name`` if it names a file below a folder, whatever the folder is.
 
-    Names come from a bucket's keys, an archive or a manifest, and whoever can write those must not
+    Names come from a bucket's keys, an archive or a manifest, and who can write those must not
     choose where files are written here.
 
     Raises:

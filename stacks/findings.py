@@ -81,7 +81,7 @@ AUDIT: Final = {
     ),
     "NIST.800.53.R5-S3DefaultEncryptionKMS": (
         "Encrypted with S3's own key. Calls to KMS for every shard of a checkpoint are billed "
-        "and throttled; nobody outside the account can read either."
+        "and throttled; neither can be read from outside the account."
     ),
     "NIST.800.53.R5-S3BucketLoggingEnabled": (
         "As AwsSolutions-S1: CloudTrail's data events are the better record where one is asked for."

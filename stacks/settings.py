@@ -98,7 +98,7 @@ class Settings:
     """How long a GPU host may idle before the alarm."""
 
     github_repository: str
-    """``owner/name`` whose workflow may push images; empty: nobody's."""
+    """``owner/name`` whose workflow may push images; empty: none."""
     github_branch: str
     """Branch of it that may."""
     github_oidc_provider_arn: str

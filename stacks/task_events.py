@@ -17,7 +17,7 @@ from stacks.settings import Settings
 
 FAILED_TASKS = "failed_tasks"
 
-# Not what somebody stopped, and not a head that ended well.
+# Not what a user stopped, and not a head that ended well.
 FAILED = (
     '{ ($.detail.stopCode = "TaskFailedToStart") || ($.detail.stopCode = "SpotInterruption") '
     '|| ($.detail.stopCode = "TerminationNotice") || (($.detail.stopCode = '

@@ -22,7 +22,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Set before anything imports Ray, transformers or Matplotlib: they read it when imported. The
 # processes that tests start inherit it.
 for _name in [name for name in os.environ if name.startswith("AWS_")]:
-    del os.environ[_name]  # nobody's account is to be touched by a test
+    del os.environ[_name]  # no test may touch a real account
 os.environ |= {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,

@@ -243,7 +243,7 @@ def test_an_environment_is_made_once_and_again_after_an_interruption(tmp_path: P
     assert make() == ""
     assert time.monotonic() - began < 2
 
-    # Left by somebody who pressed Ctrl-C: the marker, and packages in pieces.
+    # Left by a user who pressed Ctrl-C: the marker, and packages in pieces.
     (tmp_path / ".venv" / "incomplete").touch()
     (tmp_path / ".venv" / "pieces").touch()
     assert "was interrupted" in make()

@@ -46,7 +46,7 @@ BUCKET = os.environ.get("BUCKET", "")
 HEAD_FAMILY = os.environ.get("HEAD_FAMILY", "")
 STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
 
-#: ECS's own words when somebody stops a task without giving a reason.
+#: ECS's own words when a user stops a task without giving a reason.
 NO_REASON_GIVEN = "Task stopped by user"
 
 

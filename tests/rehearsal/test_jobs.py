@@ -204,7 +204,7 @@ def test_two_jobs_at_a_time_share_no_node(rehearsal: Rehearsal) -> None:
     assert {each["run"] for each in listed} == {"left", "right"}
 
 
-# --- one's own code -------------------------------------------------------------------------------
+# --- your own code --------------------------------------------------------------------------------
 OWN = """
 import os, sys, ray, greeting, helper
 
@@ -390,7 +390,7 @@ def metadata_of_instances(rehearsal: Rehearsal) -> Iterator[None]:
 
 
 def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: Rehearsal) -> None:
-    """One host at first, then two, then one of them is taken away; somebody looks on and goes."""
+    """One host at first, then two, then one of them is taken away; a user follows it."""
     # A host that goes with notice is no failure, of which none is forgiven here.
     long = ("--epochs", "90", "--max-failures", "0")
     settings = ("--run", "elastic", "--nodes", "1:2", "--yes", *QUICK, *long)

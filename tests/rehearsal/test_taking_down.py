@@ -1,4 +1,4 @@
-"""However a rehearsal ends, nothing of it is left: the local AWS dies, or somebody presses Ctrl-C.
+"""However a rehearsal ends, nothing of it is left: the local AWS dies, or a user presses Ctrl-C.
 
 The last of the tests in containers: they take down what the others have used.
 """

@@ -57,7 +57,7 @@ def test_a_bad_setting_ends_the_command_line_with_one_sentence(tmp_path: Path) -
 # --- a deployment's life --------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
-    """An account of its own: the inventory below must see nobody else's resources."""
+    """An account of its own: the inventory below must see no other resources."""
     if not (ROOT / ".venv-aws").is_dir():
         pytest.skip("no AWS emulator: `make venv-aws` installs it into .venv-aws")
     with local_aws(tmp_path_factory.mktemp("aws")) as running:

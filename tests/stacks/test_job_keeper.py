@@ -318,7 +318,7 @@ def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(
     found = keeper.handler(ended(head(2), Spec='{"run": "r1"}'), None)
     assert (found["status"], found["again"]) == ("failed", False)
     assert aws.running() == {"other-head", "other-1", "standing"}
-    assert not aws.objects, "nobody knows whose run it was"
+    assert not aws.objects, "it is not known whose run it was"
     newer = json.dumps({**json.loads(SPEC.to_json()), "priority": 9})
     keeper.handler(ended(head(2), Spec=newer), None)
     assert aws.objects["runs/r1/jobs/j1.json"]["exit_code"] == 2
@@ -382,7 +382,7 @@ def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
     keeper.handler(aborted(**detail), None)
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert (record["status"], record["reason"]) == (status, reason)
-    assert record["attempts"] is None, "this history cannot be read, and nobody guesses"
+    assert record["attempts"] is None, "this history cannot be read, and none is guessed"
 
 
 def started_with(**variables: str) -> dict[str, Any]:

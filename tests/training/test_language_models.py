@@ -242,7 +242,7 @@ def test_a_sharded_model_is_the_whole_one(name: str, shape: tuple[int, ...], sav
         assert rank_random == pytest.approx(random, rel=1e-6)
     held = sum(own for _l, _r, own in found)
     copies = shape[0] if len(shape) > 1 else 1
-    assert held == language_models.num_parameters(whole.model) * copies, "nobody holds it twice"
+    assert held == language_models.num_parameters(whole.model) * copies, "no rank holds it twice"
 
 
 def _train(rank: int, name: str, is_sharded: bool) -> list[float]:

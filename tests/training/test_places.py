@@ -80,7 +80,7 @@ def test_an_ordinary_user_trains_without_a_home_beside_another_users_ray(
     if os.getuid():
         pytest.skip("only root can become another user")
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
-        pytest.skip("this machine lets nobody mount anything")
+        pytest.skip("this machine allows no mounts")
     readable = project / ".venv"
     packages = Path(sysconfig.get_path("purelib"))
     for folder in [*packages.parents, *readable.parents]:

@@ -28,7 +28,7 @@ from training.record.writer import FLUSH_EVERY_S, RunRecord
 
 
 class Silent:
-    """A display for nobody."""
+    """A display that shows nothing."""
 
     def __init__(self) -> None:
         self.shown: list[Event] = []
