@@ -32,6 +32,8 @@ from training.recipes.command import Recorded, read_command
 
 #: Among how many running jobs one of the same run is looked for.
 _RUNNING_LOOKED_AT: Final = 50
+_CONSONANTS: Final = "bdfghjklmnprstvz"
+_VOWELS: Final = "aiou"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +117,11 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
     nodes = given.num_nodes(shape)
     workers = Range(shape.num_workers(nodes.low), shape.num_workers(nodes.high))
     what = words[0] if words and given.code is None else "code"
-    run = f"{what}-{time.strftime('%Y%m%d-%H%M%S')}" if given.run is None else given.run
+    run = (
+        f"{what}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+        if given.run is None
+        else given.run
+    )
     if given.code is None:
         # The recipe is checked before the name that begins with it: its error is the better one.
         command = _recipe_command(
@@ -233,8 +239,16 @@ def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> st
 
 
 def new_id(run: str) -> str:
-    """An id for a job: when it was submitted, short enough for ECS's ``startedBy``."""
-    stem = re.sub(r"[^A-Za-z0-9_-]", "-", run)[:18]
-    job = f"{stem}-{time.strftime('%y%m%d%H%M', time.gmtime())}-{random.token_hex(2)}"
-    assert len(job) <= MAX_JOB_ID
-    return job
+    """An id for a job that can be read out, such as ``first-lusab-gutih``: 32 random bits after the
+    run's name, short enough for ECS's ``startedBy``."""
+    words = "-".join(_syllables(random.randbits(16)) for _ in range(2))
+    stem = re.sub(r"[^A-Za-z0-9_-]", "-", run)[: MAX_JOB_ID - len(words) - 1].rstrip("-_")
+    return f"{stem}-{words}"
+
+
+def _syllables(number: int) -> str:
+    """16 bits as five letters, consonants and vowels in turn (proquints, arXiv:0901.4016)."""
+    letters = ""
+    for shift, alphabet in ((12, _CONSONANTS), (10, _VOWELS), (6, _CONSONANTS), (4, _VOWELS)):
+        letters += alphabet[number >> shift & len(alphabet) - 1]
+    return letters + _CONSONANTS[number & 15]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from contract.errors import InputError
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec
 from contract.ranges import Range
 from tests.trainctl.account import Account, refused
-from trainctl import code_folder, output
+from trainctl import code_folder, job_plan, output
 from trainctl.__main__ import main
 from training import launch
 from training.recipes import command
@@ -389,6 +390,19 @@ def test_a_head_that_trains_counts(account: Account) -> None:
     assert main([*SUBMIT, "--nodes", "1", "--run", "r2"]) == 0
     commands = [json.loads(sent["input"])["command"] for sent in account.sent("start_execution")]
     assert [command[command.index("--workers") + 1] for command in commands] == ["4", "8"]
+
+
+@pytest.mark.parametrize(
+    "run", ["r1", "a.b", "resnet-baseline-with-a-name-of-63-characters-" + "x" * 18]
+)
+def test_the_id_of_a_job_can_be_read_out_and_is_never_the_same_twice(run: str) -> None:
+    syllables = "[bdfghjklmnprstvz][aiou]" * 2 + "[bdfghjklmnprstvz]"
+    ids = {job_plan.new_id(run) for _ in range(200)}
+    assert len(ids) == 200
+    for job in ids:
+        assert re.fullmatch(rf"[A-Za-z0-9_-]*[A-Za-z0-9]-{syllables}-{syllables}", job), job
+        assert len(job) <= MAX_JOB_ID
+        assert job.startswith(run[:20].replace(".", "-"))
 
 
 def test_own_code_is_uploaded_without_what_is_no_code(account: Account, code: Path) -> None:
