@@ -70,7 +70,7 @@ LAYERS: tuple[set[str], ...] = (
 #: What needs the standard library alone: laptops and node processes import it. A package stands for
 #: itself and not for its modules.
 STANDARD = {
-    *("training", "training.data"),
+    *("training", "training.data", "training.data.catalog", "training.data.download"),
     *("training.recipes", "training.recipes.recipe", "training.recipes.settings"),
     "training.recipes.command",
     *RECIPES,

@@ -18,6 +18,7 @@ from contract.nodes import Gpus
 from contract.ranges import Range
 from contract.runs import RunPaths, check_run_name
 from training import storage
+from training.data import catalog
 from training.recipes import command as commands
 from training.recipes.command import Command, OptionError, Recorded, RunCompleteError
 from training.recipes.settings import RunConfig
@@ -158,7 +159,7 @@ def _local_workers(wanted: Range | None) -> Range:
 
 def _absolute(data: str, command: Command) -> str:
     """Workers run in another folder: make a local folder's path absolute."""
-    if "://" in data or data == command.recipe.built_in_data:
+    if "://" in data or data == command.recipe.built_in_data or catalog.find(data):
         return data
     return str(Path(data).expanduser().absolute())
 

@@ -156,7 +156,7 @@ def test_damaged_data_is_refused_with_the_file_and_the_reason(
 
 def test_a_set_of_fashion_mnists_size_must_have_its_content(tmp_path: Path) -> None:
     write_images(tmp_path, num_train=60_000, num_test=10_000)
-    with pytest.raises(InputError, match="MD5 of its decompressed content"):
+    with pytest.raises(InputError, match="SHA-256 of its decompressed content"):
         images.load(str(tmp_path))
 
 

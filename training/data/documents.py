@@ -16,7 +16,7 @@ from typing import IO, Final, cast
 
 from contract.errors import InputError
 from training import storage
-from training.data import PYTHON_HELP, hub, sources
+from training.data import PYTHON_HELP, catalog, hub, sources
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
@@ -27,14 +27,20 @@ Report = Callable[[int, int], None]
 """Is called with the bytes read so far and the bytes to read."""
 
 
-def text_files(source: str) -> list[Path]:
+def text_files(source: str, report: Report | None = None) -> list[Path]:
     """The files of a text on this node, sorted by name.
+
+    Args:
+        source: what ``--data`` has.
+        report: called while a data set of ``training.data.catalog`` is downloaded.
 
     Raises:
         InputError: there is nothing at ``source``, or nothing of a kind that can be read.
     """
     if source == PYTHON_HELP:
         return [_python_help()]
+    if catalog.find(source):
+        return sources.local_files(source, (), report=report)
     if source.startswith(_HUB):
         patterns = tuple(f"*{kind}" for kind in KINDS)
         path = hub.fetch(source.removeprefix(_HUB), patterns, kind="dataset", what="data set")

@@ -8,6 +8,7 @@ ever touched by Python. Use a streaming loader instead for sets that do not fit 
 import gzip
 import hashlib
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Self
@@ -17,34 +18,16 @@ import numpy.typing as npt
 import torch
 
 from contract.errors import InputError
-from training.data import idx, sources
+from training.data import catalog, idx, sources
+from training.data.catalog import DataSet
+from training.data.download import Report
 from training.data.sources import DIGITS, FILES
 
 IMAGE_SIZE: Final = 28
 NUM_CLASSES: Final = 10
 
-# MD5 of the decompressed files of the full FashionMNIST (zalandoresearch/fashion-mnist). The
-# gzip wrapper differs from mirror to mirror, its content does not.
-_FASHION_MD5: Final = {
-    "train-images-idx3-ubyte.gz": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-    "train-labels-idx1-ubyte.gz": "9018921c3c673c538a1fc5bad174d6f9",
-    "t10k-images-idx3-ubyte.gz": "8181f5470baa50b63fa0f6fddb340f0a",
-    "t10k-labels-idx1-ubyte.gz": "15d484375f8d13e6eb1aabb0c3f46965",
-}
 _FULL_SIZES: Final = (60_000, 10_000)
-
-FASHION_CLASSES: Final = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+FASHION: Final = catalog.ALL[0]
 DIGIT_CLASSES: Final = tuple("0123456789")
 
 Bytes = npt.NDArray[np.uint8]
@@ -69,16 +52,20 @@ class ImageSet:
     std: float
 
 
-def load(source: str) -> ImageSet:
-    """Read a data set: ``digits``, or IDX-gz files from a folder, HTTP(S) or S3.
+def load(source: str, *, report: Report | None = None) -> ImageSet:
+    """Read a data set: ``digits``, one of ``training.data.catalog``, or IDX-gz files from a folder,
+    HTTP(S) or S3.
+
+    Args:
+        report: Called while a data set of the catalog is downloaded.
 
     Raises:
         InputError: Files are missing or damaged, images have another size, labels another range,
-            or a set of FashionMNIST's size does not have FashionMNIST's content.
+            or a set of FashionMNIST's size has the content of none that is known.
     """
     if source == DIGITS:
         return _digits()
-    paths = sources.local_files(source, FILES)
+    paths = sources.local_files(source, FILES, report=report)
     contents = []
     for path in paths:
         try:
@@ -90,16 +77,32 @@ def load(source: str) -> ImageSet:
     train_images, train_labels, test_images, test_labels = arrays
     _check_split(train_images, train_labels, str(paths[0]), str(paths[1]))
     _check_split(test_images, test_labels, str(paths[2]), str(paths[3]))
+    classes = FASHION.class_names
     if (len(train_images), len(test_images)) == _FULL_SIZES:
-        for name, content in zip(FILES, contents, strict=True):
-            found = hashlib.md5(content, usedforsecurity=False).hexdigest()
-            if found != _FASHION_MD5[name]:
-                sources.discard(source, [name])
-                raise InputError(
-                    f"{name} from {source} is not FashionMNIST's: the MD5 of its decompressed "
-                    f"content is {found}, expected {_FASHION_MD5[name]}; fetch it again"
-                )
-    return _image_set(train_images, train_labels, test_images, test_labels, FASHION_CLASSES)
+        classes = _known(contents, source).class_names
+    return _image_set(train_images, train_labels, test_images, test_labels, classes)
+
+
+def _known(contents: Sequence[bytes], source: str) -> DataSet:
+    """Which published data set these are the files of.
+
+    Raises:
+        InputError: none; the file that differs is named.
+    """
+    found = {
+        name: hashlib.sha256(content).hexdigest()
+        for name, content in zip(FILES, contents, strict=True)
+    }
+    several = [each for each in catalog.ALL if each.kind == catalog.IMAGES]
+    likely = max(several, key=lambda each: len(each.files.items() & found.items()))
+    for name, digest in likely.files.items():
+        if found[name] != digest:
+            sources.discard(source, [name])
+            raise InputError(
+                f"{name} from {source} is not that of {likely.name}: the SHA-256 of its "
+                f"decompressed content is {found[name]}, expected {digest}; fetch it again"
+            )
+    return likely
 
 
 def _digits() -> ImageSet:

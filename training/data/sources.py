@@ -1,4 +1,5 @@
-"""Brings the files of a data set onto this node: from a folder, an HTTP(S) mirror or S3.
+"""Brings the files of a data set onto this node: a published one by its name, from a folder, an
+HTTP(S) mirror or S3.
 
 A folder is used where it is. Anything remote is fetched into the node's cache once, under a file
 lock, so that eight workers on a node cost one download; a file appears there whole or not at all.
@@ -15,18 +16,18 @@ from filelock import FileLock
 
 from contract.errors import InputError
 from contract.runs import safe_join
+from training.data import catalog, download
+from training.data.catalog import DataSet
+from training.data.download import Report
 
 # The data set that needs no source: scikit-learn's, which comes with the package.
 DIGITS: Final = "digits"
 
-FILES: Final = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
+FILES: Final = catalog.IDX_FILES
 
-CACHE_VARIABLE: Final = "TRAINING_CACHE_DIR"
+CACHE_VARIABLE: Final = download.CACHE_VARIABLE
+cache_dir = download.cache_dir
+
 _CHUNK_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 60.0
 _ATTEMPTS: Final = 4
@@ -37,24 +38,20 @@ def is_remote(source: str) -> bool:
     return source.startswith(("http://", "https://", "s3://"))
 
 
-def cache_dir() -> Path:
-    """The node's cache: ``$TRAINING_CACHE_DIR``, or a folder under the user's cache folder."""
-    if folder := os.environ.get(CACHE_VARIABLE):
-        return Path(folder)
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "ecs-training"
-
-
-def local_files(source: str, names: Sequence[str]) -> list[Path]:
+def local_files(source: str, names: Sequence[str], *, report: Report | None = None) -> list[Path]:
     """Return the paths of ``names`` on this node, fetching them first if ``source`` is remote.
 
     Args:
-        source: A folder, ``http(s)://host/path`` or ``s3://bucket/prefix`` that holds the files.
+        source: The name of a published data set, or a folder, ``http(s)://host/path`` or
+            ``s3://bucket/prefix`` that holds the files.
         names: File names directly below it.
+        report: Called while a published data set is downloaded.
 
     Raises:
         InputError: The folder or a file is missing or empty, or the mirror does not serve it.
     """
+    if data := catalog.find(source):
+        return _published(data, report)
     if is_remote(source):
         return _fetched(source.rstrip("/"), names)
     folder = Path(source)
@@ -62,7 +59,7 @@ def local_files(source: str, names: Sequence[str]) -> list[Path]:
         what = "is not a folder" if folder.exists() else "does not exist"
         raise InputError(
             f"data folder {source} {what}: give the folder that holds {names[0]}, or leave "
-            "--data out to train on the built-in digits"
+            f"--data out to train on the built-in digits; {catalog.by_name(folder.name)}"
         )
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
@@ -71,8 +68,20 @@ def local_files(source: str, names: Sequence[str]) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _fetched(source: str, names: Sequence[str]) -> list[Path]:
-    folder = cache_dir() / hashlib.sha256(source.encode()).hexdigest()[:16]
+def _published(data: DataSet, report: Report | None) -> list[Path]:
+    folder = _cache_folder(data.name)
+    with FileLock(folder / ".lock"):
+        return download.fetch(data, folder, report=report)
+
+
+def _folder_name(source: str) -> str:
+    if catalog.find(source):
+        return source
+    return hashlib.sha256(source.rstrip("/").encode()).hexdigest()[:16]
+
+
+def _cache_folder(name: str) -> Path:
+    folder = cache_dir() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -80,6 +89,11 @@ def _fetched(source: str, names: Sequence[str]) -> list[Path]:
             f"cache folder {folder} cannot be made ({error.strerror}): set {CACHE_VARIABLE} to a "
             "folder that can be written"
         ) from None
+    return folder
+
+
+def _fetched(source: str, names: Sequence[str]) -> list[Path]:
+    folder = _cache_folder(_folder_name(source))
     with FileLock(folder / ".lock"):
         for name in names:
             if not safe_join(folder, name).exists():
@@ -89,8 +103,8 @@ def _fetched(source: str, names: Sequence[str]) -> list[Path]:
 
 def discard(source: str, names: Sequence[str]) -> None:
     """Forget fetched files that turned out to be damaged, so that the next try fetches again."""
-    if is_remote(source):
-        folder = cache_dir() / hashlib.sha256(source.rstrip("/").encode()).hexdigest()[:16]
+    if is_remote(source) or catalog.find(source):
+        folder = cache_dir() / _folder_name(source)
         with FileLock(folder / ".lock"):
             for name in names:
                 (folder / name).unlink(missing_ok=True)

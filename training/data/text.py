@@ -137,7 +137,7 @@ def store_for(
     Raises:
         InputError: there is no text, it is no text, or the tokenizer cannot be used.
     """
-    files = text_files(source)
+    files = text_files(source, report)
     key = _key(files, tokenizer_file, held_out_every, field)
     folder = _place(key)
     with FileLock(f"{folder}.lock"):

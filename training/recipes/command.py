@@ -20,6 +20,7 @@ from contract import nodes, runs
 from contract.errors import InputError
 from contract.nodes import Gpus
 from contract.ranges import Range
+from training.data import catalog
 from training.recipes import NAMES, by_name
 from training.recipes.recipe import Recipe
 from training.recipes.settings import (
@@ -207,6 +208,8 @@ def check(command: Command) -> None:
     """
     recipe = command.recipe
     check_values(recipe.config, command.given)
+    if command.data is not None:
+        catalog.check_kind(command.data, recipe.data_kind)
     if recipe.check is not None:
         recipe.check(command.preset, command.given)
 

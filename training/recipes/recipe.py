@@ -33,6 +33,8 @@ class Recipe:
     """The preset that suits the built-in data."""
     data_help: str
     """Help text of ``--data``."""
+    data_kind: str = ""
+    """Kind of the published data sets (``training.data.catalog``) that suit it; empty: any."""
     loop: str
     """Module whose ``train(worker, config)`` is the training loop."""
     inputs: str = ""

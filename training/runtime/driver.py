@@ -232,7 +232,7 @@ class Driver:
                 if self._record is not None:
                     continue  # it comes late: reading is over
                 share = event.done / max(event.total, 1)
-                self._display.phase(f"reading the text: {share:.0%}", transient=True)
+                self._display.phase(f"reading the data: {share:.0%}", transient=True)
             elif self._record is not None:
                 self._record.handle(event)
         return True

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from training.data import DIGITS
+from training.data import DIGITS, catalog
 from training.recipes.ddp.settings import PRESETS, DdpConfig
 from training.recipes.recipe import Recipe
 
@@ -12,7 +12,9 @@ RECIPE: Final = Recipe(
     presets=PRESETS,
     built_in_data=DIGITS,
     built_in_preset="digits",
-    data_help="folder, http(s):// or s3:// address of the data (default: built-in digits)",
+    data_help=f"{', '.join(catalog.names(catalog.IMAGES))}, or folder, http(s):// or s3:// address "
+    "of the data (default: built-in digits)",
+    data_kind=catalog.IMAGES,
     inputs="training.recipes.ddp.inputs",
     loop="training.recipes.ddp.loop",
     # torch's optimizers and DDP import it, all by themselves.

@@ -1,6 +1,6 @@
 """The DDP recipe's data, looked at before its loop starts. Imports no torch by itself."""
 
-from training.data import sources
+from training.data import catalog, sources
 from training.recipes.ddp.settings import DdpConfig
 from training.recipes.recipe import Report
 
@@ -11,7 +11,7 @@ def look_at(config: DdpConfig) -> None:
     Raises:
         InputError: a file is missing.
     """
-    if not sources.is_remote(config.data):
+    if not sources.is_remote(config.data) and catalog.find(config.data) is None:
         sources.local_files(config.data, sources.FILES)
 
 
@@ -23,6 +23,5 @@ def prepare(config: DdpConfig, report: Report | None = None) -> DdpConfig:
     """
     from training.data import images
 
-    del report  # they are small
-    images.load(config.data)
+    images.load(config.data, report=report)
     return config

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from contract.errors import InputError
-from training.data import PYTHON_HELP
+from training.data import PYTHON_HELP, catalog
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 from training.recipes.recipe import Recipe
 from training.recipes.settings import Value
@@ -24,8 +24,10 @@ RECIPE: Final = Recipe(
     presets=PRESETS,
     built_in_data=PYTHON_HELP,
     built_in_preset="tiny",
-    data_help="text: a file, a folder, http(s)://, s3:// or a Hugging Face data set, "
-    "hf://owner/name, as .txt, .jsonl or .parquet (default: Python's help texts)",
+    data_help=f"text: {', '.join(catalog.names(catalog.TEXT))}, a file, a folder, http(s)://, "
+    "s3:// or a Hugging Face data set, hf://owner/name, as .txt, .jsonl or .parquet (default: "
+    "Python's help texts)",
+    data_kind=catalog.TEXT,
     inputs="training.recipes.fsdp.inputs",
     loop="training.recipes.fsdp.loop",
     preload=(

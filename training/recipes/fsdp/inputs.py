@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from contract.errors import InputError
+from training.data import catalog
 from training.data.text import TokenStore, open_store, store_for
 from training.models.pretrained import shared_cache, tokenizer_file
 from training.recipes.fsdp.settings import FsdpConfig
@@ -16,9 +17,12 @@ def look_at(config: FsdpConfig) -> None:
     Raises:
         InputError: it is not.
     """
-    if "://" not in config.data and not Path(config.data).exists():
+    if "://" in config.data or catalog.find(config.data):
+        return
+    if not Path(config.data).exists():
         raise InputError(
-            f"text {config.data} does not exist: give --data a file, a folder or an address"
+            f"text {config.data} does not exist: give --data a file, a folder or an address; "
+            f"{catalog.by_name(Path(config.data).name)}"
         )
 
 

@@ -1,0 +1,263 @@
+"""Data sets are fetched by name from a mirror on loopback: whole, verified, and from where a
+download broke off; and the same name is right or wrong on the laptop and on the node."""
+
+import gzip
+import hashlib
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from contract.errors import InputError
+from contract.ranges import Range
+from training import launch
+from training.data import catalog, documents, download, images, sources
+from training.data.catalog import DataSet
+from training.recipes import command
+from training.recipes.command import read_command
+
+PLAIN: Final = bytes(range(256)) * 4000
+PACKED: Final = b"a label\n" * 1000
+
+
+class Mirror(http.server.BaseHTTPRequestHandler):
+    """Serves files from memory, with ranges, and fails as it is told."""
+
+    files: dict[str, bytes]
+    asked: list[tuple[str, str]]
+    break_off_after: list[int]
+    """Bytes after which each of the next answers breaks off."""
+    answers: list[int]
+    """Status of each of the next answers, instead of a file."""
+    has_ranges = True
+
+    def do_GET(self) -> None:
+        wanted = self.headers.get("Range", "")
+        self.asked.append((self.path, wanted))
+        if self.answers:
+            self.send_error(self.answers.pop(0))
+            return
+        content = self.files.get(self.path)
+        if content is None:
+            self.send_error(404)
+            return
+        if wanted and self.has_ranges:
+            first = int(wanted.removeprefix("bytes=").removesuffix("-"))
+            if first >= len(content):
+                self.send_error(416)
+                return
+            content = content[first:]
+            self.send_response(206)
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.break_off_after:
+            content = content[: self.break_off_after.pop(0)]
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Mirror]]:
+    class Handler(Mirror):
+        files = {  # noqa: RUF012
+            "/set/plain.bin": PLAIN,
+            "/set/packed.gz": gzip.compress(PACKED, compresslevel=1),
+        }
+        asked: list[tuple[str, str]] = []  # noqa: RUF012
+        break_off_after: list[int] = []  # noqa: RUF012
+        answers: list[int] = []  # noqa: RUF012
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv(catalog.MIRROR_VARIABLE, f"http://127.0.0.1:{server.server_address[1]}/")
+    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    yield Handler
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+DATA: Final = DataSet(
+    name="set",
+    kind=catalog.TEXT,
+    about="a set",
+    license="none",
+    address="https://nowhere.invalid/set",
+    files={
+        "plain.bin": hashlib.sha256(PLAIN).hexdigest(),
+        "packed.gz": hashlib.sha256(PACKED).hexdigest(),
+    },
+    num_bytes=len(PLAIN) + 1000,
+)
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir())
+
+
+def test_files_are_fetched_once_and_progress_is_reported(
+    mirror: type[Mirror], tmp_path: Path
+) -> None:
+    seen: list[tuple[int, int]] = []
+    paths = download.fetch(DATA, tmp_path / "d", report=lambda *each: seen.append(each))
+    assert paths[0].read_bytes() == PLAIN
+    assert gzip.decompress(paths[1].read_bytes()) == PACKED
+    assert names_in(tmp_path / "d") == ["packed.gz", "plain.bin"]
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert all(done <= total == DATA.num_bytes for done, total in seen)
+    assert download.fetch(DATA, tmp_path / "d") == paths
+    assert len(mirror.asked) == 2
+
+
+def test_a_download_that_breaks_off_continues_where_it_was(
+    mirror: type[Mirror], tmp_path: Path
+) -> None:
+    mirror.break_off_after = [1000, 5000]
+    paused: list[float] = []
+    (path, _) = download.fetch(DATA, tmp_path, sleep=paused.append)
+    assert path.read_bytes() == PLAIN
+    ranges = [wanted for name, wanted in mirror.asked if name == "/set/plain.bin"]
+    assert ranges == ["", "bytes=1000-", "bytes=6000-"]
+    assert len(paused) == 2
+
+
+def test_what_a_killed_download_left_is_not_taken_for_complete_and_not_fetched_again(
+    mirror: type[Mirror], tmp_path: Path
+) -> None:
+    (tmp_path / ".plain.bin.part").write_bytes(PLAIN[:777])
+    (path, _) = download.fetch(DATA, tmp_path)
+    assert path.read_bytes() == PLAIN
+    assert mirror.asked[0] == ("/set/plain.bin", "bytes=777-")
+    # Complete, but the process ended before its content was verified.
+    path.rename(tmp_path / ".plain.bin.part")
+    (path, _) = download.fetch(DATA, tmp_path)
+    assert path.read_bytes() == PLAIN
+
+
+def test_a_mirror_without_ranges_sends_all_of_it_again(
+    mirror: type[Mirror], tmp_path: Path
+) -> None:
+    mirror.has_ranges = False
+    (tmp_path / ".plain.bin.part").write_bytes(PLAIN[:777])
+    assert download.fetch(DATA, tmp_path)[0].read_bytes() == PLAIN
+
+
+def test_a_busy_mirror_is_asked_again_and_in_the_end_no_longer(
+    mirror: type[Mirror], tmp_path: Path
+) -> None:
+    mirror.answers = [503, 429]
+    paused: list[float] = []
+    download.fetch(DATA, tmp_path / "a", sleep=paused.append)
+    assert paused == [0.5, 2.0]
+    mirror.answers = [503] * 4
+    with pytest.raises(InputError, match=r"plain\.bin could not be fetched: .* 503"):
+        download.fetch(DATA, tmp_path / "b", sleep=paused.append)
+    assert mirror.answers == []
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("/set/plain.bin", PLAIN[:-1] + b"x", "has another content"),
+        ("/set/packed.gz", gzip.compress(PACKED)[:-30], "is damaged"),
+        ("/set/packed.gz", gzip.compress(PACKED + b"more"), "has another content"),
+    ],
+)
+def test_another_content_is_refused_and_not_kept(
+    mirror: type[Mirror], tmp_path: Path, name: str, content: bytes, sentence: str
+) -> None:
+    good = mirror.files[name]
+    mirror.files = {**mirror.files, name: content}
+    with pytest.raises(InputError, match=f"{sentence}.*of set, whose decompressed content has"):
+        download.fetch(DATA, tmp_path)
+    assert f"{name.rpartition('/')[2]}" not in names_in(tmp_path)
+    mirror.files = {**mirror.files, name: good}
+    assert len(download.fetch(DATA, tmp_path)) == 2
+
+
+def test_a_file_that_is_not_there_is_named(mirror: type[Mirror], tmp_path: Path) -> None:
+    mirror.files = {}
+    with pytest.raises(InputError, match=r"/set/plain\.bin could not be fetched: .* 404"):
+        download.fetch(DATA, tmp_path)
+
+
+def test_addresses_are_https_and_checksums_whole() -> None:
+    for data in catalog.ALL:
+        assert data.address.startswith("https://")
+        assert all(len(bytes.fromhex(digest)) == 32 for digest in data.files.values())
+        assert len({*data.files.values()}) == len(data.files)
+        assert catalog.find(data.name) is data
+
+
+# --- real content ---------------------------------------------------------------------------------
+def test_fashion_mnist_by_name_is_the_real_one(mirror: type[Mirror], data_dir: Path) -> None:
+    folder = data_dir / "fashion-mnist"
+    mirror.files = {
+        f"/fashion-mnist/{name}": (folder / name).read_bytes() for name in catalog.IDX_FILES
+    }
+    found = images.load("fashion-mnist")
+    assert (len(found.train_images), len(found.test_images)) == (60_000, 10_000)
+    assert found.class_names[9] == "Ankle boot"
+    assert images.load(str(folder)).fingerprint == found.fingerprint
+    assert len(mirror.asked) == 4
+    # A file that changed in the cache is found, and fetched anew.
+    (sources.cache_dir() / "fashion-mnist" / catalog.IDX_FILES[1]).write_bytes(
+        gzip.compress(gzip.decompress((folder / catalog.IDX_FILES[1]).read_bytes())[:-1] + b"\1")
+    )
+    with pytest.raises(InputError, match=r"train-labels.* is not that of fashion-mnist"):
+        images.load("fashion-mnist")
+    assert images.load("fashion-mnist").fingerprint == found.fingerprint
+
+
+def test_tiny_shakespeare_by_name_is_the_real_one(mirror: type[Mirror], data_dir: Path) -> None:
+    text = (data_dir / "tiny-shakespeare" / "input.txt").read_bytes()
+    mirror.files = {"/tiny-shakespeare/input.txt": text}
+    (file,) = documents.text_files("tiny-shakespeare")
+    assert file.read_bytes() == text
+
+
+# --- names ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (
+            ["ddp", "--data", "tiny-shakespeare"],
+            "--data is tiny-shakespeare, which is text, and this recipe trains on images: choose "
+            "fashion-mnist, mnist",
+        ),
+        (["fsdp", "--preset", "tiny", "--data", "mnist"], "this recipe trains on text"),
+    ],
+)
+def test_a_data_set_of_another_kind_is_refused_on_laptop_and_node(
+    words: list[str], sentence: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError) as on_laptop:
+        read_command(words, run="r", workers=Range(1, 1))
+    options = ["--local", "--workers", "1", "--storage", str(tmp_path)]
+    with pytest.raises(InputError) as on_node:
+        launch.configured(command.parse([*words, *options]))
+    assert sentence in str(on_laptop.value)
+    assert str(on_node.value) == str(on_laptop.value)
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "fsdp"])
+def test_a_name_that_is_almost_right_is_guessed(recipe: str, tmp_path: Path) -> None:
+    name = {"ddp": "fashion_mnist", "fsdp": "tiny_shakespeare"}[recipe]
+    words = [recipe, "--data", name, "--model", "new:tiny"][: 5 if recipe == "fsdp" else 3]
+    options = ["--local", "--workers", "1", "--storage", str(tmp_path)]
+    with pytest.raises(InputError, match=f"did you mean {name.replace('_', '-')}"):
+        launch.configured(command.parse([*words, *options]))
+
+
+def test_a_name_stays_a_name_for_the_workers(tmp_path: Path) -> None:
+    words = ["ddp", "--data", "mnist", "--local", "--workers", "1", "--storage", str(tmp_path)]
+    config, _ = launch.configured(command.parse(words))
+    assert config.data == "mnist"

@@ -1,0 +1,162 @@
+"""Downloads the files of a published data set, verifies them, and continues what broke off.
+
+Standard library only, because laptops do it too (``trainctl data put``). Addresses whose content
+is not known beforehand are fetched by ``training.data.sources``.
+"""
+
+import contextlib
+import gzip
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from contract.errors import InputError
+from training.data.catalog import MIRROR_VARIABLE, DataSet
+
+_CHUNK_BYTES: Final = 1 << 20
+_TIMEOUT_S: Final = 60.0
+#: Before each further attempt; one that has brought new bytes does not count.
+_PAUSES_S: Final = (0.5, 2.0, 8.0)
+_BUSY: Final = (429, 500, 502, 503, 504)
+
+CACHE_VARIABLE: Final = "TRAINING_CACHE_DIR"
+
+Report = Callable[[int, int], None]
+"""Is called with the bytes fetched so far and the bytes to fetch."""
+
+
+def cache_dir() -> Path:
+    """This machine's cache: ``$TRAINING_CACHE_DIR``, or a folder under the user's cache folder."""
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder)
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "ecs-training"
+
+
+def fetch(
+    data: DataSet,
+    folder: Path,
+    *,
+    report: Report | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Path]:
+    """Bring all files of a data set into ``folder``; those that are there are taken as they are.
+
+    A file appears under its name once its content is verified. One process at a time may fetch
+    into a folder.
+
+    Raises:
+        InputError: a file cannot be fetched, or is not the published one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    done = 0
+    for name, digest in data.files.items():
+        target = folder / name
+        if not target.exists():
+            part = folder / f".{name}.part"
+            url = f"{data.source}/{name}"
+            _download(url, part, _reporter(report, done, data.num_bytes), sleep)
+            _verify(data, part, url, name, digest)
+            part.replace(target)
+        done += target.stat().st_size
+    return [folder / name for name in data.files]
+
+
+def _reporter(report: Report | None, before: int, total: int) -> Callable[[int], None]:
+    def tell(size: int) -> None:
+        if report is not None:
+            report(min(before + size, total), total)
+
+    return tell
+
+
+def _download(
+    url: str, part: Path, tell: Callable[[int], None], sleep: Callable[[float], None]
+) -> None:
+    """Fetch ``url`` into ``part``, behind what is there already."""
+    pauses = iter(_PAUSES_S)
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            _receive(url, part, before, tell)
+        except urllib.error.HTTPError as error:
+            if error.code == 416 and before:  # what is there is not the beginning of this file
+                part.unlink()
+                continue
+            if error.code not in _BUSY:
+                raise _not_fetched(url, f"the server answers {error.code} {error.reason}") from None
+            problem: object = f"the server answers {error.code} {error.reason}"
+        except (OSError, http.client.HTTPException) as error:
+            problem = getattr(error, "reason", None) or error
+        else:
+            return
+        after = part.stat().st_size if part.exists() else 0
+        if after > before:
+            pauses = iter(_PAUSES_S)
+        pause = next(pauses, None)
+        if pause is None:
+            raise _not_fetched(url, str(problem))
+        sleep(pause)
+
+
+def _receive(url: str, part: Path, before: int, tell: Callable[[int], None]) -> None:
+    """One request for what is missing.
+
+    Raises:
+        OSError, HTTPException: it broke off; what came is in ``part``.
+    """
+    # Bytes as they are: a .gz must not be decompressed on the way.
+    headers = {"Accept-Encoding": "identity", "User-Agent": "ecs-train"}
+    if before:
+        headers["Range"] = f"bytes={before}-"
+    request = urllib.request.Request(url, headers=headers)
+    with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+        if before and response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            before = 0  # this server sends files only as a whole
+        promised = response.headers.get("Content-Length")
+        size = 0
+        with part.open("ab" if before else "wb") as file:
+            while chunk := response.read(_CHUNK_BYTES):
+                file.write(chunk)
+                size += len(chunk)
+                tell(before + size)
+    if promised is not None and size != int(promised):
+        raise ConnectionError(f"it broke off after {size:,} of {int(promised):,} bytes")
+
+
+def _verify(data: DataSet, part: Path, url: str, name: str, digest: str) -> None:
+    found = content_sha256(part, is_packed=name.endswith(".gz"))
+    if found != digest:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        what = "is damaged" if found is None else f"has another content (SHA-256 {found})"
+        raise InputError(
+            f"{url} {what}: it is not the {name} of {data.name}, whose decompressed content has "
+            f"SHA-256 {digest}; try again, or set {MIRROR_VARIABLE} to a mirror that has it"
+        )
+
+
+def content_sha256(file: Path, *, is_packed: bool) -> str | None:
+    """SHA-256 of a file's content, decompressed if it is packed; None where that is impossible."""
+    digest = hashlib.sha256()
+    try:
+        with gzip.open(file) if is_packed else file.open("rb") as content:
+            while chunk := content.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except (OSError, EOFError, zlib.error):
+        return None
+    return digest.hexdigest()
+
+
+def _not_fetched(url: str, problem: str) -> InputError:
+    return InputError(
+        f"{url} could not be fetched: {problem}; try again, which continues where it broke off, or "
+        f"set {MIRROR_VARIABLE} to a mirror with a folder per data set"
+    )
