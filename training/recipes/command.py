@@ -20,7 +20,6 @@ from contract import nodes, runs
 from contract.errors import InputError
 from contract.nodes import Gpus
 from contract.ranges import Range
-from training.data import catalog
 from training.recipes import NAMES, by_name
 from training.recipes.recipe import Recipe
 from training.recipes.settings import (
@@ -208,15 +207,13 @@ def check(command: Command) -> None:
     """
     recipe = command.recipe
     check_values(recipe.config, command.given)
-    if command.data is not None:
-        catalog.check_kind(command.data, recipe.data_kind)
+    recipe.check_data(command.data)
     if recipe.check is not None:
         recipe.check(command.preset, command.given)
 
 
 def configure(command: Command, *, run: str, storage: str, workers: Range, gpus: Gpus) -> RunConfig:
-    """The settings with the largest number of workers, checked for every number of the range that
-    whole hosts can have.
+    """The settings with the most workers, checked for every number that whole hosts can have.
 
     Raises:
         InputError: a setting is wrong or missing, or does not suit one of the numbers.

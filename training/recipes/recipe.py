@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from contract import runs
+from training.data import catalog
 from training.recipes.settings import RunConfig, Value
 
 Report = Callable[[int, int], None]
@@ -55,6 +56,14 @@ class Recipe:
     def preset_for(self, data: str | None) -> str:
         """Name of the preset that is used when none is given."""
         return self.built_in_preset if data is None else next(iter(self.presets))
+
+    def check_data(self, data: str | None) -> None:
+        """
+        Raises:
+            InputError: ``data`` names a published data set that this recipe does not train on.
+        """
+        if data is not None:
+            catalog.check_kind(data, self.data_kind)
 
     @property
     def preloads(self) -> str:
