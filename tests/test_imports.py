@@ -29,7 +29,7 @@ PROVIDED = {"stacks.teardown_handler.index": {"cfnresponse"}}
 #: From the ground up; a package may import those before it that ``MAY`` lists, and itself.
 PACKAGES = (
     *("contract", "training", "containers", "stacks", "rehearsal", "trainctl", "benchmarks"),
-    *("docs", "tests"),
+    *("docs", "examples", "tests"),
 )
 MAY: Mapping[str, set[str]] = {
     "contract": set(),
@@ -40,6 +40,7 @@ MAY: Mapping[str, set[str]] = {
     "trainctl": {"contract", "training", "rehearsal"},
     "benchmarks": {"contract", "training", "containers", "rehearsal"},
     "docs": {"contract", "training"},
+    "examples": {"trainctl"},
     "app": {"contract", "stacks"},
 }
 

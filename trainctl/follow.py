@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -10,10 +10,12 @@ import typer
 
 from contract import exits, nodes
 from contract.text import duration
+from contract.times import JOB_STOP_S
 from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
+from trainctl.errors import CliError
 from trainctl.pricing import Price, dollars
 
 #: Each look makes up to seven calls, two of a kind, and all clients of an account share limits of
@@ -117,6 +119,32 @@ def wait_until_over(deployment: Deployment, name: str) -> Job:
             progress.update(f"{job.id}: {what}")
             time.sleep(POLL_S)
     return job
+
+
+def wait_until_gone(
+    deployment: Deployment, name: str, *, hear: Callable[[str], None] = lambda _text: None
+) -> Job:
+    """Wait until a job that was told to stop has ended, and all of its nodes too.
+
+    Args:
+        hear: is told what is waited for.
+
+    Raises:
+        CliError: nodes are left after the time that they have to end.
+    """
+    deadline = time.monotonic() + JOB_STOP_S
+    while True:
+        job = deployment.jobs.find(name)
+        left = deployment.jobs.alive(job)
+        if job.is_over and not left:
+            return job
+        if time.monotonic() > deadline:
+            raise CliError(
+                f"{job.id} still has {len(left)} tasks; the sweep stops orphaned tasks every five "
+                f"minutes. Their state: trainctl show {job.id}"
+            )
+        hear(f"waiting for {len(left)} nodes to save and end")
+        time.sleep(POLL_S)
 
 
 def cost_of(deployment: Deployment, job: Job) -> tuple[float | None, dict[str, float]]:

@@ -1,14 +1,11 @@
 """``trainctl stop``: end a job before its time."""
 
-import time
 from typing import Annotated
 
 import typer
 
-from contract.times import JOB_STOP_S
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
-from trainctl.errors import CliError
 from trainctl.options import JobName, Profile, Region, Yes
 
 
@@ -32,19 +29,7 @@ def stop(
     if not wait:
         output.say(f"Stopping. Its state: trainctl show {job.id}")
         return
-    deadline = time.monotonic() + JOB_STOP_S
     with output.Progress() as progress:
-        while True:
-            now = jobs.find(job.id)
-            left = jobs.alive(now)
-            if now.is_over and not left:
-                break
-            if time.monotonic() > deadline:
-                raise CliError(
-                    f"{job.id} still has {len(left)} tasks; the sweep stops orphaned tasks every "
-                    f"five minutes. Their state: trainctl show {job.id}"
-                )
-            progress.update(f"waiting for {len(left)} nodes to save and end")
-            time.sleep(follow.POLL_S)
+        now = follow.wait_until_gone(deployment, job.id, hear=progress.update)
     output.say(follow.ending(deployment, now))
     output.say(f"Resume it: give the same trainctl submit again, with --run {job.run}")

@@ -1,0 +1,96 @@
+"""Each example trains on two processes, is killed, resumes, and ends as if it had not been."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.examples.processes import started
+
+pytestmark = pytest.mark.slow
+
+
+class Example(NamedTuple):
+    """A program of ``examples/``, and when to kill it."""
+
+    name: str
+    arguments: tuple[str, ...]
+    saved: str
+    """What it prints when there is something to resume from."""
+    fresh: str
+    """How it starts without."""
+    good_loss: float = float("inf")
+
+
+DDP = Example("ddp", ("--steps", "240"), "step 60 ", "starts at step 0")
+TRAINER = Example(
+    "hf_trainer",
+    ("--max_steps", "100", "--save_steps", "10"),
+    "{'loss': '3.",
+    "starts at step 0",
+    good_loss=3.6,
+)
+ACCELERATE = Example(
+    "accelerate", ("--epochs", "30"), "epoch 5 ", "starts at epoch 0", good_loss=0.01
+)
+GPT = Example("gpt", ("--steps", "120"), "step 40 ", "starts at step 0", good_loss=3.5)
+
+
+def folder_of(example: Example, place: Path) -> Path:
+    """A copy of an example's files, with what its first command makes."""
+    shutil.copytree(ROOT / "examples" / example.name, place)
+    if (place / "prepare.py").exists():
+        subprocess.run([sys.executable, "prepare.py"], cwd=place, check=True)
+    return place
+
+
+def result_of(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("example", [DDP, TRAINER, ACCELERATE, GPT], ids=lambda each: each.name)
+def test_an_example_that_was_killed_ends_like_one_that_was_not(
+    example: Example, tmp_path: Path
+) -> None:
+    whole, killed = folder_of(example, tmp_path / "whole"), tmp_path / "killed"
+    shutil.copytree(whole, killed)
+    with started(whole / "train.py", *example.arguments, log=tmp_path / "whole.log") as group:
+        assert group.wait() == [0, 0], group.text()
+        text = group.text()
+        assert [text.count(f"rank {rank} of 2 {example.fresh}") for rank in (0, 1)] == [1, 1]
+    expected = result_of(whole)
+    assert expected["world_size"] == 2
+    assert expected.get("loss", 0.0) < example.good_loss
+    assert expected.get("accuracy", 1.0) > 0.9
+
+    with started(killed / "train.py", *example.arguments, log=tmp_path / "first.log") as group:
+        group.wait_for(example.saved)
+        group.kill()
+        assert group.wait() == [-signal.SIGKILL] * 2
+    assert not (killed / "result.json").exists(), "it was killed too late"
+    with started(killed / "train.py", *example.arguments, log=tmp_path / "second.log") as group:
+        assert group.wait() == [0, 0], group.text()
+        assert example.fresh not in group.text(), "it began anew"
+    assert result_of(killed) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_gpt_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
+    folder = folder_of(GPT, tmp_path / "gpt")
+    with started(folder / "train.py", "--steps", "100000", log=tmp_path / "first.log") as group:
+        group.wait_for("step 20 ")
+        group.terminate()
+        assert group.wait() == [128 + signal.SIGTERM] * 2, group.text()
+        (stopped,) = [line for line in group.text().splitlines() if "asked to end" in line]
+    step = int(stopped.rpartition(" ")[2])
+    with started(
+        folder / "train.py", "--steps", str(step + 2), log=tmp_path / "second.log"
+    ) as group:
+        assert group.wait() == [0, 0], group.text()
+        assert f"starts at step {step}" in group.text()

@@ -1,0 +1,230 @@
+"""``from trainctl import submit, Job``: the same orders and the same errors as the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trainctl
+from contract.errors import InputError
+from contract.job import JobSpec, JobStatus
+from examples import sweep
+from tests.trainctl.account import NOW, Account, refused
+from trainctl import CliError, Job, UsageError, plan, submit
+from trainctl.__main__ import main
+
+RESULT = {
+    "run": "r",
+    "recipe": "ddp",
+    "status": "succeeded",
+    "steps": 10,
+    "world_size": 4,
+    "parameters": 1,
+    "hosts": [],
+}
+
+
+def order(account: Account, number: int = -1) -> JobSpec:
+    return JobSpec.from_json(account.sent("start_execution")[number]["input"])
+
+
+def end(account: Account, job: str, **outcome: Any) -> None:
+    """An execution ends, as the function that cleans up ends it."""
+    values = {"status": "succeeded", "reason": "succeeded", "exit_code": 0} | outcome
+    account.executions[job] |= {
+        "status": "SUCCEEDED",
+        "stopDate": NOW,
+        "output": json.dumps(values),
+    }
+
+
+def test_python_and_the_command_line_send_the_same_order(account: Account, code: Path) -> None:
+    words = ["python", "mine.py", "--lr", "0.1"]
+    job = submit(
+        *words,
+        run="r7",
+        nodes="1:3",
+        max_hours=2,
+        wait_minutes=5,
+        spot=False,
+        env={"COLOR": "a=b"},
+        secret={"KEY": "training/key"},
+        code=code,
+    )
+    given = ["submit", "--run", "r7", "--nodes", "1:3", "--max-hours", "2", "--wait-minutes", "5"]
+    given += ["--on-demand", "--env", "COLOR=a=b", "--secret", "KEY=training/key", "--yes"]
+    end(account, job.id)
+    assert main([*given, "--code", str(code), "--", *words]) == 0
+    first, second = json.loads(order(account, 0).to_json()), json.loads(order(account, 1).to_json())
+    assert first.pop("code") != second.pop("code"), "each job has an archive of its own"
+    assert first == second
+    assert first["variables"] == {"COLOR": "a=b"}
+    assert (job.run, job.spec) == ("r7", order(account, 0))
+
+
+def test_without_options_a_job_is_what_the_command_line_makes_of_none(account: Account) -> None:
+    job = submit("ddp", "--epochs", "3")
+    end(account, job.id)
+    assert main(["submit", "ddp", "--epochs", "3", "--yes"]) == 0
+    first, second = (json.loads(order(account, number).to_json()) for number in (0, 1))
+    for each in (first, second):
+        name = each.pop("run")
+        each["command"][each["command"].index(name)] = "NAME"
+    assert first == second
+
+
+def test_nothing_is_printed(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
+    job = submit("ddp")
+    end(account, job.id)
+    job.wait()
+    job.stop()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_plan_prices_what_submit_would_start_and_starts_nothing(account: Account) -> None:
+    found = plan("ddp", nodes=2, max_hours=2)
+    assert found.usd_at_most is not None
+    assert found.usd_per_hour is not None
+    assert found.usd_at_most == pytest.approx(2 * found.usd_per_hour)
+    assert account.changes == []
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "said"),
+    [
+        (["dpd"], {}, "did you mean ddp?"),
+        (["ddp", "--epoch", "3"], {}, "did you mean --epochs?"),
+        (["ddp"], {"nodes": 9}, "--nodes is 9"),
+        (["ddp"], {"nodes": "4:2"}, "MIN must not be above MAX"),
+        (["ddp"], {"max_hours": 0}, "--max-hours is 0"),
+        (["ddp"], {"env": {"TRAIN_X": "1"}}, "names that begin with TRAIN_"),
+        (["ddp"], {"secret": {"KEY": "mine"}}, "training/SECRET"),
+        (["true"], {"code": "nowhere"}, "there is no such folder"),
+        (["ddp"], {"run": "a/b"}, "run name 'a/b' is not usable"),
+    ],
+)
+def test_a_wrong_value_is_a_usage_error_with_the_command_lines_sentence(
+    account: Account, words: list[str], options: dict[str, Any], said: str
+) -> None:
+    for call in (submit, plan):
+        with pytest.raises(UsageError) as caught:
+            call(*words, **options)
+        assert said in str(caught.value)
+        assert not isinstance(caught.value, InputError), "one kind of error to catch"
+    assert account.changes == []
+
+
+def test_an_option_that_does_not_exist_is_named(account: Account) -> None:
+    wrong: Any = {"workers": 2}
+    with pytest.raises(TypeError, match="workers: submit and plan have no such option"):
+        submit("ddp", **wrong)
+    assert account.calls == []
+
+
+def test_what_aws_refuses_is_explained(account: Account) -> None:
+    account.fails["start_execution"] = refused("AccessDeniedException")
+    with pytest.raises(CliError, match="not allowed"):
+        submit("ddp")
+
+
+def test_a_job_is_found_by_its_run_waited_for_and_asked_how_it_ended(account: Account) -> None:
+    account.add("j1", run="r1")
+    job = Job.find("r1")
+    assert (job.id, job.run, job.status, job.is_over) == ("j1", "r1", JobStatus.RUNNING, False)
+    assert "j1" in repr(job)
+    assert job.result() is None
+    with pytest.raises(TimeoutError, match="j1 is still running after 0 s"):
+        job.wait(timeout_s=0)
+    end(account, "j1", status="failed", reason="failed: user code exit 3", exit_code=3)
+    outcome = job.wait()
+    assert (outcome.status, outcome.exit_code) == (JobStatus.FAILED, 3)
+    assert (job.outcome, job.is_over) == (outcome, True)
+    asked = len(account.calls)
+    assert job.status == JobStatus.FAILED
+    assert len(account.calls) == asked, "what has ended does not change"
+    with pytest.raises(UsageError, match="there is no job and no run 'r9'"):
+        Job.find("r9")
+
+
+def test_a_job_is_stopped(account: Account) -> None:
+    account.add("j1", run="r1")
+    account.add_head("j1", "t1")
+    outcome = Job.find("j1").stop()
+    assert (outcome.status, outcome.reason) == (JobStatus.STOPPED, "stopped by user")
+    assert account.sent("stop_task")
+
+
+def test_a_recipes_result_is_typed(account: Account) -> None:
+    account.add("j1", run="r1")
+    account.objects["runs/r1/result.json"] = json.dumps({**RESULT, "accuracy": 0.5}).encode()
+    result = Job.find("j1").result()
+    assert result is not None
+    assert (result.accuracy, result.steps) == (0.5, 10)
+
+
+def test_what_is_not_exported_is_no_attribute() -> None:
+    missing = "nothing"
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(trainctl, missing)
+
+
+# --- the example ----------------------------------------------------------------------------------
+def finish(account: Account, accuracies: dict[str, float]) -> None:
+    """Jobs end as soon as they start; their runs have an accuracy by learning rate."""
+    start = account.on_start_execution
+
+    def start_and_end(*, name: str, input: str, **named: Any) -> Any:
+        answer = start(name=name, input=input, **named)
+        spec = JobSpec.from_json(input)
+        rate = spec.command[spec.command.index("--lr") + 1]
+        if rate in accuracies:
+            result = json.dumps({**RESULT, "run": spec.run, "accuracy": accuracies[rate]})
+            account.objects[f"runs/{spec.run}/result.json"] = result.encode()
+            end(account, name)
+        else:
+            end(account, name, status="failed", reason="failed: user code exit 1", exit_code=1)
+        return answer
+
+    account.__dict__["on_start_execution"] = start_and_end
+
+
+def test_the_sweep_compares_four_jobs(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
+    finish(account, {"0.0005": 0.8, "0.001": 0.9, "0.004": 0.7})
+    assert sweep.main(["--max-usd", "1000", "--", "--epochs", "2"]) == 0
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert said.out.splitlines()[-1] == "best: --lr 0.001"
+    assert "0.002: failed: user code exit 1; its log: trainctl logs sweep-0-002" in said.out
+    orders = [order(account, number) for number in range(4)]
+    assert {each.run for each in orders} == {f"sweep-{rate}" for rate in sweep.RATES}
+    assert all("--epochs" in each.command for each in orders)
+
+
+def test_a_sweep_given_again_takes_the_results_that_are_there(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(account, dict.fromkeys(sweep.RATES, 0.5) | {"0.004": 0.6})
+    assert sweep.main(["--max-usd", "1000"]) == 0
+    for rate in sweep.RATES:
+        config = {"recipe": "ddp", "run": f"sweep-{rate}", "lr": float(rate)}
+        account.objects[f"runs/sweep-{rate}/config.json"] = json.dumps(config).encode()
+    assert sweep.main(["--max-usd", "1000"]) == 0
+    assert len(account.sent("start_execution")) == len(sweep.RATES)
+    assert capsys.readouterr().out.splitlines()[-1] == "best: --lr 0.004"
+
+
+def test_a_sweep_that_may_cost_too_much_starts_nothing(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep.main(["--max-usd", "0.01"]) == 2
+    assert "more than --max-usd" in capsys.readouterr().err
+    assert account.changes == []
+
+
+def test_a_sweeps_mistake_is_one_sentence(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep.main(["--nodes", "99"]) == 2
+    assert capsys.readouterr().err.startswith("error: --nodes is 99")
+    assert account.changes == []

@@ -1,0 +1,242 @@
+"""Jobs from Python: ``from trainctl import submit, Job``.
+
+The words are those of the command line: ``submit("ddp", nodes=2, max_hours=3)`` is ``trainctl
+submit ddp --nodes 2 --max-hours 3`` and sends the same order. Nothing is printed, and nothing is
+asked: ``plan`` tells the price of a job without starting it.
+
+Errors are those of the command line too: ``UsageError`` where a value is wrong, ``CliError``, of
+which it is a kind, where something else is; the message says what to do. Other exceptions are
+faults of this program.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack
+
+from contract.job import JobSpec, JobStatus, Outcome
+from contract.runs import RESULT_FILE
+from trainctl import follow, job_plan
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.jobs import Job as FoundJob
+from trainctl.errors import CliError, UsageError, explained
+from trainctl.job_options import JobOptions
+from trainctl.job_plan import JobPlan
+from trainctl.output import json_object
+from training.record.result import Result
+
+__all__ = ["CliError", "Job", "UsageError", "plan", "submit"]
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _explains(call: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Raise the errors that the command line would print as ``CliError``."""
+
+    @functools.wraps(call)
+    def explaining(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        try:
+            return call(*arguments, **named)
+        except Exception as error:
+            known = explained(error)
+            if known is None or known is error:
+                raise
+            raise known from error
+
+    return explaining
+
+
+class Job:
+    """A job that was submitted. It keeps running when this object or the program is gone.
+
+    ``submit`` returns one; ``Job.find`` finds one by its id.
+    """
+
+    def __init__(self, deployment: Deployment, found: FoundJob) -> None:
+        self._deployment, self._found = deployment, found
+
+    @classmethod
+    @_explains
+    def find(cls, name: str, *, profile: str | None = None, region: str | None = None) -> Self:
+        """The job with this id, or the newest job of the run with this name.
+
+        Raises:
+            UsageError: there is neither.
+        """
+        deployment = Deployment.find(profile=profile, region=region)
+        return cls(deployment, deployment.jobs.find(name))
+
+    def __repr__(self) -> str:
+        return f"Job({self.id!r})"
+
+    @property
+    def id(self) -> str:
+        """What ``trainctl show`` and the other commands take."""
+        return self._found.id
+
+    @property
+    def run(self) -> str:
+        """Name of the run that the job belongs to."""
+        return self._found.run
+
+    @property
+    def spec(self) -> JobSpec | None:
+        """The order; None where another version of trainctl has given it."""
+        return self._found.spec
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended; asks AWS."""
+        return self._look().is_over
+
+    @property
+    def status(self) -> JobStatus:
+        """``running``, which includes waiting for hosts, or how it ended; asks AWS."""
+        return self.outcome.status
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended: status, reason in words, exit code; its status is ``running`` before.
+
+        Asks AWS until it has ended.
+        """
+        return self._look().outcome
+
+    @_explains
+    def _look(self) -> FoundJob:
+        if not self._found.is_over:
+            self._found = self._deployment.jobs.find(self.id)
+        return self._found
+
+    @_explains
+    def wait(self, *, timeout_s: float | None = None) -> Outcome:
+        """Wait until it has ended; return how. A failed job is no error here: look at ``status``.
+
+        Args:
+            timeout_s: how long to wait, in seconds; None: until its deadline at the latest, when
+                the job is ended.
+
+        Raises:
+            TimeoutError: it is still running after ``timeout_s``.
+        """
+        give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._look().is_over:
+            if give_up is not None and time.monotonic() > give_up:
+                raise TimeoutError(f"{self.id} is still running after {timeout_s:g} s")
+            time.sleep(follow.POLL_S)
+        return self._found.outcome
+
+    @_explains
+    def stop(self) -> Outcome:
+        """Stop it and wait until all of its nodes have ended; its run can be resumed.
+
+        Nothing happens where it has ended already.
+        """
+        if not self._look().is_over:
+            self._deployment.jobs.stop(self._found)
+            self._found = follow.wait_until_gone(self._deployment, self.id)
+        return self._found.outcome
+
+    @_explains
+    def cost(self) -> float | None:
+        """What it has cost so far, in US dollars at list prices of us-east-1; None: not known."""
+        usd, _seconds = follow.cost_of(self._deployment, self._found)
+        return usd
+
+    @_explains
+    def result(self) -> Result | None:
+        """What a recipe's run has reached: loss, accuracy, steps; None before it has written it.
+
+        Other programs have a result where they wrote one: ``download``.
+        """
+        bucket = self._deployment.bucket
+        file = bucket.run(self.run).file(RESULT_FILE)
+        values = json_object(bucket.read(bucket.key(file)))
+        return Result.from_json(values) if values else None
+
+
+class Options(TypedDict, total=False):
+    """What ``submit`` and ``plan`` take by name; what is not given is as on the command line."""
+
+    run: str
+    """Name of the run; the same again resumes it. A new name by default."""
+    nodes: int | str
+    """Worker nodes: a number, or a range such as ``"1:4"``; as many as were deployed by default."""
+    max_hours: float
+    """Deadline, in hours after the submission, waiting included."""
+    wait_minutes: float
+    """How long to wait for hosts."""
+    spot: bool
+    """Refuse a deployment that has not spot (True) or on-demand (False) instances."""
+    env: Mapping[str, str]
+    """Variables for the code, by name."""
+    secret: Mapping[str, str]
+    """Variables with the value of a secret: name of the variable -> name of the secret."""
+    code: Path | str
+    """Folder of your own code, in place of a recipe."""
+    profile: str
+    """Of the AWS configuration."""
+    region: str
+    """Of the deployment."""
+
+
+@_explains
+def plan(*command: str, **options: Unpack[Options]) -> JobPlan:
+    """What ``submit`` would start with the same arguments, and its price; starts nothing.
+
+    Raises:
+        UsageError: a value is wrong, or the job could not be started now.
+        CliError: there is no deployment, or AWS refuses.
+    """
+    given = _job_options(command, options)
+    return job_plan.plan_of(_deployment(options), given)
+
+
+@_explains
+def submit(*command: str, **options: Unpack[Options]) -> Job:
+    """Start a job; it keeps running when this program has ended.
+
+    Args:
+        command: a recipe and its settings, ``"ddp", "--epochs", "3"``; with ``code`` the words of
+            a command, ``"torchrun", "train.py"``.
+        options: see ``Options``.
+
+    Raises:
+        UsageError: a value is wrong, or the run is being trained by another job.
+        CliError: there is no deployment, or AWS refuses.
+    """
+    given = _job_options(command, options)
+    deployment = _deployment(options)
+    job = job_plan.start(deployment, job_plan.plan_of(deployment, given), given.code)
+    return Job(deployment, deployment.jobs.find(job))
+
+
+def _deployment(options: Options) -> Deployment:
+    return Deployment.find(profile=options.get("profile"), region=options.get("region"))
+
+
+def _job_options(command: Sequence[str], options: Options) -> JobOptions:
+    """The options as the command line would have read them.
+
+    Raises:
+        TypeError: there is no such option.
+    """
+    if unknown := sorted(options.keys() - Options.__annotations__.keys()):
+        raise TypeError(f"{', '.join(unknown)}: submit and plan have no such option")
+    given = JobOptions(words=[*command])
+    simple: dict[str, Any] = {
+        name: value
+        for name, value in options.items()
+        if name not in ("nodes", "env", "secret", "code", "profile", "region")
+    }
+    for name in ("env", "secret"):
+        pairs: Mapping[str, str] = options.get(name, {})
+        simple[name] = [f"{variable}={value}" for variable, value in pairs.items()]
+    if "nodes" in options:
+        simple["nodes"] = str(options["nodes"])
+    if "code" in options:
+        simple["code"] = Path(options["code"])
+    return replace(given, **simple)
