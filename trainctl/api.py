@@ -232,8 +232,7 @@ def _job_options(command: Sequence[str], options: Options) -> JobOptions:
         for name, value in options.items()
         if name not in ("nodes", "env", "secret", "code", "profile", "region")
     }
-    for name in ("env", "secret"):
-        pairs: Mapping[str, str] = options.get(name, {})
+    for name, pairs in (("env", options.get("env", {})), ("secret", options.get("secret", {}))):
         simple[name] = [f"{variable}={value}" for variable, value in pairs.items()]
     if "nodes" in options:
         simple["nodes"] = str(options["nodes"])
