@@ -99,6 +99,10 @@ case $1 in
         # What only builds the image.
         rm -f /opt/train/containers/Dockerfile /opt/train/containers/install.sh \
             /opt/train/containers/requirements*.txt
+        # A folder of the host is mounted here; without one, it ends with the container.
+        mkdir -p /var/cache/train
+        chown 1000:1000 /var/cache/train
+        touch --date=2000-01-01 /var/cache/train
         # Fails here and not on a host that costs money.
         modules='containers.node, training.launch, training.runtime.driver, training.recipes.ddp.loop'
         cd / && "$VENV/bin/python" -c "import $modules, ray.train.torch, pyarrow.fs, s3fs"

@@ -20,9 +20,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final, Self
 
-from containers import cluster, gpus, metadata, network, node, user_code
+from containers import cluster, gpus, metadata, network, node
 from containers.log import say
 from containers.node import TOKEN, NodeConfig, count
+from containers.program import code as user_code
+from containers.program.requirements import Stopped
 from contract import exits, times
 from contract.errors import InputError
 from contract.job import JobSpec
@@ -128,6 +130,7 @@ def worker_provider(
             ENV_JOB: config.job,
             ENV_DEADLINE: f"{config.deadline:.0f}",
             **({ENV_RECIPE: recipe} if recipe else {}),
+            **user_code.for_workers(config.spec),
         },
     }
 
@@ -263,7 +266,14 @@ class Job:
             time.sleep(_POLL_S)
         words = self._config.spec.command
         with tempfile.TemporaryDirectory(prefix="code-") as folder:
-            own = user_code.prepare(self._config.spec, Path(folder))
+            try:
+                own = user_code.prepare(
+                    self._config.spec,
+                    Path(folder),
+                    should_stop=lambda: self._reason_to_end(ray) is not None,
+                )
+            except Stopped:
+                return self._reason_to_end(ray) or exits.FAILED
             say(f"running {' '.join(words)}")
             # A group of its own, so that what it starts ends with it.
             try:

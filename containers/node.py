@@ -10,15 +10,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Final, Self
 
 from containers import cluster, gpus, metadata, network, spot
 from containers.log import say
+from containers.program import cache, code, requirements
 from contract import exits, nodes, times
 from contract.errors import InputError
 from training import recipes
@@ -150,6 +153,7 @@ def ray_environment(config: NodeConfig, interface: str) -> dict[str, str]:
     only_coordinates = config.kind == nodes.HEAD and config.num_cpus == 0
     return {
         nodes.ENV_NODE: config.kind,
+        **cache.variables(),
         # A node that trains has this long to tell the others and to save. A head that does not
         # train has nothing to hand over.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(
@@ -215,7 +219,11 @@ class Node:
         self._stopped_by: int | None = None
 
     def run(self) -> int:
-        """Start Ray and wait; return the container's exit code."""
+        """Start Ray and wait; return the container's exit code.
+
+        Raises:
+            InputError: the code of this node's job cannot be used.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         config = self.config
@@ -225,9 +233,12 @@ class Node:
                 say(f"not joining: {fault}")
             return exits.BAD_HOST
         if config.kind == nodes.WORKER:
-            code = self._meet_head()
-            if code is not None:
-                return code
+            if not self._prepare_code():
+                say("stopped while requirements were installed")
+                return exits.TERMINATED
+            early = self._meet_head()
+            if early is not None:
+                return early
             address = network.address_towards(config.head)
         else:
             address = network.own_address()
@@ -255,9 +266,21 @@ class Node:
         elif config.spot:
             drain = spot.Drain(head=config.head, address=address, environment=environment, say=say)
             threading.Thread(target=spot.watch, args=(drain, say, ended), daemon=True).start()
-        code = self._wait(self._ray)
+        ray_code = self._wait(self._ray)
         ended.set()
-        return self._explain(code, time.monotonic() - began)
+        return self._explain(ray_code, time.monotonic() - began)
+
+    def _prepare_code(self) -> bool:
+        """Have the code and the packages of this node's job, if it has any, before Ray counts the
+        node as there; return False when told to stop meanwhile."""
+        with tempfile.TemporaryDirectory(prefix="code-") as folder:
+            try:
+                code.prepare_worker(
+                    os.environ, Path(folder), should_stop=lambda: self._stopped_by is not None
+                )
+            except requirements.Stopped:
+                return False
+        return True
 
     def _meet_head(self) -> int | None:
         """Wait for the head and show it the token; return an exit code where that fails."""

@@ -42,6 +42,12 @@ ENV_SECURITY_GROUPS: Final = "TRAIN_SECURITY_GROUPS"  # with commas
 ENV_GIT_SHA: Final = "TRAIN_GIT_SHA"  # the commit an image was built from
 
 ENV_RECIPE: Final = "TRAIN_RECIPE"  # the only one that a job trains, if it trains one
+ENV_CODE: Final = "TRAIN_CODE"  # s3:// address of the archive with a job's own code
+ENV_CODE_SHA256: Final = "TRAIN_CODE_SHA256"  # of that archive
+
+# Places inside a container.
+CACHE_DIR: Final = "/var/cache/train"  # a folder of the host, which its next tasks see too
+PROGRAM_DIR: Final = "/tmp/program"  # of one job: its archive, its packages; the same on all nodes
 
 # What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.
 _CLUSTER = re.compile(r"cluster: (\d+) nodes, (\d+) CPUs, (\d+) GPUs$")

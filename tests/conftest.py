@@ -81,20 +81,34 @@ def s3_endpoint(aws: LocalAws, monkeypatch: pytest.MonkeyPatch) -> str:
     return aws.endpoint
 
 
-def write_wheel(folder: Path, *, requires: str = "") -> Path:
-    """A package ``greeting`` as a file that pip installs without an index."""
-    path = folder / "greeting-1.0-py3-none-any.whl"
-    metadata = "Metadata-Version: 2.1\nName: greeting\nVersion: 1.0\n"
+def write_wheel(
+    folder: Path,
+    *,
+    requires: str = "",
+    name: str = "greeting",
+    version: str = "1.0",
+    script: str = "",
+) -> Path:
+    """A package as a file that pip installs without an index.
+
+    Args:
+        script: of its command line programs, such as ``greet = greeting:main``.
+    """
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     if requires:
         metadata += f"Requires-Dist: {requires}\n"
+    about = f"{name}-{version}.dist-info"
     files = {
-        "greeting.py": 'WORDS = "installed"\n',
-        "greeting-1.0.dist-info/METADATA": metadata,
-        "greeting-1.0.dist-info/WHEEL": "Wheel-Version: 1.0\nGenerator: test\n"
+        f"{name}.py": 'WORDS = "installed"\n\n\ndef main():\n    print(WORDS)\n',
+        f"{about}/METADATA": metadata,
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\n"
         "Root-Is-Purelib: true\nTag: py3-none-any\n",
-        "greeting-1.0.dist-info/RECORD": "",
+        f"{about}/RECORD": "",
     }
+    if script:
+        files[f"{about}/entry_points.txt"] = f"[console_scripts]\n{script}\n"
     with zipfile.ZipFile(path, "w") as wheel:
-        for name, content in files.items():
-            wheel.writestr(name, content)
+        for each, content in files.items():
+            wheel.writestr(each, content)
     return path

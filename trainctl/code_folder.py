@@ -1,11 +1,14 @@
 """``--code DIR``: the user's own code, looked at and packed."""
 
+import hashlib
 import os
+import stat
 import subprocess
 import zipfile
 from pathlib import Path
 from typing import Final
 
+from contract import requirements
 from contract.errors import InputError
 from contract.runs import check_relative
 from trainctl.errors import UsageError
@@ -13,10 +16,15 @@ from trainctl.errors import UsageError
 #: Of a code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100
 _SKIPPED: Final = {".git", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
+#: Of every file in an archive, the earliest that one can hold: the same files have the same hash.
+_DATE: Final = (1980, 1, 1, 0, 0, 0)
 
 
 def files_of(folder: Path) -> list[Path]:
-    """Files of a code folder that are uploaded: in a work tree of git, what git does not ignore."""
+    """Files and links of a code folder that are uploaded, sorted.
+
+    In a work tree of git, its submodules included: what git does not ignore.
+    """
     listed = subprocess.run(
         ["git", "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard"],
         capture_output=True,
@@ -25,12 +33,16 @@ def files_of(folder: Path) -> list[Path]:
     if listed.returncode == 0:
         names = {name for name in os.fsdecode(listed.stdout).split("\0") if name}
         found = [folder / name for name in names]
+        # A work tree of its own inside of this one: git lists its folder only.
+        inner = [path for path in found if path.is_dir() and not path.is_symlink()]
+        found += [file for path in inner for file in files_of(path)]
     else:
         found = [*folder.rglob("*")]
     return sorted(
         path
-        for path in found
-        if path.is_file() and not _SKIPPED & {*path.relative_to(folder).parts}
+        for path in {*found}
+        if (path.is_symlink() or path.is_file())
+        and not _SKIPPED & {*path.relative_to(folder).parts}
     )
 
 
@@ -43,15 +55,25 @@ def look_at(folder: Path) -> str:
         raise UsageError(f"--code {folder}: there is no file in it")
     for path in files:
         _check_name(str(path.relative_to(folder)), folder)
-    size = sum(path.stat().st_size for path in files) / 2**20
+    _check_links(files, folder)
+    size = sum(path.lstat().st_size for path in files) / 2**20
     if size > CODE_MIB:
-        largest = max(files, key=lambda path: path.stat().st_size)
+        largest = max(files, key=lambda path: path.lstat().st_size)
         raise UsageError(
             f"--code {folder}: {size:.0f} MiB, and at most {CODE_MIB} are uploaded; the largest is "
             f"{largest.relative_to(folder)}. Put data into the bucket (aws s3 cp), or let git "
             "ignore it"
         )
-    return f"{len(files)} files of {folder}, {max(size, 0.1):.1f} MiB"
+    try:
+        packages = requirements.file_of(folder)
+    except InputError as error:
+        raise UsageError(f"--code {folder}: {error}") from None
+    if packages and folder / packages not in files:
+        raise UsageError(
+            f"--code {folder}: {packages} is ignored by git, so the nodes would not install it"
+        )
+    installed = f", packages of {packages}" if packages else ""
+    return f"{len(files)} files of {folder}, {max(size, 0.1):.1f} MiB{installed}"
 
 
 def _check_name(name: str, folder: Path) -> None:
@@ -68,8 +90,37 @@ def _check_name(name: str, folder: Path) -> None:
         ) from None
 
 
-def pack(folder: Path, archive: Path) -> None:
-    """Write the files of a code folder into an archive."""
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as file:
+def _check_links(files: list[Path], folder: Path) -> None:
+    """Refuse links that would lead nowhere on a node."""
+    there = {path.resolve() for path in files if not path.is_symlink()}
+    there |= {parent for path in there for parent in path.parents}
+    for path in files:
+        if path.is_symlink() and path.resolve() not in there - {*folder.resolve().parents}:
+            raise UsageError(
+                f"--code {folder}: {path.relative_to(folder)} is a link to {path.readlink()}, "
+                "which is not among the files that are uploaded. Put data into the bucket "
+                "(aws s3 cp); copy code into the folder, or let git ignore the link"
+            )
+
+
+def pack(folder: Path, archive: Path) -> str:
+    """Write the files of a code folder into an archive; return its SHA-256 in hexadecimal.
+
+    It keeps which files are executable, and links. The same files make the same archive.
+    """
+    with zipfile.ZipFile(archive, "w") as file:
         for path in files_of(folder):
-            file.write(path, path.relative_to(folder))
+            entry = zipfile.ZipInfo(path.relative_to(folder).as_posix(), date_time=_DATE)
+            entry.create_system = 3  # Unix: what the attributes mean
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            if path.is_symlink():
+                # To where it leads in the end, and never by an absolute path.
+                target = os.path.relpath(path.resolve(), path.parent.resolve())
+                entry.external_attr = (stat.S_IFLNK | 0o777) << 16
+                file.writestr(entry, target)
+            else:
+                is_executable = bool(path.stat().st_mode & stat.S_IXUSR)
+                entry.external_attr = (stat.S_IFREG | (0o755 if is_executable else 0o644)) << 16
+                file.writestr(entry, path.read_bytes())
+    with archive.open("rb") as packed:
+        return hashlib.file_digest(packed, "sha256").hexdigest()

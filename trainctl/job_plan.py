@@ -167,7 +167,8 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
     """
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
-        spec = dataclasses.replace(spec, code=_code_address(deployment, spec.run, longest))
+        address = _code_address(deployment, spec.run, longest)
+        spec = dataclasses.replace(spec, code=address, code_sha256="0" * 64)
     spec.check_size(longest)
     _check_not_running(deployment, spec.run)
 
@@ -229,11 +230,12 @@ def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> st
     _check_not_running(deployment, run)  # again: the question may have waited for long
     job, spec = new_id(run), plan.spec
     if code is not None:
-        spec = dataclasses.replace(spec, code=_code_address(deployment, run, job))
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"
-            code_folder.pack(code, archive)
+            sha256 = code_folder.pack(code, archive)
             deployment.bucket.upload(archive, runs.job_code(run, job))
+        address = _code_address(deployment, run, job)
+        spec = dataclasses.replace(spec, code=address, code_sha256=sha256)
     deployment.jobs.start(job, spec)
     return job
 

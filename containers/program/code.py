@@ -1,0 +1,272 @@
+"""A job's own code on a node: fetched, checked, unpacked, its requirements installed.
+
+Every node of a job does this before it joins, so that an archive or a list of requirements that
+cannot be used ends the job at its beginning. The archive stays on the node: ``unpack`` makes as
+many folders of it as there are programs. The packages are found at one path on all nodes,
+whatever cache they come from.
+"""
+
+import hashlib
+import json
+import os
+import stat
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Final
+from urllib.parse import urlsplit
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from containers.log import say
+from containers.program import requirements
+from containers.program.cache import Cache
+from contract.errors import InputError
+from contract.job import JobSpec
+from contract.nodes import ENV_CODE, ENV_CODE_SHA256, PROGRAM_DIR
+from contract.requirements import source_folders
+from contract.runs import check_relative
+
+#: Ray reads it in whichever ``ray.init`` comes first: how its own jobs pass on their environment.
+_RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+#: Below the job's folder on a node.
+ARCHIVE: Final = "code.zip"
+PACKAGES: Final = "packages"
+#: Variables of a job that its worker nodes need while they prepare, such as PIP_INDEX_URL.
+_OF_PIP: Final = "PIP_"
+
+#: Open while the packages in the cache are in use: until the process ends.
+_leases: list[IO[bytes]] = []
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """Where the command runs, and with which variables more."""
+
+    folder: Path | None
+    environment: dict[str, str]
+
+
+def prepare(
+    spec: JobSpec,
+    folder: Path,
+    *,
+    client: Callable[[str], Any] | None = None,
+    place: Path | None = None,
+    cache: Cache | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Prepared:
+    """Fetch what the job brings along, on its head.
+
+    Args:
+        spec: the job's order.
+        folder: an empty one, for the code.
+        client: makes clients of AWS; boto3's by default.
+        place: where this node keeps archive and packages; ``PROGRAM_DIR`` by default.
+        cache: the host's by default.
+        should_stop: whether the node has to end; asked while requirements are installed.
+
+    Raises:
+        InputError: a secret or the code cannot be read, or its requirements not be installed.
+        requirements.Stopped: ``should_stop`` returned true.
+    """
+    client = client or _client
+    variables = dict(spec.variables)
+    for name, secret in spec.secrets.items():
+        variables[name] = _secret(client("secretsmanager"), name, secret)
+    of_pip = sorted(name for name in spec.secrets if name.startswith(_OF_PIP))
+    if spec.code and of_pip and spec.nodes.high:
+        raise InputError(
+            f"secret of {of_pip[0]}: only the head reads secrets, and every node installs "
+            "requirements; put the packages into the code's folder, as wheels"
+        )
+    runtime: dict[str, Any] = {}
+    if spec.code:
+        place = place or Path(PROGRAM_DIR)
+        archive = fetch(spec.code, spec.code_sha256, place, client=client)
+        unpack(archive, folder)
+        install(folder, place, cache=cache, variables=variables, should_stop=should_stop)
+        variables |= search_paths(folder, place, variables)
+        runtime["working_dir"] = str(folder)
+    if variables:
+        runtime["env_vars"] = variables
+    extra = {_RAY_VARIABLE: json.dumps({"runtime_env": runtime})} if runtime else {}
+    return Prepared(folder=folder if spec.code else None, environment={**variables, **extra})
+
+
+def for_workers(spec: JobSpec) -> dict[str, str]:
+    """Variables with which a worker node of a job is started, so that it can prepare its code."""
+    if not spec.code:
+        return {}
+    of_pip = {k: v for k, v in spec.variables.items() if k.startswith(_OF_PIP)}
+    return {ENV_CODE: spec.code, ENV_CODE_SHA256: spec.code_sha256, **of_pip}
+
+
+def prepare_worker(
+    environment: Mapping[str, str],
+    folder: Path,
+    *,
+    client: Callable[[str], Any] | None = None,
+    place: Path | None = None,
+    cache: Cache | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Fetch the code of a job on one of its worker nodes, and install its requirements.
+
+    Without ``ENV_CODE`` in the node's environment there is nothing to do.
+
+    Args:
+        folder: an empty one, of which the requirements are read.
+
+    Raises:
+        InputError, requirements.Stopped: as ``prepare``.
+    """
+    address = environment.get(ENV_CODE)
+    if not address:
+        return
+    place = place or Path(PROGRAM_DIR)
+    sha256 = environment.get(ENV_CODE_SHA256, "")
+    archive = fetch(address, sha256, place, client=client or _client)
+    unpack(archive, folder)
+    install(folder, place, cache=cache, should_stop=should_stop)
+
+
+def _client(service: str) -> Any:
+    import boto3
+
+    make: Any = boto3.client  # typed by the service's name, which varies here
+    return make(service)
+
+
+def _secret(manager: Any, name: str, secret: str) -> str:
+    try:
+        return str(manager.get_secret_value(SecretId=secret)["SecretString"])
+    except (ClientError, BotoCoreError, KeyError) as error:
+        raise InputError(f"secret {secret}, for {name}, cannot be read: {error}") from None
+
+
+# --- the archive ----------------------------------------------------------------------------------
+def fetch(
+    address: str, sha256: str, place: Path, *, client: Callable[[str], Any] | None = None
+) -> Path:
+    """Fetch an archive to ``place``; return its path.
+
+    Args:
+        address: ``s3://bucket/key``.
+        sha256: of the archive, in hexadecimal; empty: not checked.
+
+    Raises:
+        InputError: it cannot be read, or is another one.
+    """
+    parts = urlsplit(address)
+    place.mkdir(parents=True, exist_ok=True)
+    archive = place / ARCHIVE
+    try:
+        s3 = (client or _client)("s3")
+        s3.download_file(parts.netloc, parts.path.lstrip("/"), str(archive))
+        with archive.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except (ClientError, BotoCoreError, OSError) as error:
+        raise InputError(f"the code {address} cannot be read: {error}") from None
+    if sha256 and found != sha256:
+        archive.unlink()
+        raise InputError(
+            f"the code {address} is not what was submitted: its SHA-256 is {found}, the order's is "
+            f"{sha256}; submit the job again"
+        )
+    return archive
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack an archive that ``trainctl`` has packed into an empty folder.
+
+    Executable files stay executable. A link is made only if it leads to a file of the archive.
+
+    Raises:
+        InputError: it is none, or would write outside of the folder.
+    """
+    links: dict[Path, str] = {}
+    try:
+        with zipfile.ZipFile(archive) as code:
+            for name in code.namelist():
+                check_relative(name.removesuffix("/"), what="file of the code")
+            for entry in code.infolist():
+                mode = entry.external_attr >> 16
+                path = folder / entry.filename
+                if stat.S_ISLNK(mode):
+                    links[path] = code.read(entry).decode()
+                    continue
+                code.extract(entry, folder)
+                if not entry.is_dir():
+                    path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
+    except (OSError, zipfile.BadZipFile, UnicodeDecodeError) as error:
+        raise InputError(f"the code cannot be unpacked: {error}") from None
+    # Only now: no file is written through a link.
+    for path, target in links.items():
+        _link(path, target, folder)
+    say(f"code: {sum(path.is_file() for path in folder.rglob('*'))} files")
+
+
+def _link(path: Path, target: str, folder: Path) -> None:
+    refused = InputError(
+        f"file of the code {str(path.relative_to(folder))!r} is refused: it is a link to "
+        f"{target!r}, which is no file of the code"
+    )
+    if PurePosixPath(target).is_absolute():
+        raise refused
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(target)
+        found = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # the latter for links in a circle
+        raise refused from None
+    if not found.is_relative_to(folder.resolve()):
+        path.unlink()
+        raise refused
+
+
+# --- its packages ---------------------------------------------------------------------------------
+def install(
+    folder: Path,
+    place: Path,
+    *,
+    cache: Cache | None = None,
+    variables: Mapping[str, str] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> None:
+    """Install the requirements of the code in ``folder``, and make them known at ``place``.
+
+    Raises:
+        InputError, requirements.Stopped: as ``prepare``.
+    """
+    of_pip = {k: v for k, v in (variables or {}).items() if k.startswith(_OF_PIP)}
+    found = requirements.install(
+        folder, cache or Cache.of_node(), environment=of_pip, should_stop=should_stop
+    )
+    link = place / PACKAGES
+    link.unlink(missing_ok=True)
+    if found is not None:
+        _leases.append(found.lease)
+        link.symlink_to(found.folder)
+
+
+def search_paths(folder: Path, place: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """PYTHONPATH and PATH with which a program finds its own modules and packages.
+
+    Args:
+        folder: of the code; paths in it are relative, for programs run in a copy of it.
+        place: where this node keeps the packages.
+        variables: those that the user has set; they stay, behind.
+    """
+    # A script is run by its path; what is beside it must be found all the same.
+    modules = [*source_folders(folder), variables.get("PYTHONPATH", "")]
+    programs = [variables.get("PATH", os.environ.get("PATH", ""))]
+    packages = place / PACKAGES
+    if packages.is_dir():
+        modules.insert(0, str(requirements.site_packages(packages)))
+        programs.insert(0, str(packages / "bin"))
+    found = {"PYTHONPATH": os.pathsep.join(filter(None, modules))}
+    if len(programs) > 1 or "PATH" in variables:
+        found["PATH"] = os.pathsep.join(filter(None, programs))
+    return found

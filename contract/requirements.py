@@ -1,0 +1,71 @@
+"""Which packages a folder of code asks for: the file that counts, and what it says.
+
+The command line reads it before the upload and a node before the installation, so that the first
+refuses what the second would refuse.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Final
+
+from contract.errors import InputError
+
+REQUIREMENTS_TXT: Final = "requirements.txt"
+UV_LOCK: Final = "uv.lock"
+PYPROJECT: Final = "pyproject.toml"
+#: In this order: a list that was written for the job goes before what locks a whole project.
+FILES: Final = (REQUIREMENTS_TXT, UV_LOCK, PYPROJECT)
+
+
+def file_of(folder: Path) -> str:
+    """Name of the file directly in ``folder`` that says which packages to install; "" for none.
+
+    A ``pyproject.toml`` without dependencies, such as one that only sets up tools, does not count.
+
+    Raises:
+        InputError: that file cannot be used.
+    """
+    name = next((each for each in FILES if (folder / each).is_file()), "")
+    if name == UV_LOCK and not (folder / PYPROJECT).is_file():
+        raise InputError(
+            f"{UV_LOCK} belongs to a {PYPROJECT}, and there is none beside it: add that file, or "
+            f"a {REQUIREMENTS_TXT}"
+        )
+    if name == PYPROJECT and not dependencies(folder):
+        return ""
+    return name
+
+
+def dependencies(folder: Path) -> tuple[str, ...]:
+    """What ``pyproject.toml`` lists below ``[project]``, one requirement each.
+
+    Raises:
+        InputError: the file is no TOML, or computes its dependencies when it is built.
+    """
+    project = _project(folder)
+    if "dependencies" in project.get("dynamic", []):
+        raise InputError(
+            f"{PYPROJECT}: its dependencies are dynamic, so only a build knows them: list them "
+            f"below [project], or in a {REQUIREMENTS_TXT}"
+        )
+    found = project.get("dependencies", [])
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise InputError(
+            f"{PYPROJECT}: dependencies must be a list of texts, such as 'einops>=0.8'"
+        )
+    return tuple(found)
+
+
+def source_folders(folder: Path) -> tuple[str, ...]:
+    """Folders, relative to ``folder``, from which the project's own packages are imported."""
+    has_src = (folder / PYPROJECT).is_file() and (folder / "src").is_dir()
+    return (".", "src") if has_src else (".",)
+
+
+def _project(folder: Path) -> dict[str, Any]:
+    try:
+        found = tomllib.loads((folder / PYPROJECT).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{PYPROJECT} cannot be read: {error}") from None
+    project = found.get("project", {})
+    return project if isinstance(project, dict) else {}

@@ -1,0 +1,254 @@
+"""What a job's user brings along reaches the command, and Ray: variables, secrets, code, packages.
+
+How requirements are installed, and kept: ``test_requirements``.
+
+Across nodes, with real Ray: ``tests/rehearsal/test_jobs.py``.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from containers.program import code, requirements
+from containers.program.cache import Cache
+from contract.errors import InputError
+from contract.job import JobSpec
+from contract.nodes import ENV_CODE, ENV_CODE_SHA256
+from contract.ranges import Range
+from tests.conftest import write_wheel
+
+
+class Client:
+    """S3 with one archive, Secrets Manager with one secret."""
+
+    def __init__(self, archive: Path | None = None) -> None:
+        self.archive = archive
+
+    def __call__(self, _service: str) -> "Client":
+        return self
+
+    def download_file(self, bucket: str, key: str, target: str) -> None:
+        if self.archive is None or (bucket, key) != ("bucket", "runs/r/jobs/j.zip"):
+            raise ClientError({"Error": {"Code": "404", "Message": "Not Found"}}, "HeadObject")
+        shutil.copy(self.archive, target)
+
+    def get_secret_value(self, SecretId: str) -> dict[str, str]:  # noqa: N803
+        if SecretId != "training/key":
+            error: Any = {"Code": "ResourceNotFoundException", "Message": "no such secret"}
+            raise ClientError({"Error": error}, "GetSecretValue")
+        return {"SecretString": "hidden"}
+
+
+def prepare(spec: JobSpec, folder: Path, client: Client) -> code.Prepared:
+    for each in (folder, folder.parent / "cache"):
+        each.mkdir(exist_ok=True)
+    place, cache = folder.parent / "place", Cache(folder.parent / "cache")
+    return code.prepare(spec, folder, client=client, place=place, cache=cache)
+
+
+def runtime(prepared: code.Prepared) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(prepared.environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])
+    return dict(found["runtime_env"])
+
+
+def archive(tmp_path: Path, **files: str) -> Path:
+    path = tmp_path / "sent.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name, content in files.items():
+            file.writestr(name.replace("__", "."), content)
+    return path
+
+
+RECIPE = JobSpec(run="r", command=("python",), nodes=Range(1, 1))
+CODE = replace(RECIPE, code="s3://bucket/runs/r/jobs/j.zip")
+
+
+def test_a_recipe_brings_nothing_and_ray_is_told_nothing(tmp_path: Path) -> None:
+    found = prepare(RECIPE, tmp_path / "code", Client())
+    assert found == code.Prepared(folder=None, environment={})
+
+
+def test_variables_and_secrets_reach_the_command_and_rays_workers(tmp_path: Path) -> None:
+    spec = replace(RECIPE, variables={"COLOUR": "green"}, secrets={"API_KEY": "training/key"})
+    found = prepare(spec, tmp_path / "code", Client())
+    assert found.environment["COLOUR"] == "green"
+    assert found.environment["API_KEY"] == "hidden"
+    assert runtime(found) == {"env_vars": {"COLOUR": "green", "API_KEY": "hidden"}}
+    assert found.folder is None
+
+
+def test_code_is_where_the_command_runs_and_what_ray_takes_along(tmp_path: Path) -> None:
+    path = archive(tmp_path, mine__py="print(1)", **{"sub/more__py": ""})
+    found = prepare(CODE, tmp_path / "code", Client(path))
+    assert found.folder == tmp_path / "code"
+    assert (found.folder / "sub" / "more.py").exists()
+    assert runtime(found)["working_dir"] == str(found.folder)
+    assert found.environment["PYTHONPATH"] == "."
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "/tmp/absolute-of-this-test.py", "a//b", "./a"])
+def test_an_archive_that_would_write_outside_of_its_folder_is_refused(
+    tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / "sent.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("mine.py", "")
+        file.writestr(name, "")
+    with pytest.raises(InputError, match=r"file of the code .* is refused"):
+        prepare(CODE, tmp_path / "code", Client(path))
+    assert not (tmp_path / "outside.py").exists()
+    assert not Path("/tmp/absolute-of-this-test.py").exists()
+    assert not list((tmp_path / "code").iterdir())
+
+
+def test_requirements_are_installed_beside_what_the_image_has(tmp_path: Path) -> None:
+    # Needs what is there already: it must not be fetched again, and is not to be found here.
+    wheel = write_wheel(tmp_path, requires="numpy")
+    path = archive(tmp_path, mine__py="", requirements__txt=f"--no-index\n./{wheel.name}\n")
+    with zipfile.ZipFile(path, "a") as file:
+        file.write(wheel, wheel.name)
+    found = prepare(CODE, tmp_path / "code", Client(path))
+    assert found.folder is not None
+    packages = requirements.site_packages(tmp_path / "place" / code.PACKAGES)
+    assert sorted(each.name for each in packages.glob("*.py")) == ["greeting.py"]
+    assert runtime(found)["env_vars"]["PYTHONPATH"] == f"{packages}:."
+    done = subprocess.run(
+        [sys.executable, "-c", "import greeting, numpy; print(greeting.WORDS)"],
+        cwd=found.folder,
+        env={**os.environ, **found.environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "installed\n"
+
+
+def zipped(tmp_path: Path, *entries: tuple[str, int, str]) -> Path:
+    """An archive of (name, mode, content)."""
+    path = tmp_path / "sent.zip"
+    with zipfile.ZipFile(path, "w") as file:
+        for name, mode, content in entries:
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = mode << 16
+            file.writestr(entry, content)
+    return path
+
+
+def test_executable_files_and_links_inside_the_folder_are_restored(tmp_path: Path) -> None:
+    path = zipped(
+        tmp_path,
+        ("latest", stat.S_IFLNK | 0o777, "versions/2"),
+        ("run.sh", stat.S_IFREG | 0o755, "#!/bin/sh\necho it runs\n"),
+        ("versions/2/a.txt", stat.S_IFREG | 0o644, "second"),
+    )
+    found = prepare(CODE, tmp_path / "code", Client(path)).folder
+    assert found is not None
+    assert subprocess.run([found / "run.sh"], capture_output=True).stdout == b"it runs\n"
+    assert not os.access(found / "versions" / "2" / "a.txt", os.X_OK)
+    assert (found / "latest" / "a.txt").read_text() == "second"
+    assert (found / "latest").is_symlink()
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../outside", "sub/../../outside", "none", "x"])
+def test_a_link_that_leads_to_no_file_of_the_code_is_refused(tmp_path: Path, target: str) -> None:
+    (tmp_path / "outside").write_text("")
+    path = zipped(tmp_path, ("x", stat.S_IFLNK | 0o777, target), ("sub/a", stat.S_IFREG, ""))
+    with pytest.raises(InputError, match=f"'x' is refused: it is a link to '{target}'"):
+        prepare(CODE, tmp_path / "code", Client(path))
+
+
+def test_nothing_is_written_through_a_link_of_the_archive(tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    path = zipped(tmp_path, ("x", stat.S_IFLNK | 0o777, "../outside"), ("x/a", stat.S_IFREG, ""))
+    with pytest.raises(InputError, match="'x' is refused"):
+        prepare(CODE, tmp_path / "code", Client(path))
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_an_archive_that_was_changed_after_the_submission_does_not_run(tmp_path: Path) -> None:
+    path = archive(tmp_path, mine__py="print(1)")
+    spec = replace(CODE, code_sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    assert prepare(spec, tmp_path / "code", Client(path)).folder
+    archive(tmp_path, mine__py="print(2)")
+    with pytest.raises(InputError, match="is not what was submitted"):
+        prepare(spec, tmp_path / "other", Client(path))
+    assert not list((tmp_path / "other").iterdir())
+    assert not (tmp_path / "place" / code.ARCHIVE).exists()
+
+
+def test_a_worker_node_checks_the_code_and_has_the_packages_at_the_heads_path(
+    tmp_path: Path,
+) -> None:
+    wheel = write_wheel(tmp_path)
+    path = archive(tmp_path, requirements__txt=f"--no-index\n./{wheel.name}\n")
+    with zipfile.ZipFile(path, "a") as file:
+        file.write(wheel, wheel.name)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    spec = replace(CODE, code_sha256=sha256, variables={"PIP_RETRIES": "0", "OTHER": "1"})
+    told = code.for_workers(spec)
+    assert told == {
+        ENV_CODE: CODE.code,
+        ENV_CODE_SHA256: sha256,
+        "PIP_RETRIES": "0",
+    }
+    for node in ("head", "worker"):
+        (tmp_path / node).mkdir()
+    cache, place = Cache(tmp_path / "cache"), tmp_path / "place"
+    code.prepare_worker(told, tmp_path / "worker", client=Client(path), place=place, cache=cache)
+    packages = requirements.site_packages(place / code.PACKAGES)
+    assert (packages / "greeting.py").exists()
+    on_head = code.prepare(spec, tmp_path / "head", client=Client(path), place=place, cache=cache)
+    assert on_head.environment["PYTHONPATH"] == f"{packages}:."
+    with pytest.raises(InputError, match="is not what was submitted"):
+        code.prepare_worker(
+            told | {ENV_CODE_SHA256: "0" * 64},
+            tmp_path / "worker",
+            client=Client(path),
+            place=place,
+            cache=cache,
+        )
+
+
+def test_a_node_without_code_fetches_nothing(tmp_path: Path) -> None:
+    assert code.for_workers(RECIPE) == {}
+    code.prepare_worker({}, tmp_path, client=Client(), place=tmp_path / "place")
+    assert not (tmp_path / "place").exists()
+
+
+def test_an_index_that_needs_a_secret_is_refused_where_workers_would_need_it(
+    tmp_path: Path,
+) -> None:
+    spec = replace(CODE, secrets={"PIP_INDEX_URL": "training/key"})
+    path = archive(tmp_path, mine__py="")
+    with pytest.raises(InputError, match="only the head reads secrets"):
+        prepare(spec, tmp_path / "code", Client(path))
+    assert prepare(replace(spec, nodes=Range(0, 0)), tmp_path / "code", Client(path)).folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"secrets": {"A": "training/x"}}, "secret training/x, for A, cannot be read"),
+        ({"code": "s3://bucket/none.zip"}, "none.zip cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        prepare(replace(RECIPE, **changed), tmp_path / "code", Client())
+
+
+def test_requirements_that_cannot_be_installed_show_the_end_of_pips_words(tmp_path: Path) -> None:
+    path = archive(tmp_path, requirements__txt="--no-index\nthere-is-no-such-package==9\n")
+    with pytest.raises(InputError, match=r"(?s)cannot be installed:.*there-is-no-such-package"):
+        prepare(CODE, tmp_path / "code", Client(path))

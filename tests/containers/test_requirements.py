@@ -1,0 +1,287 @@
+"""Requirements are installed once on a host, whole or not at all, and beside what the image has.
+
+With pip as it is in the image, and wheels made here: from a folder, or from an index on loopback
+that counts what is fetched from it.
+"""
+
+import http.server
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from containers.program import requirements
+from containers.program.cache import Cache
+from contract.errors import InputError
+from contract.requirements import file_of, source_folders
+from tests.conftest import write_wheel
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip reaches what a test gives it, and nothing else."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+
+
+def folder_with(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+    return folder
+
+
+def install(folder: Path, cache: Path, **options: object) -> Path | None:
+    """Install, and let go of it as the end of a container does."""
+    found = requirements.install(folder, Cache(cache), **options)  # type: ignore[arg-type]
+    if found is None:
+        return None
+    found.lease.close()
+    return found.folder
+
+
+def names(folder: Path | None) -> list[str]:
+    assert folder is not None
+    return sorted(each.name for each in requirements.site_packages(folder).glob("*.py"))
+
+
+@contextmanager
+def index(folder: Path) -> Iterator[tuple[str, list[str]]]:
+    """A package index with one project, and what has been asked of it."""
+    wheel = write_wheel(folder)
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if self.path.endswith(wheel.name):
+                body, kind = wheel.read_bytes(), "application/octet-stream"
+            else:
+                body, kind = f'<a href="/{wheel.name}">{wheel.name}</a>'.encode(), "text/html"
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/simple", asked
+        finally:
+            server.shutdown()
+
+
+def test_a_second_job_with_the_same_requirements_downloads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    with index(tmp_path) as (address, asked):
+        given = {"PIP_INDEX_URL": address}
+        first = folder_with(tmp_path / "first", requirements__txt="greeting==1.0\n")
+        found = install(first, tmp_path / "cache", environment=given)
+        assert names(found) == ["greeting.py"]
+        assert [each for each in asked if each.endswith(".whl")]
+        asked.clear()
+        other_code = folder_with(
+            tmp_path / "second", requirements__txt="greeting==1.0\n", train__py="1\n"
+        )
+        assert install(other_code, tmp_path / "cache", environment=given) == found
+        assert asked == []
+    assert "requirements.txt: installed on this host already" in capsys.readouterr().err
+
+
+def test_two_installs_at_once_make_one_and_both_use_it(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path)
+    code = folder_with(tmp_path / "code", requirements__txt=f"{wheel}\n")
+    program = (
+        "import sys, pathlib\n"
+        "from containers.program import cache, requirements\n"
+        "code, root = map(pathlib.Path, sys.argv[1:])\n"
+        "print(requirements.install(code, cache.Cache(root)).folder)\n"
+    )
+    command = [sys.executable, "-c", program, str(code), str(tmp_path / "cache")]
+    both = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [each.communicate(timeout=120) for each in both]
+    assert [each.returncode for each in both] == [0, 0], said
+    assert said[0][0] == said[1][0]
+    assert sum("installing requirements.txt" in err for _, err in said) == 1
+    there = [each.name for each in (tmp_path / "cache" / "packages").iterdir() if each.is_dir()]
+    assert there == [Path(said[0][0].strip()).name]
+
+
+def test_a_broken_installation_leaves_nothing_that_counts(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path)
+    code = folder_with(tmp_path / "code", requirements__txt="./greeting-1.0-py3-none-any.whl\n")
+    (code / wheel.name).write_bytes(wheel.read_bytes()[:100])
+    with pytest.raises(InputError, match=r"(?s)requirements.txt cannot be installed:\n.*greeting"):
+        install(code, tmp_path / "cache")
+    assert not [each for each in (tmp_path / "cache" / "packages").iterdir() if each.is_dir()]
+    # The file has the same name and other content: it is installed.
+    (code / wheel.name).write_bytes(wheel.read_bytes())
+    assert names(install(code, tmp_path / "cache")) == ["greeting.py"]
+
+
+def test_an_installation_ends_when_its_node_has_to(tmp_path: Path) -> None:
+    code = folder_with(tmp_path / "code", requirements__txt="greeting\n")
+    began = time.monotonic()
+    with pytest.raises(requirements.Stopped):
+        install(code, tmp_path / "cache", should_stop=lambda: True)
+    assert time.monotonic() - began < 5
+    assert not [each for each in (tmp_path / "cache" / "packages").iterdir() if each.is_dir()]
+
+
+def test_programs_of_a_package_run_with_the_images_python(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path, script="greet = greeting:main")
+    code = folder_with(tmp_path / "code", requirements__txt=f"{wheel}\n")
+    found = install(code, tmp_path / "cache")
+    assert found is not None
+    program = found / "bin" / "greet"
+    assert program.read_text().startswith(f"#!{sys.executable}\n")
+    done = subprocess.run(
+        [program],
+        env={"PYTHONPATH": str(requirements.site_packages(found))},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "installed\n"
+    assert [each.name for each in (found / "bin").iterdir()] == ["greet"]
+
+
+def test_another_version_of_a_package_of_the_image_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = write_wheel(tmp_path, name="torch", version="1.0")
+    code = folder_with(tmp_path / "code", requirements__txt=f"{wheel}\n")
+    for _ in range(2):  # a later job, for which nothing is installed, is told too
+        install(code, tmp_path / "cache")
+        said = capsys.readouterr().err
+        assert (
+            "WARNING: requirements.txt replaces packages of the image: torch 1.0 (image: " in said
+        )
+        assert "nobody has tried this one" in said
+
+
+def test_another_ray_is_refused(tmp_path: Path) -> None:
+    write_wheel(tmp_path, name="ray", version="1.0")
+    code = folder_with(tmp_path / "code", requirements__txt=f"--find-links {tmp_path}\nray==1.0\n")
+    with pytest.raises(InputError, match=r"asks for another Ray than \d.*leave ray out of it"):
+        install(code, tmp_path / "cache")
+
+
+def test_what_the_image_has_is_not_taken_again(tmp_path: Path) -> None:
+    code = folder_with(tmp_path / "code", requirements__txt="numpy>=1\ntorch\nray[train]\n")
+    assert names(install(code, tmp_path / "cache")) == []
+
+
+def test_dependencies_of_a_pyproject_are_installed_and_its_packages_found(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path)
+    text = f'[project]\nname = "mine"\ndependencies = ["greeting @ file://{wheel}"]\n'
+    code = folder_with(tmp_path / "code", pyproject__toml=text)
+    (code / "src").mkdir()
+    assert names(install(code, tmp_path / "cache")) == ["greeting.py"]
+    assert source_folders(code) == (".", "src")
+
+
+def test_included_lists_editable_folders_and_constraints_count(tmp_path: Path) -> None:
+    wheel = write_wheel(tmp_path)
+    code = folder_with(tmp_path / "code", requirements__txt="-r more.txt\n-c limits.txt\n")
+    (code / "more.txt").write_text(f"-e {wheel}\n")
+    (code / "limits.txt").write_text("greeting<2\n")
+    first = install(code, tmp_path / "cache")
+    assert names(first) == ["greeting.py"]
+    (code / "limits.txt").write_text("greeting<3\n")
+    assert install(code, tmp_path / "cache") != first
+    (code / "limits.txt").write_text("greeting<1\n")
+    with pytest.raises(InputError, match="cannot be installed"):
+        install(code, tmp_path / "cache")
+    (code / "more.txt").unlink()
+    with pytest.raises(InputError, match=r"more\.txt cannot be read"):
+        install(code, tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, ""),
+        ({"pyproject.toml": "[tool.ruff]\n"}, ""),
+        ({"pyproject.toml": "[project]\ndependencies = ['a']\n"}, "pyproject.toml"),
+        ({"pyproject.toml": "[project]\n", "uv.lock": ""}, "uv.lock"),
+        ({"pyproject.toml": "", "uv.lock": "", "requirements.txt": ""}, "requirements.txt"),
+    ],
+)
+def test_the_file_that_counts(tmp_path: Path, files: dict[str, str], found: str) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert file_of(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"uv.lock": ""}, "uv.lock belongs to a pyproject.toml"),
+        ({"pyproject.toml": "[project"}, "pyproject.toml cannot be read: Expected"),
+        ({"pyproject.toml": "[project]\ndynamic = ['dependencies']\n"}, "are dynamic"),
+        ({"pyproject.toml": "[project]\ndependencies = 'a'\n"}, "must be a list of texts"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_refused(
+    tmp_path: Path, files: dict[str, str], words: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(InputError, match=words):
+        file_of(tmp_path)
+
+
+LOCK = """\
+version = 1
+requires-python = ">=3.11"
+
+[[package]]
+name = "greeting"
+version = "1.0"
+source = { registry = "%s" }
+wheels = [{ path = "greeting-1.0-py3-none-any.whl" }]
+
+[[package]]
+name = "mine"
+version = "0.1"
+source = { virtual = "." }
+dependencies = [{ name = "greeting" }]
+
+[package.metadata]
+requires-dist = [{ name = "greeting" }]
+"""
+
+
+def test_what_uv_has_locked_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("uv", reason="no uv in this environment")
+    write_wheel(tmp_path)
+    code = folder_with(
+        tmp_path / "code",
+        pyproject__toml=(
+            '[project]\nname = "mine"\nversion = "0.1"\ndependencies = ["greeting"]\n'
+            'requires-python = ">=3.11"\n'
+        ),
+        uv__lock=LOCK % tmp_path,
+    )
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert names(install(code, tmp_path / "cache")) == ["greeting.py"]
+    (code / "uv.lock").write_text("no lock")
+    with pytest.raises(InputError, match=r"uv\.lock cannot be read:\n"):
+        install(code, tmp_path / "cache")

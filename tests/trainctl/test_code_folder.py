@@ -1,0 +1,86 @@
+"""What ``--code DIR`` packs is what a node unpacks: links, executable files, and the same hash."""
+
+import hashlib
+import os
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from containers.program.code import unpack
+from trainctl import code_folder
+from trainctl.errors import UsageError
+
+
+def project(folder: Path) -> Path:
+    (folder / "tools").mkdir(parents=True)
+    (folder / "train.py").write_text("print(1)\n")
+    (folder / "tools" / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "tools" / "run.sh").chmod(0o755)
+    (folder / "start").symlink_to("tools/run.sh")
+    (folder / "bin").symlink_to(folder / "tools")  # absolute, and to a folder
+    return folder
+
+
+def test_a_node_gets_the_files_with_their_rights_and_links(tmp_path: Path) -> None:
+    code_folder.pack(project(tmp_path / "code"), tmp_path / "sent.zip")
+    (tmp_path / "node").mkdir()
+    unpack(tmp_path / "sent.zip", tmp_path / "node")
+    node = tmp_path / "node"
+    assert os.access(node / "tools" / "run.sh", os.X_OK)
+    assert not os.access(node / "train.py", os.X_OK)
+    assert (node / "start").readlink() == Path("tools/run.sh")
+    assert (node / "bin").readlink() == Path("tools")
+    assert (node / "bin" / "run.sh").read_text() == "#!/bin/sh\n"
+
+
+def test_the_same_files_have_the_same_hash_wherever_and_whenever(tmp_path: Path) -> None:
+    first = code_folder.pack(project(tmp_path / "a"), tmp_path / "a.zip")
+    other = project(tmp_path / "b")
+    later = time.time() + 1000
+    os.utime(other / "train.py", (later, later))
+    assert code_folder.pack(other, tmp_path / "b.zip") == first
+    assert hashlib.sha256((tmp_path / "a.zip").read_bytes()).hexdigest() == first
+    (other / "train.py").chmod(0o755)
+    assert code_folder.pack(other, tmp_path / "b.zip") != first
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../outside", "nowhere", "venv/lib"])
+def test_a_link_to_what_is_not_uploaded_is_refused(tmp_path: Path, target: str) -> None:
+    code = project(tmp_path / "code")
+    (tmp_path / "outside").mkdir()
+    (code / "venv" / "lib").mkdir(parents=True)
+    (code / "data").symlink_to(target)
+    with pytest.raises(UsageError, match=f"data is a link to {target}, which is not among"):
+        code_folder.look_at(code)
+
+
+def test_files_of_a_submodule_are_uploaded(tmp_path: Path) -> None:
+    code = project(tmp_path / "code")
+    (code / "vendored").mkdir()
+    (code / "vendored" / "part.py").write_text("")
+    for folder in (code / "vendored", code):
+        subprocess.run(["git", "init", "-q", folder], check=True)
+    names = [str(path.relative_to(code)) for path in code_folder.files_of(code)]
+    assert names == ["bin", "start", "tools/run.sh", "train.py", "vendored/part.py"]
+
+
+def test_the_packages_that_will_be_installed_are_named_before_the_upload(tmp_path: Path) -> None:
+    code = project(tmp_path / "code")
+    assert "packages" not in code_folder.look_at(code)
+    (code / "requirements.txt").write_text("einops\n")
+    assert code_folder.look_at(code).endswith(", packages of requirements.txt")
+    subprocess.run(["git", "init", "-q", code], check=True)
+    (code / ".gitignore").write_text("requirements.txt\n")
+    with pytest.raises(UsageError, match=r"requirements\.txt is ignored by git"):
+        code_folder.look_at(code)
+
+
+def test_requirements_that_a_node_would_refuse_are_refused_before_the_upload(
+    tmp_path: Path,
+) -> None:
+    code = project(tmp_path / "code")
+    (code / "uv.lock").write_text("")
+    with pytest.raises(UsageError, match=r"uv\.lock belongs to a pyproject\.toml"):
+        code_folder.look_at(code)
