@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -36,8 +36,8 @@ PACKAGES: Final = "packages"
 #: Variables of a job that its worker nodes need while they prepare, such as PIP_INDEX_URL.
 _OF_PIP: Final = "PIP_"
 
-#: Open while the packages in the cache are in use: until the process ends.
-_leases: list[IO[bytes]] = []
+#: File descriptors, open while packages in the cache are in use: until this process ends.
+_leases: list[int] = []
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -247,7 +247,8 @@ def install(
     link = place / PACKAGES
     link.unlink(missing_ok=True)
     if found is not None:
-        _leases.append(found.lease)
+        with found.lease as lease:
+            _leases.append(os.dup(lease.fileno()))
         link.symlink_to(found.folder)
 
 

@@ -68,7 +68,7 @@ def test_files_of_a_submodule_are_uploaded(tmp_path: Path) -> None:
 
 def test_the_packages_that_will_be_installed_are_named_before_the_upload(tmp_path: Path) -> None:
     code = project(tmp_path / "code")
-    assert "packages" not in code_folder.look_at(code)
+    assert "packages of" not in code_folder.look_at(code)
     (code / "requirements.txt").write_text("einops\n")
     assert code_folder.look_at(code).endswith(", packages of requirements.txt")
     subprocess.run(["git", "init", "-q", code], check=True)
