@@ -220,7 +220,7 @@ def _report_replaced(name: str, folder: Path) -> None:
         listed = ", ".join(f"{each} {new} (image: {old})" for each, (old, new) in replaced.items())
         say(f"WARNING: {name} replaces packages of the image: {listed}")
     if "torch" in replaced:
-        say("WARNING: the image's torch fits the driver of the hosts; nobody has tried this one")
+        say("WARNING: the image's torch is tested with the driver of the hosts, this one is not")
 
 
 # --- the installation -----------------------------------------------------------------------------
