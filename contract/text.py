@@ -28,3 +28,13 @@ def compact(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.4g}{unit}"
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def byte_size(number: int) -> str:
+    """Bytes for people: ``5 B``, ``11.6 MB``, ``1.2 GB``."""
+    size = float(number)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -19,6 +19,8 @@ from trainctl.commands.cluster import down as cluster_down
 from trainctl.commands.cluster import status as cluster_status
 from trainctl.commands.cluster import up as cluster_up
 from trainctl.commands.cost import cost
+from trainctl.commands.data import ls as data_ls
+from trainctl.commands.data import put as data_put
 from trainctl.commands.doctor import doctor
 from trainctl.commands.export import export
 from trainctl.commands.generate import generate
@@ -88,6 +90,15 @@ cluster.command()(cluster_up.up)
 cluster.command()(cluster_status.status)
 cluster.command()(cluster_down.down)
 app.add_typer(cluster, name="cluster", rich_help_panel=_OTHER)
+
+data = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    help="Data sets in the bucket, which jobs train on by name: --data NAME.",
+)
+data.command()(data_put.put)
+data.command()(data_ls.ls)
+app.add_typer(data, name="data", rich_help_panel=_JOBS)
 
 local = typer.Typer(
     cls=Group,

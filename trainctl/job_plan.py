@@ -19,7 +19,7 @@ from contract import runs
 from contract.job import MAX_JOB_ID, JobSpec
 from contract.nodes import Gpus
 from contract.ranges import Range
-from trainctl import code_folder, variables
+from trainctl import code_folder, data_sets, variables
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.files import Bucket
 from trainctl.aws.shape import Shape
@@ -195,7 +195,7 @@ def _recipe_command(
         raise UsageError(
             f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
         )
-    recipes.by_name(words[0])
+    recipe = recipes.by_name(words[0])
     for word, after in zip_longest(words, words[1:], fillvalue=""):
         name, equals, value = word.partition("=")
         if name == "--workers":  # after --, where it is no option of trainctl
@@ -206,10 +206,10 @@ def _recipe_command(
         files = (paths.file(name) for name in (runs.CONFIG_FILE, runs.RESULT_FILE))
         recorded = Recorded.of(*(bucket.read(bucket.key(file)) for file in files))
     storage = paths.uri.rpartition("/")[0]
+    words = data_sets.resolve(words, recipe, bucket)
     read_command(words, run=run, workers=workers, gpus=gpus, storage=storage, recorded=recorded)
-    recipe, *settings = words
-    launch = ["python", "-m", "training.launch", recipe, "--run", run, "--workers", str(workers)]
-    return [*launch, *settings]
+    launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
+    return [*launch, "--workers", str(workers), *words[1:]]
 
 
 def head_only(shape: Shape, *, run: str, command: Sequence[str]) -> JobPlan:

@@ -46,7 +46,7 @@ NOW = datetime.now(tz=UTC)
 #: Operations that start, end or write something.
 CHANGES = {
     *("update_service", "start_execution", "stop_execution", "stop_task", "upload_file"),
-    *("execute_command", "start_session"),
+    *("execute_command", "start_session", "put_object", "delete_object"),
 }
 
 
@@ -81,6 +81,7 @@ class Account:
         self.tasks: dict[str, dict[str, Any]] = {}
         self.task_events: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
+        self.metadata: dict[str, dict[str, str]] = {}
         self.secrets = {"training/key"}
         self.quota = 1000.0
 
@@ -265,12 +266,39 @@ class Account:
             raise refused("NoSuchKey")
         return {"Body": SimpleNamespace(read=lambda: self.objects[Key])}
 
-    def on_upload_file(self, file: str, bucket: str, key: str) -> None:
+    def on_upload_file(
+        self,
+        file: str,
+        bucket: str,
+        key: str,
+        ExtraArgs: Any = None,  # noqa: N803
+        Callback: Any = None,  # noqa: N803
+    ) -> None:
         assert bucket == "bucket"
         self.objects[key] = Path(file).read_bytes()
+        self.metadata[key] = (ExtraArgs or {}).get("Metadata", {})
+        if Callback:
+            Callback(len(self.objects[key]))
 
-    def on_list_objects_v2(self, *, Prefix: str, **_: Any) -> Any:  # noqa: N803
-        return {"Contents": [{"Key": key} for key in self.objects if key.startswith(Prefix)]}
+    def on_put_object(self, *, Key: str, Body: bytes, **_: Any) -> None:  # noqa: N803
+        self.objects[Key] = Body
+
+    def on_head_object(self, *, Key: str, **_: Any) -> Any:  # noqa: N803
+        return {"Metadata": self.metadata.get(Key, {})}
+
+    def on_delete_object(self, *, Key: str, **_: Any) -> None:  # noqa: N803
+        self.objects.pop(Key, None)
+
+    def on_list_objects_v2(self, *, Prefix: str, Delimiter: str = "", **_: Any) -> Any:  # noqa: N803
+        keys = [key for key in self.objects if key.startswith(Prefix)]
+        below = [key for key in keys if Delimiter and Delimiter in key.removeprefix(Prefix)]
+        folders = {Prefix + key.removeprefix(Prefix).partition("/")[0] + "/" for key in below}
+        return {
+            "Contents": [
+                {"Key": key, "Size": len(self.objects[key])} for key in keys if key not in below
+            ],
+            "CommonPrefixes": [{"Prefix": each} for each in sorted(folders)],
+        }
 
     def on_download_file(self, _bucket: str, key: str, target: str) -> None:
         Path(target).write_bytes(self.objects[key])

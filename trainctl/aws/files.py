@@ -1,9 +1,14 @@
 """The deployment's bucket."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 from contract.runs import RUNS_PREFIX, RunPaths, safe_join
 from trainctl.aws.clients import Clients, code_of
+
+#: Of an object's metadata.
+_SHA256: Final = "sha256"
 
 
 class Bucket:
@@ -37,10 +42,71 @@ class Bucket:
             raise
         return answer["Body"].read()
 
-    def upload(self, file: Path, key: str) -> str:
-        """Put a file into the bucket; return its address."""
-        self._clients.s3.upload_file(str(file), self.name, key)
+    def write(self, key: str, content: bytes) -> None:
+        """Write an object."""
+        self._clients.s3.put_object(Bucket=self.name, Key=key, Body=content)
+
+    def upload(
+        self,
+        file: Path,
+        key: str,
+        *,
+        sha256: str = "",
+        report: Callable[[int], None] | None = None,
+    ) -> str:
+        """Put a file into the bucket; return its address.
+
+        Args:
+            sha256: of the file, kept with the object for ``sha256``.
+            report: called with the bytes sent so far.
+        """
+        sent = 0
+
+        def count(size: int) -> None:
+            nonlocal sent
+            sent += size
+            if report is not None:
+                report(sent)
+
+        self._clients.s3.upload_file(
+            str(file),
+            self.name,
+            key,
+            ExtraArgs={"Metadata": {_SHA256: sha256}} if sha256 else None,
+            Callback=count,
+        )
         return f"{self.uri}/{key}"
+
+    def sha256(self, key: str) -> str:
+        """The SHA-256 that an object was uploaded with; empty where that is not known."""
+        answer = self._clients.s3.head_object(Bucket=self.name, Key=key)
+        return answer["Metadata"].get(_SHA256, "")
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Keys of all objects below a prefix, and their bytes."""
+        pages = self._clients.s3.get_paginator("list_objects_v2").paginate(
+            Bucket=self.name, Prefix=prefix
+        )
+        return {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", [])}
+
+    def listed(self, prefix: str) -> tuple[list[str], list[str]]:
+        """Keys of the objects directly below a prefix, which ends in a slash, and the names of the
+        folders there."""
+        pages = self._clients.s3.get_paginator("list_objects_v2").paginate(
+            Bucket=self.name, Prefix=prefix, Delimiter="/"
+        )
+        keys: list[str] = []
+        folders: list[str] = []
+        for page in pages:
+            keys += [each["Key"] for each in page.get("Contents", [])]
+            prefixes = [each["Prefix"] for each in page.get("CommonPrefixes", [])]
+            folders += [each.removeprefix(prefix).rstrip("/") for each in prefixes]
+        return keys, folders
+
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove objects; those that are not there count as removed."""
+        for key in keys:
+            self._clients.s3.delete_object(Bucket=self.name, Key=key)
 
     def download_folder(self, prefix: str, folder: Path) -> int:
         """Fetch all objects below ``prefix``, which ends in a slash; return how many.

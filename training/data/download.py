@@ -13,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +40,30 @@ def cache_dir() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "ecs-training"
 
 
+@contextlib.contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Let one process at a time fetch into ``folder``, which is made; on Windows, any number.
+
+    Raises:
+        InputError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cache folder {folder} cannot be made ({error.strerror}): set {CACHE_VARIABLE} to a "
+            "folder that can be written"
+        ) from None
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # closing it ends it
+        yield
+
+
 def fetch(
     data: DataSet,
     folder: Path,
@@ -49,8 +73,7 @@ def fetch(
 ) -> list[Path]:
     """Bring all files of a data set into ``folder``; those that are there are taken as they are.
 
-    A file appears under its name once its content is verified. One process at a time may fetch
-    into a folder.
+    A file appears under its name once its content is verified. To be called within ``only_one``.
 
     Raises:
         InputError: a file cannot be fetched, or is not the published one.

@@ -69,8 +69,8 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
 
 
 def _published(data: DataSet, report: Report | None) -> list[Path]:
-    folder = _cache_folder(data.name)
-    with FileLock(folder / ".lock"):
+    folder = cache_dir() / _folder_name(data.name)
+    with download.only_one(folder):
         return download.fetch(data, folder, report=report)
 
 

@@ -1,0 +1,185 @@
+"""``trainctl data``: an upload is complete or no data set, and jobs find it by its name."""
+
+import gzip
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract import exits
+from contract.job import JobSpec
+from tests.trainctl.account import Account, refused
+from trainctl.__main__ import main
+from training.data import catalog, download
+from training.data.catalog import DataSet
+
+SUBMIT = ["submit", "ddp", "--yes"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A data set of two files, one in a folder of its own, and what is none of it."""
+    found = tmp_path / "cats"
+    (found / "more").mkdir(parents=True)
+    (found / "one.txt").write_text("one")
+    (found / "more" / "two.txt").write_text("two two")
+    (found / ".DS_Store").write_text("")
+    return found
+
+
+def put(*words: str) -> int:
+    return main(["data", "put", *words])
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["data", "ls", "--json"]) == exits.OK
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def command_of(account: Account) -> tuple[str, ...]:
+    return JobSpec.from_json(account.sent("start_execution")[-1]["input"]).command
+
+
+def test_a_folder_is_uploaded_and_its_list_comes_last(
+    account: Account, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert put(str(folder)) == exits.OK
+    said = capsys.readouterr()
+    assert said.out == "s3://bucket/data/cats\n"
+    assert "data set cats: 2 files, 10 B. Train on it with --data cats" in said.err
+    assert {*account.objects} == {"data/cats/one.txt", "data/cats/more/two.txt", "data/cats.json"}
+    assert account.changes[-1] == "put_object"
+    assert account.sent("put_object")[-1]["Key"] == "data/cats.json"
+    (stored,) = listed(capsys)["stored"]
+    assert (stored["name"], stored["size"]) == ("cats", 10)
+    assert stored["files"]["one.txt"] == {"size": 3, "sha256": hashlib.sha256(b"one").hexdigest()}
+    assert main(["data", "ls"]) == exits.OK
+    out = capsys.readouterr().out
+    assert "cats" in out
+    assert "published, nodes download it" in out
+
+
+def test_an_upload_that_was_interrupted_is_no_data_set_and_continues(
+    account: Account, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = account.on_upload_file
+
+    def breaks(file: str, *rest: Any, **named: Any) -> None:
+        if file.endswith("one.txt"):
+            raise refused("SlowDown", "PutObject")
+        real(file, *rest, **named)
+
+    account.on_upload_file = breaks  # type: ignore[method-assign]
+    assert put(str(folder)) == exits.FAILED
+    assert {*account.objects} == {"data/cats/more/two.txt"}
+    assert listed(capsys)["incomplete"] == ["cats"]
+    assert main([*SUBMIT, "--data", "cats"]) == exits.BAD_INPUT
+    assert "data set cats in s3://bucket is not complete" in capsys.readouterr().err
+
+    account.on_upload_file = real  # type: ignore[method-assign]
+    account.calls.clear()
+    assert put(str(folder)) == exits.OK
+    assert account.changes.count("upload_file") == 1  # the other one is there
+    assert listed(capsys)["incomplete"] == []
+
+
+def test_a_data_set_is_replaced_as_a_whole(account: Account, folder: Path) -> None:
+    put(str(folder), "--as", "pets")
+    (folder / "more" / "two.txt").write_text("two TWO")
+    (folder / "one.txt").unlink()
+    account.calls.clear()
+    assert put(str(folder), "--as", "pets") == exits.OK
+    assert account.changes == ["delete_object", "upload_file", "delete_object", "put_object"]
+    assert account.sent("delete_object")[0]["Key"] == "data/pets.json"
+    assert {*account.objects} == {"data/pets/more/two.txt", "data/pets.json"}
+    assert account.objects["data/pets/more/two.txt"] == b"two TWO"
+    account.calls.clear()
+    assert put(str(folder), "--as", "pets") == exits.OK
+    assert account.changes == []  # it is there already
+
+
+def test_a_published_data_set_is_fetched_verified_and_uploaded(
+    account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = gzip.compress(b"pixels")
+    data = DataSet(
+        name="small",
+        kind=catalog.IMAGES,
+        about="a set",
+        license="none",
+        address="https://nowhere.invalid/small",
+        files={"train.gz": hashlib.sha256(b"pixels").hexdigest()},
+        num_bytes=len(content),
+    )
+    monkeypatch.setattr(catalog, "_BY_NAME", {"small": data})
+    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(
+        download, "_receive", lambda _url, part, _before, _tell: part.write_bytes(content)
+    )
+    assert put("small") == exits.OK
+    assert account.objects["data/small/train.gz"] == content
+    assert main([*SUBMIT, "--data", "small"]) == exits.OK
+    assert "s3://bucket/data/small" in command_of(account)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["none/such"], "none/such is no folder and no file here; by name there are fashion-mnist"),
+        (["fashion_mnist"], "did you mean fashion-mnist?"),
+        (["DIR", "--as", "my cats"], "a data set cannot be called 'my cats'"),
+        (["EMPTY"], "holds no files"),
+    ],
+)
+def test_what_cannot_be_uploaded_is_refused(
+    account: Account,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    sentence: str,
+) -> None:
+    (tmp_path / "nothing").mkdir()
+    places = {"DIR": str(folder), "EMPTY": str(tmp_path / "nothing")}
+    assert put(*(places.get(word, word) for word in words)) == exits.BAD_INPUT
+    assert sentence in capsys.readouterr().err
+    assert account.changes == []
+
+
+@pytest.mark.parametrize("words", [["--data", "cats"], ["--data=cats"]])
+def test_a_job_reads_a_data_set_of_the_bucket_by_its_name(
+    account: Account, folder: Path, words: list[str]
+) -> None:
+    put(str(folder))
+    assert main([*SUBMIT, *words]) == exits.OK
+    assert "s3://bucket/data/cats" in " ".join(command_of(account))
+
+
+def test_a_job_prefers_the_copy_in_the_bucket_to_a_download(account: Account, folder: Path) -> None:
+    assert main([*SUBMIT, "--run", "a", "--data", "fashion-mnist"]) == exits.OK
+    assert command_of(account)[-2:] == ("--data", "fashion-mnist")
+    put(str(folder), "--as", "fashion-mnist")
+    assert main([*SUBMIT, "--run", "b", "--data", "fashion-mnist"]) == exits.OK
+    assert command_of(account)[-2:] == ("--data", "s3://bucket/data/fashion-mnist")
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        ("DIR", "is on this machine, where no node can read it: upload it with trainctl data put"),
+        ("dogs", "--data dogs: s3://bucket has no such data set, and none is published"),
+        ("fashion_mnist", "did you mean fashion-mnist?"),
+        ("tiny-shakespeare", "which is text, and this recipe trains on images"),
+    ],
+)
+def test_data_that_no_node_could_read_is_refused_before_anything_starts(
+    account: Account, folder: Path, capsys: pytest.CaptureFixture[str], data: str, sentence: str
+) -> None:
+    words = [*SUBMIT, "--data", str(folder) if data == "DIR" else data]
+    assert main(words) == exits.BAD_INPUT
+    assert sentence in capsys.readouterr().err
+    assert account.changes == []

@@ -1,0 +1,1 @@
+"""``trainctl data``: data sets in the deployment's bucket."""

@@ -1,0 +1,229 @@
+"""Data sets in the deployment's bucket: the files of one below ``data/NAME/``, and beside them, as
+``data/NAME.json``, what they are.
+
+That list is removed before a file changes and written when all files are there, so a copy that was
+interrupted is never taken for a data set. An upload that is repeated sends only what is missing.
+"""
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Self
+
+from contract.errors import InputError
+from trainctl.aws.files import Bucket
+from trainctl.errors import UsageError
+from training.data import catalog
+from training.recipes.recipe import Recipe
+
+PREFIX: Final = "data/"
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_CHUNK_BYTES: Final = 1 << 20
+_OPTION: Final = "--data"
+
+Report = Callable[[int, int], None]
+"""Is called with the bytes uploaded so far and the bytes there are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    """A file of a data set."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredSet:
+    """A data set whose files are all in the bucket."""
+
+    name: str
+    files: Mapping[str, StoredFile]
+    """By name, relative to the set's folder."""
+    uploaded: str
+    """When, in UTC: ``2026-01-31 12:00``."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(each.size for each in self.files.values())
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self | None:
+        """What ``to_json`` wrote; None for anything else."""
+        try:
+            values = json.loads(text)
+            files = {name: StoredFile(**each) for name, each in values["files"].items()}
+            return cls(name=values["name"], files=files, uploaded=values["uploaded"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def check_name(name: str) -> str:
+    """Return ``name`` if a data set can be called so. Raises UsageError where it cannot."""
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"a data set cannot be called {name!r}: use 1 to 63 letters, digits, '.', '_' or '-', "
+            "beginning with a letter or digit; --as gives it another name"
+        )
+    return name
+
+
+def find(bucket: Bucket, name: str) -> StoredSet | None:
+    """The complete data set of that name in the bucket."""
+    content = bucket.read(_list_key(name))
+    return None if content is None else StoredSet.from_json(content)
+
+
+def stored(bucket: Bucket) -> tuple[list[StoredSet], list[str]]:
+    """All complete data sets in the bucket, and the names of those that are not complete."""
+    keys, folders = bucket.listed(PREFIX)
+    names = [key.removeprefix(PREFIX).removesuffix(".json") for key in keys if key != PREFIX]
+    complete = [each for name in names if (each := find(bucket, name)) is not None]
+    known = {each.name for each in complete}
+    return complete, [each for each in folders if each not in known]
+
+
+def put(bucket: Bucket, name: str, files: Mapping[str, Path], *, report: Report) -> StoredSet:
+    """Upload files as a data set, which replaces the one of that name.
+
+    Args:
+        files: relative name -> file here.
+
+    Raises:
+        UsageError: a file has changed in the meantime.
+    """
+    before = {each: _state(path) for each, path in files.items()}
+    wanted = {
+        each: StoredFile(size=path.stat().st_size, sha256=_sha256(path))
+        for each, path in files.items()
+    }
+    there = find(bucket, name)
+    if there is not None and dict(there.files) == wanted:
+        return there
+    bucket.remove([_list_key(name)])
+    folder = f"{PREFIX}{name}/"
+    sizes = bucket.sizes(folder)
+    done, total = 0, sum(each.size for each in wanted.values())
+    for each, path in files.items():
+        key = f"{folder}{each}"
+        if sizes.get(key) != wanted[each].size or bucket.sha256(key) != wanted[each].sha256:
+            bucket.upload(
+                path,
+                key,
+                sha256=wanted[each].sha256,
+                report=partial(_report_file, report, done, total),
+            )
+        if _state(path) != before[each]:
+            raise UsageError(f"{path} has changed while it was uploaded: upload it again")
+        done += wanted[each].size
+        report(done, total)
+    bucket.remove([key for key in sizes if key.removeprefix(folder) not in wanted])
+    new = StoredSet(
+        name=name, files=wanted, uploaded=time.strftime("%Y-%m-%d %H:%M", time.gmtime())
+    )
+    bucket.write(_list_key(name), new.to_json().encode())
+    return new
+
+
+def _report_file(report: Report, before: int, total: int, size: int) -> None:
+    report(before + size, total)
+
+
+def files_of(place: Path) -> dict[str, Path]:
+    """The files of a folder but hidden ones, or the one file, by their names in the bucket.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if place.is_file():
+        return {place.name: place}
+    found = {
+        path.relative_to(place).as_posix(): path
+        for path in sorted(place.rglob("*"))
+        if path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(place).parts)
+    }
+    if not found:
+        raise UsageError(f"{place} holds no files: give the folder of a data set")
+    return found
+
+
+def resolve(words: Sequence[str], recipe: Recipe, bucket: Bucket) -> list[str]:
+    """The words of a recipe with the address of a data set in place of its name.
+
+    Names that the bucket does not have, and the node can fetch by itself, stay.
+
+    Raises:
+        InputError: it is a data set of another kind than the recipe's.
+        UsageError: no node could read it.
+    """
+    found = [*words]
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option != _OPTION:
+            continue
+        if equals:
+            found[place] = f"{_OPTION}={_address(value, recipe, bucket)}"
+        elif place + 1 < len(words):
+            found[place + 1] = _address(words[place + 1], recipe, bucket)
+    return found
+
+
+def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
+    if not data or "://" in data or data == recipe.built_in_data or data.startswith("--"):
+        return data
+    recipe.check_data(data)
+    if _NAME.fullmatch(data):
+        if find(bucket, data) is not None:
+            return f"{bucket.uri}/{PREFIX}{data}"
+        if bucket.sizes(f"{PREFIX}{data}/"):
+            raise UsageError(
+                f"data set {data} in {bucket.uri} is not complete: its upload was interrupted; "
+                f"repeat it with trainctl data put ... --as {data}"
+            )
+        if catalog.find(data) is not None:
+            return data
+    if Path(data).expanduser().exists():
+        raise UsageError(
+            f"--data {data} is on this machine, where no node can read it: upload it with "
+            f"trainctl data put {data} --as NAME, then give --data NAME"
+        )
+    raise UsageError(
+        f"--data {data}: {bucket.uri} has no such data set, and none is published by this name; "
+        f"{catalog.by_name(data)}. Upload your own with trainctl data put DIR --as NAME; trainctl "
+        "data ls lists them"
+    )
+
+
+def _list_key(name: str) -> str:
+    return f"{PREFIX}{name}.json"
+
+
+def _state(path: Path) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    return found.st_size, found.st_mtime_ns
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    return digest.hexdigest()
