@@ -61,8 +61,8 @@ def look_at(folder: Path) -> str:
         largest = max(files, key=lambda path: path.lstat().st_size)
         raise UsageError(
             f"--code {folder}: {size:.0f} MiB, and at most {CODE_MIB} are uploaded; the largest is "
-            f"{largest.relative_to(folder)}. Put data into the bucket (trainctl data put), or let git "
-            "ignore it"
+            f"{largest.relative_to(folder)}. Put data into the bucket (trainctl data put), or let "
+            "git ignore it"
         )
     try:
         packages = requirements.file_of(folder)
