@@ -7,188 +7,56 @@ command runs beside it; its exit code is the container's. At the deadline, or wh
 are needed at least do not come, the command is ended first and says goodbye in its own way.
 """
 
-import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
 
-from containers import cluster, gpus, metadata, network, node
+from containers import cluster, demand, gpus, metadata, network, node, processes
+from containers.job_config import (
+    JobConfig,
+    autoscaling,
+    capacity,
+    recipe_of,
+    worker_provider,
+)
 from containers.log import say
-from containers.node import TOKEN, NodeConfig, count
+from containers.node import TOKEN, NodeConfig
 from containers.program import code as user_code
+from containers.program.lines import log_pipe
 from containers.program.requirements import Stopped
+from containers.program.told import ENV_PROGRAM, Told
 from contract import exits, times
 from contract.errors import InputError
-from contract.job import JobSpec
+from contract.job import Placement
 from contract.nodes import (
-    ENV_DEADLINE,
-    ENV_HEAD_ADDRESS,
-    ENV_JOB,
-    ENV_JOB_SPEC,
-    ENV_RECIPE,
+    ENV_LOG_PIPE,
     ENV_RUN,
-    ENV_SECURITY_GROUPS,
-    ENV_SUBNETS,
-    ENV_WORKER_CPUS,
-    ENV_WORKER_GPUS,
-    ENV_WORKER_PROVIDER,
-    ENV_WORKER_TASK,
+    ENV_STORAGE,
     GCS_PORT,
     HEAD,
-    WORKER,
+    PROGRAM_DIR,
     ClusterSize,
 )
-from training import recipes
+from training.runtime.forkserver import ForkServer
 
 if TYPE_CHECKING:
     from containers.autoscaler import ProviderConfig  # which imports Ray
 
+#: Below the job's folder: what Ray's autoscaler reads.
+_SCALING: Final = "autoscaling.yaml"
+#: Marks Ray and all that it starts.
+_ENV_RAY: Final = "TRAIN_RAY_OF_JOB"
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobConfig:
-    """What the task's environment says: the job's order, and what its workers run on."""
-
-    job: str
-    """Id of the job."""
-    spec: JobSpec
-    deadline: float
-    """Unix time."""
-    worker_cpus: int
-    worker_gpus: int
-    worker_task: str
-    worker_provider: str
-    subnets: tuple[str, ...]
-    security_groups: tuple[str, ...]
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> Self:
-        """Read the variables of ``contract.nodes``. Raises InputError when one is wrong."""
-        needed = (ENV_JOB, ENV_JOB_SPEC, ENV_WORKER_TASK)
-        if missing := [name for name in needed if not environment.get(name)]:
-            raise InputError(
-                f"{', '.join(missing)} is missing: the state machine of the jobs sets it, so the "
-                "images and the stacks are of different versions; push new images and deploy"
-            )
-        spec = JobSpec.from_json(environment[ENV_JOB_SPEC])
-        return cls(
-            job=environment[ENV_JOB],
-            spec=spec,
-            deadline=count(environment, ENV_DEADLINE, int(time.time()) + spec.max_seconds),
-            worker_cpus=count(environment, ENV_WORKER_CPUS, 1),
-            worker_gpus=count(environment, ENV_WORKER_GPUS, 0),
-            worker_task=environment[ENV_WORKER_TASK],
-            worker_provider=environment.get(ENV_WORKER_PROVIDER, ""),
-            subnets=_listed(environment.get(ENV_SUBNETS, "")),
-            security_groups=_listed(environment.get(ENV_SECURITY_GROUPS, "")),
-        )
-
-
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(each for each in text.split(",") if each)
-
-
-def recipe_of(command: Sequence[str]) -> str:
-    """The recipe that a command trains; empty for other programs, and with --verbose, for which
-    nodes must bring along what Ray's processes print."""
-    words = [*command[:4], "", "", "", ""]
-    is_ours = words[1:3] == ["-m", "training.launch"] and words[3] in recipes.NAMES
-    return words[3] if is_ours and "--verbose" not in command else ""
-
-
-def worker_provider(
-    config: JobConfig, *, recipe: str, task: metadata.OwnTask, address: str
-) -> "ProviderConfig":
-    """What ``containers.autoscaler`` needs to start workers.
-
-    Args:
-        recipe: the only one that is trained, or empty.
-        task: the head's own.
-        address: the head's.
-    """
-    return {
-        "cluster": task.cluster,
-        "head": task.arn,
-        "job": config.job,
-        "task_definition": config.worker_task,
-        "capacity_provider": config.worker_provider,
-        "subnets": [*config.subnets],
-        "security_groups": [*config.security_groups],
-        # An address, because names take time to spread, and no is remembered for minutes.
-        "environment": {
-            ENV_HEAD_ADDRESS: address,
-            ENV_JOB: config.job,
-            ENV_DEADLINE: f"{config.deadline:.0f}",
-            **({ENV_RECIPE: recipe} if recipe else {}),
-            **user_code.for_workers(config.spec),
-        },
-    }
-
-
-def autoscaling(config: JobConfig, head: NodeConfig, provider: "ProviderConfig") -> str:
-    """The file that Ray's autoscaler reads: one kind of worker, between least and most.
-
-    It is JSON, which is YAML too.
-    """
-    own_provider = {
-        "type": "external",
-        "module": "containers.autoscaler.EcsNodeProvider",
-        "disable_node_updaters": True,
-        "disable_launch_config_check": True,
-        "use_internal_ips": True,
-        "worker_liveness_check": False,
-        **provider,
-    }
-    worker = {"CPU": config.worker_cpus}
-    if config.worker_gpus:
-        worker["GPU"] = config.worker_gpus
-    own = {"CPU": head.num_cpus}
-    if head.num_gpus:
-        own["GPU"] = head.num_gpus
-    wanted = {
-        "cluster_name": config.job,
-        "max_workers": config.spec.nodes.high,
-        "upscaling_speed": 1000,  # all at once: a training that starts with a part waits anyway
-        "idle_timeout_minutes": config.spec.idle_s / 60,
-        "provider": own_provider,
-        "head_node_type": HEAD,
-        "available_node_types": {
-            HEAD: {
-                "resources": own,
-                "node_config": {},
-                "min_workers": 0,
-                "max_workers": 0,
-            },
-            WORKER: {
-                "resources": worker,
-                "node_config": {},
-                "min_workers": config.spec.nodes.low,
-                "max_workers": config.spec.nodes.high,
-            },
-        },
-        # What follows is for clusters that Ray sets up over SSH; it must be there.
-        "auth": {},
-        "file_mounts": {},
-        "cluster_synced_files": [],
-        "file_mounts_sync_continuously": False,
-        "initialization_commands": [],
-        "setup_commands": [],
-        "head_setup_commands": [],
-        "worker_setup_commands": [],
-        "head_start_ray_commands": [],
-        "worker_start_ray_commands": [],
-    }
-    return json.dumps(wanted, indent=1)
 
 
 class Job:
@@ -200,7 +68,9 @@ class Job:
         self._size: ClusterSize | None = None
         self._ray_log: Path | None = None
         self._began = time.monotonic()
-        self._has_capacity = False
+        self._capacity_at: float | None = None
+        self._demand: demand.Watch | None = None
+        self._has_released = False
 
     def run(self) -> int:
         """Return the container's exit code."""
@@ -220,77 +90,158 @@ class Job:
             f"job {self._config.job}: head on {address}, {self._config.spec.nodes.low} to "
             f"{self._config.spec.nodes.high} worker nodes"
         )
-        with tempfile.TemporaryDirectory(prefix="job-") as folder:
-            file = Path(folder) / "autoscaling.yaml"
-            provider = worker_provider(
-                self._config, recipe=self._head.recipe, task=task, address=address
-            )
-            file.write_text(autoscaling(self._config, self._head, provider), encoding="utf-8")
-            environment = node.ray_environment(self._head, interface) | os.environ
-            environment |= {
-                "GLOO_SOCKET_IFNAME": interface,
-                "NCCL_SOCKET_IFNAME": interface,
-                "RAY_enable_autoscaler_v2": "1",
-                "RAY_CLOUD_INSTANCE_ID": task.arn,
-                "RAY_NODE_TYPE_NAME": HEAD,
-            }
-            command = node.ray_command(self._head, address, server)
-            command += [f"--autoscaling-config={file}"]
-            self._ray_log = Path(folder) / "ray.log"
-            # What it says at its start is for people who start it by hand.
-            with self._ray_log.open("wb") as log:
-                ray = subprocess.Popen(
-                    command, env=environment, stdout=log, stderr=subprocess.STDOUT
-                )
-            ended = threading.Event()
+        provider = worker_provider(
+            self._config, recipe=self._head.recipe, task=task, address=address
+        )
+        environment = node.ray_environment(self._head, interface) | os.environ
+        environment |= {
+            "GLOO_SOCKET_IFNAME": interface,
+            "NCCL_SOCKET_IFNAME": interface,
+            "RAY_enable_autoscaler_v2": "1",
+            "RAY_CLOUD_INSTANCE_ID": task.arn,
+            "RAY_NODE_TYPE_NAME": HEAD,
+        }
+        ended = threading.Event()
+        with tempfile.TemporaryDirectory(prefix="job-") as folder, log_pipe(Path(folder)) as pipe:
+            self._folder, self._provider = Path(folder), provider
+            environment[ENV_LOG_PIPE] = str(pipe)
+            self._scale()
             threading.Thread(
                 target=cluster.watch, args=(os.environ[TOKEN], self._on_size, ended), daemon=True
             ).start()
+            self._start_ray(address, environment, server)
             try:
-                return self._run_beside(ray, address, environment)
+                code = self._until_up()
+                if code == exits.FAILED and self._ray.poll() is not None and not self._stopped:
+                    # Ray waits 30 s for its own processes, which a busy host may exceed once.
+                    say("Ray is started once more")
+                    self._size = None
+                    self._start_ray(address, environment, None)
+                    code = self._until_up()
+                if code is None:
+                    self._watch_demand(f"{address}:{GCS_PORT}", ended)
+                    code = self._run_command(address, environment)
+                return code
             finally:
                 ended.set()
-                _end(ray, times.RAY_STOP_S)  # first, or its autoscaler would replace what goes
+                _end(self._ray, times.RAY_STOP_S)  # first, or it would replace what goes
                 release_workers(provider)
 
-    def _run_beside(
-        self, ray: "subprocess.Popen[bytes]", address: str, environment: Mapping[str, str]
-    ) -> int:
+    def _start_ray(
+        self, address: str, environment: Mapping[str, str], server: ForkServer | None
+    ) -> None:
+        """Start Ray's head, and end what is left of one that was started before."""
+        processes.kill_marked(_ENV_RAY, self._config.job)
+        command = node.ray_command(self._head, address, server)
+        command += [f"--autoscaling-config={self._folder / _SCALING}"]
+        self._ray_log = self._folder / "ray.log"
+        # What it says at its start is for people who start it by hand.
+        with self._ray_log.open("wb") as log:
+            self._ray = subprocess.Popen(
+                command,
+                env={**environment, _ENV_RAY: self._config.job},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _until_up(self) -> int | None:
+        """Wait until Ray is up; an exit code where that does not come."""
+        began = time.monotonic()
         # Its port alone is not enough: the head is a node of its own cluster some seconds later.
         while self._size is None:
-            if (early := self._reason_to_end(ray)) is not None:
+            if (early := self._reason_to_end(self._ray)) is not None:
                 return early
-            if time.monotonic() - self._began > times.RAY_START_S:
+            if time.monotonic() - began > times.RAY_START_S:
                 self._say_of_ray(f"Ray did not start within {times.RAY_START_S} s")
                 return exits.FAILED
             time.sleep(_POLL_S)
-        words = self._config.spec.command
+        return None
+
+    def _scale(self, *, least: int | None = None, most: int | None = None) -> None:
+        """Tell Ray's autoscaler how many nodes there shall be; it reads the file every time."""
+        text = autoscaling(self._config, self._head, self._provider, least=least, most=most)
+        new = self._folder / "new.yaml"
+        new.write_text(text, encoding="utf-8")
+        new.replace(self._folder / _SCALING)
+
+    def _run_command(self, address: str, environment: Mapping[str, str]) -> int:
+        spec = self._config.spec
         with tempfile.TemporaryDirectory(prefix="code-") as folder:
             try:
                 own = user_code.prepare(
-                    self._config.spec,
+                    spec,
                     Path(folder),
-                    should_stop=lambda: self._reason_to_end(ray) is not None,
+                    should_stop=lambda: self._reason_to_end(self._ray) is not None,
                 )
             except Stopped:
-                return self._reason_to_end(ray) or exits.FAILED
-            say(f"running {' '.join(words)}")
+                return self._reason_to_end(self._ray) or exits.FAILED
+            words, variables = spec.command, own.environment
+            if spec.on == Placement.NODES:
+                # Ray's own variable is for programs that use Ray.
+                of_user = {k: v for k, v in variables.items() if not k.startswith("RAY_")}
+                words = (sys.executable, "-m", "containers.program.nodes")
+                variables = {ENV_PROGRAM: self._program(address, of_user).to_json()}
+            else:
+                say(f"running {' '.join(words)}")
             # A group of its own, so that what it starts ends with it.
             try:
                 command = subprocess.Popen(
                     words,
-                    cwd=own.folder,
+                    cwd=own.folder if spec.on == Placement.HEAD else None,
                     env={
                         **environment,
-                        **own.environment,
-                        ENV_RUN: self._config.spec.run,
+                        **variables,
+                        ENV_RUN: spec.run,
                         "RAY_ADDRESS": f"{address}:{GCS_PORT}",
                     },
                     start_new_session=True,
                 )
             except OSError as error:
                 raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
-            return self._wait(command, ray)
+            return self._wait(command, self._ray)
+
+    def _program(self, address: str, variables: Mapping[str, str]) -> Told:
+        """What runs on all nodes."""
+        spec = self._config.spec
+        return Told(
+            run=spec.run,
+            words=spec.command,
+            workers=spec.nodes,
+            variables=variables,
+            capacity_wait_s=spec.capacity_wait_s,
+            address=address,
+            archive=f"{PROGRAM_DIR}/{user_code.ARCHIVE}" if spec.code else "",
+            storage=os.environ.get(ENV_STORAGE, ""),
+        )
+
+    def _watch_demand(self, address: str, ended: threading.Event) -> None:
+        """Watch what a program asks Ray for. Recipes were counted on the laptop."""
+        if self._config.spec.on == Placement.NODES or self._head.recipe or not self._is_program():
+            return
+        os.environ["RAY_AUTH_MODE"] = "token"  # read by Ray's client, in this process
+        self._demand = demand.Watch(capacity(self._config, self._head))
+        threading.Thread(target=self._demand.run, args=(address, ended), daemon=True).start()
+
+    def _is_program(self) -> bool:
+        """Whether the command is not one of this project's own."""
+        return not any(word.startswith("training.") for word in self._config.spec.command[:3])
+
+    def _release_unused(self) -> None:
+        """Release worker nodes that have had nothing to do since all had joined."""
+        spec = self._config.spec
+        if self._capacity_at is None or self._demand is None or self._has_released:
+            return
+        if time.monotonic() - self._capacity_at < spec.idle_s:
+            return
+        self._has_released = True
+        self._scale(least=0)
+        if idle := sum(each >= spec.idle_s for each in self._demand.idle_s):
+            nodes = "1 worker node has" if idle == 1 else f"{idle} worker nodes have"
+            say(
+                f"{nodes} had nothing to do for {spec.idle_s} s and will be released; the command "
+                "runs on the head, and only Ray brings its work to other nodes (--on nodes runs it "
+                "on every node)"
+            )
 
     def _wait(self, command: "subprocess.Popen[bytes]", ray: "subprocess.Popen[bytes]") -> int:
         """Exit code of the command, or of what ended it."""
@@ -298,8 +249,15 @@ class Job:
         while command.poll() is None and code is None:
             time.sleep(_POLL_S)
             code = self._reason_to_end(ray)
+            self._release_unused()
         if code is not None:
-            _end(command, times.COMMAND_STOP_S)
+            if code == exits.NO_CAPACITY:
+                # Nothing trains; no node is paid for while the command ends.
+                self._scale(least=0, most=0)
+                release_workers(self._provider)
+            on_nodes = self._config.spec.on == Placement.NODES
+            # The programs end, and then their files are saved.
+            _end(command, times.COMMAND_STOP_S + (times.FILES_SAVE_S if on_nodes else 0))
             return code
         own = command.returncode
         # The shell's way to say that a signal ended it.
@@ -321,7 +279,10 @@ class Job:
         there = self._size.num_nodes - 1 if self._size else 0
         needed = config.spec.nodes.low
         # Once they have all come, what is lost later is no lack of capacity.
-        is_late = not self._has_capacity and waited > config.spec.capacity_wait_s
+        is_late = self._capacity_at is None and waited > config.spec.capacity_wait_s
+        if self._demand is not None and self._demand.reason:
+            say(f"the program {self._demand.reason}")
+            return exits.BAD_INPUT
         if there < needed and is_late:
             say(f"{there} of {needed} worker nodes after {waited:.0f} s: no capacity")
             return exits.NO_CAPACITY
@@ -334,8 +295,9 @@ class Job:
     def _on_size(self, line: str) -> None:
         self._size = ClusterSize.from_line(line)
         say(line)
-        if self._size and self._size.num_nodes > self._config.spec.nodes.low:
-            self._has_capacity = True
+        enough = self._size and self._size.num_nodes > self._config.spec.nodes.low
+        if enough and self._capacity_at is None:
+            self._capacity_at = time.monotonic()
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True

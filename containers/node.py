@@ -5,6 +5,7 @@ The container's first process. It has a fork server import what training needs
 ``ray start --block``, passes SIGTERM on so that Ray drains, and says in one line why it ended.
 """
 
+import contextlib
 import http.client
 import os
 import signal
@@ -22,6 +23,7 @@ from typing import Final, Self
 from containers import cluster, gpus, metadata, network, spot
 from containers.log import say
 from containers.program import cache, code, requirements
+from containers.program.lines import log_pipe
 from contract import exits, nodes, times
 from contract.errors import InputError
 from training import recipes
@@ -217,6 +219,8 @@ class Node:
         self.config = config
         self._ray: subprocess.Popen[bytes] | None = None
         self._stopped_by: int | None = None
+        self._notice: Path | None = None
+        self._noticed_at = float("inf")
 
     def run(self) -> int:
         """Start Ray and wait; return the container's exit code.
@@ -254,8 +258,17 @@ class Node:
         if os.environ.get("RAY_NODE_TYPE_NAME") and (task := metadata.own_task()):
             # Started by a job's autoscaler, which knows its nodes by their tasks.
             environment["RAY_CLOUD_INSTANCE_ID"] = task.arn
+        with tempfile.TemporaryDirectory(prefix="node-") as folder, log_pipe(Path(folder)) as pipe:
+            # For the launcher of a program that runs on this node.
+            self._notice = Path(folder) / "notice"
+            environment |= {nodes.ENV_LOG_PIPE: str(pipe), nodes.ENV_NOTICE: str(self._notice)}
+            return self._run_ray(ray_command(config, address, server), environment, address)
+
+    def _run_ray(self, command: list[str], environment: dict[str, str], address: str) -> int:
+        """Start Ray and wait for its end; return the container's exit code."""
+        config = self.config
         began = time.monotonic()
-        self._ray = subprocess.Popen(ray_command(config, address, server), env=environment)
+        self._ray = subprocess.Popen(command, env=environment)
         if self._stopped_by is not None:  # told so while it was being started
             self._ray.send_signal(signal.SIGTERM)
         ended = threading.Event()
@@ -265,7 +278,12 @@ class Node:
             ).start()
         elif config.spot:
             drain = spot.Drain(head=config.head, address=address, environment=environment, say=say)
-            threading.Thread(target=spot.watch, args=(drain, say, ended), daemon=True).start()
+
+            def on_notice(notice: spot.Notice) -> bool:
+                self._give_notice(notice.at - times.SPOT_MARGIN_S)
+                return drain(notice)
+
+            threading.Thread(target=spot.watch, args=(on_notice, say, ended), daemon=True).start()
         ray_code = self._wait(self._ray)
         ended.set()
         return self._explain(ray_code, time.monotonic() - began)
@@ -332,7 +350,18 @@ class Node:
         say(f"Ray ended on its own after {lasted_s:.0f} s (exit code {code}); its log is above")
         return exits.FAILED
 
+    def _give_notice(self, at: float) -> None:
+        """Tell a program on this node when the node must have ended, as Unix time."""
+        if self._notice is None or at >= self._noticed_at:
+            return
+        self._noticed_at = at
+        with contextlib.suppress(OSError):  # its folder goes when Ray has ended
+            new = self._notice.with_suffix(".new")
+            new.write_text(f"{at:.3f}")
+            new.replace(self._notice)
+
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self._stopped_by = number
+        self._give_notice(time.time() + times.RAY_DRAIN_S)
         if self._ray is not None and self._ray.poll() is None:
             self._ray.send_signal(signal.SIGTERM)

@@ -49,6 +49,27 @@ ENV_CODE_SHA256: Final = "TRAIN_CODE_SHA256"  # of that archive
 CACHE_DIR: Final = "/var/cache/train"  # a folder of the host, which its next tasks see too
 PROGRAM_DIR: Final = "/tmp/program"  # of one job: its archive, its packages; the same on all nodes
 
+ENV_LOG_PIPE: Final = "TRAIN_LOG_PIPE"  # a program's launcher writes to its node's log there
+ENV_NOTICE: Final = "TRAIN_NOTICE"  # a file that appears, with a Unix time, when this node must end
+ENV_OUTPUT: Final = "TRAIN_OUTPUT"  # a program's folder for what shall be kept
+RENDEZVOUS_PORT: Final = 29400  # on the head: where the torchruns of all nodes meet; their default
+MASTER_PORT: Final = 29500  # on node 0: what programs call MASTER_PORT; the first start's
+
+# Before each line that a program prints on one of several nodes.
+_LABEL = re.compile(r"\[node (\d+)\](?: |$)")
+
+
+def node_label(number: int) -> str:
+    """What each line of a program begins with on node ``number`` of those it runs on."""
+    return f"[node {number}]"
+
+
+def labelled_node(line: str) -> int | None:
+    """The node on which a program has printed a line of a log; None for a node's own lines."""
+    match = _LABEL.match(line)
+    return int(match[1]) if match else None
+
+
 # What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.
 _CLUSTER = re.compile(r"cluster: (\d+) nodes, (\d+) CPUs, (\d+) GPUs$")
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import stat
 import subprocess
 import zipfile
@@ -15,6 +16,8 @@ from trainctl.errors import UsageError
 
 #: Of a code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100
+#: A statement at any depth; what stands in a text may count too, which ``--on`` overrides.
+_IMPORTS_RAY: Final = re.compile(rb"^[ \t]*(?:import|from)[ \t]+ray\b", re.MULTILINE)
 _SKIPPED: Final = {".git", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
 #: Of every file in an archive, the earliest that one can hold: the same files have the same hash.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
@@ -44,6 +47,14 @@ def files_of(folder: Path) -> list[Path]:
         if (path.is_symlink() or path.is_file())
         and not _SKIPPED & {*path.relative_to(folder).parts}
     )
+
+
+def importer_of_ray(folder: Path) -> str:
+    """The first file of a code folder that imports Ray; "" where none does."""
+    for path in files_of(folder):
+        if path.suffix == ".py" and _IMPORTS_RAY.search(path.read_bytes()):
+            return str(path.relative_to(folder))
+    return ""
 
 
 def look_at(folder: Path) -> str:

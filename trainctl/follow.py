@@ -9,6 +9,7 @@ from typing import Final
 import typer
 
 from contract import exits, nodes
+from contract.job import Placement
 from contract.text import duration
 from contract.times import JOB_STOP_S
 from trainctl import output
@@ -36,13 +37,53 @@ class Log:
 
     def lines(self) -> Iterator[str]:
         """What is new since the last call."""
+        for _, line in self.timed():
+            yield line
+
+    def timed(self) -> Iterator[tuple[int, str]]:
+        """The same, each with its Unix time in milliseconds."""
         while True:
             page = self._deployment.logs.page(self._task, self._token)
-            yield from page.lines
+            yield from zip(page.times, page.lines, strict=True)
             if page.token == self._token or not page.lines:
                 self._token = page.token
                 return
             self._token = page.token
+
+
+class JobLog:
+    """What a job has written: its heads' logs, and what its program prints on other nodes.
+
+    Lines of nodes are in the order of their times, as far as they were there at the same call.
+    """
+
+    def __init__(self, deployment: Deployment, *, only: int | None = None) -> None:
+        """``only``: the number of a node whose program's lines are wanted, and nothing else."""
+        self._deployment, self._only = deployment, only
+        self._logs: dict[str, Log] = {}
+
+    def lines(self, job: Job, heads: Sequence[Task]) -> list[str]:
+        """What is new since the last call. ``heads``: of the job, the newest last."""
+        tasks = [*heads]
+        if job.spec and job.spec.on == Placement.NODES:
+            jobs = self._deployment.jobs
+            tasks += jobs.all_workers(job) if job.is_over else jobs.workers(job)
+        found: list[tuple[int, str]] = []
+        for task in tasks:
+            log = self._logs.setdefault(task.id, Log(self._deployment, task))
+            found += [
+                (at, line)
+                for at, line in log.timed()
+                if self._is_wanted(nodes.labelled_node(line), task)
+            ]
+        # Sorting keeps the lines of a node in their order.
+        return [line for _, line in sorted(found, key=lambda each: each[0])]
+
+    def _is_wanted(self, number: int | None, task: Task) -> bool:
+        if self._only is not None:
+            return number == self._only
+        # A worker's own lines are about how it joined: trainctl logs --rank shows them.
+        return number is not None or task.node != nodes.WORKER
 
 
 def follow(deployment: Deployment, name: str) -> int:
@@ -63,18 +104,17 @@ def follow(deployment: Deployment, name: str) -> int:
 
 
 def _follow(deployment: Deployment, name: str) -> Job:
-    logs: dict[str, Log] = {}
+    log = JobLog(deployment)
+    num_heads = 0
     with output.Progress() as progress:
         while True:
             job = deployment.jobs.find(name)
             heads = deployment.jobs.heads(job)
-            for head in heads:
-                if head.id not in logs:
-                    if logs:
-                        output.say("the head was lost; another one takes over")
-                    logs[head.id] = Log(deployment, head)
-                for line in logs[head.id].lines():
-                    output.print_text(line)
+            if len(heads) > max(1, num_heads):
+                output.say("the head was lost; another one takes over")
+            num_heads = len(heads)
+            for line in log.lines(job, heads):
+                output.print_text(line)
             if job.is_over:
                 break
             if waits := waiting(deployment, job, heads):
@@ -83,9 +123,8 @@ def _follow(deployment: Deployment, name: str) -> Job:
     assert job.ended is not None
     if datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
         time.sleep(LAST_LINES_S)
-    for log in logs.values():
-        for line in log.lines():
-            output.print_text(line)
+    for line in log.lines(job, heads):
+        output.print_text(line)
     return job
 
 

@@ -4,6 +4,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Final, get_type_hints
 
@@ -24,6 +25,14 @@ from training import recipes
 MAX_HOURS: Final = MAX_SECONDS / 3600
 _MIN_HOURS: Final = 1 / 3600  # orders count whole seconds
 _MAX_WAIT_MINUTES: Final = MAX_SECONDS / 60
+
+
+class On(StrEnum):
+    """Values of ``--on``."""
+
+    HEAD = "head"
+    NODES = "nodes"
+    AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +65,15 @@ class JobOptions:
             show_default="as many as were deployed",
         ),
     ] = None
+    on: Annotated[
+        On,
+        typer.Option(
+            "--on",
+            help="Where the command of --code runs: once on the head, with Ray beside it; or on "
+            "all nodes, as torchrun and other launchers need. auto: the head if a file of the code "
+            "imports ray, else the nodes.",
+        ),
+    ] = On.AUTO
     workers: NoWorkers = None
     """Always refused, with the name of the option that was meant."""
     max_hours: Annotated[

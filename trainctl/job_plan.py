@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from contract import runs
-from contract.job import MAX_JOB_ID, JobSpec
+from contract.job import MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import Gpus
 from contract.ranges import Range
 from trainctl import code_folder, data_sets, variables
@@ -24,7 +24,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.files import Bucket
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
-from trainctl.job_options import JobOptions
+from trainctl.job_options import JobOptions, On
 from trainctl.options import refuse_workers
 from trainctl.pricing import Price, dollars
 from training import recipes
@@ -48,6 +48,8 @@ class JobPlan:
     itself."""
     code: str = ""
     """What would be uploaded, in words."""
+    why_on: str = ""
+    """Why the command runs where it does, in words; empty for recipes."""
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -71,6 +73,7 @@ class JobPlan:
         rows = {
             "run": spec.run,
             "command": " ".join(spec.command),
+            "runs on": self.why_on,
             "code": self.code,
             "hosts": hosts,
             "workers": f"{self.workers}, one per {per}" if self.workers else "",
@@ -88,6 +91,7 @@ class JobPlan:
         return {
             "run": spec.run,
             "command": [*spec.command],
+            "on": str(spec.on),
             "head": shape.head.name,
             "head_trains": shape.head_trains,
             "worker": shape.worker.name,
@@ -132,13 +136,19 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
             bucket=deployment.bucket,
             is_new=given.run is None,
         )
-        code = ""
+        code, on, why = "", Placement.HEAD, ""
+        if given.on == On.NODES:
+            raise UsageError(
+                "--on nodes is for the command of --code: a recipe runs on the head, and Ray "
+                "brings its workers to all nodes; leave --on out"
+            )
     else:
         runs.check_run_name(run)
         command = [*words]
         if not command:
             raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
         code = code_folder.look_at(given.code)
+        on, why = placement(given, command)
     from_here = variables.variables(given.env or [])
     from_secrets = variables.secrets(given.secret or [], deployment.account)
     if both := from_here.keys() & from_secrets.keys():
@@ -148,14 +158,29 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         run=run,
         command=tuple(command),
         nodes=nodes,
+        on=on,
         max_seconds=max_seconds,
         capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
         variables=from_here,
         secrets=from_secrets,
     )
-    plan = JobPlan(spec=spec, shape=shape, workers=workers, code=code)
+    plan = JobPlan(spec=spec, shape=shape, workers=workers, code=code, why_on=why)
     check(deployment, plan)
     return plan
+
+
+def placement(given: JobOptions, command: Sequence[str]) -> tuple[Placement, str]:
+    """Where the command of ``--code`` runs, and why, in words."""
+    assert given.code is not None
+    if given.on == On.HEAD:
+        return Placement.HEAD, "the head, as --on says"
+    if given.on == On.NODES:
+        return Placement.NODES, "every node, as --on says"
+    of_ray = any(word == "ray" or word.startswith("ray.") for word in command[:3])
+    file = "its command" if of_ray else code_folder.importer_of_ray(given.code)
+    if file:
+        return Placement.HEAD, f"the head, because {file} uses Ray (--on nodes: every node)"
+    return Placement.NODES, "every node, because no file imports ray (--on head: the head only)"
 
 
 def check(deployment: Deployment, plan: JobPlan) -> None:

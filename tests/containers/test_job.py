@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from containers import job
+from containers import job, job_config
 from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
@@ -39,19 +39,19 @@ ENVIRONMENT = {
 }
 
 
-def config(**changed: str) -> job.JobConfig:
-    return job.JobConfig.from_environment(ENVIRONMENT | changed)
+def config(**changed: str) -> job_config.JobConfig:
+    return job_config.JobConfig.from_environment(ENVIRONMENT | changed)
 
 
 def autoscaling(head: NodeConfig) -> dict[str, Any]:
     """What Ray's autoscaler is told."""
     own = config()
-    provider = job.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
-    found: dict[str, Any] = json.loads(job.autoscaling(own, head, provider))
+    provider = job_config.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
+    found: dict[str, Any] = json.loads(job_config.autoscaling(own, head, provider))
     return found
 
 
-def ordered(**changed: Any) -> job.JobConfig:
+def ordered(**changed: Any) -> job_config.JobConfig:
     """The same job with another order."""
     return config(**{nodes.ENV_JOB_SPEC: replace(SPEC, **changed).to_json()})
 
@@ -177,7 +177,7 @@ def test_the_commands_words_reach_it_as_they_are() -> None:
     ],
 )
 def test_nodes_prepare_for_the_recipe_that_a_job_trains(command: list[str], recipe: str) -> None:
-    assert job.recipe_of(command) == recipe
+    assert job_config.recipe_of(command) == recipe
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT | {nodes.ENV_RECIPE: recipe})
     told = autoscaling(head)["provider"]
     assert told["environment"].get(nodes.ENV_RECIPE, "") == recipe

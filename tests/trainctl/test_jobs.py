@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from contract import exits
-from contract.job import JobStatus
+from contract.job import JobSpec, JobStatus, Placement
+from contract.ranges import Range
 from tests.trainctl.account import NOW, Account
 from trainctl import follow
 from trainctl.__main__ import main
@@ -193,3 +194,63 @@ def test_what_the_console_stopped_does_not_count_as_a_users_stop(account: Accoun
     job = Deployment.find(profile=None, region=None).jobs.find("job")
     assert job.status is JobStatus.STOPPED
     assert job.reason == "its execution was aborted: Maintenance: window"
+
+
+def on_nodes(account: Account, **changed: Any) -> None:
+    """A job whose command runs on two nodes, with the logs of its head and of them."""
+    spec = JobSpec(run="r1", command=("x",), nodes=Range(2, 2), on=Placement.NODES)
+    account.add("job", input=spec.to_json(), **changed)
+    account.add_head("job", "head", lastStatus="STOPPED")
+    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "STOPPED", "startedBy": "job"}
+    account.task_events = [
+        {
+            "taskArn": f"arn:aws:ecs:eu-west-1:1:task/c/{name}",
+            "startedBy": "job",
+            "group": "job:job",
+            "startedAt": "2026-11-21T09:00:00Z",
+            "stoppedAt": "2026-11-21T09:10:00Z",
+        }
+        for name in ("w1", "w2")
+    ]
+    account.logs = {
+        "job/ray/head": ["node: running x on 2 nodes"],
+        "worker/ray/w1": ["node: worker on 10.0.0.7", "[node 1] one"],
+        "worker/ray/w2": ["[node 0] zero", "[node 0] again"],
+    }
+
+
+def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_nodes(account, status="SUCCEEDED", output='{"status": "succeeded", "reason": "succeeded"}')
+    assert main(["logs", "job"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    # ECS has forgotten the second one.
+    assert sorted(said) == [
+        "[node 0] again",
+        "[node 0] zero",
+        "[node 1] one",
+        "node: running x on 2 nodes",
+    ]
+    assert said.index("[node 0] zero") < said.index("[node 0] again")
+    assert main(["logs", "job", "--follow"]) == 0
+    assert sorted(capsys.readouterr().out.splitlines()) == sorted(said)
+    assert main(["logs", "job", "--node", "0"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["[node 0] zero", "[node 0] again"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["logs", "job", "--node", "3"], "--node is 3: job has nodes 0 to 2"),
+        (["logs", "job", "--rank", "0"], "--rank is for recipes; trainctl logs job --node N"),
+        (["logs", "other", "--node", "0"], "--node: the command of other runs on its head only"),
+    ],
+)
+def test_a_node_is_shown_only_where_a_command_runs_on_it(
+    account: Account, capsys: pytest.CaptureFixture[str], words: list[str], error: str
+) -> None:
+    on_nodes(account)
+    account.add("other")
+    assert main(words) == 2
+    assert error in capsys.readouterr().err

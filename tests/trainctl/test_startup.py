@@ -53,7 +53,7 @@ def test_last_lines_are_waited_for_only_where_the_job_has_just_ended(
     slept: list[float] = []
     monkeypatch.setattr("trainctl.follow.time.sleep", slept.append)
     ended = datetime.now(tz=UTC) - timedelta(seconds=ended_s_ago)
-    job = SimpleNamespace(is_over=True, ended=ended)
+    job = SimpleNamespace(is_over=True, ended=ended, spec=None)
     jobs = SimpleNamespace(find=lambda _name: job, heads=lambda _job: [])
     deployment: Any = SimpleNamespace(jobs=jobs)
     found: object = follow._follow(deployment, "job")

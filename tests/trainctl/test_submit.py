@@ -12,7 +12,7 @@ from botocore.exceptions import NoCredentialsError
 
 from contract import exits, nodes
 from contract.errors import InputError
-from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec
+from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
 from contract.ranges import Range
 from tests.trainctl.account import Account, refused
 from trainctl import code_folder, job_plan, output
@@ -434,3 +434,44 @@ def test_words_of_the_users_own_command_are_left_alone(account: Account, code: P
     spec = JobSpec.from_json(sent["input"])
     assert [*spec.command] == words
     assert spec.nodes == Range(2, 2)
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "option", "on"),
+    [
+        ("import torch", "python mine.py", "auto", Placement.NODES),
+        ("import ray", "python mine.py", "auto", Placement.HEAD),
+        ("if True:\n    from ray.train import report", "python mine.py", "auto", Placement.HEAD),
+        ("import rayleigh", "torchrun mine.py", "auto", Placement.NODES),
+        ("# import ray", "torchrun mine.py", "auto", Placement.NODES),
+        ("", "python -m ray.train.examples.x", "auto", Placement.HEAD),
+        ("import ray", "python mine.py", "nodes", Placement.NODES),
+        ("import torch", "python mine.py", "head", Placement.HEAD),
+    ],
+)
+def test_a_command_runs_on_the_head_if_it_uses_ray_and_else_on_all_nodes(
+    account: Account,
+    code: Path,
+    capsys: pytest.CaptureFixture[str],
+    source: str,
+    words: str,
+    option: str,
+    on: Placement,
+) -> None:
+    (code / "mine.py").write_text(source)
+    given = ["submit", "--code", str(code), "--on", option, "--yes", "--", *words.split()]
+    assert main(given) == 0
+    (sent,) = account.sent("start_execution")
+    assert JobSpec.from_json(sent["input"]).on == on
+    where = "every node" if on == Placement.NODES else "the head"
+    assert f"runs on   {where}, " in capsys.readouterr().err
+
+
+def test_a_recipe_runs_on_the_head_and_nowhere_else(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "ddp", "--on", "nodes", "--yes"]) == 2
+    assert "--on nodes is for the command of --code" in capsys.readouterr().err
+    assert main(["submit", "ddp", "--yes"]) == 0
+    (sent,) = account.sent("start_execution")
+    assert JobSpec.from_json(sent["input"]).on == Placement.HEAD

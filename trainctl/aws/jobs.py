@@ -223,6 +223,17 @@ class Jobs:
         arns = tasks.started_by(job.id) + tasks.started_by(job.id, stopped=True)
         return tasks.described(nodes.WORKER, [*dict.fromkeys(arns)])
 
+    def all_workers(self, job: Job) -> list[Task]:
+        """The worker tasks of a job, those too that ECS has forgotten: of them, only the id."""
+        found = {task.id: task for task in self.workers(job)}
+        old = [each.id for each in self.ended_tasks(job) if each.node == nodes.WORKER]
+        forgotten = [
+            Task.from_ecs(nodes.WORKER, {"taskArn": name, "lastStatus": "STOPPED"})
+            for name in old
+            if name not in found
+        ]
+        return [*forgotten, *found.values()]
+
     def alive(self, job: Job) -> list[Task]:
         """The tasks of a job that have not ended yet, heads first."""
         return [task for task in [*self.heads(job), *self.workers(job)] if not task.has_stopped]

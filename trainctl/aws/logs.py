@@ -20,6 +20,8 @@ class LogPage:
     """A part of a node's log."""
 
     lines: tuple[str, ...]
+    times: tuple[int, ...]
+    """When each of them was written: Unix time in milliseconds."""
     token: str | None
     """Where the next part begins; the same as before at the end of what there is."""
 
@@ -63,9 +65,12 @@ class NodeLogs:
             found = self._clients.logs.get_log_events(**request)
         except ClientError as error:
             if code_of(error) == "ResourceNotFoundException":
-                return LogPage(lines=(), token=token)  # the container has not written a line yet
+                return LogPage(
+                    lines=(), times=(), token=token
+                )  # the container has not written a line yet
             raise
         return LogPage(
             lines=tuple(each["message"].rstrip() for each in found["events"]),
+            times=tuple(each["timestamp"] for each in found["events"]),
             token=found.get("nextForwardToken", token),
         )

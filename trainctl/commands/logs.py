@@ -1,11 +1,11 @@
 """``trainctl logs``: what a job's nodes write."""
 
 import time
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from contract.job import Placement
 from contract.runs import METRICS_FILE
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
@@ -26,30 +26,46 @@ def logs(
     rank: Annotated[
         int | None, typer.Option(min=0, help="Of the node on which this rank trained.")
     ] = None,
+    node: Annotated[
+        int | None,
+        typer.Option(min=0, help="Only what its command printed on this node of a job on nodes."),
+    ] = None,
     profile: Profile = None,
     region: Region = None,
 ) -> None:
-    """Show a job's log: that of its head, with its code's output, or of a worker node."""
+    """Show a job's log: of its head and what its command prints on all nodes, or of one node."""
     deployment = Deployment.find(profile=profile, region=region)
     job = deployment.jobs.find(name)
-    if rank is None and following:
+    if node is not None:
+        _check_node(job, node)
+    if rank is None and node is None and following:
         raise typer.Exit(follow.follow(deployment, job.id))
-    if rank is not None:
-        tasks: Sequence[Task] = [_node_of(deployment, job, rank)]
-    else:
-        tasks = deployment.jobs.heads(job)
-    found = [follow.Log(deployment, task) for task in tasks]
+    of_rank = None if rank is None else follow.Log(deployment, _node_of(deployment, job, rank))
+    of_job = follow.JobLog(deployment, only=node)
     while True:
-        for log in found:
-            for line in log.lines():
-                output.print_text(line)
-        if not following or deployment.jobs.find(job.id).is_over:
+        job = deployment.jobs.find(job.id)
+        new = of_rank.lines() if of_rank else of_job.lines(job, deployment.jobs.heads(job))
+        for line in new:
+            output.print_text(line)
+        if not following or job.is_over:
             return
         time.sleep(follow.POLL_S)
 
 
+def _check_node(job: Job, node: int) -> None:
+    if job.spec is None or job.spec.on != Placement.NODES:
+        raise UsageError(
+            f"--node: the command of {job.id} runs on its head only; trainctl logs {job.id} shows "
+            "what it prints, and --rank N the node of a rank"
+        )
+    if node > job.spec.nodes.high:
+        raise UsageError(f"--node is {node}: {job.id} has nodes 0 to {job.spec.nodes.high}")
+
+
 def _node_of(deployment: Deployment, job: Job, rank: int) -> Task:
     """The worker node that a rank trained on, according to the run's record."""
+    if job.spec and job.spec.on == Placement.NODES:
+        raise UsageError(f"--rank is for recipes; trainctl logs {job.id} --node N shows one node")
     hosts = _hosts_of_ranks(deployment, job)
     if not hosts:
         raise CliError(

@@ -1,0 +1,423 @@
+"""A job's program on one node: its folder, its variables, its start, its lines, its end.
+
+``containers.program.nodes`` runs a ``Launcher`` on each node of a job, inside Ray, which only holds
+the node for it: the program itself need not know Ray. What it finds in its environment is what
+torchrun, accelerate, DeepSpeed, Lightning and plain ``init_process_group`` read, so that a command
+that works on one machine works on all nodes without a change.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from containers import network, processes
+from containers.program import code
+from containers.program.files import Mirror
+from containers.program.lines import NodeLog, copy_lines
+from contract import exits, runs, times
+from contract.errors import InputError
+from contract.files import OUTPUT, WORK
+from contract.nodes import (
+    ENV_JOB,
+    ENV_NOTICE,
+    ENV_OUTPUT,
+    ENV_RUN,
+    ENV_STORAGE,
+    MASTER_PORT,
+    RENDEZVOUS_PORT,
+)
+from contract.ranges import Range
+
+#: Marks a program and all that it starts, by the start's id.
+ENV_START: Final = "TRAIN_PROGRAM_START"
+#: How often torchrun starts the processes of an elastic job anew when some have failed: those of a
+#: node that is lost take those of the others with them.
+ELASTIC_RESTARTS: Final = 3
+#: Of the system's own variables, what a program may see.
+_KEPT: Final = (ENV_JOB, ENV_NOTICE, ENV_RUN, ENV_STORAGE)
+#: Ray sets it for its workers to the processors that they ask for; torchrun has its own default.
+_OF_RAY: Final = ("OMP_NUM_THREADS",)
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """What runs on every node of a job, the same for all of them."""
+
+    run: str
+    words: tuple[str, ...]
+    variables: Mapping[str, str]
+    """The user's: they override the system's own."""
+    nodes: Range
+    """How many nodes there may be at a time, a head that trains included."""
+    rendezvous: str
+    """Address of the head."""
+    rendezvous_port: int = RENDEZVOUS_PORT
+    archive: str = ""
+    """Path of the code's archive on each node; empty: the program brings none."""
+    storage: str = ""
+    """``s3://bucket`` in which the program's files are kept; empty: nowhere."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where one node is among the others of a start."""
+
+    number: int
+    """Of this node in the log and in the bucket; a node that replaces it has the same."""
+    rank: int
+    """0 to ``num_nodes - 1``; the same as its number unless an elastic program has lost nodes."""
+    num_nodes: int
+    """Nodes that begin together."""
+    start: int
+    """0, and 1 more each time that the program is started again on all nodes."""
+    address: str
+    """Of this node."""
+    master: str
+    """Address of node 0."""
+    gpus: int
+    """Of this node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ended:
+    """How a program ended on one node."""
+
+    code: int
+    """Its exit code; 128 + N where signal N ended it."""
+    at: float
+    """Unix time."""
+    was_told: bool
+    """It was told to end: another node failed, or this one must go."""
+
+
+def rendezvous_id(run: str, start: int) -> str:
+    """Under which the torchruns of one start meet at the store."""
+    return f"{run}-{start}"
+
+
+def launcher_environment(order: Order, place: Place) -> dict[str, str]:
+    """The variables from which launchers and programs learn about the other nodes.
+
+    ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` are there only where each of several nodes has a
+    single process: elsewhere a launcher must start the processes, and it numbers them.
+    """
+    per_node = max(1, place.gpus)
+    is_elastic = order.nodes.low != order.nodes.high
+    found = {
+        "PET_NNODES": str(order.nodes),
+        "PET_NPROC_PER_NODE": str(per_node),
+        # Not PET_RDZV_CONF is_host=false: a program with an endpoint of its own needs a host.
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"{order.rendezvous}:{order.rendezvous_port}",
+        "PET_RDZV_ID": rendezvous_id(order.run, place.start),
+        # Else its full name, which other nodes may not be able to resolve.
+        "PET_LOCAL_ADDR": place.address,
+        # Or processes that torchrun starts again hang: the store has the keys of the first ones.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "MASTER_ADDR": place.master,
+        # Another port at each start: the one before may not be free yet.
+        "MASTER_PORT": str(MASTER_PORT + place.start % 100),
+        "NODE_RANK": str(place.rank),
+        "NUM_NODES": str(place.num_nodes),
+        "GPUS_PER_NODE": str(place.gpus),
+        "PYTHONUNBUFFERED": "1",
+    }
+    if is_elastic:
+        found["PET_MAX_RESTARTS"] = str(ELASTIC_RESTARTS)
+    else:
+        found["PET_NODE_RANK"] = str(place.rank)
+    if per_node == 1 and place.num_nodes > 1:
+        found |= {
+            "WORLD_SIZE": str(place.num_nodes),
+            "RANK": str(place.rank),
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+        }
+    return found
+
+
+def accelerate_config(place: Place) -> str:
+    """What ``accelerate launch`` reads from its default file: it asks no variable for its nodes.
+
+    It is JSON, which is YAML too.
+    """
+    per_node = max(1, place.gpus)
+    many = per_node * place.num_nodes > 1
+    kind = ("MULTI_GPU" if place.gpus else "MULTI_CPU") if many else "NO"
+    values = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": kind,
+        "use_cpu": place.gpus == 0,
+        "num_machines": place.num_nodes,
+        "num_processes": per_node * place.num_nodes,
+        "machine_rank": place.rank,
+        "main_process_ip": place.master,
+        "main_process_port": MASTER_PORT + place.start % 100,
+        "main_training_function": "main",
+        "mixed_precision": "no",
+        "rdzv_backend": "static",
+        "same_network": True,
+        "downcast_bf16": "no",
+        "debug": False,
+    }
+    return json.dumps(values, indent=1)
+
+
+def huggingface_environment(environment: Mapping[str, str], home: Path) -> dict[str, str]:
+    """Variables that make ``home`` the private folder of Hugging Face's libraries.
+
+    What they download stays where it was, so that other jobs on this host find it.
+    """
+    cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    shared = Path(environment.get("HF_HOME") or cache / "huggingface")
+    return {
+        "HF_HUB_CACHE": str(shared / "hub"),
+        "HF_DATASETS_CACHE": str(shared / "datasets"),
+        **{name: environment[name] for name in _HF_CACHES if name in environment},
+        "HF_HOME": str(home),
+    }
+
+
+_HF_CACHES: Final = ("HF_HUB_CACHE", "HF_DATASETS_CACHE")
+
+
+def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a program inherits of its node: neither Ray's variables and token nor the system's."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name in _KEPT or not name.startswith(("RAY_", "TRAIN_"))) and name not in _OF_RAY
+    }
+
+
+class Program:
+    """One start of a command, with all that it starts itself."""
+
+    def __init__(
+        self,
+        words: tuple[str, ...],
+        *,
+        folder: Path,
+        environment: Mapping[str, str],
+        emit: Callable[[str], None],
+    ) -> None:
+        """Start it.
+
+        Args:
+            emit: takes each line that it prints.
+
+        Raises:
+            OSError: there is no such program.
+        """
+        self._mark = uuid.uuid4().hex
+        self._process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env={**environment, ENV_START: self._mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # what it starts gets signals with it
+        )
+        assert self._process.stdout is not None
+        self._reader = threading.Thread(
+            target=copy_lines, args=(self._process.stdout.fileno(), emit), daemon=True
+        )
+        self._reader.start()
+
+    def poll(self) -> int | None:
+        """Its exit code, once it has ended."""
+        code = self._process.poll()
+        return 128 - code if code is not None and code < 0 else code
+
+    def terminate(self) -> None:
+        """SIGTERM, for the command only: it passes it on, as torchrun does, or it ends."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+    def clean_up(self) -> None:
+        """SIGKILL for all that is left of it, and the last of its lines."""
+        processes.kill_marked(ENV_START, self._mark)
+        self._process.wait()
+        self._reader.join(5)
+        if self._process.stdout is not None and not self._reader.is_alive():
+            self._process.stdout.close()
+
+
+class Launcher:
+    """Starts the program on one node, again where it must, and ends it; an actor of Ray.
+
+    Its methods are called from several threads at once.
+    """
+
+    def __init__(self, order: Order, *, folder: str = "") -> None:
+        """``folder``: below which the program works; by default one of this node."""
+        self._order = order
+        self._base = Path(folder or default_folder())
+        self._work, self._output = self._base / WORK, self._base / OUTPUT
+        self._log: NodeLog | None = None
+        self._mirror: Mirror | None = None
+        self._program: Program | None = None
+        self._place: Place | None = None
+        self._told_at: float | None = None
+        self._kill_at = float("inf")
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._ended: Ended | None = None
+        self._notice = threading.Event()
+        default = self._base.with_name(f"{self._base.name}-notice")
+        self._notice_file = Path(os.environ.get(ENV_NOTICE) or default)
+        threading.Thread(target=self._watch_notice, daemon=True).start()
+
+    def address(self) -> str:
+        """This node's, as the others reach it; also shows that the node is alive."""
+        return network.address_towards(self._order.rendezvous)
+
+    def prepare(self, place: Place) -> None:
+        """Bring the code and the files of the run to this node; again before each start.
+
+        Raises:
+            InputError: the files cannot be restored.
+        """
+        if self._log is None:
+            self._log = NodeLog(place.number, os.environ)
+            # What a launcher before this one has left is in the bucket.
+            shutil.rmtree(self._base, ignore_errors=True)
+            self._work.mkdir(parents=True)
+            self._output.mkdir()
+            if self._order.archive:
+                code.unpack(Path(self._order.archive), self._work)
+            if self._order.storage:
+                self._mirror = Mirror(
+                    {WORK: self._work, OUTPUT: self._output},
+                    self._address_of_files(place.number),
+                    say=self._log.write,
+                )
+        if self._mirror is not None:
+            self._mirror.restore("" if place.number == 0 else self._address_of_files(0))
+            self._mirror.start()
+
+    def _address_of_files(self, number: int) -> str:
+        return f"{self._order.storage}/{runs.output_prefix(self._order.run, number)}"
+
+    def start(self, place: Place) -> None:
+        """Start the program, which was prepared; ``wait`` returns when it has ended.
+
+        Raises:
+            InputError: there is no such program.
+        """
+        work, log = self._work, self._log
+        assert log is not None, "prepare() comes first"
+        home = self._base / "huggingface"  # nothing of it is kept
+        config = home / "accelerate" / "default_config.yaml"
+        config.parent.mkdir(parents=True, exist_ok=True)
+        config.write_text(accelerate_config(place), encoding="utf-8")
+        own = base_environment(os.environ)
+        paths = (str(work), self._order.variables.get("PYTHONPATH"), own.get("PYTHONPATH"))
+        environment = {
+            **own,
+            **launcher_environment(self._order, place),
+            **huggingface_environment(own, home),
+            ENV_RUN: self._order.run,
+            ENV_OUTPUT: str(self._output),
+            ENV_NOTICE: str(self._notice_file),
+            **self._order.variables,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        }
+        with self._lock:
+            self._place, self._ended, self._told_at = place, None, None
+            self._kill_at = float("inf")
+            self._end.clear()
+            try:
+                self._program = Program(
+                    self._order.words, folder=work, environment=environment, emit=log.write
+                )
+            except OSError as error:
+                word = self._order.words[0]
+                raise InputError(f"{word} cannot be run: {error.strerror}") from None
+        threading.Thread(target=self._watch, args=(self._program,), daemon=True).start()
+        if self._notice.is_set():
+            self.stop(self._seconds_left())
+
+    def wait(self) -> Ended:
+        """How the program that was started last has ended, once it has."""
+        self._end.wait()
+        assert self._ended is not None
+        return self._ended
+
+    def wait_for_notice(self) -> float:
+        """Unix time at which this node must have ended, once that is known."""
+        self._notice.wait()
+        return self._notice_at()
+
+    def stop(self, within_s: float) -> None:
+        """SIGTERM for the program, and SIGKILL after ``within_s`` seconds; ``wait`` returns."""
+        with self._lock:
+            if self._program is None or self._ended is not None:
+                return
+            if self._told_at is None:
+                self._told_at = time.time()
+                self._program.terminate()
+            self._kill_at = min(self._kill_at, time.monotonic() + within_s)
+
+    def save(self) -> bool:
+        """Bring the files of the program, which has ended, to the bucket; return whether all are
+        there, as far as the time that this node has allows."""
+        if self._mirror is None:
+            return True
+        within = times.FILES_SAVE_S
+        if self._notice.is_set():
+            within = min(within, max(1, round(self._notice_at() - time.time())))
+        return self._mirror.save(within)
+
+    def _watch(self, program: Program) -> None:
+        """Wait for the program's end, and bring it about where it does not come."""
+        while (code := program.poll()) is None:
+            if time.monotonic() > self._kill_at:
+                break
+            time.sleep(_POLL_S)
+        at = time.time()
+        program.clean_up()
+        code = program.poll() if code is None else code
+        ended = Ended(
+            code=exits.KILLED if code is None else code, at=at, was_told=self._told_at is not None
+        )
+        with self._lock:
+            self._ended = ended
+        if self._notice.is_set():
+            self.save()  # now: this node has no time for what the others do first
+        self._end.set()
+
+    def _watch_notice(self) -> None:
+        """Pass a notice that this node goes on to the program, as SIGTERM."""
+        while not self._notice_file.exists():
+            time.sleep(_POLL_S * 5)
+        self._notice.set()
+        self.stop(self._seconds_left())
+
+    def _notice_at(self) -> float:
+        """Unix time at which this node must have ended."""
+        try:
+            return float(self._notice_file.read_text())
+        except (OSError, ValueError):
+            return time.time() + times.RAY_DRAIN_S
+
+    def _seconds_left(self) -> float:
+        """For the program, on a node that must end; a third of the time is for its files."""
+        return max(1.0, (self._notice_at() - time.time()) * 2 / 3)
+
+
+def default_folder() -> Path:
+    """Below which the program of a job works on this node."""
+    return Path(tempfile.gettempdir()) / "train"

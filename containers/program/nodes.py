@@ -1,0 +1,441 @@
+"""A job's program on all of its nodes: started together, watched, started again after a loss.
+
+    python -m containers.program.nodes
+
+The head of a job runs this as its command (``containers.job``); the order comes as JSON in
+``TRAIN_PROGRAM``. Ray brings the nodes and says when one is lost; on each of them, an actor that
+holds all of the node runs a ``Launcher``. The store at which the torchruns of all nodes meet is
+here, on the head, so that any other node may be lost.
+
+A program that fails on a node ends the job with its exit code. A node that is lost does not: the
+program is started again on all nodes as soon as there are enough, each with the files that it had.
+An elastic program that torchrun has started goes on with the nodes that are left.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from containers.log import say
+from containers.program.launch import Ended, Launcher, Order, Place, rendezvous_id
+from containers.program.told import ENV_PROGRAM, Told
+from contract import exits, times
+from contract.errors import InputError
+from contract.ranges import Range
+
+_POLL_S: Final = 0.5
+#: Between two looks at which nodes there are.
+_LOOK_S: Final = 1.0
+#: After a first failure, those of the other nodes are waited for: the earliest is the cause.
+_OTHERS_S: Final = 1.5
+#: A node that does not answer for this long is lost: Ray itself needs up to 24 s to see it.
+_LOST_S: Final = 40.0
+_ANSWER_S: Final = 5.0
+_ACTOR_START_S: Final = 120.0
+#: After the first nodes of an elastic program, others are waited for this long.
+_SETTLE_S: Final = 10.0
+#: What ``ray.nodes()`` calls the head.
+_HEAD: Final = "node:__internal_head__"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeInfo:
+    """A node that Ray has."""
+
+    id: str
+    address: str
+    cpus: float
+    gpus: float
+    is_head: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class Seat:
+    """One of the places of a program, and the node that has it now."""
+
+    number: int
+    node: NodeInfo
+    launcher: Any
+    """The actor."""
+    place: Place | None = None
+    wait: Any = None
+    """What ``Launcher.wait`` will return; None before a start and after an end."""
+    notice: Any = None
+    ended: Ended | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.wait is not None
+
+
+def alive() -> list[NodeInfo]:
+    """The nodes of the cluster on which a program may run, the head first."""
+    found = [
+        NodeInfo(
+            id=each["NodeID"],
+            address=each["NodeManagerAddress"],
+            cpus=each["Resources"].get("CPU", 0.0),
+            gpus=each["Resources"].get("GPU", 0.0),
+            is_head=_HEAD in each["Resources"],
+        )
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
+    # A head that only coordinates has no CPUs to hand out.
+    return sorted(
+        (node for node in found if node.cpus), key=lambda node: (not node.is_head, node.id)
+    )
+
+
+def first_failure(seats: Sequence[Seat]) -> Seat | None:
+    """The node whose program failed first, of those that were not told to end."""
+    failed = [seat for seat in seats if seat.ended and seat.ended.code and not seat.ended.was_told]
+    return min(failed, key=lambda seat: seat.ended.at if seat.ended else 0.0, default=None)
+
+
+class Group:
+    """The program on its nodes, from the job's beginning to its end."""
+
+    def __init__(self, told: Told) -> None:
+        self._told = told
+        self._seats: list[Seat] = []
+        self._leaving: set[str] = set()  # nodes that have had notice
+        self._start = -1
+        self._stopped = False
+        self._has_lost = False  # a node, since the last start
+        self._store: Any = None
+        self._nodes = told.workers  # with a head that trains, one more
+        self._looked_at = 0.0
+        self._num_seen, self._seen_at = 0, 0.0
+        self._gone: list[Seat] = []
+
+    def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
+        """End the program everywhere; ``run`` returns. For a signal's handler."""
+        self._stopped = True
+
+    def run(self) -> int:
+        """Exit code of the program, or of what ended it."""
+        while not self._stopped:
+            if (code := self._gather()) is not None:
+                return code
+            code = self._watch() if self._begin() else None
+            if code is not None:
+                return code
+            say(
+                f"the program is started again on {self._nodes} "
+                f"node{'s' if self._nodes.high > 1 else ''}"
+            )
+        return exits.TERMINATED
+
+    # --- nodes
+    def _gather(self) -> int | None:
+        """Take a seat for each node until there are enough; an exit code where that fails."""
+        began = time.monotonic()
+        has_said = False
+        while not self._stopped:
+            self._seats = [seat for seat in self._seats if self._stays(seat)]
+            here = alive()
+            if any(node.is_head for node in here):
+                self._nodes = Range(self._told.workers.low + 1, self._told.workers.high + 1)
+            self._take(here)
+            if len(self._seats) >= max(1, self._nodes.low) and self._has_settled():
+                return None
+            waited = time.monotonic() - began
+            # The first nodes are waited for by the head, which knows when the job began.
+            if self._start >= 0 and waited > self._told.capacity_wait_s:
+                say(
+                    f"{len(self._seats)} of {self._nodes.low} nodes {waited:.0f} s after a loss: "
+                    "no capacity"
+                )
+                return exits.NO_CAPACITY
+            if self._start >= 0 and not has_said:
+                say(f"waiting for {self._nodes.low - len(self._seats)} nodes")
+                has_said = True
+            time.sleep(_LOOK_S)
+        return exits.TERMINATED
+
+    def _take(self, here: Sequence[NodeInfo]) -> list[Seat]:
+        """Give free seats to nodes that have none; return those seats."""
+        taken = {seat.node.id for seat in self._seats}
+        free = [node for node in here if node.id not in taken | self._leaving]
+        free = free[: self._nodes.high - len(self._seats)]
+        if not free:
+            return []
+        order = self._order()
+        started = [(node, _launcher(order, node)) for node in free]
+        new: list[Seat] = []
+        for node, launcher in started:
+            try:
+                ray.get(launcher.address.remote(), timeout=_ACTOR_START_S)
+            except (RayActorError, GetTimeoutError) as error:
+                say(f"node {node.address} did not start the program's launcher: {error}")
+                ray.kill(launcher)
+                continue
+            used = {seat.number for seat in self._seats}
+            number = next(each for each in itertools.count() if each not in used)
+            seat = Seat(number=number, node=node, launcher=launcher)
+            seat.notice = launcher.wait_for_notice.remote()
+            self._seats.append(seat)
+            new.append(seat)
+        self._seats.sort(key=lambda seat: seat.number)
+        return new
+
+    def _order(self) -> Order:
+        if self._store is None:
+            # Takes seconds, in which nodes are on their way.
+            import torch.distributed as dist
+
+            told = self._told
+            self._store = dist.TCPStore(  # type: ignore[attr-defined]
+                told.address, told.rendezvous_port, is_master=True, wait_for_workers=False
+            )
+        return Order(
+            run=self._told.run,
+            words=self._told.words,
+            variables=self._told.variables,
+            nodes=self._nodes,
+            rendezvous=self._told.address,
+            rendezvous_port=int(self._store.port),
+            archive=self._told.archive,
+            storage=self._told.storage,
+        )
+
+    def _is_torchrun(self) -> bool:
+        """Whether torchruns have met at the store since the last start."""
+        key = f"torch.rendezvous.{rendezvous_id(self._told.run, self._start)}"
+        return bool(self._store.check([key]))
+
+    def _stays(self, seat: Seat) -> bool:
+        """Whether a node can take part in the next start."""
+        if seat.node.id in self._leaving:
+            ray.kill(seat.launcher)  # Ray has nothing to wait for on this node then
+            return False
+        return self._answers(seat)
+
+    def _answers(self, seat: Seat) -> bool:
+        """Whether a node is still there; waits until that is known."""
+        deadline = time.monotonic() + _LOST_S
+        while time.monotonic() < deadline and not self._stopped:
+            try:
+                ray.get(seat.launcher.address.remote(), timeout=_ANSWER_S)
+                return True
+            except GetTimeoutError:
+                continue
+            except RayError:
+                return False
+        return self._stopped
+
+    def _has_settled(self) -> bool:
+        """Whether an elastic program need not wait for nodes that come just after the first."""
+        now = time.monotonic()
+        if len(self._seats) != self._num_seen:
+            self._num_seen, self._seen_at = len(self._seats), now
+        return len(self._seats) >= self._nodes.high or now - self._seen_at > _SETTLE_S
+
+    # --- the program
+    def _begin(self) -> bool:
+        """Start the program on all nodes; return whether none was lost meanwhile.
+
+        Raises:
+            InputError: the program cannot be started.
+        """
+        self._start += 1
+        self._has_lost = False
+        names = f"node{'s' if len(self._seats) > 1 else ''}"
+        say(f"running {' '.join(self._told.words)} on {len(self._seats)} {names}")
+        for rank, seat in enumerate(self._seats):
+            seat.place, seat.ended = self._place(seat, rank, len(self._seats)), None
+        first, *others = self._seats
+        # The others may take files of the first one, which must have them.
+        return (
+            self._on([first], "prepare")
+            and self._on(others, "prepare")
+            and self._on(self._seats, "start")
+        )
+
+    def _place(self, seat: Seat, rank: int, num_nodes: int) -> Place:
+        return Place(
+            number=seat.number,
+            rank=rank,
+            num_nodes=num_nodes,
+            start=self._start,
+            address=seat.node.address,
+            master=self._seats[0].node.address,
+            gpus=int(seat.node.gpus),
+        )
+
+    def _on(self, seats: Sequence[Seat], step: str) -> bool:
+        """Prepare or start the program on some nodes at once; return whether all did."""
+        calls = [getattr(seat.launcher, step).remote(seat.place) for seat in seats]
+        is_done = True
+        for seat, call in zip(seats, calls, strict=True):
+            try:
+                ray.get(call)
+            except RayActorError:
+                is_done = False
+                continue
+            if step == "start":
+                seat.wait = seat.launcher.wait.remote()
+        return is_done
+
+    def _watch(self) -> int | None:
+        """Wait for the program's end; None where it must be started again."""
+        while not self._stopped:
+            lost = self._look()
+            running = [seat for seat in self._seats if seat.is_running]
+            failed = first_failure(self._seats)
+            if failed and not lost:
+                lost = self._lost_behind(failed)
+            if lost or (failed and self._has_lost):
+                if failed or not self._goes_on_without(lost):
+                    self._end_all()
+                    return None
+            elif failed:
+                assert failed.ended is not None
+                say(f"the program failed on node {failed.number}, exit code {failed.ended.code}")
+                self._end_all()
+                return failed.ended.code
+            elif not running:
+                self._end_all()
+                return exits.OK
+            self._grow()
+        self._end_all()
+        return exits.TERMINATED
+
+    def _look(self) -> list[Seat]:
+        """Wait for a moment; take note of what has ended. Return the seats whose nodes go."""
+        lost: list[Seat] = []
+        refs = {seat.wait: seat for seat in self._seats if seat.wait is not None}
+        notices = {seat.notice: seat for seat in self._seats if seat.notice is not None}
+        done, _ = ray.wait([*refs, *notices], num_returns=1, timeout=_POLL_S)
+        for ref in done:
+            seat = refs.get(ref) or notices[ref]
+            try:
+                found = ray.get(ref)
+            except RayError:
+                say(f"node {seat.number} ({seat.node.address}) is lost")
+                seat.wait = seat.notice = None
+                if seat not in lost:
+                    lost.append(seat)
+                continue
+            if isinstance(found, Ended):
+                seat.wait, seat.ended = None, found
+                if found.code == 0 or found.was_told:
+                    say(f"the program ended on node {seat.number}, exit code {found.code}")
+            else:
+                left = max(0.0, float(found) - time.time())
+                say(f"node {seat.number} ({seat.node.address}) must end in {left:.0f} s")
+                seat.notice = None
+                self._leaving.add(seat.node.id)
+                lost.append(seat)
+        return lost
+
+    def _lost_behind(self, failed: Seat) -> list[Seat]:
+        """Nodes whose loss has made the program fail on another one, if there are any.
+
+        The others feel a loss within a second, and Ray sees it later.
+        """
+        deadline = time.monotonic() + _OTHERS_S
+        lost: list[Seat] = []
+        while not lost and time.monotonic() < deadline:
+            lost = self._look() if any(seat.wait for seat in self._seats) else lost
+        if lost:
+            return lost
+        return [seat for seat in self._seats if seat is not failed and not self._answers(seat)]
+
+    def _goes_on_without(self, lost: Sequence[Seat]) -> bool:
+        """Whether the program goes on with the nodes that are left: torchrun does, if elastic."""
+        left = [seat for seat in self._seats if seat not in lost and seat.is_running]
+        is_elastic = self._nodes.low < self._nodes.high
+        if not is_elastic or len(left) < max(1, self._nodes.low) or not self._is_torchrun():
+            return False
+        say(f"the program goes on with {len(left)} nodes")
+        self._has_lost = True
+        for seat in lost:
+            if seat.node.id in self._leaving:
+                # Its launcher ends the program in time, saves, and is not needed any more then.
+                seat.launcher.wait.remote()
+            self._seats.remove(seat)
+            self._gone.append(seat)  # or Ray would end an actor that nothing refers to
+        return True
+
+    def _grow(self) -> None:
+        """Let nodes that have come later take part, where torchrun lets them."""
+        now = time.monotonic()
+        is_full = len(self._seats) >= self._nodes.high
+        if is_full or self._nodes.low == self._nodes.high or now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        if not any(seat.is_running for seat in self._seats) or not self._is_torchrun():
+            return
+        for seat in self._take(alive()):
+            say(f"node {seat.number} ({seat.node.address}) joins the program")
+            seat.place = self._place(seat, self._seats.index(seat), len(self._seats))
+            if self._on([seat], "prepare"):
+                self._on([seat], "start")
+
+    def _end_all(self) -> None:
+        """End the program wherever it runs, and save its files."""
+        running = [seat for seat in self._seats if seat.is_running]
+        for seat in running:
+            seat.launcher.stop.remote(times.COMMAND_STOP_S)
+        for seat in running:
+            with contextlib.suppress(RayError):  # lost, or about to be
+                seat.ended = ray.get(seat.wait, timeout=times.COMMAND_STOP_S + _ANSWER_S)
+            seat.wait = None
+        saved = [seat.launcher.save.remote() for seat in self._seats]
+        for each in saved:
+            try:
+                ray.get(each, timeout=times.FILES_SAVE_S + _ANSWER_S)
+            except RayError:
+                continue
+
+
+def _launcher(order: Order, node: NodeInfo) -> Any:
+    """An actor that holds all of a node, so that nothing else is placed there."""
+    return (
+        ray.remote(Launcher)
+        .options(
+            num_cpus=node.cpus,
+            num_gpus=node.gpus,
+            max_concurrency=16,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        )
+        .remote(order)
+    )
+
+
+def main() -> int:
+    """Run what the head says; return the exit code of the job."""
+    told = Told.from_json(os.environ[ENV_PROGRAM])
+    os.environ["RAY_IGNORE_UNHANDLED_ERRORS"] = "1"  # they are handled where they are asked for
+    ray.init(address="auto", log_to_driver=False, logging_level=logging.ERROR)
+    group = Group(told)
+    # After ray.init, which sets a handler of its own.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, group.stop)
+    try:
+        return group.run()
+    except InputError as error:
+        # Raised on a node, Ray adds where: the first line is ours.
+        cause = getattr(error, "cause", error)
+        say(f"error: {cause}")
+        return exits.BAD_INPUT
+    finally:
+        ray.shutdown()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

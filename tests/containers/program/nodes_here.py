@@ -1,0 +1,169 @@
+"""Several nodes of a job on this machine: real Ray, real launchers, no containers.
+
+Each node is a Ray node of its own with a temporary folder of its own, by which all that runs on it
+is found, so that it can be lost as a host is: everything at once, by SIGKILL.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ray.cluster_utils import Cluster
+
+from containers import processes
+from containers.program.lines import Lines
+from containers.program.told import ENV_PROGRAM, Told
+from contract import nodes
+from contract.ranges import Range
+from tests.conftest import ROOT
+
+
+class Run:
+    """A program on the nodes: ``python -m containers.program.nodes``, as a job's head runs it."""
+
+    def __init__(self, process: subprocess.Popen[str], log: list[str]) -> None:
+        self.process, self._log, self._first = process, log, len(log)
+        self.said: list[str] = []
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line.rstrip())
+        self.process.stdout.close()
+
+    def lines(self, number: int | None = None) -> list[str]:
+        """What the program has printed on one node, or on all, without the labels."""
+        return [
+            line.partition("] ")[2]
+            for line in self._log[self._first :]
+            if number is None or nodes.labelled_node(line) == number
+        ]
+
+    def wait_for(self, text: str, *, times: int = 1, seconds: float = 90) -> None:
+        """Wait until so many lines of the program, or of its start, contain ``text``."""
+        deadline = time.monotonic() + seconds
+        while sum(text in line for line in [*self.lines(), *self.said]) < times:
+            assert time.monotonic() < deadline, f"no {times} x {text!r}:\n{self}"
+            time.sleep(0.2)
+
+    def wait(self, seconds: float = 120) -> int:
+        """Its exit code."""
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s:\n{self}") from None
+        self._reader.join(5)
+        return code
+
+    def __str__(self) -> str:
+        return "\n".join([*self.said, *(f"  {line}" for line in self._log[self._first :])])
+
+
+class LocalNodes:
+    """A Ray cluster whose head only coordinates, and its worker nodes."""
+
+    def __init__(self, folder: Path, *, head_cpus: int = 0) -> None:
+        self.folder = folder
+        self._number = 0
+        self.log: list[str] = []
+        os.mkfifo(folder / "log")
+        # Open at both ends, so that it never ends while launchers come and go.
+        self._pipe = os.fdopen(os.open(folder / "log", os.O_RDWR), "rb", buffering=0)
+        threading.Thread(target=self._read_log, daemon=True).start()
+        self.nodes: dict[str, Any] = {}
+        # Ray's sockets have short paths, and its head must not be a node of the program's.
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": head_cpus, "env_vars": self._variables("head")},
+        )
+        self.address = str(self.cluster.address)
+
+    def _variables(self, name: str) -> dict[str, str]:
+        place = self.folder / name
+        place.mkdir()
+        return {
+            "TMPDIR": str(place),
+            nodes.ENV_NOTICE: str(place / "notice"),
+            nodes.ENV_LOG_PIPE: str(self.folder / "log"),
+        }
+
+    def _read_log(self) -> None:
+        lines = Lines(self.log.append)
+        while chunk := os.read(self._pipe.fileno(), 65_536):
+            lines.feed(chunk, now=time.monotonic())
+
+    def add(self, num: int = 1, *, cpus: int = 1) -> list[str]:
+        """Add worker nodes; return their names."""
+        names = []
+        for _ in range(num):
+            self._number += 1
+            name = f"n{self._number}"
+            self.nodes[name] = self.cluster.add_node(
+                num_cpus=cpus, num_gpus=0, env_vars=self._variables(name), wait=True
+            )
+            names.append(name)
+        return names
+
+    def lose(self, name: str) -> None:
+        """What a lost host does: everything on it is gone at once."""
+        node = self.nodes.pop(name)
+        processes.kill_marked("TMPDIR", str(self.folder / name))
+        self.cluster.remove_node(node, allow_graceful=False)
+
+    def notice(self, name: str, seconds: float) -> None:
+        """As a spot host hears that it must go."""
+        (self.folder / name / "notice").write_text(str(time.time() + seconds))
+
+    def running_on(self, name: str) -> list[int]:
+        return processes.marked("TMPDIR", str(self.folder / name))
+
+    def start(
+        self,
+        *words: str,
+        workers: str = "2",
+        variables: Mapping[str, str] | None = None,
+        capacity_wait_s: float = 60,
+        run: str = "r1",
+    ) -> Run:
+        told = Told(
+            run=run,
+            words=words,
+            workers=Range.parse(workers, option="workers"),
+            variables={"OMP_NUM_THREADS": "1", **(variables or {})},
+            capacity_wait_s=capacity_wait_s,
+            address=self.address.rpartition(":")[0],
+            rendezvous_port=0,
+        )
+        process = subprocess.Popen(
+            [sys.executable, "-m", "containers.program.nodes"],
+            cwd=ROOT,
+            env={**os.environ, ENV_PROGRAM: told.to_json(), "RAY_ADDRESS": self.address},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        return Run(process, self.log)
+
+    def stop(self) -> None:
+        self.cluster.shutdown()
+        for path in self.folder.iterdir():
+            processes.kill_marked("TMPDIR", str(path))
+
+
+@contextmanager
+def local_nodes(folder: Path, num: int, *, head_cpus: int = 0) -> Iterator[LocalNodes]:
+    here = LocalNodes(folder, head_cpus=head_cpus)
+    try:
+        here.add(num)
+        yield here
+    finally:
+        here.stop()

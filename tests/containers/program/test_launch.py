@@ -1,0 +1,320 @@
+"""What a program finds on each node: variables for every launcher, its folder, its lines in the
+log, a SIGTERM before it is killed, and nothing of it left behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from containers import processes
+from containers.program import launch
+from containers.program.launch import Ended, Launcher, Order, Place
+from containers.program.lines import Lines, NodeLog
+from contract import exits
+from contract.errors import InputError
+from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, labelled_node, node_label
+from contract.ranges import Range
+from tests.conftest import ROOT
+
+ORDER = Order(run="r1", words=("true",), variables={}, nodes=Range(2, 2), rendezvous="127.0.0.1")
+PLACE = Place(number=1, rank=1, num_nodes=2, start=0, address="10.0.0.7", master="10.0.0.6", gpus=4)
+
+
+def environment(place: Place = PLACE, **order: object) -> dict[str, str]:
+    return launch.launcher_environment(replace(ORDER, **order), place)  # type: ignore[arg-type]
+
+
+def test_torchrun_reads_how_many_nodes_there_are_and_where_they_meet() -> None:
+    found = environment()
+    assert {name: value for name, value in found.items() if name.startswith("PET_")} == {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "PET_NPROC_PER_NODE": "4",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "127.0.0.1:29400",
+        "PET_RDZV_ID": "r1-0",
+        "PET_LOCAL_ADDR": "10.0.0.7",
+    }
+
+
+def test_an_elastic_program_has_a_range_of_nodes_and_no_rank_of_its_own() -> None:
+    found = environment(nodes=Range(1, 4))
+    assert found["PET_NNODES"] == "1:4"
+    assert "PET_NODE_RANK" not in found
+    assert int(found["PET_MAX_RESTARTS"]) > 0
+
+
+def test_plain_programs_find_node_0_and_their_own_number() -> None:
+    found = environment()
+    names = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NUM_NODES", "GPUS_PER_NODE")
+    assert [found[name] for name in names] == ["10.0.0.6", "29500", "1", "2", "4"]
+    assert environment(replace(PLACE, start=3))["MASTER_PORT"] == "29503"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_nodes", "expected"),
+    [
+        (0, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        (1, 2, {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}),
+        (4, 2, {}),
+        (1, 1, {}),
+    ],
+)
+def test_ranks_are_given_together_and_only_to_single_processes_of_several_nodes(
+    gpus: int, num_nodes: int, expected: dict[str, str]
+) -> None:
+    found = environment(replace(PLACE, gpus=gpus, num_nodes=num_nodes))
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    assert {name: found[name] for name in names if name in found} == expected
+
+
+def test_accelerate_finds_the_nodes_in_its_default_file(tmp_path: Path) -> None:
+    found = json.loads(launch.accelerate_config(PLACE))
+    assert found["distributed_type"] == "MULTI_GPU"
+    assert (found["num_machines"], found["num_processes"], found["machine_rank"]) == (2, 8, 1)
+    assert (found["main_process_ip"], found["main_process_port"]) == ("10.0.0.6", 29500)
+    own = launch.huggingface_environment({"HF_HOME": "/cache/hf"}, tmp_path)
+    assert own == {
+        "HF_HOME": str(tmp_path),
+        "HF_HUB_CACHE": "/cache/hf/hub",
+        "HF_DATASETS_CACHE": "/cache/hf/datasets",
+    }
+
+
+def test_a_program_sees_neither_rays_variables_nor_the_clusters_token() -> None:
+    given = {
+        "PATH": "/bin",
+        "RAY_AUTH_TOKEN": "secret",
+        "RAY_JOB_ID": "1",
+        "OMP_NUM_THREADS": "1",
+        "TRAIN_RUN": "r1",
+        "TRAIN_SUBNETS": "s",
+        "AWS_REGION": "eu-west-1",
+    }
+    assert launch.base_environment(given) == {
+        "PATH": "/bin",
+        "TRAIN_RUN": "r1",
+        "AWS_REGION": "eu-west-1",
+    }
+
+
+# --- lines ----------------------------------------------------------------------------------------
+def lines_of(*chunks: tuple[float, bytes]) -> list[str]:
+    said: list[str] = []
+    lines = Lines(said.append)
+    for now, chunk in chunks:
+        if chunk:
+            lines.feed(chunk, now=now)
+        lines.tick(now=now)
+    return said
+
+
+def test_a_stream_is_cut_into_lines_wherever_it_was_read() -> None:
+    assert lines_of((0, b"a\nb"), (0.1, b"c\r\n"), (0.2, b"\n\xff\n")) == ["a", "bc", "", "\ufffd"]
+
+
+def test_a_line_without_an_end_is_shown_after_a_moment() -> None:
+    assert lines_of((0, b"half"), (1, b"")) == []
+    assert lines_of((0, b"half"), (3, b""), (4, b" done\n")) == ["half", " done"]
+
+
+def test_a_progress_bar_is_a_line_now_and_then_and_when_it_ends() -> None:
+    bar = [(n / 10, f"\r{n} %".encode()) for n in range(101)]
+    assert lines_of(*bar) == ["100 %"]  # after ten seconds
+    assert lines_of(*bar[:50], (5.0, b"\r50 %\n")) == ["50 %"]
+
+
+def test_a_label_is_read_back_from_a_line_and_only_from_its_beginning() -> None:
+    assert labelled_node(f"{node_label(12)} loss 1.0") == 12
+    assert labelled_node("[node 3]") == 3
+    assert labelled_node("node: head on 10.0.0.5") is None
+    assert labelled_node("a [node 3] b") is None
+
+
+def test_lines_reach_the_nodes_own_output_through_its_pipe(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from containers.program.lines import NodeLog, log_pipe\n"
+        "with log_pipe(Path(sys.argv[1])) as pipe:\n"
+        f"    log = NodeLog(3, {{{ENV_LOG_PIPE!r}: str(pipe)}})\n"
+        "    log.write('x' * 100_000)\n"
+        "    log.write('last')\n"
+        "    log.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stdout == f"[node 3] {'x' * 100_000}\n[node 3] last\n"
+    assert not [*tmp_path.iterdir()]
+
+
+def test_without_a_pipe_lines_go_to_the_launchers_own_output(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    NodeLog(0, {ENV_LOG_PIPE: str(tmp_path / "none")}).write("hello")
+    assert capfd.readouterr().out == "[node 0] hello\n"
+
+
+# --- the program ----------------------------------------------------------------------------------
+@pytest.fixture
+def notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "notice"
+    monkeypatch.setenv(ENV_NOTICE, str(path))
+    return path
+
+
+class Here:
+    """A launcher in this process, for a script of the shell."""
+
+    def __init__(self, folder: Path, script: str, **order: object) -> None:
+        self.folder = folder
+        words = ("sh", "-c", script)
+        self.launcher = Launcher(
+            replace(ORDER, words=words, **order),  # type: ignore[arg-type]
+            folder=str(folder),
+        )
+
+    def start(self, **place: object) -> None:
+        there = replace(PLACE, **place)  # type: ignore[arg-type]
+        self.launcher.prepare(there)
+        self.launcher.start(there)
+
+    def run(self) -> Ended:
+        self.start()
+        return self.launcher.wait()
+
+    def wait_for(self, name: str) -> Path:
+        path = self.folder / "work" / name
+        deadline = time.monotonic() + 20
+        while not path.exists():
+            assert time.monotonic() < deadline, f"no {name}"
+            time.sleep(0.02)
+        return path
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process runs: one that has ended may wait for its parent for ever."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.fixture
+def folder(tmp_path: Path, notice: Path) -> Iterator[Path]:
+    assert not notice.exists()
+    place = tmp_path / "program"
+    yield place
+    shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.mark.parametrize(
+    ("script", "code"), [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", exits.KILLED)]
+)
+def test_the_exit_code_is_the_programs(folder: Path, script: str, code: int) -> None:
+    ended = Here(folder, script).run()
+    assert (ended.code, ended.was_told) == (code, False)
+    assert abs(ended.at - time.time()) < 10
+
+
+def test_a_program_keeps_its_folder_from_one_start_to_the_next(folder: Path) -> None:
+    here = Here(
+        folder,
+        'echo "$NODE_RANK $TRAIN_RUN $A" >> said; echo kept > $TRAIN_OUTPUT/x',
+        variables={"A": "b c"},
+    )
+    here.run()
+    here.start(rank=0, start=1)
+    assert here.launcher.wait().code == 0
+    assert (folder / "work" / "said").read_text() == "1 r1 b c\n0 r1 b c\n"
+    assert (folder / "output" / "x").read_text() == "kept\n"
+
+
+def test_a_users_variables_win_over_those_of_the_launcher(folder: Path) -> None:
+    here = Here(
+        folder,
+        "echo $PET_MAX_RESTARTS $MASTER_PORT > said",
+        variables={"PET_MAX_RESTARTS": "9", "MASTER_PORT": "7"},
+    )
+    here.run()
+    assert (folder / "work" / "said").read_text() == "9 7\n"
+
+
+def test_a_program_that_does_not_exist_is_the_users_mistake(folder: Path) -> None:
+    launcher = Launcher(replace(ORDER, words=("nosuch",)), folder=str(folder))
+    launcher.prepare(PLACE)
+    with pytest.raises(InputError, match="nosuch cannot be run: No such file"):
+        launcher.start(PLACE)
+
+
+def test_a_program_that_is_stopped_gets_sigterm_first(folder: Path) -> None:
+    here = Here(
+        folder, "trap 'echo saved > saved; exit 3' TERM; touch up; while :; do sleep 0.05; done"
+    )
+    here.start()
+    here.wait_for("up")
+    here.launcher.stop(20)
+    ended = here.launcher.wait()
+    assert (ended.code, ended.was_told) == (3, True)
+    assert (folder / "work" / "saved").exists()
+
+
+def test_a_program_that_ignores_sigterm_is_killed_with_all_that_it_started(folder: Path) -> None:
+    # The second process has a session of its own, as those of torchrun do.
+    here = Here(
+        folder,
+        "trap '' TERM; setsid sleep 1000 & echo $! > child; touch up; while :; do sleep 0.05; done",
+    )
+    here.start()
+    here.wait_for("up")
+    child = int((folder / "work" / "child").read_text())
+    began = time.monotonic()
+    here.launcher.stop(0.5)
+    ended = here.launcher.wait()
+    assert (ended.code, ended.was_told) == (exits.KILLED, True)
+    assert 0.4 < time.monotonic() - began < 10
+    assert not is_running(child)
+
+
+def test_what_a_program_leaves_running_ends_with_it(folder: Path) -> None:
+    here = Here(folder, "setsid sleep 1000 & echo $! > child")
+    assert here.run().code == 0
+    assert not is_running(int((folder / "work" / "child").read_text()))
+
+
+def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
+    folder: Path, notice: Path
+) -> None:
+    here = Here(
+        folder,
+        f"trap 'cat ${ENV_NOTICE} > told; exit 0' TERM; touch up; while :; do sleep 0.05; done",
+    )
+    here.start()
+    here.wait_for("up")
+    at = time.time() + 60
+    notice.write_text(str(at))
+    assert here.launcher.wait_for_notice() <= at
+    assert here.launcher.wait().was_told
+    assert float((folder / "work" / "told").read_text()) == at
+
+
+def test_processes_are_found_and_killed_by_a_variable_of_their_environment() -> None:
+    with subprocess.Popen(["sleep", "1000"], env={**os.environ, "MARK_OF_TEST": "m1"}) as process:
+        assert processes.marked("MARK_OF_TEST", "m1") == [process.pid]
+        assert processes.marked("MARK_OF_TEST", "m") == []
+        assert processes.kill_marked("MARK_OF_TEST", "m1") == 1
+        assert process.wait(10) == -signal.SIGKILL

@@ -1,0 +1,150 @@
+"""Programs on several nodes, with real Ray, real torchrun and real losses: each rank once, the exit
+code of the first to fail, and a start anew, or on, after a node is gone."""
+
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from contract import exits
+from tests.containers.program.nodes_here import LocalNodes, local_nodes
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+GROUP = """
+    import os, sys, time
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    print(f"rank {rank} of {size} on node {os.environ['NODE_RANK']}", flush=True)
+"""
+#: Ranks meet again and again until a file says that it is enough.
+UNTIL_TOLD = (
+    GROUP
+    + """
+    while not os.path.exists(sys.argv[1]):
+        dist.barrier()
+        time.sleep(0.1)
+    dist.barrier()
+    print(f"done as one of {size}", flush=True)
+    os._exit(0)
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalNodes]:
+    with local_nodes(tmp_path_factory.mktemp("nodes"), 2) as running:
+        yield running
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def test_torchrun_alone_makes_one_group_of_all_nodes(here: LocalNodes, tmp_path: Path) -> None:
+    run = here.start("torchrun", "--nproc-per-node", "2", script(tmp_path, GROUP))
+    assert run.wait() == exits.OK, run
+    ranks = sorted(line for line in run.lines() if line.startswith("rank"))
+    assert [line.rpartition(" on")[0] for line in ranks] == [f"rank {n} of 4" for n in range(4)]
+    for node in (0, 1):
+        assert sum(line.startswith("rank") for line in run.lines(node)) == 2
+
+
+def test_a_plain_program_makes_one_group_of_all_nodes(here: LocalNodes, tmp_path: Path) -> None:
+    run = here.start("python", script(tmp_path, GROUP))
+    assert run.wait() == exits.OK, run
+    assert run.lines(0) == ["rank 0 of 2 on node 0"]
+    assert run.lines(1) == ["rank 1 of 2 on node 1"]
+
+
+def test_the_first_node_to_fail_ends_the_program_with_its_exit_code(here: LocalNodes) -> None:
+    words = (
+        "test $NODE_RANK = 1 && exit 7; trap 'echo told; exit 9' TERM; while :; do sleep 0.1; done"
+    )
+    run = here.start("sh", "-c", words)
+    assert run.wait() == 7, run
+    assert run.lines(0) == ["told"]
+    assert "node: the program failed on node 1, exit code 7" in run.said
+
+
+def test_a_program_that_does_not_exist_ends_the_job_in_one_sentence(here: LocalNodes) -> None:
+    run = here.start("nosuch")
+    assert run.wait() == exits.BAD_INPUT
+    assert run.said[-1] == "node: error: nosuch cannot be run: No such file or directory"
+
+
+def test_a_program_that_is_stopped_gets_sigterm_on_all_nodes(here: LocalNodes) -> None:
+    words = "trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    run = here.start("sh", "-c", words)
+    run.wait_for("up", times=2)
+    run.process.terminate()
+    assert run.wait() == exits.TERMINATED, run
+    assert run.lines(0) == run.lines(1) == ["up", "told"]
+
+
+def test_what_is_lost_with_a_node_is_started_again_with_another_one(
+    here: LocalNodes, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    run = here.start("torchrun", script(tmp_path, UNTIL_TOLD), str(end), capacity_wait_s=120)
+    run.wait_for("of 2 on node", times=2)
+    lost = [*here.nodes][-1]
+    here.lose(lost)
+    run.wait_for("waiting for 1 node")
+    here.add()
+    run.wait_for("of 2 on node", times=4)
+    end.touch()
+    assert run.wait() == exits.OK, run
+    assert run.lines().count("done as one of 2") == 2
+    assert not here.running_on(lost)
+
+
+def test_after_a_notice_the_program_moves_to_another_node(here: LocalNodes, tmp_path: Path) -> None:
+    end = tmp_path / "end"
+    words = "trap 'echo told; exit 0' TERM; echo up; "
+    words += f"until test -e {end}; do sleep 0.1; done; echo done"
+    run = here.start("sh", "-c", words)
+    run.wait_for("up", times=2)
+    leaves = [*here.nodes][-1]
+    here.notice(leaves, 60)
+    run.wait_for("must end in")
+    new = here.add()
+    run.wait_for("up", times=4)
+    here.lose(leaves)
+    end.touch()
+    assert run.wait() == exits.OK, run
+    assert run.lines().count("told") == 2
+    assert run.lines().count("done") == 2
+    assert new[0] in here.nodes
+
+
+def test_an_elastic_program_shrinks_with_a_loss_and_grows_again(
+    here: LocalNodes, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    run = here.start("torchrun", script(tmp_path, UNTIL_TOLD), str(end), workers="1:2")
+    run.wait_for("of 2 on node", times=2)
+    here.lose([*here.nodes][-1])
+    run.wait_for("of 1 on node")
+    assert not any("started again" in line for line in run.said), run
+    here.add()
+    run.wait_for("of 2 on node", times=4)
+    end.touch()
+    assert run.wait() == exits.OK, run
+    assert run.lines().count("done as one of 2") == 2
+
+
+def test_too_few_nodes_after_a_loss_are_no_capacity(here: LocalNodes) -> None:
+    run = here.start("sleep", "1000", capacity_wait_s=2)
+    run.wait_for("running sleep 1000 on 2 nodes")
+    time.sleep(1)
+    here.lose([*here.nodes][-1])
+    assert run.wait() == exits.NO_CAPACITY, run
+    assert "no capacity" in run.said[-1]
+    here.add()
