@@ -276,6 +276,7 @@ class Launcher:
         self._end = threading.Event()
         self._ended: Ended | None = None
         self._notice = threading.Event()
+        self._closed = threading.Event()
         default = self._base.with_name(f"{self._base.name}-notice")
         self._notice_file = Path(os.environ.get(ENV_NOTICE) or default)
         threading.Thread(target=self._watch_notice, daemon=True).start()
@@ -371,6 +372,12 @@ class Launcher:
                 self._program.terminate()
             self._kill_at = min(self._kill_at, time.monotonic() + within_s)
 
+    def close(self) -> None:
+        """End the threads of this launcher, whose program has ended."""
+        self._closed.set()
+        if self._mirror is not None:
+            self._mirror.close()
+
     def save(self) -> bool:
         """Bring the files of the program, which has ended, to the bucket; return whether all are
         there, as far as the time that this node has allows."""
@@ -402,7 +409,8 @@ class Launcher:
     def _watch_notice(self) -> None:
         """Pass a notice that this node goes on to the program, as SIGTERM."""
         while not self._notice_file.exists():
-            time.sleep(_POLL_S * 5)
+            if self._closed.wait(_POLL_S * 5):
+                return
         self._notice.set()
         self.stop(self._seconds_left())
 

@@ -3,7 +3,6 @@ log, a SIGTERM before it is killed, and nothing of it left behind."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -180,13 +180,16 @@ def notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Here:
     """A launcher in this process, for a script of the shell."""
 
+    launchers: ClassVar[list[Launcher]] = []
+
     def __init__(self, folder: Path, script: str, **order: object) -> None:
         self.folder = folder
-        words = ("sh", "-c", script)
+        given = replace(ORDER, **{"words": ("sh", "-c", script), **order})  # type: ignore[arg-type]
         self.launcher = Launcher(
-            replace(ORDER, words=words, **order),  # type: ignore[arg-type]
+            given,
             folder=str(folder),
         )
+        self.launchers.append(self.launcher)
 
     def start(self, **place: object) -> None:
         there = replace(PLACE, **place)  # type: ignore[arg-type]
@@ -217,9 +220,10 @@ def is_running(pid: int) -> bool:
 @pytest.fixture
 def folder(tmp_path: Path, notice: Path) -> Iterator[Path]:
     assert not notice.exists()
-    place = tmp_path / "program"
-    yield place
-    shutil.rmtree(place, ignore_errors=True)
+    yield tmp_path / "program"
+    for launcher in Here.launchers:
+        launcher.close()
+    Here.launchers.clear()
 
 
 @pytest.mark.parametrize(
@@ -255,10 +259,9 @@ def test_a_users_variables_win_over_those_of_the_launcher(folder: Path) -> None:
 
 
 def test_a_program_that_does_not_exist_is_the_users_mistake(folder: Path) -> None:
-    launcher = Launcher(replace(ORDER, words=("nosuch",)), folder=str(folder))
-    launcher.prepare(PLACE)
+    here = Here(folder, "", words=("nosuch",))
     with pytest.raises(InputError, match="nosuch cannot be run: No such file"):
-        launcher.start(PLACE)
+        here.start()
 
 
 def test_a_program_that_is_stopped_gets_sigterm_first(folder: Path) -> None:
