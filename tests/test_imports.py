@@ -72,6 +72,7 @@ LAYERS: tuple[set[str], ...] = (
 #: itself and not for its modules.
 STANDARD = {
     *("training", "training.data", "training.data.catalog", "training.data.download"),
+    *("training.models", "training.models.weight_files"),
     *("training.recipes", "training.recipes.recipe", "training.recipes.settings"),
     "training.recipes.command",
     *RECIPES,

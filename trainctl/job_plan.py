@@ -19,7 +19,7 @@ from contract import runs
 from contract.job import MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import Gpus
 from contract.ranges import Range
-from trainctl import code_folder, data_sets, variables
+from trainctl import code_folder, data_sets, published_models, variables
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.files import Bucket
 from trainctl.aws.shape import Shape
@@ -232,7 +232,10 @@ def _recipe_command(
         recorded = Recorded.of(*(bucket.read(bucket.key(file)) for file in files))
     storage = paths.uri.rpartition("/")[0]
     words = data_sets.resolve(words, recipe, bucket)
-    read_command(words, run=run, workers=workers, gpus=gpus, storage=storage, recorded=recorded)
+    config = read_command(
+        words, run=run, workers=workers, gpus=gpus, storage=storage, recorded=recorded
+    )
+    published_models.check_model(str(config.to_json().get("model", "")))
     launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
     return [*launch, "--workers", str(workers), *words[1:]]
 

@@ -27,7 +27,10 @@ FILES = {
 
 
 TEXTS = {"README.md": b"no text", "part.jsonl": b'{"text": "one"}', "more/part.txt": b"two"}
+PICKLED = {name: FILES[name] for name in ("config.json", "pytorch_model.bin")}
 REPOSITORIES = {
+    "/api/models/owner/pickled": ("/owner/pickled", PICKLED),
+    "/api/models/owner/empty": ("/owner/empty", {"config.json": b"{}"}),
     "/api/models/owner/open": ("/owner/open", FILES),
     "/api/datasets/owner/texts": ("/datasets/owner/texts", TEXTS),
 }
@@ -102,6 +105,7 @@ for model in sys.argv[1:]:
         if model.startswith("hf://"):
             found.append(" ".join(path.read_text() for path in documents.text_files(model)))
             continue
+        pretrained.check_weights(model)
         folder = pretrained.model_folder(model, runs="runs")
         found.append(" ".join(sorted(path.name for path in folder.iterdir())))
     except InputError as error:
@@ -127,8 +131,11 @@ def test_the_hub_gives_what_it_has_and_its_refusals_say_what_to_do(
     hub: str, tmp_path: Path
 ) -> None:
     models = ["owner/open", "owner/gated", "owner/none", "not a name", "hf://owner/texts"]
-    there, gated, unknown, bad, texts = asked(models, hub, tmp_path)
+    models += ["owner/pickled", "owner/empty"]
+    there, gated, unknown, bad, texts, pickled, empty = asked(models, hub, tmp_path)
     assert there == "config.json model.safetensors"
+    assert pickled == "config.json pytorch_model.bin"
+    assert "model owner/empty has no weights that can be used" in empty
     assert "owner/gated is only for accounts that its owner has admitted" in gated
     assert "HF_TOKEN" in gated
     assert "owner/none is not known to the Hugging Face Hub" in unknown

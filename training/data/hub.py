@@ -65,3 +65,15 @@ def fetch(
     except (HfHubHTTPError, OSError) as error:
         raise InputError(f"{what} {name} could not be fetched: {error}") from None
     return Path(folder)
+
+
+def names(name: str, *, kind: str = "model") -> list[str] | None:
+    """Names of the files of a repository; None where the Hub does not tell: ``fetch`` says why."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    repository, _, revision = name.partition("@")
+    try:
+        return HfApi().list_repo_files(repository, repo_type=kind, revision=revision or None)
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError):
+        return None

@@ -16,6 +16,7 @@ from contract.errors import InputError
 from contract.runs import safe_join
 from training import storage
 from training.data import hub, sources
+from training.models import conversion, weight_files
 from training.models.model_shapes import SHAPES, read_config
 
 NEW: Final = "new:"
@@ -27,7 +28,7 @@ END_OF_TEXT: Final = "<|endoftext|>"
 SHARED_CACHE: Final = ".cache"
 
 _COMPLETE: Final = ".complete"
-_MODEL_FILES: Final = ("*.safetensors", "*.safetensors.index.json", "*.json")
+_MODEL_FILES: Final = ("*.json", "*.safetensors")
 _TOKENIZER_FILES: Final = (TOKENIZER_FILE,)
 
 
@@ -65,8 +66,36 @@ def model_config(model: str, *, runs: str, vocab_size: int = 0) -> Any:
         ) from None
 
 
+def weights_folder(model: str, *, runs: str) -> Path:
+    """Folder on this node with a model's ``config.json`` and its weights in safetensors.
+
+    Raises:
+        InputError: there is no such model, or it has no weights that can be used.
+    """
+    return conversion.with_weights(model_folder(model, runs=runs), model)
+
+
+def check_weights(model: str) -> None:
+    """Look whether a model has weights, before anything is downloaded or started.
+
+    Where that cannot be found out now, such as without a way to the Hub, it is left to
+    ``weights_folder``.
+
+    Raises:
+        InputError: it has none that can be used.
+    """
+    names: list[str] | None = None
+    if (path := Path(model).expanduser()).is_dir():
+        names = [each.name for each in path.iterdir()]
+    elif "://" not in model and not is_new(model):
+        names = hub.names(model)
+    if names is not None and not is_new(model):
+        weight_files.check_weights(names, model)
+
+
 def model_folder(model: str, *, runs: str) -> Path:
-    """Folder on this node with a model's ``config.json`` and, unless ``model`` is new, weights."""
+    """Folder on this node with a model's ``config.json`` and, unless ``model`` is new, weights, as
+    they are published."""
     place = model.removeprefix(NEW)
     if is_new(model) and place in SHAPES:
         raise InputError(f"{model} is a built-in shape and has no folder")
@@ -118,12 +147,24 @@ def _folder(place: str, patterns: tuple[str, ...], *, runs: str, what: str) -> P
     if "://" in place:
         raise InputError(f"{what} {place}: give a folder, s3://BUCKET/PREFIX or a Hugging Face id")
     if (shared := shared_cache(runs)) is None:
-        return hub.fetch(place, patterns, what=what)
+        return _from_hub(place, patterns, what=what)
     kind = "tokenizers" if patterns == _TOKENIZER_FILES else "models"
     copy = storage.join(shared, kind, _digest(place + "".join(patterns)))
     if not storage.exists(storage.join(copy, _COMPLETE)):
-        _put(hub.fetch(place, patterns, what=what), copy)
+        folder = _from_hub(place, patterns, what=what)
+        if patterns == _MODEL_FILES:  # converted once for all nodes, and complete only with weights
+            folder = conversion.with_weights(folder, place)
+        _put(folder, copy)
     return _from_s3(copy, patterns, what=what)
+
+
+def _from_hub(place: str, patterns: tuple[str, ...], *, what: str) -> Path:
+    folder = hub.fetch(place, patterns, what=what)
+    if patterns == _MODEL_FILES:
+        names = [path.name for path in folder.iterdir()]
+        if not weight_files.has_safetensors(names):
+            hub.fetch(place, (*patterns, *weight_files.PICKLED_FILES), what=what)
+    return folder
 
 
 def _put(folder: Path, copy: str) -> None:
@@ -146,10 +187,13 @@ def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
             raise InputError(f"{what} {uri} does not exist, or may not be read") from None
         except Exception as error:  # s3fs lets botocore's many exceptions through
             raise InputError(f"{what} {uri} cannot be read: {error}") from None
+        there = {Path(each["name"]).name: each for each in listed if each["type"] == "file"}
+        if patterns == _MODEL_FILES and not weight_files.has_safetensors(there):
+            patterns = (*patterns, *weight_files.PICKLED_FILES)
         wanted = {
-            Path(each["name"]).name: each
-            for each in listed
-            if each["type"] == "file" and any(Path(each["name"]).match(p) for p in patterns)
+            name: each
+            for name, each in there.items()
+            if any(Path(name).match(pattern) for pattern in patterns)
         }
         if not wanted:
             raise InputError(f"{what} {uri} holds none of {', '.join(patterns)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 from contract.errors import InputError
 from training.data import catalog
 from training.data.text import TokenStore, open_store, store_for
-from training.models.pretrained import shared_cache, tokenizer_file
+from training.models.pretrained import check_weights, shared_cache, tokenizer_file
 from training.recipes.fsdp.settings import FsdpConfig
 from training.recipes.recipe import Report
 
@@ -32,6 +32,7 @@ def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
     Raises:
         InputError: text or tokenizer cannot be used, or the run has been trained on others.
     """
+    check_weights(config.model)
     store = _store(config, report)
     if config.text_key and config.text_key != store.info.key:
         raise InputError(

@@ -43,7 +43,7 @@ def fill(model: nn.Module, config: FsdpConfig) -> None:
     else:
         language_models.load(
             model,
-            pretrained.model_folder(config.model, runs=config.storage),
+            pretrained.weights_folder(config.model, runs=config.storage),
             seed=config.seed,
         )
 

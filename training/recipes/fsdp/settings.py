@@ -19,9 +19,9 @@ class FsdpConfig(RunConfig):
     """Fully sharded training of a causal language model (``training.recipes.fsdp.loop``)."""
 
     model: str = option(
-        help="Hugging Face id (id@revision), folder or s3:// address of a model in safetensors; or "
-        "new:SHAPE, a folder's config.json or one of tiny, 160m, 400m, 2.8b, 6.9b, with random "
-        "weights",
+        help="Hugging Face id (id@revision), folder or s3:// address of a model, in safetensors or "
+        "as pytorch_model.bin; or new:SHAPE, a folder's config.json or one of tiny, 160m, 400m, "
+        "2.8b, 6.9b, with random weights",
         default="new:tiny",
     )
     tokenizer: str = option(

@@ -1,0 +1,177 @@
+"""Weights published as pickles become the same weights in safetensors, and nothing that such a file
+may hold beside them is executed."""
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from contract.errors import InputError
+from training.data import download
+from training.models import conversion, language_models, pretrained
+from training.models.weight_files import PICKLED, PICKLED_INDEX
+
+CONFIG = {
+    "model_type": "gpt_neox",
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """Of a small GPT-NeoX as its first versions were saved: with buffers, in half precision."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(3)
+    make: Any = AutoModelForCausalLM
+    values = dict(CONFIG)
+    model = make.from_config(AutoConfig.for_model(str(values.pop("model_type")), **values))
+    found = {
+        name.replace("lm_head", "embed_out"): tensor.half()
+        for name, tensor in model.state_dict().items()
+    }
+    triangle = torch.ones(64, 64, dtype=torch.uint8).tril()
+    return {**found, "gpt_neox.layers.0.attention.bias": triangle}
+
+
+def write(folder: Path, *parts: dict[str, torch.Tensor]) -> Path:
+    """A model's folder, its weights in one file or in several with an index."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    if len(parts) == 1:
+        torch.save(parts[0], folder / PICKLED)
+        return folder
+    names: dict[str, str] = {}
+    for number, part in enumerate(parts, start=1):
+        file = f"pytorch_model-{number:05d}-of-{len(parts):05d}.bin"
+        torch.save(part, folder / file)
+        names |= dict.fromkeys(part, file)
+    (folder / PICKLED_INDEX).write_text(json.dumps({"weight_map": names}))
+    return folder
+
+
+def halves(whole: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+    names = sorted(whole)
+    middle = len(names) // 2
+    return [{name: whole[name] for name in part} for part in (names[:middle], names[middle:])]
+
+
+def read(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()
+    }
+
+
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_weights_are_the_same_and_converted_once(tmp_path: Path, in_parts: bool) -> None:
+    whole = weights()
+    folder = write(tmp_path / "model", *(halves(whole) if in_parts else [whole]))
+    found = pretrained.weights_folder(str(folder), runs="runs")
+    assert found != folder
+    assert read(found).keys() == whole.keys()
+    for name, tensor in read(found).items():
+        assert tensor.dtype == whole[name].dtype
+        assert torch.equal(tensor, whole[name])
+    files = {path: path.stat().st_mtime_ns for path in found.iterdir()}
+    assert pretrained.weights_folder(str(folder), runs="runs") == found
+    assert {path: path.stat().st_mtime_ns for path in found.iterdir()} == files
+    # The original stays as it is, and is converted again when it changes.
+    assert not list(folder.glob("*.safetensors"))
+    write(tmp_path / "other", whole)
+    assert pretrained.weights_folder(str(tmp_path / "other"), runs="runs") != found
+
+
+def test_a_model_is_filled_with_converted_weights(tmp_path: Path) -> None:
+    whole = weights()
+    found = pretrained.weights_folder(str(write(tmp_path / "m", whole)), runs="runs")
+    model = language_models.build_on_meta(pretrained.model_config(str(found), runs="runs"))
+    language_models.allocate(model, torch.device("cpu"))
+    language_models.load(model, found)
+    filled = dict(model.named_parameters())
+    assert len(filled) > 20
+    for name, parameter in filled.items():
+        expected = whole[name.replace("lm_head", "embed_out")].float()
+        assert torch.equal(parameter.detach(), expected)
+
+
+def test_parts_are_bounded_and_shared_weights_are_written_as_such(tmp_path: Path) -> None:
+    shared = torch.arange(1000.0)
+    whole = {"a": shared, "b": shared, "c": shared.view(10, 100).t(), "d": torch.ones(3)}
+    into = tmp_path / "out"
+    into.mkdir()
+    conversion.convert(write(tmp_path / "m", whole), into, part_bytes=5000)
+    names = json.loads((into / "model.safetensors.index.json").read_text())["weight_map"]
+    assert len({*names.values()}) == 2
+    for name, tensor in read(into).items():
+        assert torch.equal(tensor, whole[name])
+
+
+class Evil:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.mark,))
+
+
+def test_a_pickle_that_runs_code_is_refused_and_runs_nothing(tmp_path: Path, cache: Path) -> None:
+    folder = write(tmp_path / "m", {"a": torch.ones(1)})
+    mark = tmp_path / "executed"
+    torch.save({"a": torch.ones(1), "b": Evil(mark)}, folder / PICKLED)
+    with pytest.raises(InputError, match="holds more than tensors, and loading it could run code"):
+        pretrained.weights_folder(str(folder), runs="runs")
+    assert not mark.exists()
+    assert not [path for path in (cache / "converted").iterdir() if path.suffix != ".lock"]
+    # A plain pickle would have done it.
+    pickle.loads(pickle.dumps(Evil(mark)))
+    assert mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("damaged", "cannot be read"),
+        ("list", "does not hold the weights of a model"),
+        ("missing", r"lacks pytorch_model-00002-of-00002\.bin: download it again"),
+        ("outside", r"is not an index of weights|must"),
+    ],
+)
+def test_weights_that_cannot_be_used_are_refused(tmp_path: Path, content: str, words: str) -> None:
+    folder = write(tmp_path / "m", {"a": torch.ones(1)}, {"b": torch.ones(1)})
+    if content == "missing":
+        (folder / "pytorch_model-00002-of-00002.bin").unlink()
+    elif content == "outside":
+        (folder / PICKLED_INDEX).write_text('{"weight_map": {"a": "../a.bin"}}')
+    else:
+        (folder / PICKLED_INDEX).unlink()
+        torch.save([torch.ones(1)], folder / PICKLED)
+        if content == "damaged":
+            (folder / PICKLED).write_bytes((folder / PICKLED).read_bytes()[:50])
+    with pytest.raises(InputError, match=words):
+        pretrained.weights_folder(str(folder), runs="runs")
+
+
+def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "tf_model.h5").touch()
+    with pytest.raises(InputError, match=f"model {tmp_path} has no weights that can be used"):
+        pretrained.check_weights(str(tmp_path))
+    (tmp_path / PICKLED).touch()
+    pretrained.check_weights(str(tmp_path))
