@@ -180,8 +180,9 @@ class GpuCluster(Construct):
             # No desired capacity: a deploy must not touch the hosts that ECS has started.
             min_capacity=0,
             max_capacity=settings.max_workers if is_worker else settings.max_heads,
-            # Protected hosts would make `cdk destroy` hang (aws-cdk 18179).
-            new_instances_protected_from_scale_in=False,
+            # Or scale-in takes a host in use and leaves an idle one. Protected hosts do not hold up
+            # `cdk destroy` (aws-cdk 18179): TerminateHosts force-deletes the groups.
+            new_instances_protected_from_scale_in=True,
             group_metrics=[autoscaling.GroupMetrics.all()],
             default_instance_warmup=Duration.seconds(times.HOST_WARMUP_S),
         )
@@ -198,9 +199,8 @@ class GpuCluster(Construct):
                     maximum_scaling_step_size=settings.max_workers if is_worker else 1,
                     instance_warmup_period=times.HOST_WARMUP_S,
                 ),
-                # Needs protection from scale-in, which makes destroy hang. A host that scale-in
-                # picks drains first: it goes when its task has ended.
-                managed_termination_protection="DISABLED",
+                # ECS lifts the protection of hosts without tasks, and only theirs.
+                managed_termination_protection="ENABLED",
                 managed_draining="ENABLED",
             ),
         )

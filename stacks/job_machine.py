@@ -1,6 +1,6 @@
 """The states of a job: a head task, what cleans up after it, and then once more or the end.
 
-    Begin -> Head -> CleanUp -> Ended -> Succeeded | Failed | Again -> Head
+    Begin -> Head -> CleanUp -> Ended -> Succeeded | Failed | Again -> Pause -> Head
 
 Written with CDK's JSONata states where they suffice. The head does not: CDK's ``EcsRunTask`` has no
 group, by which a job's head is found, wants capacity that CDK itself has added to the cluster, and
@@ -18,7 +18,7 @@ from constructs import Construct
 
 from contract.job import DEFAULT_MAX_SECONDS, JOB_GROUP, JobStatus, head_variables
 from contract.nodes import CONTAINER
-from contract.times import HEAD_GRACE_S
+from contract.times import HEAD_ASKED_AGAIN_S, HEAD_GRACE_S
 from stacks.core_stack import CoreStack
 from stacks.gpu_cluster import GpuCluster
 
@@ -43,6 +43,7 @@ def job_states(
             "order": _value("$string($states.input)"),
             "attempt": 1,
             "began": _value(_STARTED),
+            "asked": _value(_STARTED),
             "deadline": _value(
                 f"$floor({_STARTED}) + ($exists($states.input.max_seconds) ? "
                 f"$states.input.max_seconds : {DEFAULT_MAX_SECONDS})"
@@ -57,7 +58,7 @@ def job_states(
         payload=sfn.TaskInput.from_text(
             _value(
                 "$merge([$ended, {'Action': 'end', 'Job': $job, 'Spec': $order, "
-                "'Attempt': $attempt, 'Began': $began, 'Deadline': $deadline}])"
+                "'Attempt': $attempt, 'Began': $began, 'Asked': $asked, 'Deadline': $deadline}])"
             )
         ),
         assign={"outcome": _value("$states.result.Payload")},
@@ -68,7 +69,8 @@ def job_states(
         errors=[sfn.Errors.ALL], interval=Duration.seconds(3), max_attempts=6, backoff_rate=2
     )
     head.add_retry(
-        errors=["ECS.ServerException", "ECS.ThrottlingException"],
+        # Throttling comes as the second, and as the third where ECS's own look-ups are throttled.
+        errors=["ECS.ServerException", "ECS.AmazonECSException", "ECS.InvalidParameterException"],
         interval=Duration.seconds(5),
         max_attempts=4,
         backoff_rate=2,
@@ -83,8 +85,23 @@ def job_states(
             }
         },
     )
-    again = sfn.Pass.jsonata(scope, "Again", assign={"attempt": _value("$attempt + 1")})
-    again.next(head)
+    # ECS ends a head that has waited for a host for 10 to 30 minutes: asked for again, it counts as
+    # the same attempt, for as long as the job wants to wait.
+    waits = f"$outcome.status = '{JobStatus.NO_CAPACITY}'"
+    again = sfn.Pass.jsonata(
+        scope,
+        "Again",
+        assign={
+            "attempt": _value("$outcome.attempts + 1"),
+            "asked": _value(f"{waits} ? $asked : $millis() / 1000"),
+        },
+    )
+    pause = sfn.Wait.jsonata(
+        scope,
+        "Pause",
+        time=sfn.WaitTime.seconds(_value(f"{waits} ? {HEAD_ASKED_AGAIN_S} : 0")),
+    )
+    again.next(pause).next(head)
     ended = sfn.Choice.jsonata(scope, "Ended")
     ended.when(sfn.Condition.jsonata(_value("$outcome.again")), again)
     ended.when(

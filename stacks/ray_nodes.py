@@ -8,7 +8,7 @@ container with eight GPUs beats eight with one. Both services stay at zero tasks
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from aws_cdk import Duration, RemovalPolicy, Size
+from aws_cdk import CfnDeletionPolicy, Duration, RemovalPolicy, Size, Stack
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
@@ -174,6 +174,9 @@ class RayNodes(Construct):
             ),
             environment={
                 "RAY_AUTH_MODE": "token",
+                # ECS on EC2 sets them since agent 1.104; boto3 reads only the second.
+                "AWS_REGION": Stack.of(self).region,
+                "AWS_DEFAULT_REGION": Stack.of(self).region,
                 nodes.ENV_HEAD_ADDRESS: f"{nodes.HEAD}.{settings.namespace}",
                 nodes.ENV_NUM_CPUS: str(machine.vcpus),
                 nodes.ENV_NUM_GPUS: str(machine.num_gpus),
@@ -199,6 +202,12 @@ class RayNodes(Construct):
             ecs.Ulimit(name=ecs.UlimitName.MEMLOCK, soft_limit=-1, hard_limit=-1),
         )
         findings.accept(task, findings.TASK_DEFINITION)
+        # Jobs that run while the stack is updated start their nodes from the revision before.
+        resource = task.node.default_child
+        assert isinstance(resource, ecs.CfnTaskDefinition)
+        resource.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
+        resource.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
+        self._cluster.teardown.stops(task, beside=[self._cluster.security_group])
         return task
 
     def _service(

@@ -258,14 +258,19 @@ def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str
                 resources=[cluster.cluster_arn],
             ),
             iam.PolicyStatement(
+                sid="ForgetRevisions",
+                actions=["ecs:DeregisterTaskDefinition", "ecs:ListTaskDefinitions"],
+                resources=["*"],
+            ),
+            iam.PolicyStatement(
                 sid="FindHosts",
                 actions=["autoscaling:DescribeAutoScalingGroups", "ec2:DescribeInstances"],
                 resources=["*"],
             ),
         ),
         reasons={
-            wildcard(scope): "Listing has no resource, or one that is not known before; what "
-            "may be ended is limited to this cluster and to the two groups.",
+            wildcard(scope): "Listing and deregistering have no resource, or one that is not known "
+            "before; what may be ended is limited to this cluster and to the two groups.",
         },
     )
     groups_end = ending_hosts(scope, groups, action="autoscaling:DeleteAutoScalingGroup")
@@ -303,13 +308,17 @@ def of_image_push(scope: IConstruct, *, repositories: Sequence[ecr.Repository]) 
 
 # --- what roles share -----------------------------------------------------------------------------
 def starting_tasks(cluster: ecs.Cluster, task: ecs.TaskDefinition) -> Rights:
-    """Starting tasks of one definition in the cluster."""
+    """Starting tasks of one family of definitions in the cluster."""
+    revisions = Stack.of(cluster).format_arn(
+        service="ecs", resource="task-definition", resource_name=f"{task.family}:*"
+    )
     return Rights(
         statements=(
             iam.PolicyStatement(
                 sid="StartTasks",
                 actions=["ecs:RunTask"],
-                resources=[task.task_definition_arn],
+                # All revisions: a job that runs while the stack is updated keeps its own.
+                resources=[revisions],
                 conditions=_only(cluster),
             ),
             iam.PolicyStatement(
@@ -325,6 +334,10 @@ def starting_tasks(cluster: ecs.Cluster, task: ecs.TaskDefinition) -> Rights:
                 conditions={"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
             ),
         ),
+        reasons={
+            wildcard(cluster, revisions): "Revisions have numbers; they are of one family, and "
+            "only this stack's roles can be passed to them."
+        },
     )
 
 

@@ -145,7 +145,8 @@ class Settings:
                 f"one of {', '.join(map(str, LOG_RETENTION_DAYS))}",
             )
         _matches("alarm_email", self.alarm_email, _EMAIL, "an e-mail address, or empty")
-        _in_range("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, 10, 1440)
+        # No alarm on a query looks back further than three hours.
+        _in_range("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, 10, 180)
         if self.idle_gpu_alarm_minutes % 5:
             _refuse("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, "a multiple of 5")
         _matches(

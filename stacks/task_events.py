@@ -3,7 +3,7 @@
 The failed ones are counted, for the alarm.
 """
 
-from aws_cdk import Duration
+from aws_cdk import ArnFormat, Duration, Stack
 from aws_cdk import aws_cloudwatch as cloudwatch
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_events as events
@@ -46,20 +46,25 @@ class TaskEvents(Construct):
                 "detail": {"clusterArn": [cluster.cluster_arn], "lastStatus": ["STOPPED"]},
             },
             # The L2 target brings a function along, only to write the policy below.
-            targets=[events.CfnRule.TargetProperty(arn=self.log_group.log_group_arn, id="Logs")],
+            targets=[events.CfnRule.TargetProperty(arn=self._target(), id="Logs")],
         )
-        self.log_group.add_to_resource_policy(
-            iam.PolicyStatement(
-                sid="WriteEvents",
-                principals=[
-                    iam.ServicePrincipal("events.amazonaws.com"),
-                    iam.ServicePrincipal("delivery.logs.amazonaws.com"),
-                ],
-                actions=["logs:CreateLogStream", "logs:PutLogEvents"],
-                resources=[self.log_group.log_group_arn],
-                conditions={"ArnEquals": {"aws:SourceArn": rule.attr_arn}},
+        # Two statements: EventBridge names its rule where it writes, not where it makes a stream.
+        for sid, action, conditions in (
+            ("MakeStreams", "logs:CreateLogStream", None),
+            ("WriteEvents", "logs:PutLogEvents", {"ArnEquals": {"aws:SourceArn": rule.attr_arn}}),
+        ):
+            self.log_group.add_to_resource_policy(
+                iam.PolicyStatement(
+                    sid=sid,
+                    principals=[
+                        iam.ServicePrincipal("events.amazonaws.com"),
+                        iam.ServicePrincipal("delivery.logs.amazonaws.com"),
+                    ],
+                    actions=[action],
+                    resources=[self.log_group.log_group_arn],
+                    conditions=conditions,
+                )
             )
-        )
         failed = logs.MetricFilter(
             self,
             "Failed",
@@ -71,3 +76,13 @@ class TaskEvents(Construct):
             default_value=0,
         )
         self.failed_tasks = failed.metric(statistic="Sum", period=Duration.minutes(1))
+
+    def _target(self) -> str:
+        """ARN of the log group as a target: with the ``:*`` of CloudFormation's attribute no event
+        arrives."""
+        return Stack.of(self).format_arn(
+            service="logs",
+            resource="log-group",
+            resource_name=self.log_group.log_group_name,
+            arn_format=ArnFormat.COLON_RESOURCE_NAME,
+        )

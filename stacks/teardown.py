@@ -6,6 +6,7 @@ deletion where it would, and end what it waits for:
 
     services -> StopTasks -> associations -> capacity providers -> TerminateHosts -> groups
                           -> the state machine of the jobs
+                          -> roles, permissions and network rules of the tasks
 
 Everything left of an arrow depends on what is right of it, so it is deleted first.
 """
@@ -14,12 +15,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from aws_cdk import CustomResource, Duration
+from aws_cdk import CfnResource, CustomResource, Duration
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
-from constructs import Construct
+from constructs import Construct, IConstruct
 
 from stacks import rights
 from stacks.log_groups import log_group
@@ -80,15 +81,33 @@ class Teardown(Construct):
                 "Groups": names,
             },
         )
+        self._definitions: list[str] = []
         self.stop_tasks = CustomResource(
             self,
             "StopTasks",
             service_token=function.function_arn,
             resource_type="Custom::StopTasks",
-            properties={"Action": "StopTasks", "Cluster": cluster.cluster_name},
+            properties={
+                "Action": "StopTasks",
+                "Cluster": cluster.cluster_name,
+            },
         )
         # The function needs its permissions until the last of the two has run.
         hosts.node.add_dependency(role, logs)
         for provider in capacity_providers:
             provider.node.add_dependency(hosts)
         self.stop_tasks.node.add_dependency(role, logs, associations)
+
+    def stops(self, task: ecs.TaskDefinition, *, beside: Sequence[IConstruct]) -> None:
+        """End tasks of a definition while they can still save and log, then forget its revisions.
+
+        Args:
+            task: its roles, with their permissions, are deleted after its tasks have stopped.
+            beside: what else its tasks need until then.
+        """
+        self._definitions.append(task.task_definition_arn)
+        resource = self.stop_tasks.node.default_child
+        assert isinstance(resource, CfnResource)
+        resource.add_property_override("Definitions", self._definitions)
+        roles = [role for role in (task.task_role, task.execution_role) if role]
+        self.stop_tasks.node.add_dependency(*roles, *beside)

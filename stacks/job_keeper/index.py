@@ -15,6 +15,7 @@ A job's tasks are known by what they were started with: their group, ``job:<id>`
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -46,13 +47,21 @@ BUCKET = os.environ.get("BUCKET", "")
 HEAD_FAMILY = os.environ.get("HEAD_FAMILY", "")
 STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
 
+#: ECS's words where no host came for a task, or none has room.
+NO_HOST = r"capacity provider|capacity is unavailable|\bRESOURCE:|No Container Instances"
 #: ECS's own words when a user stops a task without giving a reason.
 NO_REASON_GIVEN = "Task stopped by user"
 
 
 # --- why a job ended ------------------------------------------------------------------------------
 def verdict(
-    task: Mapping[str, Any], error: str, *, deadline: float, attempt: int, attempts: int
+    task: Mapping[str, Any],
+    error: str,
+    *,
+    deadline: float,
+    patience: float,
+    attempt: int,
+    attempts: int,
 ) -> Outcome:
     """What the end of a head task means.
 
@@ -61,6 +70,7 @@ def verdict(
             when there was none.
         error: name of Step Functions' error, with its cause where that is no task.
         deadline: Unix time.
+        patience: Unix time until which a host for the head is asked for.
         attempt: number of this attempt, from 1.
         attempts: as many as the job may have.
     """
@@ -79,9 +89,12 @@ def verdict(
     is_late = error.startswith("States.Timeout") or time.time() > deadline
     if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:
         return ended(JobStatus.DEADLINE, "deadline")
-    unavailable = "Capacity is unavailable" in said  # ECS, of a capacity provider
-    if code == exits.NO_CAPACITY or ordered == JobStatus.NO_CAPACITY or unavailable:
+    if code == exits.NO_CAPACITY or ordered == JobStatus.NO_CAPACITY:
         return ended(JobStatus.NO_CAPACITY, "no capacity")
+    if how is Ending.NOT_STARTED and re.search(NO_HOST, f"{said} {error}", re.IGNORECASE):
+        # It did not run, so it does not count.
+        found = ended(JobStatus.NO_CAPACITY, "no capacity", again=time.time() < patience)
+        return replace(found, attempts=attempt - 1)
     if how in (Ending.HOST_LOST, Ending.KILLED):
         what = "its host was lost" if how is Ending.HOST_LOST else "the head was killed"
         repeated = f", {attempt} times" if attempt > 1 else ""
@@ -259,12 +272,17 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             task = json.loads(cause)
         except ValueError:
             error = f"{error}: {cause}"
-    if not isinstance(task, dict):
-        task, error = {}, f"{error}: {task}"
+    # A list, or an object with one, of what ECS could not start.
+    failures = task.get("Failures") if isinstance(task, dict) else task
+    if failures:
+        why = "; ".join(str(each.get("Reason") or each) for each in failures if each)
+        task, error = {}, f"{error}: {why}"
     outcome = verdict(
         task,
         error,
         deadline=event["Deadline"],
+        # An execution that began before an update of the stack does not send it.
+        patience=event.get("Asked", event["Began"]) + (spec.capacity_wait_s if spec else 0),
         attempt=event["Attempt"],
         attempts=spec.attempts if spec else 1,
     )

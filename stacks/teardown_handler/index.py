@@ -1,11 +1,9 @@
 """Runs when TrainingStack goes away: ends what CloudFormation itself would wait for.
 
-A Lambda function of its own, without dependencies beyond what Lambda provides (boto3, and
-cfnresponse, which only inline code gets). Inline code may have 4,096 characters.
+Inline code: boto3 and cfnresponse, at most 4,096 characters.
 
-    StopTasks       ends every task of the cluster, so that its capacity providers can be removed
-    TerminateHosts  ends every host of the groups without waiting for hooks, so that the groups,
-                    the placement group and the cluster can be removed
+    StopTasks       ends every task, so that the capacity providers can be removed
+    TerminateHosts  ends every host without waiting for hooks, so that the groups can be removed
 """
 
 import time
@@ -51,6 +49,14 @@ def stop_tasks(cluster: str, context: Any) -> None:
     wait("tasks", left, context)
 
 
+def forget(definition: str) -> None:
+    """Deregister the revisions before, which CloudFormation has kept for running jobs."""
+    family = definition.split("/")[-1].split(":")[0]
+    for arn in each(ecs, "list_task_definitions", "taskDefinitionArns", familyPrefix=family):
+        if arn != definition:
+            ecs.deregister_task_definition(taskDefinition=arn)
+
+
 def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
     hosts: list[str] = []
     for group in each(
@@ -91,6 +97,8 @@ def handler(event: dict[str, Any], context: Any) -> None:
         if event["RequestType"] == "Delete":
             if properties["Action"] == "StopTasks":
                 stop_tasks(properties["Cluster"], context)
+                for definition in properties.get("Definitions", []):
+                    forget(definition)
             else:
                 terminate_hosts(properties["Cluster"], properties["Groups"], context)
     except Exception as error:

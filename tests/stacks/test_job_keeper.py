@@ -145,14 +145,41 @@ def test_every_end_has_a_status_a_reason_and_a_right_to_another_attempt(
     keeper: ModuleType, task: dict[str, Any], error: str, status: str, reason: str, again: bool
 ) -> None:
     later = time.time() + 600
-    found = keeper.verdict(task, error, deadline=later, attempt=1, attempts=3)
+    found = keeper.verdict(task, error, deadline=later, patience=later, attempt=1, attempts=3)
     assert (found.status, found.reason, found.again) == (status, reason, again)
     assert found.attempts == 1
-    last = keeper.verdict(task, error, deadline=later, attempt=3, attempts=3)
+    last = keeper.verdict(task, error, deadline=later, patience=later, attempt=3, attempts=3)
     assert last.again is False
     assert last.status == status
-    over = keeper.verdict(task, error, deadline=time.time() - 1, attempt=1, attempts=3)
+    over = keeper.verdict(
+        task, error, deadline=time.time() - 1, patience=later, attempt=1, attempts=3
+    )
     assert over.again is False, "nothing is tried again after the deadline"
+
+
+@pytest.mark.parametrize(
+    ("stop_code", "said", "error"),
+    [
+        ("TaskFailedToStart", "TaskFailedToStart: EMPTY CAPACITY PROVIDER", ""),
+        ("TaskFailedToStart", "Capacity is unavailable at this time", ""),
+        ("", "", "AmazonECS.Unknown: RESOURCE:GPU"),
+        ("", "", "AmazonECS.Unknown: No Container Instances were found in your capacity provider"),
+    ],
+)
+def test_a_head_that_ecs_has_given_up_on_is_asked_for_again_as_long_as_the_job_waits(
+    keeper: ModuleType, stop_code: str, said: str, error: str
+) -> None:
+    task = head(StopCode=stop_code, StoppedReason=said) if said else {}
+    now = time.time()
+    for attempt in (1, 3):
+        found = keeper.verdict(
+            task, error, deadline=now + 600, patience=now + 60, attempt=attempt, attempts=3
+        )
+        assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
+        assert found.again, "it did not run"
+        assert found.attempts == attempt - 1, "and does not count"
+    over = keeper.verdict(task, error, deadline=now + 600, patience=now - 1, attempt=1, attempts=3)
+    assert (over.status, over.again) == (JobStatus.NO_CAPACITY, False)
 
 
 class Aws:
@@ -420,8 +447,24 @@ def test_a_head_that_gets_no_host_in_time_ends_as_no_capacity(keeper: ModuleType
     aws.tasks["own-1"] |= waiting  # a worker's place is its head's to wait for
     assert keeper.handler({}, None) == {"stopped": ["own-head"]}
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
-    found = keeper.verdict(task, "", deadline=time.time() + 60, attempt=1, attempts=3)
+    later = time.time() + 60
+    found = keeper.verdict(task, "", deadline=later, patience=later, attempt=1, attempts=3)
     assert (found.status, found.reason) == (JobStatus.NO_CAPACITY, "no capacity")
+
+
+def test_what_ecs_said_of_a_task_that_it_did_not_start_is_read(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    event = {"Job": "j1", "Spec": SPEC.to_json(), "Attempt": 1, "Began": 0, "Deadline": 2**40}
+    event |= {"Error": "AmazonECS.Unknown", "Asked": time.time()}
+    failures = [{"Arn": "a", "Reason": "RESOURCE:GPU"}]
+    for cause in ({"Failures": failures, "Tasks": []}, failures):
+        found = keeper.handler({"Action": "end", **event, "Cause": json.dumps(cause)}, None)
+        assert (found["status"], found["again"]) == ("no_capacity", True)
+    other = {"Failures": [{"Reason": "the role may not"}], "Tasks": []}
+    found = keeper.handler({"Action": "end", **event, "Cause": json.dumps(other)}, None)
+    assert "the role may not" in found["reason"]
+    assert aws.objects, "that was the job's end"
 
 
 # --- the state machine ----------------------------------------------------------------------------
@@ -437,7 +480,7 @@ def test_every_way_out_of_the_head_goes_by_the_clean_up(synth: Synth) -> None:
     assert [(each["ErrorEquals"], each["Next"]) for each in states["Head"]["Catch"]] == [
         (["States.ALL"], "CleanUp")
     ]
-    assert states["Again"]["Next"] == "Head"
+    assert (states["Again"]["Next"], states["Pause"]["Next"]) == ("Pause", "Head")
     assert {each["ErrorEquals"][0] for each in states["CleanUp"]["Retry"]} == {"States.ALL"}
     ends = {name for name, state in states.items() if state["Type"] in ("Succeed", "Fail")}
     assert ends == {"Succeeded", "Failed"}

@@ -27,6 +27,8 @@ ON_ANY_RESOURCE = {
     "ecs:DiscoverPollEndpoint": "has no resource",
     "cloudwatch:PutMetricData": "has no resource; limited to one namespace",
     "ecs:ListTasks": "has no resource for a cluster's tasks; limited to one cluster",
+    "ecs:DeregisterTaskDefinition": "has no resource",
+    "ecs:ListTaskDefinitions": "has no resource",
     "autoscaling:DescribeAutoScalingGroups": "has no resource",
     "ec2:DescribeInstances": "has no resource",
     "ssmmessages:CreateControlChannel": "has no resource",

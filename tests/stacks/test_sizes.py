@@ -40,7 +40,7 @@ class Nodes(cdk.Stack):
                 security_group=group,
                 head=host,
                 worker=host,
-                teardown=SimpleNamespace(stop_tasks=cluster),
+                teardown=SimpleNamespace(stop_tasks=cluster, stops=lambda *_, **__: None),
             )
             RayNodes(
                 scope, "Nodes", settings=settings, core=core, cluster=cast(GpuCluster, stand_in)

@@ -40,7 +40,7 @@ def test_all_overrides_together(synth: Synth, preset: str) -> None:
     templates = synth(preset=preset, **OVERRIDES)
     assert templates.only("AWS::EC2::VPC")["CidrBlock"] == "192.168.0.0/20"
     groups = templates.of_type("AWS::AutoScaling::AutoScalingGroup")
-    assert sorted(group["MaxSize"] for group in groups.values()) == ["2", "4"]
+    assert sorted(group["MaxSize"] for group in groups.values()) == ["1", "4"]
     zones = {
         text(each["AvailabilityZone"]) for each in templates.of_type("AWS::EC2::Subnet").values()
     }

@@ -4,6 +4,7 @@ Every trap of real AWS that the code steps round has a test here, because no emu
 """
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -141,7 +142,7 @@ def test_no_host_runs_after_a_deploy_and_running_ones_are_not_touched(
     synth: Synth, preset: str, workers: int
 ) -> None:
     templates = synth(preset=preset)
-    for node, most in (("head", 2), ("worker", workers)):
+    for node, most in (("head", 1), ("worker", workers)):
         group = named(templates, "AWS::AutoScaling::AutoScalingGroup", node)
         assert group["MinSize"] == "0"
         assert group["MaxSize"] == str(most)
@@ -151,13 +152,72 @@ def test_no_host_runs_after_a_deploy_and_running_ones_are_not_touched(
         ]
 
 
-def test_a_protected_host_can_never_hold_up_the_deletion_of_the_stack(synth: Synth) -> None:
-    templates = synth()  # A1: scale-in protection makes `cdk destroy` hang
+def needs(templates: Templates, name: str) -> set[str]:
+    """Logical ids of all that a resource needs, and that is deleted after it."""
+    resources, found, left = templates.training["Resources"], set(), [name]
+    while left:
+        resource = resources[left.pop()]
+        own = resource.get("DependsOn", [])
+        for each in [own] if isinstance(own, str) else own:
+            if each not in found:
+                found.add(each)
+                left.append(each)
+        for each in re.findall(r'"(?:Ref|Fn::GetAtt)": \[?"(\w+)"', json.dumps(resource)):
+            if each in resources and each not in found:
+                found.add(each)
+                left.append(each)
+    return found
+
+
+def test_tasks_are_stopped_while_they_may_still_save_and_log(synth: Synth) -> None:
+    templates = synth()
+    (stop,) = (name for name in templates.training["Resources"] if "StopTasks" in name)
+    needed = needs(templates, stop)
+    policies = {name for name in templates.of_type("AWS::IAM::Policy") if "Role" in name}
+    for part in ("NodesHead", "NodesWorker", "NodesExecution", "JobsRole"):
+        assert any(name.startswith(part) for name in needed & policies), part
+    rules = {
+        *templates.of_type("AWS::EC2::SecurityGroupIngress"),
+        *templates.of_type("AWS::EC2::SecurityGroupEgress"),
+    }
+    assert rules
+    assert rules <= needed
+    assert {*templates.of_type("AWS::ECS::TaskDefinition")} <= needed
+
+
+def test_a_job_keeps_its_task_definition_while_the_stack_is_updated(synth: Synth) -> None:
+    templates = synth()
+    definitions = {
+        name: each
+        for name, each in templates.training["Resources"].items()
+        if each["Type"] == "AWS::ECS::TaskDefinition"
+    }
+    assert len(definitions) == 3
+    for definition in definitions.values():
+        assert definition["UpdateReplacePolicy"] == "Retain"
+        assert definition["DeletionPolicy"] == "Delete"
+    allowed = [
+        text(resource)
+        for policy in templates.of_type("AWS::IAM::Policy").values()
+        for statement in policy["PolicyDocument"]["Statement"]
+        if statement.get("Sid") == "StartTasks"
+        for resource in [statement["Resource"]]
+    ]
+    families = {text(each["Properties"]["Family"]) for each in definitions.values()}
+    assert len(allowed) == 2
+    for resource in allowed:
+        family, revision = resource.rpartition("task-definition/")[2].split(":")
+        assert family in families
+        assert revision == "*"
+
+
+def test_scale_in_takes_no_host_in_use(synth: Synth) -> None:
+    templates = synth()  # that protected hosts do not hold up `cdk destroy` is TerminateHosts' work
     for node in ("head", "worker"):
         group = named(templates, "AWS::AutoScaling::AutoScalingGroup", node)
-        assert group["NewInstancesProtectedFromScaleIn"] is False
+        assert group["NewInstancesProtectedFromScaleIn"] is True
         provider = named(templates, "AWS::ECS::CapacityProvider", node)
-        assert provider["AutoScalingGroupProvider"]["ManagedTerminationProtection"] == "DISABLED"
+        assert provider["AutoScalingGroupProvider"]["ManagedTerminationProtection"] == "ENABLED"
 
 
 def test_capacity_providers_start_hosts_for_waiting_tasks_and_drain_them(synth: Synth) -> None:
@@ -232,6 +292,8 @@ def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:
     }
     assert environment == {
         "RAY_AUTH_MODE": "token",
+        "AWS_REGION": "<AWS::Region>",
+        "AWS_DEFAULT_REGION": "<AWS::Region>",
         "TRAIN_HEAD_ADDRESS": "head.ray.local",
         "TRAIN_NUM_CPUS": "48",
         "TRAIN_NUM_GPUS": "4",
@@ -362,10 +424,16 @@ def test_stopped_tasks_are_recorded_and_failed_ones_raise_an_alarm(synth: Synth)
     rule = templates.of_type("AWS::Events::Rule")["TaskEventsRule1E6E1754"]
     assert rule["EventPattern"]["detail"]["lastStatus"] == ["STOPPED"]
     assert text(rule["EventPattern"]["detail"]["clusterArn"][0]) == "<ClusterC2E21B66.Arn>"
-    assert text(rule["Targets"][0]["Arn"]) == "<TaskEventsLogs3035F93C.Arn>"
+    # Without the ":*" of the attribute: events do not arrive with it.
+    assert text(rule["Targets"][0]["Arn"]).endswith(":log-group:<TaskEventsLogs3035F93C>")
     policy = text(templates.only("AWS::Logs::ResourcePolicy")["PolicyDocument"])
-    assert "events.amazonaws.com" in policy
-    assert "<TaskEventsRule1E6E1754.Arn>" in policy
+    streams, lines = json.loads(policy)["Statement"]
+    # A condition on the rule holds only where events are written (serverless-patterns 618).
+    assert (streams["Action"], "Condition" in streams) == ("logs:CreateLogStream", False)
+    assert lines["Action"] == "logs:PutLogEvents"
+    assert lines["Condition"] == {"ArnEquals": {"aws:SourceArn": "<TaskEventsRule1E6E1754.Arn>"}}
+    for statement in (streams, lines):
+        assert "events.amazonaws.com" in statement["Principal"]["Service"]
     (counted,) = templates.only("AWS::Logs::MetricFilter")["MetricTransformations"]
     alarm = templates.of_type("AWS::CloudWatch::Alarm")["DashboardTaskFailed77B5FD13"]
     assert (alarm["Namespace"], alarm["MetricName"]) == (
