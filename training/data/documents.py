@@ -16,11 +16,10 @@ from typing import IO, Final, cast
 
 from contract.errors import InputError
 from training import storage
-from training.data import PYTHON_HELP, catalog, hub, sources
+from training.data import PYTHON_HELP, catalog, hub_text, sources
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
-_HUB: Final = "hf://"
 _BATCH_ROWS: Final = 1024
 
 Report = Callable[[int, int], None]
@@ -41,16 +40,17 @@ def text_files(source: str, report: Report | None = None) -> list[Path]:
         return [_python_help()]
     if catalog.find(source):
         return sources.local_files(source, (), report=report)
-    if source.startswith(_HUB):
-        patterns = tuple(f"*{kind}" for kind in KINDS)
-        path = hub.fetch(source.removeprefix(_HUB), patterns, kind="dataset", what="data set")
-    elif sources.is_remote(source):
+    if source.startswith(hub_text.PREFIX):
+        files = hub_text.fetch(source, KINDS)
+        if not files:
+            raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
+        return files
+    if sources.is_remote(source):
         if source.endswith(KINDS) or not storage.is_s3(source):
             place, _, name = source.rpartition("/")
             return sources.local_files(place, [name])
         return _s3_files(source.rstrip("/"))
-    else:
-        path = Path(source).expanduser()
+    path = Path(source).expanduser()
     if path.is_file():
         return [path]
     if not path.is_dir():

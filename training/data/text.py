@@ -126,7 +126,7 @@ def store_for(
         source: a file or folder of ``.txt`` (documents are separated by empty lines), ``.jsonl``
             (a document a line) or ``.parquet`` (a document a row), the first two also with
             ``.gz``; the address of one such file, ``http(s)://``, of a file or a folder,
-            ``s3://``, or of a data set of the Hugging Face Hub, ``hf://owner/name[@revision]``;
+            ``s3://``, or of a data set of the Hugging Face Hub (``training.data.hub_text``);
             or ``python-help``.
         tokenizer_file: a ``tokenizer.json``.
         held_out_every: one document in so many is held out.
