@@ -133,6 +133,9 @@ def launcher_environment(order: Order, place: Place) -> dict[str, str]:
         "GPUS_PER_NODE": str(place.gpus),
         "PYTHONUNBUFFERED": "1",
     }
+    if not place.gpus:
+        # Else accelerate, and with it the Trainer, starts no process group without a GPU.
+        found["ACCELERATE_USE_CPU"] = "true"
     if is_elastic:
         found["PET_MAX_RESTARTS"] = str(ELASTIC_RESTARTS)
     else:

@@ -45,6 +45,11 @@ def test_torchrun_reads_how_many_nodes_there_are_and_where_they_meet() -> None:
     }
 
 
+def test_accelerate_is_told_to_use_the_cpu_where_there_is_no_gpu() -> None:
+    assert environment(replace(PLACE, gpus=0))["ACCELERATE_USE_CPU"] == "true"
+    assert "ACCELERATE_USE_CPU" not in environment()
+
+
 def test_an_elastic_program_has_a_range_of_nodes_and_no_rank_of_its_own() -> None:
     found = environment(nodes=Range(1, 4))
     assert found["PET_NNODES"] == "1:4"
