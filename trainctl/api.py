@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import RESULT_FILE
@@ -22,7 +22,7 @@ from trainctl import follow, job_plan
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job as FoundJob
 from trainctl.errors import CliError, UsageError, explained
-from trainctl.job_options import JobOptions
+from trainctl.job_options import JobOptions, On
 from trainctl.job_plan import JobPlan
 from trainctl.output import json_object
 from training.record.result import Result
@@ -130,6 +130,17 @@ class Job:
         return self._found.outcome
 
     @_explains
+    def logs(self, *, node: int | None = None) -> list[str]:
+        """The lines that it has printed so far, those of nodes with a label, in order of time.
+
+        Args:
+            node: only what its command printed on this node, of a command that runs on all nodes.
+        """
+        found = self._look()
+        heads = self._deployment.jobs.heads(found)
+        return follow.JobLog(self._deployment, only=node).lines(found, heads)
+
+    @_explains
     def stop(self) -> Outcome:
         """Stop it and wait until all of its nodes have ended; its run can be resumed.
 
@@ -165,6 +176,8 @@ class Options(TypedDict, total=False):
     """Name of the run; the same again resumes it. A new name by default."""
     nodes: int | str
     """Worker nodes: a number, or a range such as ``"1:4"``; as many as were deployed by default."""
+    on: Literal["head", "nodes", "auto"]
+    """Where the command of ``code`` runs: once on the head, or on every node."""
     max_hours: float
     """Deadline, in hours after the submission, waiting included."""
     wait_minutes: float
@@ -230,10 +243,14 @@ def _job_options(command: Sequence[str], options: Options) -> JobOptions:
     simple: dict[str, Any] = {
         name: value
         for name, value in options.items()
-        if name not in ("nodes", "env", "secret", "code", "profile", "region")
+        if name not in ("on", "nodes", "env", "secret", "code", "profile", "region")
     }
     for name, pairs in (("env", options.get("env", {})), ("secret", options.get("secret", {}))):
         simple[name] = [f"{variable}={value}" for variable, value in pairs.items()]
+    if "on" in options:
+        if options["on"] not in {*On}:
+            raise UsageError(f"on is {options['on']!r}: it must be one of {', '.join(On)}")
+        simple["on"] = On(options["on"])
     if "nodes" in options:
         simple["nodes"] = str(options["nodes"])
     if "code" in options:

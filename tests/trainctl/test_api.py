@@ -9,6 +9,7 @@ import pytest
 import trainctl
 from contract.errors import InputError
 from contract.job import JobSpec, JobStatus
+from contract.nodes import CONTAINER, JOB
 from examples import sweep
 from tests.trainctl.account import NOW, Account, refused
 from trainctl import CliError, Job, UsageError, plan, submit
@@ -45,6 +46,7 @@ def test_python_and_the_command_line_send_the_same_order(account: Account, code:
         *words,
         run="r7",
         nodes="1:3",
+        on="head",
         max_hours=2,
         wait_minutes=5,
         spot=False,
@@ -53,7 +55,16 @@ def test_python_and_the_command_line_send_the_same_order(account: Account, code:
         code=code,
     )
     given = ["submit", "--run", "r7", "--nodes", "1:3", "--max-hours", "2", "--wait-minutes", "5"]
-    given += ["--on-demand", "--env", "COLOR=a=b", "--secret", "KEY=training/key", "--yes"]
+    given += [
+        "--on",
+        "head",
+        "--on-demand",
+        "--env",
+        "COLOR=a=b",
+        "--secret",
+        "KEY=training/key",
+        "--yes",
+    ]
     end(account, job.id)
     assert main([*given, "--code", str(code), "--", *words]) == 0
     first, second = json.loads(order(account, 0).to_json()), json.loads(order(account, 1).to_json())
@@ -101,6 +112,7 @@ def test_plan_prices_what_submit_would_start_and_starts_nothing(account: Account
         (["ddp"], {"env": {"TRAIN_X": "1"}}, "names that begin with TRAIN_"),
         (["ddp"], {"secret": {"KEY": "mine"}}, "training/SECRET"),
         (["true"], {"code": "nowhere"}, "there is no such folder"),
+        (["ddp"], {"on": "moon"}, "on is 'moon': it must be one of head, nodes, auto"),
         (["ddp"], {"run": "a/b"}, "run name 'a/b' is not usable"),
     ],
 )
@@ -153,6 +165,13 @@ def test_a_job_is_stopped(account: Account) -> None:
     outcome = Job.find("j1").stop()
     assert (outcome.status, outcome.reason) == (JobStatus.STOPPED, "stopped by user")
     assert account.sent("stop_task")
+
+
+def test_a_jobs_log_is_a_list_of_lines(account: Account) -> None:
+    account.add("j1", run="r1")
+    account.add_head("j1", "t1")
+    account.logs[f"{JOB}/{CONTAINER}/t1"] = ["first", "second"]
+    assert Job.find("j1").logs() == ["first", "second"]
 
 
 def test_a_recipes_result_is_typed(account: Account) -> None:

@@ -92,6 +92,14 @@ REFUSED: list[tuple[list[str], str]] = [
     (["submit", "--code", "nowhere", "--yes", "--", "true"], "there is no such folder"),
     (["submit", "--code", "CODE/empty", "--yes", "--", "true"], "there is no file in it"),
     (["submit", "--code", "CODE", "--yes"], "give the command after -- "),
+    (
+        ["submit", "--code", "CODE", "--yes", "--", "torchrun", "--standalone", "mine.py"],
+        "--standalone keeps torchrun from finding the other nodes",
+    ),
+    (
+        ["submit", "--code", "CODE", "--yes", "--", "sh", "-c", "torchrun --standalone mine.py"],
+        "or give --nodes 1",
+    ),
 ]
 HALF = {"recipe": "ddp", "run": "half", "lr": 2e-3, "epochs": 8, "global_batch": 512}
 
