@@ -111,13 +111,7 @@ class Job:
             ).start()
             self._start_ray(address, environment, server)
             try:
-                code = self._until_up()
-                if code == exits.FAILED and self._ray.poll() is not None and not self._stopped:
-                    # Ray waits 30 s for its own processes, which a busy host may exceed once.
-                    say("Ray is started once more")
-                    self._size = None
-                    self._start_ray(address, environment, None)
-                    code = self._until_up()
+                code = self._bring_up(address, environment)
                 if code is None:
                     self._watch_demand(f"{address}:{GCS_PORT}", ended)
                     code = self._run_command(address, environment)
@@ -143,6 +137,16 @@ class Job:
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
+
+    def _bring_up(self, address: str, environment: Mapping[str, str]) -> int | None:
+        """Wait until Ray, which was started, is up; start it once more where it ends instead."""
+        code = self._until_up()
+        if code == exits.FAILED and self._ray.poll() is not None:
+            # Ray waits 30 s for its own processes, which a busy host may exceed once.
+            say("Ray is started once more")
+            self._start_ray(address, environment, None)
+            code = self._until_up()
+        return code
 
     def _until_up(self) -> int | None:
         """Wait until Ray is up; an exit code where that does not come."""

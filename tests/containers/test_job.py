@@ -7,17 +7,18 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from containers import job, job_config
+from containers import demand, job, job_config
 from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
 from contract import exits, nodes
 from contract.errors import InputError
-from contract.job import JobSpec
+from contract.job import JobSpec, Placement
 from contract.nodes import ClusterSize
 from contract.ranges import Range
 from tests.conftest import ROOT
@@ -181,3 +182,94 @@ def test_nodes_prepare_for_the_recipe_that_a_job_trains(command: list[str], reci
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT | {nodes.ENV_RECIPE: recipe})
     told = autoscaling(head)["provider"]
     assert told["environment"].get(nodes.ENV_RECIPE, "") == recipe
+
+
+def test_a_program_on_all_nodes_is_given_as_many_as_the_job_may_have() -> None:
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
+    own = ordered(on=Placement.NODES)
+    found = json.loads(job_config.autoscaling(own, head, {}))
+    worker = found["available_node_types"]["worker"]
+    assert (worker["min_workers"], worker["max_workers"]) == (4, 4)
+    found = json.loads(job_config.autoscaling(own, head, {}, least=0, most=0))
+    worker = found["available_node_types"]["worker"]
+    assert (found["max_workers"], worker["min_workers"], worker["max_workers"]) == (0, 0, 0)
+
+
+class StartsAnew(job.Job):
+    """A job whose Ray ends as often as it is told, and then stays."""
+
+    def __init__(self, *, fails: int) -> None:
+        super().__init__(config(), NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT))
+        self.fails, self.starts = fails, 0
+
+    def _start_ray(self, *_arguments: Any) -> None:
+        self.starts += 1
+        words = ["false"] if self.starts <= self.fails else ["sleep", "600"]
+        self._ray = subprocess.Popen(words)
+        if self.starts > self.fails:
+            self._on_size(ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0).line())
+
+    def bring_up(self) -> int | None:
+        self._start_ray()
+        try:
+            return self._bring_up("10.0.0.5", {})
+        finally:
+            self._ray.kill()
+            self._ray.wait()
+
+
+@pytest.mark.parametrize(
+    ("fails", "starts", "code"), [(0, 1, None), (1, 2, None), (2, 2, exits.FAILED)]
+)
+def test_ray_is_started_once_more_where_it_ends_before_it_is_up(
+    fails: int, starts: int, code: int | None
+) -> None:
+    own = StartsAnew(fails=fails)
+    assert own.bring_up() == code
+    assert own.starts == starts
+
+
+def test_a_program_that_asks_for_more_than_the_job_can_have_ends_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
+    own = job.Job(config(), head)
+    own._demand = demand.Watch(job_config.capacity(config(), head))
+    assert reason(own, Process()) is None
+    seen = demand.Seen(
+        requests=(demand.Request(bundles=({"CPU": 8.0},) * 5, strategy="PACK"),),
+        totals={},
+        idle_s=(),
+    )
+    for now in (0.0, demand.MEANT_S):
+        own._demand.take(seen, now=now)
+    assert reason(own, Process()) == exits.BAD_INPUT
+    assert capfd.readouterr().err == (
+        "node: the program asks for 5 workers of 8 CPUs each; this job has at most 4\n"
+    )
+
+
+def test_nodes_without_work_are_reported_and_released_after_the_idle_time(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
+    own = job.Job(ordered(idle_s=1), head)
+    own._folder, own._provider = tmp_path, {}
+    own._demand = demand.Watch(job_config.capacity(config(), head))
+    own._demand.idle_s = (5.0, 0.0)
+    own._scale()
+
+    def least() -> int:
+        found = json.loads((tmp_path / "autoscaling.yaml").read_text())
+        return int(found["available_node_types"]["worker"]["min_workers"])
+
+    own._release_unused()
+    assert least() == 1, "not before all have joined"
+    own._on_size(ClusterSize(num_nodes=3, num_cpus=8, num_gpus=1).line())
+    own._release_unused()
+    assert least() == 1, "not before the idle time"
+    time.sleep(1.1)
+    own._release_unused()
+    own._release_unused()
+    assert least() == 0
+    assert capfd.readouterr().err.count("1 worker node has had nothing to do for 1 s") == 1
