@@ -1,0 +1,269 @@
+"""Ray Train and Ray Tune save into the run's folder, and resume, without a word in the program.
+
+Ray's own default is a folder of the head's disk: on two nodes a training fails with "Unable to set
+up cluster storage", and a name with the time in it never resumes. No variable of Ray changes
+either, so this puts the run's folder and name where a program gives none, as Ray's modules are
+imported. ``startup/sitecustomize.py`` loads this file in each Python of a user's job; it imports
+nothing of this project, which the user's code may hide, and nothing of Ray until the program does.
+
+What it changes in Ray 2.60, each with its reason:
+
+* ``RunConfig`` of Train and of Tune: the storage; for Train the name, and two restarts of a failed
+  group of workers, as recipes have: the workers beside a lost one fail too.
+* ``TunerInternal`` and ``tune.run``: the name; and a search that is in the storage already is
+  restored as ``Tuner.restore`` does it, once per name and start of the program.
+* ``ActorDiedError``: an actor whose node was lost counts as preempted, which both take for no
+  failure of the program. Ray sets that only for a node that had been drained.
+
+A program that gives a storage or a name keeps its own. What cannot be done from outside: a search
+space that has changed is refused by Ray (a new run name begins anew), and a trainer that a Ray task
+starts has a new name each time, unless the program gives one.
+"""
+
+import copy
+import functools
+import importlib.machinery
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+# As in contract.nodes; a test compares them.
+STORAGE: Final = "TRAIN_RAY_STORAGE"
+NAMES: Final = "TRAIN_RAY_NAMES"
+RUN: Final = "TRAIN_RUN"
+
+MAX_FAILURES: Final = 2
+_WORKER_MODE: Final = 1  # of ray._private.worker: a process that Ray started
+_NODE_DIED: Final = "NODE_DIED"
+
+
+def install() -> None:
+    """Change Ray's modules from now on, where the variables say so."""
+    if os.environ.get(STORAGE):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Runs a function of ``_CHANGES`` after the module that it changes."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        change = _CHANGES.get(fullname)
+        if change is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is None or spec.loader is None:
+            return spec
+        run: Callable[[ModuleType], None] = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            try:
+                change(module)
+            except (AttributeError, ImportError, TypeError) as error:
+                print(
+                    f"This version of Ray does not let its defaults be set ({fullname}: {error}): "
+                    "give storage_path and name in the program's RunConfig",
+                    file=sys.stderr,
+                )
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+# --- names ----------------------------------------------------------------------------------------
+_used: set[str] = set()
+
+
+def _is_first(name: str) -> bool:
+    """Whether nothing has used ``name`` since the job's program was started; it is used now."""
+    folder = os.environ.get(NAMES)
+    if not folder:
+        is_first = name not in _used
+        _used.add(name)
+        return is_first
+    try:
+        # Programs of one job, one after the other or at a time, share the folder.
+        os.close(os.open(Path(folder) / name.replace("/", "%"), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _name() -> str | None:
+    """Name of the next training or search, the same at each start of the program; None where there
+    is nothing that stays the same."""
+    trial = _trial()
+    if trial:
+        return f"train-{trial}"
+    ray = sys.modules.get("ray")
+    worker = getattr(getattr(ray, "_private", None), "worker", None)
+    if worker is not None and worker.global_worker.mode == _WORKER_MODE:
+        return None  # one of many tasks, and which of them is not known
+    script = Path(sys.argv[0] if sys.argv else "")
+    stem = script.parent.name if script.stem == "__main__" else script.stem
+    words = [os.environ.get(RUN, ""), re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-")]
+    base = "-".join(filter(None, words)) or "train"
+    number = 1
+    while not _is_first(name := base if number == 1 else f"{base}-{number}"):
+        number += 1
+    return name
+
+
+def _trial() -> str:
+    """Id of the trial of Ray Tune that this process runs; empty where it runs none."""
+    tune = sys.modules.get("ray.tune")
+    if tune is None or not hasattr(tune, "get_context"):
+        return ""
+    try:
+        return tune.get_context().get_trial_id() or ""
+    except (RuntimeError, AttributeError):
+        return ""
+
+
+# --- what is changed ------------------------------------------------------------------------------
+def _change_train_config(module: ModuleType) -> None:
+    config, failures = module.RunConfig, module.FailureConfig
+    init = config.__post_init__
+
+    @functools.wraps(init)
+    def post_init(self: Any) -> None:
+        if self.storage_path is None and self.storage_filesystem is None:
+            self.storage_path = os.environ[STORAGE]
+        self.name = self.name or _name()
+        self.failure_config = self.failure_config or failures(max_failures=MAX_FAILURES)
+        init(self)
+
+    config.__post_init__ = post_init
+
+
+def _change_tune_config(module: ModuleType) -> None:
+    config = module.RunConfig
+    init = config.__post_init__
+
+    @functools.wraps(init)
+    def post_init(self: Any) -> None:
+        if self.storage_path is None and self.storage_filesystem is None:
+            self.storage_path = os.environ[STORAGE]
+        init(self)
+
+    config.__post_init__ = post_init
+
+
+def _change_tuner(module: ModuleType) -> None:
+    internal = module.TunerInternal
+    init = internal.__init__
+
+    @functools.wraps(init)
+    def new(self: Any, restore_path: str | None = None, **given: Any) -> None:
+        config = copy.copy(given.get("run_config"))
+        if restore_path is not None or _is_trainer(given.get("trainable")):
+            init(self, restore_path, **given)
+            return
+        config = config or module.RunConfig()
+        is_first = config.name is None or _is_first(config.name)
+        config.name = config.name or _name()
+        place = f"{config.storage_path}/{config.name}"
+        if not (is_first and config.name and _is_saved(config.storage_path, place)):
+            init(self, restore_path, **{**given, "run_config": config})
+            return
+        _say(f"resuming the search in {place}")
+        kept = {name: given[name] for name in ("trainable", "param_space") if name in given}
+        try:
+            init(self, place, resume_config=_resume_config(), **kept)
+        except ValueError as error:
+            error.add_note(
+                f"The search in {place} is another one: submit the job under another run name to "
+                "begin a new one"
+            )
+            raise
+
+    internal.__init__ = new
+
+
+def _change_tune_run(module: ModuleType) -> None:
+    run = module.run
+    entry_points = module.AirEntrypoint
+
+    @functools.wraps(run)
+    def new(run_or_experiment: Any, **given: Any) -> Any:
+        is_own = given.get("_entrypoint", entry_points.TUNE_RUN) == entry_points.TUNE_RUN
+        has_place = any(
+            given.get(each) is not None
+            for each in ("storage_path", "storage_filesystem", "local_dir", "_remote")
+        )
+        is_one = not isinstance(run_or_experiment, list | tuple | module.Experiment)
+        if is_own and not has_place and is_one:
+            storage = given["storage_path"] = os.environ[STORAGE]
+            is_first = given.get("name") is None or _is_first(given["name"])
+            given["name"] = given.get("name") or _name()
+            place = f"{storage}/{given['name']}"
+            asked = given.get("resume") is not None or given.get("resume_config") is not None
+            if is_first and given["name"] and not asked and _is_saved(storage, place):
+                _say(f"resuming the search in {place}")
+                given["resume_config"] = _resume_config()
+        return run(run_or_experiment, **given)
+
+    module.run = new  # type: ignore[attr-defined]
+
+
+def _change_errors(module: ModuleType) -> None:
+    died = module.ActorDiedError
+    init = died.__init__
+
+    @functools.wraps(init)
+    def new(self: Any, cause: Any = None) -> None:
+        init(self, cause)
+        reason = getattr(cause, "reason", None)
+        if reason is not None and cause.Reason.Name(reason) == _NODE_DIED:
+            self._preempted = True
+
+    died.__init__ = new
+
+
+#: Module -> what changes it, right after it has been imported.
+_CHANGES: Final[dict[str, Callable[[ModuleType], None]]] = {
+    "ray.exceptions": _change_errors,
+    "ray.train.v2.api.config": _change_train_config,
+    "ray.tune.impl.config": _change_tune_config,
+    "ray.tune.impl.tuner_internal": _change_tuner,
+    "ray.tune.tune": _change_tune_run,
+}
+
+
+# --- what a search has left -----------------------------------------------------------------------
+def _is_trainer(trainable: object) -> bool:
+    """Whether it is a trainer of the first version of Ray Train, which brings its own config."""
+    return any(each.__name__ == "BaseTrainer" for each in type(trainable).__mro__)
+
+
+def _is_saved(storage: object, place: str) -> bool:
+    """Whether the run's folder holds a search that can be restored: one that was killed before its
+    first save begins anew."""
+    if str(storage) != os.environ[STORAGE]:
+        return False
+    import pyarrow.fs
+
+    files, path = pyarrow.fs.FileSystem.from_uri(place)
+    found = files.get_file_info(pyarrow.fs.FileSelector(path, allow_not_found=True))
+    names = {each.base_name for each in found}
+    return "tuner.pkl" in names and any(name.startswith("experiment_state") for name in names)
+
+
+def _resume_config() -> Any:
+    from ray.tune import ResumeConfig
+
+    # What failed because a node was lost, or for any other reason, is tried again from its last
+    # checkpoint: the job was submitted again for that.
+    config: Any = ResumeConfig  # declared with the type of its names
+    return config(errored=ResumeConfig.ResumeType.RESUME)
+
+
+def _say(text: str) -> None:
+    print(f"[ray] {text}", file=sys.stderr, flush=True)
