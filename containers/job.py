@@ -31,11 +31,14 @@ from containers.job_config import (
 from containers.log import say
 from containers.node import TOKEN, NodeConfig
 from containers.program import code as user_code
+from containers.program import head as on_head
+from containers.program.files import Mirror
 from containers.program.lines import log_pipe
 from containers.program.requirements import Stopped
 from containers.program.told import ENV_PROGRAM, Told
 from contract import exits, times
 from contract.errors import InputError
+from contract.files import WORK
 from contract.job import Placement
 from contract.nodes import (
     ENV_LOG_PIPE,
@@ -71,6 +74,8 @@ class Job:
         self._capacity_at: float | None = None
         self._demand: demand.Watch | None = None
         self._has_released = False
+        self._mirror: Mirror | None = None
+        self._is_told = False  # to end, and has little time left
 
     def run(self) -> int:
         """Return the container's exit code."""
@@ -170,28 +175,36 @@ class Job:
 
     def _run_command(self, address: str, environment: Mapping[str, str]) -> int:
         spec = self._config.spec
-        with tempfile.TemporaryDirectory(prefix="code-") as folder:
+        with tempfile.TemporaryDirectory(prefix="program-") as folder:
+            work = Path(folder) / WORK
+            work.mkdir()
             try:
                 own = user_code.prepare(
                     spec,
-                    Path(folder),
+                    work,
                     should_stop=lambda: self._reason_to_end(self._ray) is not None,
                 )
             except Stopped:
                 return self._reason_to_end(self._ray) or exits.FAILED
-            words, variables = spec.command, own.environment
+            words, variables, place = spec.command, own.environment, None
             if spec.on == Placement.NODES:
                 # Ray's own variable is for programs that use Ray.
                 of_user = {k: v for k, v in variables.items() if not k.startswith("RAY_")}
                 words = (sys.executable, "-m", "containers.program.nodes")
                 variables = {ENV_PROGRAM: self._program(address, of_user).to_json()}
             else:
+                program = on_head.prepare(spec, own, Path(folder), environment)
+                variables, place = program.environment, program.folder
+                self._mirror = program.mirror
+                if self._mirror:
+                    self._mirror.restore()
+                    self._mirror.start()
                 say(f"running {' '.join(words)}")
             # A group of its own, so that what it starts ends with it.
             try:
                 command = subprocess.Popen(
                     words,
-                    cwd=own.folder if spec.on == Placement.HEAD else None,
+                    cwd=place,
                     env={
                         **environment,
                         **variables,
@@ -202,7 +215,17 @@ class Job:
                 )
             except OSError as error:
                 raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
-            return self._wait(command, self._ray)
+            try:
+                return self._wait(command, self._ray)
+            finally:
+                self._save_files()
+
+    def _save_files(self) -> None:
+        """What the command on the head wrote last."""
+        if self._mirror:
+            left = 0 if self._is_told else self._config.deadline - time.time()
+            self._mirror.save(max(times.FILES_SAVE_S, left))
+            self._mirror.close()
 
     def _program(self, address: str, variables: Mapping[str, str]) -> Told:
         """What runs on all nodes."""
@@ -255,6 +278,7 @@ class Job:
             code = self._reason_to_end(ray)
             self._release_unused()
         if code is not None:
+            self._is_told = True
             if code == exits.NO_CAPACITY:
                 # Nothing trains; no node is paid for while the command ends.
                 self._scale(least=0, most=0)
@@ -305,6 +329,8 @@ class Job:
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True
+        if self._mirror:
+            self._mirror.hurry(times.COMMAND_STOP_S + times.FILES_SAVE_S)
 
 
 def release_workers(provider: "ProviderConfig") -> None:

@@ -29,7 +29,7 @@ from contract.requirements import source_folders
 from contract.runs import check_relative
 
 #: Ray reads it in whichever ``ray.init`` comes first: how its own jobs pass on their environment.
-_RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: Below the job's folder on a node.
 ARCHIVE: Final = "code.zip"
 PACKAGES: Final = "packages"
@@ -91,7 +91,7 @@ def prepare(
         runtime["working_dir"] = str(folder)
     if variables:
         runtime["env_vars"] = variables
-    extra = {_RAY_VARIABLE: json.dumps({"runtime_env": runtime})} if runtime else {}
+    extra = {RAY_VARIABLE: json.dumps({"runtime_env": runtime})} if runtime else {}
     return Prepared(folder=folder if spec.code else None, environment={**variables, **extra})
 
 

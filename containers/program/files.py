@@ -149,6 +149,11 @@ class Mirror:
         with self._busy:
             return self._round(final=False)
 
+    def hurry(self, within_s: float) -> None:
+        """The node has to end: what is being copied, or will be, must be done by then."""
+        if self._deadline.at is None:
+            self._deadline.at = time.monotonic() + within_s
+
     def close(self) -> None:
         """End the thread, without a copy."""
         self._ended.set()
@@ -200,7 +205,9 @@ class Mirror:
 
     def _take_over(self) -> None:
         if not self._saver.code:
-            self._saver.code = {name: self._digest(name) for name in self._folders.look().files}
+            seen = self._folders.look()
+            self._saver.code = {name: self._digest(name) for name in seen.files}
+            self._saver.code_links = seen.links
         given = dict(self._saver.code)
         found = self._bucket.manifest()
         # Before anything is read: an earlier start that still writes loses from here on.
@@ -294,6 +301,8 @@ class Mirror:
 
     def _link(self, file: SavedFile) -> bool:
         """Make a symbolic link; return whether it stays in its folder."""
+        if file.name in self._saver.code_links:
+            return True  # what the user has now counts
         root = self._folders.root(file.name)
         path = root / file.name.partition("/")[2]
         if path.is_symlink():

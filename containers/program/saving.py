@@ -65,6 +65,8 @@ class Saver:
         """Name -> SHA-256 of what is not this node's own: code, and files of node 0."""
         self.code: dict[str, str] = {}
         """Of those, the code's."""
+        self.code_links: dict[str, str] = {}
+        """Symbolic links of the code -> target."""
         self._known: dict[str, _Read] = {}
         self._last = Look(at=0)
         self._logs: dict[str, tuple[int, str]] = {}  # open files: size and SHA-256 at the last look
@@ -110,7 +112,11 @@ class Saver:
             del done[name]
             late.add(name)
         entries = self._entries(found, done, old)
-        entries += [SavedFile(name=name, link=link) for name, link in found.links.items()]
+        entries += [
+            SavedFile(name=name, link=link)
+            for name, link in found.links.items()
+            if self.code_links.get(name) != link
+        ]
         wanted = replace(
             manifest,
             files=tuple(sorted(entries, key=lambda file: file.name)),
