@@ -31,7 +31,6 @@ ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
 ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
 ENV_JOB: Final = "TRAIN_JOB"  # id of the job, which all of its tasks were started by
 ENV_RUN: Final = "TRAIN_RUN"  # name of the run, for the command of a job
-ENV_OUTPUT: Final = "TRAIN_OUTPUT"  # a folder of its program, which is copied into the bucket
 ENV_RAY_STORAGE: Final = "TRAIN_RAY_STORAGE"  # where its Ray Train and Ray Tune save by default
 ENV_RAY_NAMES: Final = "TRAIN_RAY_NAMES"  # folder in which their names are counted
 ENV_JOB_SPEC: Final = "TRAIN_JOB_SPEC"  # its whole order, JSON: see contract.job.JobSpec

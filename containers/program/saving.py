@@ -2,8 +2,8 @@
 
 Each changed file is uploaded to a name of its own, ``changed/SHA256``; then the list that names
 them all is written, and only then are they copied, within S3, to the names that they have on the
-node. So the list and what it names are at any moment a state that the node had, whatever breaks off
-and whoever else writes; and people find the files under their own names.
+node. So at any moment, also when a copy breaks off or a second writer is at work, the list and what
+it names are a state that the node had; and people find the files under their own names.
 """
 
 import contextlib

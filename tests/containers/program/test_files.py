@@ -229,7 +229,7 @@ def test_an_open_file_that_changes_inside_is_no_log(start: Start, s3: S3) -> Non
     assert saved(s3)["work/data.db"].startswith("step 3")
 
 
-def test_an_open_file_that_nobody_writes_to_is_saved(start: Start, s3: S3) -> None:
+def test_an_open_file_to_which_nothing_is_written_is_saved(start: Start, s3: S3) -> None:
     node = start()
     with (node.work / "data.db").open("w") as file:
         file.write("rows")

@@ -1,0 +1,141 @@
+"""Ray Train and Ray Tune save into the run's folder, and resume, without a word in the program.
+
+Each program here is one that a user could bring: it knows nothing of this project.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from containers.program import ray_defaults
+from containers.program.head import STARTUP
+from contract import nodes
+
+TRAIN = """
+import json, ray.train
+plain, second = ray.train.RunConfig(), ray.train.RunConfig()
+own = ray.train.RunConfig(
+    name="mine", storage_path="/tmp/mine",
+    failure_config=ray.train.FailureConfig(max_failures=0),
+)
+print(json.dumps([
+    [each.name, each.storage_path, each.failure_config.max_failures]
+    for each in (plain, second, own)
+]))
+"""
+ERRORS = """
+import json
+from ray.core.generated.common_pb2 import ActorDiedErrorContext as Cause
+from ray.exceptions import ActorDiedError
+found = [ActorDiedError(Cause(actor_id=bytes(16), reason=reason)).preempted
+         for reason in (Cause.Reason.NODE_DIED, Cause.Reason.WORKER_DIED)]
+print(json.dumps(found + [ActorDiedError().preempted]))
+"""
+TUNE = """
+import json, sys
+from ray import tune
+def trial(config):
+    print("trial", config["x"])
+    tune.report({"y": config["x"] * 10})
+tuner = tune.Tuner(trial, param_space={"x": tune.grid_search([1, 2])})
+found = tuner.fit()
+print(json.dumps([sorted(each.metrics["y"] for each in found), found.experiment_path]))
+"""
+
+
+def start(
+    tmp_path: Path, program: str, *, attempt: int = 1, script: str = "train.py", **more: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a program as the head does, at an attempt of a job; its folder and names are kept."""
+    (tmp_path / script).write_text(program)
+    names = tmp_path / f"names-{attempt}"
+    names.mkdir(exist_ok=True)
+    return subprocess.run(
+        [sys.executable, str(tmp_path / script)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(STARTUP),
+            nodes.ENV_RUN: "first",
+            nodes.ENV_RAY_STORAGE: str(tmp_path / "store"),
+            nodes.ENV_RAY_NAMES: str(names),
+            **more,
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    )
+
+
+def test_the_variables_are_those_that_the_head_sets() -> None:
+    assert ray_defaults.STORAGE == nodes.ENV_RAY_STORAGE
+    assert ray_defaults.NAMES == nodes.ENV_RAY_NAMES
+    assert ray_defaults.RUN == nodes.ENV_RUN
+
+
+def test_every_module_that_is_changed_is_in_this_version_of_ray() -> None:
+    missing = [name for name in ray_defaults._CHANGES if importlib.util.find_spec(name) is None]
+    assert missing == []
+
+
+def test_train_saves_below_the_run_unless_the_program_says_where(tmp_path: Path) -> None:
+    done = start(tmp_path, TRAIN)
+    store = str(tmp_path / "store")
+    expected = [
+        ["first-train", store, ray_defaults.MAX_FAILURES],
+        ["first-train-2", store, ray_defaults.MAX_FAILURES],
+        ["mine", "/tmp/mine", 0],
+    ]
+    assert json.loads(done.stdout) == expected
+    assert "does not let its defaults be set" not in done.stderr
+    assert json.loads(start(tmp_path, TRAIN, attempt=2).stdout) == expected, "so it resumes"
+    other = json.loads(start(tmp_path, TRAIN, attempt=2).stdout)
+    assert other[0][0] == "first-train-3", "a second program of the same job is another training"
+
+
+def test_without_the_variables_ray_is_as_it_is(tmp_path: Path) -> None:
+    done = start(tmp_path, TRAIN, **{nodes.ENV_RAY_STORAGE: ""})
+    name, storage, failures = json.loads(done.stdout)[0]
+    assert name.startswith("ray_train_run-")
+    assert storage.endswith("ray_results")
+    assert failures == 0
+
+
+def test_a_lost_node_is_no_failure_of_the_program_but_a_lost_process_is(tmp_path: Path) -> None:
+    assert json.loads(start(tmp_path, ERRORS).stdout) == [True, False, False]
+
+
+def test_a_sitecustomize_of_the_users_is_run_too(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text("import os; os.environ['SEEN'] = 'yes'")
+    path = os.pathsep.join([str(STARTUP), str(own)])
+    done = start(tmp_path, "import os; print(os.environ.get('SEEN'))", PYTHONPATH=path)
+    assert done.stdout == "yes\n"
+
+
+@pytest.mark.slow
+def test_a_search_that_is_started_again_is_restored_and_not_repeated(tmp_path: Path) -> None:
+    found = [
+        start(
+            tmp_path,
+            TUNE,
+            attempt=attempt,
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN="a-token-of-this-test",
+            RAY_OVERRIDE_RESOURCES='{"CPU": 2}',
+        )
+        for attempt in (1, 2)
+    ]
+    results = [json.loads(each.stdout.strip().splitlines()[-1]) for each in found]
+    assert results == [[[10, 20], f"{tmp_path}/store/first-train"]] * 2
+    assert "resuming the search" not in found[0].stderr
+    assert "resuming the search" in found[1].stderr
+    ran = [each.stdout.count(") trial ") for each in found]
+    assert ran == [2, 0]
