@@ -100,7 +100,7 @@ def test_train_saves_below_the_run_unless_the_program_says_where(tmp_path: Path)
 
 
 def test_without_the_variables_ray_is_as_it_is(tmp_path: Path) -> None:
-    done = start(tmp_path, TRAIN, **{nodes.ENV_RAY_STORAGE: ""})
+    done = start(tmp_path, TRAIN, TRAIN_RAY_STORAGE="")
     name, storage, failures = json.loads(done.stdout)[0]
     assert name.startswith("ray_train_run-")
     assert storage.endswith("ray_results")
