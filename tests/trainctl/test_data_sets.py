@@ -11,7 +11,10 @@ import pytest
 from contract import exits
 from contract.job import JobSpec
 from tests.trainctl.account import Account, refused
+from trainctl import data_sets
 from trainctl.__main__ import main
+from trainctl.aws.clients import Clients
+from trainctl.aws.files import Bucket
 from training.data import catalog, download
 from training.data.catalog import DataSet
 
@@ -183,3 +186,37 @@ def test_data_that_no_node_could_read_is_refused_before_anything_starts(
     assert main(words) == exits.BAD_INPUT
     assert sentence in capsys.readouterr().err
     assert account.changes == []
+
+
+@pytest.mark.slow
+def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
+    s3_endpoint: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del s3_endpoint  # the environment points at it
+    import boto3
+
+    from training import storage
+    from training.data import documents
+
+    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+    storage.filesystem("s3://").mkdir("s3://data-sets")
+    bucket = Bucket(Clients(boto3.Session(region_name="us-east-1")), name="data-sets")
+    seen: list[tuple[int, int]] = []
+
+    def put_now(files: dict[str, Path]) -> None:
+        seen.clear()
+        data_sets.put(bucket, "cats", files, report=lambda *each: seen.append(each))
+
+    put_now(data_sets.files_of(folder))
+    assert seen[-1] == (10, 10)
+    assert data_sets.find(bucket, "cats") is not None
+    texts = documents.text_files("s3://data-sets/data/cats")
+    assert sorted(path.read_text() for path in texts) == ["one", "two two"]
+    # An upload that was interrupted: its list is not there, and one file is.
+    bucket.remove(["data/cats.json", "data/cats/one.txt"])
+    assert data_sets.stored(bucket) == ([], ["cats"])
+    put_now({"one.txt": folder / "one.txt"})
+    (found,), incomplete = data_sets.stored(bucket)
+    assert ([*found.files], incomplete) == (["one.txt"], [])
+    assert [*bucket.sizes("data/cats/")] == ["data/cats/one.txt"]
+    assert bucket.sha256("data/cats/one.txt") == hashlib.sha256(b"one").hexdigest()
