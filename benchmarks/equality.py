@@ -18,10 +18,9 @@ from training.checkpoint import checkpoints
 from training.record import events, reader
 from training.record.events import Evaluation, Sample, Step
 
-# What a run computes, of all that its events hold.
+# What a run computes, of all that its events hold; the recipe's measures beside.
 _COMPUTED: Final = frozenset(
-    {"type", "step", "epoch", "loss", "lr", "grad_norm"}
-    | {"accuracy", "train_loss", "perplexity", "text", "prompt"}
+    {"type", "step", "epoch", "loss", "lr", "grad_norm"} | {"train_loss", "text", "prompt"}
 )
 # Of a checkpoint: the seconds that training took, and where the run lies.
 _NOT_COMPUTED: Final = ("position.seconds", "config.storage", "config.run")
@@ -83,6 +82,7 @@ def compare(one: Path, other: Path) -> Comparison:
 def _lines(run: Path) -> list[dict[str, object]]:
     return [
         {name: value for name, value in events.to_json(event).items() if name in _COMPUTED}
+        | (dict(event.measures) if isinstance(event, Evaluation) else {})
         for event in reader.read_metrics(str(run)).events
         if isinstance(event, Step | Evaluation | Sample)
     ]

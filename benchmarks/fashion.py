@@ -58,12 +58,11 @@ def main() -> int:
     if options.plot:
         plot(storage, found, Path(options.plot))
     last = found[options.presets[-1]]
-    accuracies = {way: [_of(each.accuracy) for each in seeds] for way, seeds in found.items()}
+    accuracies = {way: [_accuracy(each) for each in seeds] for way, seeds in found.items()}
     result = {
         "benchmark": "fashion",
         # Mistakes on the test images: the reference's over ours.
-        "ratio": (1 - REFERENCE_ACCURACY)
-        / (1 - statistics.mean(_of(each.accuracy) for each in last)),
+        "ratio": (1 - REFERENCE_ACCURACY) / (1 - statistics.mean(_accuracy(each) for each in last)),
         "reference_accuracy": REFERENCE_ACCURACY,
         "reference_loss": REFERENCE_LOSS,
         "accuracy": accuracies,
@@ -82,6 +81,10 @@ def _of(figure: float | None) -> float:
     """A figure that every complete run of this recipe has."""
     assert figure is not None
     return figure
+
+
+def _accuracy(figures: Evaluation | Result) -> float:
+    return _of(figures.measures["accuracy"])
 
 
 def train(run: str, settings: Sequence[str], *, seed: int, data: str, storage: Path) -> int:
@@ -138,7 +141,7 @@ def plot(storage: Path, found: Mapping[str, Sequence[Result]], path: Path) -> No
         for way, results in found.items():
             for number, result in enumerate(results):
                 metrics = reader.read_metrics(str(storage / result.run))
-                points = [(each.epoch, _of(each.accuracy)) for each in metrics.of(Evaluation)]
+                points = [(each.epoch, _accuracy(each)) for each in metrics.of(Evaluation)]
                 axes.plot(
                     *zip(*points, strict=True),
                     color=colours[way],

@@ -21,9 +21,10 @@ import torch.distributed as dist
 from benchmarks.output import report, say
 from training import metrics, optimizers
 from training.models import language_models, pretrained
+from training.models.estimates import RECOMPUTE
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.loop import clip, make_mesh
-from training.recipes.fsdp.settings import OPTIMIZERS, RECOMPUTE, FsdpConfig
+from training.recipes.fsdp.settings import OPTIMIZERS, FsdpConfig
 from training.runtime.torchrun import TorchrunWorker
 
 WARM_UP: Final = 3

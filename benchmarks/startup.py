@@ -301,7 +301,7 @@ def _equal(recipe: str, ways: Sequence[Way], place: Place) -> dict[str, Any]:
     return {
         **asdict(compared),
         "loss": result.loss if result else None,
-        "accuracy": result.accuracy if result else None,
+        "accuracy": result.measures.get("accuracy") if result else None,
         "equal_to_baseline": with_baseline.equal,
         "differences_from_baseline": with_baseline.differences,
         # Of each way, what still ran five seconds after the command had ended.

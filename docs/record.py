@@ -11,8 +11,9 @@ import sys
 import textwrap
 from typing import Any, Final, get_type_hints
 
+from training import recipes
 from training.record import events, result
-from training.record.fields import Rate
+from training.record.fields import Known, Named, Rate
 
 # What a field's type is called in JSON.
 _KINDS: Final[dict[object, str]] = {
@@ -22,10 +23,14 @@ _KINDS: Final[dict[object, str]] = {
     str: "text",
     tuple[str, ...]: "list of text",
     tuple[tuple[float, ...], ...]: "list of lists of numbers",
+    Named: "list of text",
+    Known: "list of text",
     tuple[result.ImageSample, ...]: "list of objects, see below",
     Rate: "number",
 }
-_RATE: Final = "`images_per_s`, `tokens_per_s`"
+# What is trained on is a part of the key, and so is each name of a list of names.
+_RATE: Final = "`images_per_s`, `tokens_per_s`, …"
+_NAMES: Final = "Each of these names{} is a key of its own beside this list, with a number{}: "
 
 _TOP: Final = """\
 # The record of a run
@@ -50,11 +55,29 @@ def page() -> str:
         name: kind for name, kind in events.TYPES.items() if "``metrics.jsonl``" in _doc(kind)
     }
     parts += [_section(f'"type": "{name}"', kind) for name, kind in in_file.items()]
+    parts += ["## Measures\n", _measures()]
     parts += ["## result.json\n", _words(result.Result), _table(result.Result, optional="or null")]
     parts += ["## evaluation.json\n", "Of a classifier:\n", _words(result.Classification)]
     parts += [_table(result.Classification), "A sample of it:\n", _table(result.ImageSample)]
     parts += ["Of a language model:\n", _words(result.HeldOutText), _table(result.HeldOutText)]
+    parts += ["Of a recipe that is neither:\n", _words(result.Table), _table(result.Table)]
     return "\n".join(parts)
+
+
+def _measures() -> str:
+    """By what the runs of each recipe are judged."""
+    words = (
+        "By what the runs of each recipe are judged, beside their loss. A recipe declares them; "
+    )
+    words += "the record repeats them as lines of the type `measure`."
+    rows = ["| recipe | measure | meaning | better |", "| --- | --- | --- | --- |"]
+    for recipe in recipes.ALL:
+        for each in recipe.measures:
+            unit = f", in {each.unit}" if each.unit else ""
+            better = "higher" if each.higher_is_better else "lower"
+            meaning = _markdown(each.meaning)
+            rows.append(f"| `{recipe.name}` | `{each.name}` | {meaning}{unit} | {better} |")
+    return textwrap.fill(words, 100) + "\n\n" + "\n".join(rows) + "\n"
 
 
 def _section(title: str, kind: type[Any]) -> str:
@@ -77,6 +100,16 @@ def _table(kind: type[Any], *, optional: str = "optional") -> str:
         name = _RATE if hint is Rate else f"`{field.name}`"
         words = f"{_KINDS[hint]}, {optional}" if is_optional else _KINDS[hint]
         meaning = described[field.name].replace("None", "null" if "null" in optional else "missing")
+        if "suffix" in field.metadata:
+            suffix = field.metadata["suffix"]
+            meaning = (
+                _NAMES.format(
+                    f", followed by `{suffix}`," if suffix else "",
+                    " or null" if hint == Known else "",
+                )
+                + meaning[0].lower()
+                + meaning[1:]
+            )
         rows.append(f"| {name} | {words} | {_markdown(meaning)} |")
     return "\n".join(rows) + "\n"
 

@@ -78,7 +78,8 @@ STANDARD = {
     *RECIPES,
     *(f"{name}.settings" for name in RECIPES),
     *("training.record", "training.record.fields", "training.record.result"),
-    *("training.record.events", "training.record.lines"),
+    *("training.record.events", "training.record.lines", "training.record.measures"),
+    *("training.models", "training.models.estimates", "training.models.model_shapes"),
 }
 #: What others may import of ``training``, beside ``STANDARD``.
 OF_TRAINING: Mapping[str, set[str]] = {

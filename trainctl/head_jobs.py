@@ -14,10 +14,11 @@ from trainctl.aws.deployment import Deployment
 from trainctl.errors import CliError, UsageError
 from training import recipes
 
-_SHARDED = ", ".join(recipe.name for recipe in recipes.ALL if recipe.is_sharded)
 RunName = Annotated[
     str,
-    typer.Argument(metavar="RUN", help=f"Name of a run with sharded checkpoints ({_SHARDED})."),
+    typer.Argument(
+        metavar="RUN", help=f"Name of a run with sharded checkpoints ({recipes.SHARDED})."
+    ),
 ]
 
 
@@ -25,7 +26,8 @@ def run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: bo
     """Run a command for an existing run with sharded checkpoints, and show its log.
 
     Raises:
-        UsageError: there is no such run, or its model needs no such command.
+        UsageError: there is no such run.
+        InputError: its model needs no such command, or it has none.
         CliError: the job did not succeed.
     """
     check_run_name(run)
@@ -34,12 +36,7 @@ def run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: bo
     recorded = output.json_object(bucket.read(bucket.key(paths.file(CONFIG_FILE))))
     if not recorded:
         raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl ls")
-    recipe = str(recorded.get("recipe"))
-    if not recipes.by_name(recipe).is_sharded:
-        raise UsageError(
-            f"run {run!r} was trained with {recipe}, whose model is whole already: "
-            f"aws s3 cp --recursive {paths.model}/ DIR"
-        )
+    recipes.by_name(str(recorded.get("recipe"))).check_sharded(run, run_uri=paths.uri)
     plan = job_plan.head_only(deployment.shape, run=run, command=command)
     job_plan.check(deployment, plan)
     output.say(plan.text())

@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from contract import exits, nodes
 from contract.errors import InputError
 from contract.exports import DEFAULT_DTYPE, DTYPES
-from training import storage
+from contract.runs import CONFIG_FILE
+from training import recipes, storage
 from training.checkpoint import sharded_checkpoints
-from training.models import language_models, pretrained
+from training.models import pretrained
 from training.models.language_models import INDEX_FILE, SINGLE_FILE
-from training.recipes.fsdp import inputs
-from training.recipes.fsdp.model import build, fill
-from training.recipes.fsdp.settings import FsdpConfig
+from training.recipes.recipe import Recipe
+from training.record import reader
 
 #: Most bytes of one output file; the memory that an export takes follows from it.
 FILE_BYTES: Final = 2 * 10**9
@@ -124,7 +125,10 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
 def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype) -> dict[str, Any]:
     config: dict[str, Any] = json.loads(found.read(pretrained.CONFIG_FILE) or b"{}")
     if "model_type" not in config:
-        raise InputError(f"{found.uri} has no {pretrained.CONFIG_FILE}: it is not of an fsdp run")
+        raise InputError(
+            f"{found.uri} has no {pretrained.CONFIG_FILE} that names a type of model, which "
+            "transformers needs: it cannot be exported"
+        )
     config["dtype"] = str(dtype).removeprefix("torch.")
     config["use_cache"] = True  # training switches it off, and generating needs it
     return config
@@ -134,10 +138,7 @@ class _Adapters:
     """Base weights with a run's adapters merged into them."""
 
     def __init__(self, found: sharded_checkpoints.Found) -> None:
-        config = FsdpConfig.from_json({**found.config, "num_workers": 1, "replicas": 1})
-        model, _ = build(config, inputs.store_of(config))
-        language_models.allocate(model, torch.device("cpu"))
-        fill(model, config)
+        model: nn.Module = recipe_of(found).rebuilt(found.config, torch.device("cpu"))
         trained = found.read_weights(found.weights())
         missing = model.load_state_dict(trained, strict=False)
         assert not missing.unexpected_keys, missing.unexpected_keys
@@ -156,6 +157,28 @@ class _Adapters:
 
     def read(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
         return {name: self._merged[name].contiguous() for name in names}
+
+
+def recipe_of(found: sharded_checkpoints.Found) -> Recipe:
+    """The recipe that a checkpoint was trained with.
+
+    Raises:
+        InputError: it is not known here.
+    """
+    return recipes.by_name(str(found.config.get("recipe")))
+
+
+def newest_checkpoint(run: str, place: str) -> sharded_checkpoints.Found:
+    """The newest whole checkpoint of a run, from its name and ``--storage``, or its address.
+
+    Raises:
+        InputError: there is no such run, or it has no sharded checkpoint.
+    """
+    uri = run_address(run, place)
+    settings = reader.read_json(uri, CONFIG_FILE)
+    if settings is not None:
+        recipes.by_name(str(settings.get("recipe"))).check_sharded(run, run_uri=uri)
+    return sharded_checkpoints.newest_of(uri)
 
 
 def run_address(run: str, place: str) -> str:
@@ -179,7 +202,12 @@ def _known_runs(root: str) -> str:
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     """The options that say which checkpoint of which run is meant."""
-    parser.add_argument("run", metavar="RUN", help="name of an fsdp run, or its folder or address")
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        help="name of a run with sharded checkpoints "
+        f"({recipes.SHARDED}), or its folder or address",
+    )
     parser.add_argument(
         "--storage",
         default=os.environ.get(nodes.ENV_STORAGE) or "runs",
@@ -201,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        found = sharded_checkpoints.newest_of(run_address(options.run, options.storage))
+        found = newest_checkpoint(options.run, options.storage)
         print(f"step {found.position.step:,} of {options.run}", file=sys.stderr)
         to = options.to if storage.is_s3(options.to) else str(Path(options.to).expanduser())
         place = export(found, to, dtype=_TYPES[options.dtype], say=_say)

@@ -19,10 +19,7 @@ from training import export
 from training.checkpoint import sharded_checkpoints
 from training.models import language_models
 from training.models.language_models import WithLoss
-from training.models.pretrained import TOKENIZER_FILE
-from training.recipes.fsdp import inputs
-from training.recipes.fsdp.model import build, fill
-from training.recipes.fsdp.settings import FsdpConfig
+from training.models.pretrained import CONFIG_FILE, TOKENIZER_FILE
 
 
 def continuations(
@@ -31,25 +28,28 @@ def continuations(
     """What the model makes of a prompt before and after training, ``num`` tokens each.
 
     Raises:
-        InputError: the prompt is empty or too long.
+        InputError: the prompt is empty or too long, or the model is none of text.
     """
     from tokenizers import Tokenizer
 
-    # The run's settings, on one process, wherever it was trained.
-    config = FsdpConfig.from_json({**found.config, "num_workers": 1, "replicas": 1})
-    tokenizer = Tokenizer.from_buffer(found.read(TOKENIZER_FILE) or b"")
+    content = found.read(TOKENIZER_FILE)
+    if content is None:
+        raise InputError(
+            f"{found.uri} has no {TOKENIZER_FILE}: only a language model can continue a text; "
+            "give the name of another run"
+        )
+    tokenizer = Tokenizer.from_buffer(content)
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not ids:
         raise InputError("the prompt is empty: give some text")
-    model, model_config = build(config, inputs.store_of(config))
-    longest = getattr(model_config, "max_position_embeddings", None) or 2**20
+    model_config = json.loads(found.read(CONFIG_FILE) or b"{}")
+    longest = model_config.get("max_position_embeddings") or 2**20
     if len(ids) + num > longest:
         raise InputError(
             f"{len(ids)} tokens of prompt and {num} more exceed the model's {longest} positions"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    language_models.allocate(model, device)
-    fill(model, config)
+    model = export.recipe_of(found).rebuilt(found.config, device)
     tokens = torch.tensor([ids], device=device)
     texts = []
     for is_trained in (False, True):
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.tokens < 1:
             raise InputError(f"--tokens is {options.tokens}: it must be at least 1")
-        found = sharded_checkpoints.newest_of(export.run_address(options.run, options.storage))
+        found = export.newest_checkpoint(options.run, options.storage)
         before, after = continuations(found, options.prompt, num=options.tokens, seed=options.seed)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -44,7 +44,7 @@ class StepMetrics:
     """One optimizer step over all workers."""
 
     loss: float
-    """Mean over the images or tokens of the global batch."""
+    """Mean over what the global batch holds: images, tokens."""
     grad_norm: float
     """Before clipping."""
     size: int
@@ -53,6 +53,18 @@ class StepMetrics:
     @property
     def is_finite(self) -> bool:
         return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMeans:
+    """Where one worker's time went: means over some steps."""
+
+    phases: Mapping[str, float]
+    """Seconds of each phase, in their order."""
+    step_time_s: float
+    """Of the whole step."""
+    items_per_s: float
+    """What this worker trained on per second."""
 
 
 @dataclass
@@ -67,7 +79,7 @@ class Course:
     what was measured."""
 
     items: str
-    """What the run trains on: ``images`` or ``tokens``."""
+    """What the run trains on: ``images`` or ``tokens``, say."""
     items_per_step: int
     global_batch: int
     """Images or sequences in the batch of all workers."""
@@ -120,40 +132,59 @@ class Course:
             for number, each in enumerate(found, start=last - len(found) + 1)
         ]
 
-    def ranks(self, means: Mapping[str, float], *, step: int, epoch: float) -> list[RankTimes]:
-        """An event for each rank of all workers; every rank calls this.
+    def ranks(
+        self,
+        means: StepMeans,
+        *,
+        step: int,
+        epoch: float,
+        communication_s: float | None = None,
+        memory_bytes: float | None = None,
+    ) -> list[RankTimes]:
+        """An event for each rank of all workers; every rank calls this, with the same phases.
 
         Args:
-            means: this rank's, by name of a field: see ``StepTimer.means``.
+            means: this rank's, from ``StepTimer.means``.
             step: the last one of those measured.
             epoch: epochs done by then.
+            communication_s: of this rank, where all of them measure it.
+            memory_bytes: the same.
         """
+        extras = {"communication_s": communication_s, "memory_bytes": memory_bytes}
+        measured = {name: value for name, value in extras.items() if value is not None}
+        # A recipe may not split its steps.
+        phases = gather(means.phases, self.device) if means.phases else [{}] * self.world_size
+        times = {"step_time_s": means.step_time_s, "items_per_s": means.items_per_s}
         events = []
-        for rank, each in enumerate(gather(means, self.device)):
+        for rank, each in enumerate(gather({**times, **measured}, self.device)):
             rate = Rate(items=self.items, per_s=each.pop("items_per_s"))
-            events.append(RankTimes(rank=rank, step=step, epoch=epoch, rate=rate, **each))
+            events.append(
+                RankTimes(rank=rank, step=step, epoch=epoch, rate=rate, phases=phases[rank], **each)
+            )
         return events
 
     def evaluation(
         self,
         ranks: Sequence[RankTimes],
         *,
-        loss: float,
+        loss: float | None = None,
+        measures: Mapping[str, float],
         train_loss: float,
         seconds: float,
-        accuracy: float | None = None,
-        perplexity: float | None = None,
         memory_bytes: float | None = None,
     ) -> Evaluation:
-        """The event of an evaluation after the steps that ``ranks`` measured."""
+        """The event of an evaluation after the steps that ``ranks`` measured.
+
+        Args:
+            measures: values of the recipe's measures.
+        """
         items_per_s = sum(each.items_per_s or 0.0 for each in ranks)
         flops_per_s = self.flops_per_item * items_per_s
         return Evaluation(
             step=ranks[0].step,
             epoch=ranks[0].epoch,
             loss=loss,
-            accuracy=accuracy,
-            perplexity=perplexity,
+            measures=measures,
             train_loss=train_loss,
             rate=Rate(items=self.items, per_s=items_per_s),
             seconds=seconds,
@@ -189,6 +220,7 @@ class StepTimer:
     """
 
     def __init__(self, phases: Sequence[str], device: torch.device) -> None:
+        assert "step_time" not in phases, "the name of the whole step's time"
         self.phases = tuple(phases)
         self._on_gpu = device.type == "cuda"
         self._steps: list[_Step] = []
@@ -204,9 +236,8 @@ class StepTimer:
         self._steps[-1].marks.append((phase, self._now()))
         self._steps[-1].items += items
 
-    def means(self) -> dict[str, float]:
-        """Mean seconds per step of each phase (``<phase>_s``) and of the whole (``step_time_s``)
-        since the last call, and this worker's ``items_per_s``."""
+    def means(self) -> StepMeans:
+        """Means of the steps since the last call."""
         steps = [step for step in self._steps if step.items]  # one that never ended has none
         items = sum(step.items for step in steps)
         self._steps = []
@@ -218,9 +249,11 @@ class StepTimer:
                 totals[phase] += self._seconds(before, after)
         num = max(1, len(steps))
         total = sum(totals.values())
-        rate = items / total if total else 0.0
-        split = {f"{phase}_s": seconds / num for phase, seconds in totals.items()}
-        return {**split, "step_time_s": total / num, "items_per_s": rate}
+        return StepMeans(
+            phases={phase: seconds / num for phase, seconds in totals.items()},
+            step_time_s=total / num,
+            items_per_s=items / total if total else 0.0,
+        )
 
     def _now(self) -> float | torch.cuda.Event:
         if not self._on_gpu:

@@ -3,7 +3,7 @@
     python -m training.plan fsdp --model new:6.9b --instance g5.12xlarge --workers 8
 
 Standard library only: a laptop without torch runs it. The arithmetic is that of
-``training.recipes.fsdp.estimate``.
+``training.models.estimates``, for recipes that shard a language model.
 """
 
 import argparse
@@ -18,17 +18,19 @@ from contract.errors import InputError
 from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import OK as EXIT_OK
 from contract.instance_types import INSTANCE_TYPES, instance_type
-from training.models.model_shapes import SHAPES, ModelShape, read_config
-from training.recipes.fsdp.estimate import (
+from training import recipes
+from training.models.estimates import (
     GIB,
     MOMENTS,
+    RECOMPUTE,
     Plan,
     Setup,
     differences,
     make,
     smaller,
 )
-from training.recipes.fsdp.settings import PRESETS, RECOMPUTE, FsdpConfig
+from training.models.model_shapes import SHAPES, ModelShape, read_config
+from training.recipes.settings import fields_of
 
 
 def cheapest(shape: ModelShape, wanted: Setup, *, tokens: float) -> Plan | None:
@@ -104,12 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("recipe", choices=("fsdp",))
+    planned = [recipe.name for recipe in recipes.ALL if recipe.is_planned]
+    parser.add_argument("recipe", choices=planned)
     parser.add_argument("--model", required=True, help="new:SHAPE, a folder, or a known Hub id")
     parser.add_argument("--instance", default="g5.12xlarge", help="(default: g5.12xlarge)")
     parser.add_argument("--workers", type=int, help="GPUs (default: those of one host)")
     parser.add_argument("--tokens", type=float, default=1e6, help="to train on (default: 1e6)")
-    parser.add_argument("--preset", default="finetune", choices=[*PRESETS])
+    parser.add_argument("--preset", help="(default: the recipe's first)")
     for name in ("seq_len", "global_batch", "microbatch", "replicas", "lora_rank"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--recompute", choices=RECOMPUTE)
@@ -146,8 +149,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _setup(options: argparse.Namespace) -> Setup:
     machine = instance_type(options.instance)
-    defaults = {field.name: field.default for field in dataclasses.fields(FsdpConfig)}
-    values: dict[str, Any] = {**defaults, **PRESETS[options.preset]}
+    recipe = recipes.by_name(options.recipe)
+    preset = next(iter(recipe.presets)) if options.preset is None else options.preset
+    if preset not in recipe.presets:
+        raise InputError(
+            f"unknown preset {preset!r}: {recipe.name} has {', '.join(recipe.presets)}"
+        )
+    defaults = {name: field.default for name, field in fields_of(recipe.config).items()}
+    values: dict[str, Any] = {**defaults, **recipe.presets[preset]}
     values |= {name: value for name, value in vars(options).items() if value is not None}
     names = (
         "seq_len",

@@ -17,9 +17,11 @@ from training.record.events import (
     Warned,
 )
 from training.record.fields import Rate
+from training.record.measures import Measure
 from training.record.result import Result
 
 START = start()
+BANDWIDTH = Measure(name="bus_bandwidth", unit="GB/s")
 IMAGES = Rate(items="images", per_s=1234.5)
 TOKENS = Rate(items="tokens", per_s=98765.4)
 
@@ -38,30 +40,43 @@ def step(number: int) -> Step:
                 epoch=1,
                 rank=1,
                 step_time_s=0.0123,
-                data_s=0.0,
-                forward_s=0.0,
-                backward_s=0.0,
-                optimizer_s=0.0,
+                phases={"decode": 0.01},
                 rate=IMAGES,
             ),
             "epoch 1/2 rank 1: 12.3 ms/step, 1,234 images/s",
         ),
         (
-            Evaluation(step=4, epoch=1, loss=0.5, accuracy=0.9, train_loss=0.6, rate=IMAGES),
-            "epoch 1: train loss 0.6000, test loss 0.5000, accuracy 0.9000, 1,234 images/s",
+            Evaluation(
+                step=4,
+                epoch=1,
+                loss=0.5,
+                measures={"accuracy": 0.9},
+                train_loss=0.6,
+                rate=IMAGES,
+            ),
+            "epoch 1: train loss 0.6000, evaluation loss 0.5000, accuracy 90.00%, 1,234 images/s",
         ),
         (
-            Evaluation(step=0, epoch=0, loss=9.0, perplexity=8103.1),
-            "before training: held-out loss 9.0000, perplexity 8,103.1",
+            Evaluation(step=0, epoch=0, loss=9.0, measures={"perplexity": 8103.1}),
+            "before training: evaluation loss 9.0000, perplexity 8,103",
         ),
         (
             Evaluation(
-                step=1000, epoch=0.25, loss=4.0, perplexity=54.6, train_loss=4.5, rate=TOKENS
+                step=1000,
+                epoch=0.25,
+                loss=4.0,
+                measures={"perplexity": 54.6},
+                train_loss=4.5,
+                rate=TOKENS,
             ),
-            "epoch 0.25, step 1,000: train loss 4.5000, held-out loss 4.0000, perplexity 54.6, "
+            "epoch 0.25, step 1,000: train loss 4.5000, evaluation loss 4.0000, perplexity 54.6, "
             "98,765 tokens/s",
         ),
-        (Loaded(step=1000, loss=4.0), "checkpoint of step 1,000: held-out loss 4.0000"),
+        (
+            Evaluation(step=3, epoch=0, measures={"bus_bandwidth": 92.44, "top5_accuracy": 0.5}),
+            "step 3: bus bandwidth 92.44 GB/s, top5 accuracy 0.5",
+        ),
+        (Loaded(step=1000, loss=4.0), "checkpoint of step 1,000: evaluation loss 4.0000"),
         (
             Preempted(nodes=("a", "b"), time=1.0),
             "2 of the hosts will be taken away: saving until then",
@@ -73,7 +88,7 @@ def step(number: int) -> Step:
 def test_a_log_has_a_line_for_what_happened(
     event: Event, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    display = PlainDisplay()
+    display = PlainDisplay(measures=[BANDWIDTH])
     display.show(START)
     capsys.readouterr()
     display.show(event)
@@ -101,9 +116,8 @@ def test_the_result_is_a_table_for_people() -> None:
         run="r",
         recipe="fsdp",
         status="succeeded",
-        accuracy=None,
         loss=4.0,
-        perplexity=54.6,
+        measures={"accuracy": None, "perplexity": 54.6},
         seconds=185.0,
         steps=1000,
         rate=TOKENS,
@@ -122,7 +136,7 @@ def test_the_result_is_a_table_for_people() -> None:
     file = io.StringIO()
     Console(file=file, width=120).print(result_table(result, {"report": "report.html"}))
     assert [line.split("  ")[0] for line in file.getvalue().splitlines()] == [
-        *("run", "held-out loss", "perplexity", "throughput", "steps", "preempted"),
+        *("run", "perplexity", "evaluation loss", "throughput", "steps", "preempted"),
         *("training time", "MFU", "report"),
     ]
     for words in ("98,765 tokens/s on NVIDIA A10G", "3 min 5 s", "resumed from 500", "25.0%"):

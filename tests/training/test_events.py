@@ -18,18 +18,21 @@ from docs import record as record_page
 from tests.conftest import ROOT
 from training.record import events, reader
 from training.record.events import TYPES, Evaluation, Event, Finished, Phase, RankTimes, Step
-from training.record.fields import Rate
+from training.record.fields import Known, Named, Rate
 from training.record.lines import parse_metrics
 from training.record.result import (
     Classification,
+    Evaluated,
     HeldOutText,
     ImageSample,
     Result,
+    Table,
     evaluated_from_json,
 )
 
 # A value of each kind of field. Infinite and missing numbers have tests of their own.
 NUMBERS = st.floats(allow_nan=False)
+NAMES = ("accuracy", "mean_error", "decode", "bus_gb_per_s")
 KINDS: dict[Any, st.SearchStrategy[Any]] = {
     int: st.integers(),
     float: NUMBERS | st.integers(),
@@ -38,6 +41,9 @@ KINDS: dict[Any, st.SearchStrategy[Any]] = {
     types.NoneType: st.none(),
     Rate: st.builds(Rate, items=st.sampled_from(["images", "tokens", "frames"]), per_s=NUMBERS),
     tuple[str, ...]: st.lists(st.text()).map(tuple),
+    # The last name ends as a rate does.
+    Named: st.dictionaries(st.sampled_from(NAMES), NUMBERS),
+    Known: st.dictionaries(st.sampled_from(NAMES), NUMBERS | st.none()),
 }
 
 
@@ -74,6 +80,16 @@ def any_classification() -> st.SearchStrategy[Classification]:
 
 KINDS[Classification] = any_classification()
 KINDS[HeldOutText] = any_of(HeldOutText)
+KINDS[Table] = st.integers(1, 3).flatmap(
+    lambda num: st.builds(
+        Table,
+        title=st.text(),
+        heads=st.lists(st.text(), min_size=num, max_size=num).map(tuple),
+        rows=st.lists(st.tuples(*[st.floats(allow_nan=False, allow_infinity=False)] * num)).map(
+            tuple
+        ),
+    )
+)
 
 
 @given(st.one_of(*(any_of(kind) for kind in TYPES.values())))
@@ -92,8 +108,8 @@ def test_every_result_survives_json_and_has_all_of_its_fields_there(result: Resu
     assert names <= values.keys()
 
 
-@given(any_classification() | any_of(HeldOutText))
-def test_what_was_evaluated_survives_json(evaluated: Classification | HeldOutText) -> None:
+@given(any_classification() | any_of(HeldOutText) | KINDS[Table])
+def test_what_was_evaluated_survives_json(evaluated: Evaluated) -> None:
     assert evaluated_from_json(json.loads(json.dumps(evaluated.to_json()))) == evaluated
 
 
@@ -104,7 +120,7 @@ def test_the_documentation_has_every_field_of_the_record() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [*TYPES.values(), Result, Classification, HeldOutText, ImageSample]
+    "kind", [*TYPES.values(), Result, Classification, HeldOutText, ImageSample, Table]
 )
 def test_every_field_is_described(kind: type[Any]) -> None:
     described = record_page.descriptions(kind)
@@ -149,10 +165,37 @@ def test_a_record_of_the_version_before_is_read_and_written_the_same() -> None:
     for line, text in zip(metrics.lines, OLD_LINES.splitlines(), strict=True):
         known = {name: value for name, value in json.loads(text).items() if value is not None}
         assert line.event is not None
-        assert events.to_json(line.event) == known
+        written = events.to_json(line.event)
+        # The names that are listed now; a line that is kept is written as it stands in the file.
+        assert {*written} - {*known} <= {"phases", "measures"}
+        assert {name: written[name] for name in known} == known
+    first, second = metrics.of(RankTimes)
+    assert [*first.phases] == ["data", "forward", "backward", "optimizer"]
+    assert (second.phases["checkpoint"], second.communication_s) == (0.0, 0.01)
+    measured = [each.measures for each in metrics.of(Evaluation)]
+    assert measured == [{"accuracy": 0.9}, {"perplexity": 2.0}]
     result = Result.from_json(json.loads(OLD_RESULT))
-    assert result.to_json() == {**json.loads(OLD_RESULT), "damaged_lines": 0}
+    added = {"measures": ["accuracy", "perplexity"], "damaged_lines": 0}
+    assert result.to_json() == json.loads(OLD_RESULT) | added
     assert result.items_per_s == 950.0
+
+
+def test_figures_keep_their_names_whatever_else_a_line_has() -> None:
+    times = RankTimes(
+        step=1,
+        epoch=1,
+        rank=0,
+        step_time_s=0.5,
+        phases={"decode": 0.1, "communication": 0.2},
+        rate=Rate(items="images", per_s=9.0),
+    )
+    values = events.to_json(times)
+    assert (values["decode_s"], values["communication_s"]) == (0.1, 0.2)
+    assert values["phases"] == ["decode", "communication"]
+    assert events.from_json(values) == times
+    found = events.from_json({"type": "evaluation", "step": 1, "measures": ["x", 5, "y"], "x": 2})
+    assert isinstance(found, Evaluation)
+    assert found.measures == {"x": 2}
 
 
 def test_a_value_of_another_kind_counts_as_missing() -> None:
@@ -162,8 +205,8 @@ def test_a_value_of_another_kind_counts_as_missing() -> None:
     )
     assert isinstance(found, Evaluation)
     assert math.isnan(found.epoch)
-    assert math.isnan(found.loss)
-    assert (found.accuracy, found.items_per_s) == (None, None)
+    assert found.loss is None
+    assert (found.measures, found.items_per_s) == ({}, None)
 
 
 @pytest.mark.parametrize("values", [{}, {"step": "many"}, {"step": True}, {"step": None}])
@@ -207,5 +250,6 @@ def test_nothing_is_read_where_there_is_nothing(tmp_path: Path) -> None:
 
 def test_a_finished_run_keeps_what_was_evaluated() -> None:
     text = HeldOutText(loss=2.0, perplexity=7.4, unigram_loss=5.0, num_tokens=10)
-    event = Finished(step=3, loss=2.0, seconds=1.0, perplexity=7.4, evaluation=text)
+    figures = {"perplexity": 7.4}
+    event = Finished(step=3, loss=2.0, seconds=1.0, measures=figures, evaluation=text)
     assert events.from_json(events.to_json(event)) == event

@@ -10,7 +10,7 @@ import torch
 
 from contract.instance_types import instance_type
 from training import optimizers, plan
-from training.models import language_models, pretrained
+from training.models import estimates, language_models, pretrained
 from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import estimate
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
@@ -32,7 +32,7 @@ def shape(name: str) -> ModelShape:
     return ModelShape.from_config(SHAPES[name])
 
 
-def setup(**changes: Any) -> estimate.Setup:
+def setup(**changes: Any) -> estimates.Setup:
     values: dict[str, Any] = {
         "machine": instance_type("g5.12xlarge"),
         "num_workers": 8,
@@ -42,7 +42,7 @@ def setup(**changes: Any) -> estimate.Setup:
         "recompute": "full",
         "optimizer": "adamw",
     }
-    return estimate.Setup(**{**values, **changes})
+    return estimates.Setup(**{**values, **changes})
 
 
 @pytest.mark.parametrize("values", [*SHAPES.values(), TINY_LLAMA])
@@ -77,23 +77,23 @@ def test_weights_gradients_and_moments_are_what_an_optimizer_really_holds() -> N
     moments = sum(
         each.nbytes for state in optimizer.state.values() for each in state.values() if each.dim()
     )
-    found = estimate.memory(shape("tiny"), setup(num_workers=1))
+    found = estimates.memory(shape("tiny"), setup(num_workers=1))
     assert (found.weights, found.gradients, found.moments) == (held, gradients, moments)
 
 
 def test_the_references_machine_holds_the_references_model_and_one_gpu_does_not() -> None:
-    assert estimate.make(shape("6.9b"), setup()).fits
-    assert not estimate.make(shape("6.9b"), setup(num_workers=1)).fits
-    assert not estimate.make(shape("6.9b"), setup(num_workers=8, replicas=2)).fits
+    assert estimates.make(shape("6.9b"), setup()).fits
+    assert not estimates.make(shape("6.9b"), setup(num_workers=1)).fits
+    assert not estimates.make(shape("6.9b"), setup(num_workers=8, replicas=2)).fits
 
 
 def test_more_workers_hold_less_each_and_recomputing_holds_less() -> None:
     sizes = [
-        estimate.memory(shape("6.9b"), setup(num_workers=num)).total for num in (2, 4, 8, 16, 32)
+        estimates.memory(shape("6.9b"), setup(num_workers=num)).total for num in (2, 4, 8, 16, 32)
     ]
     assert sizes == sorted(sizes, reverse=True)
     kept = [
-        estimate.memory(shape("6.9b"), setup(recompute=how)).activations
+        estimates.memory(shape("6.9b"), setup(recompute=how)).activations
         for how in ("none", "selective", "full")
     ]
     assert kept == sorted(kept, reverse=True)
@@ -102,16 +102,16 @@ def test_more_workers_hold_less_each_and_recomputing_holds_less() -> None:
 def test_the_references_own_run_would_be_predicted_within_a_factor_of_two() -> None:
     # It took 56 min 15 s for 194 steps of 5,524,480 positions, padding and all (1 epoch), on
     # 8 A10G, at the batch that fills them: 14 rows of 256 per GPU, blocks recomputed.
-    found = estimate.make(shape("6.9b"), setup(seq_len=256, microbatch=14, global_batch=112))
+    found = estimates.make(shape("6.9b"), setup(seq_len=256, microbatch=14, global_batch=112))
     assert 0.5 < found.tokens_per_s / (5_524_480 / 3375) < 2.0
 
 
 def test_what_does_not_fit_is_told_what_would() -> None:
     wanted = setup(num_workers=8, microbatch=64, recompute="none", seq_len=2048)
-    assert not estimate.make(shape("6.9b"), wanted).fits
-    first, *_ = estimate.smaller(shape("6.9b"), wanted)
-    assert estimate.make(shape("6.9b"), first).fits
-    assert "--microbatch" in estimate.differences(wanted, first)
+    assert not estimates.make(shape("6.9b"), wanted).fits
+    first, *_ = estimates.smaller(shape("6.9b"), wanted)
+    assert estimates.make(shape("6.9b"), first).fits
+    assert "--microbatch" in estimates.differences(wanted, first)
     assert (first.optimizer, first.lora_rank) == ("adamw", 0)
     best = plan.cheapest(shape("6.9b"), wanted, tokens=1e6)
     assert best is not None
@@ -123,12 +123,12 @@ def test_a_node_has_one_network_interface_of_at_most_100_gbps() -> None:
     assert p5.network_gbps > 100
     two = setup(machine=p5, num_workers=16, global_batch=64, microbatch=4)
     slower = dataclasses.replace(p5, network_gbps=100.0)
-    counted = estimate.make(shape("6.9b"), dataclasses.replace(two, machine=slower))
-    assert estimate.make(shape("6.9b"), two).tokens_per_s == counted.tokens_per_s
+    counted = estimates.make(shape("6.9b"), dataclasses.replace(two, machine=slower))
+    assert estimates.make(shape("6.9b"), two).tokens_per_s == counted.tokens_per_s
     # Below that, the bandwidth that a host is sold with counts.
     faster = dataclasses.replace(g5, network_gbps=2 * g5.network_gbps)
-    before = estimate.make(shape("6.9b"), setup(num_workers=8))
-    after = estimate.make(shape("6.9b"), setup(num_workers=8, machine=faster))
+    before = estimates.make(shape("6.9b"), setup(num_workers=8))
+    after = estimates.make(shape("6.9b"), setup(num_workers=8, machine=faster))
     assert after.tokens_per_s > before.tokens_per_s
 
 
@@ -139,7 +139,7 @@ def test_the_optimizer_takes_as_long_as_the_gpus_memory_is_slow() -> None:
         g5, gpu=dataclasses.replace(g5.gpu, memory_gb_per_s=2 * g5.gpu.memory_gb_per_s)
     )
     one, other = (
-        estimate.make(shape("400m"), setup(num_workers=4, machine=each)) for each in (g5, faster)
+        estimates.make(shape("400m"), setup(num_workers=4, machine=each)) for each in (g5, faster)
     )
     assert other.tokens_per_s > one.tokens_per_s
 

@@ -63,7 +63,7 @@ def evaluation(epoch: int, rate: float = 100.0) -> Evaluation:
         epoch=epoch,
         step=4 * epoch,
         loss=1 / epoch,
-        accuracy=0.5,
+        measures={"accuracy": 0.5},
         rate=Rate(items="images", per_s=rate),
         seconds=float(epoch),
         flops_per_s=1e9,
@@ -72,7 +72,8 @@ def evaluation(epoch: int, rate: float = 100.0) -> Evaluation:
 
 def finished() -> Finished:
     details = Classification(class_names=("a",), confusion_matrix=((1.0,),), samples=())
-    return Finished(step=8, loss=0.5, accuracy=0.5, seconds=2.0, evaluation=details)
+    figures = {"accuracy": 0.5}
+    return Finished(step=8, loss=0.5, measures=figures, seconds=2.0, evaluation=details)
 
 
 def tell(kept: RunRecord, *events: Event) -> None:
@@ -185,7 +186,7 @@ def test_damaged_lines_are_counted_over_all_attempts(tmp_path: Path) -> None:
 def test_a_run_that_begins_again_without_a_checkpoint_forgets_all_of_its_steps(
     tmp_path: Path,
 ) -> None:
-    before_training = Evaluation(step=0, epoch=0, loss=3.0, perplexity=20.0)
+    before_training = Evaluation(step=0, epoch=0, loss=3.0, measures={"perplexity": 20.0})
     for _ in range(2):
         tell(opened(tmp_path / "r"), start(), before_training, step(1), step(2))
     assert steps_of(tmp_path / "r") == [1, 2]
@@ -214,7 +215,7 @@ def test_a_stopped_run_has_a_result_and_a_report_of_what_there_is(tmp_path: Path
     kept.handle(Stopped(step=5))
     assert kept.close() == tmp_path / "r" / "report.html"
     result = result_of(tmp_path / "r")
-    assert (result.status, result.steps, result.accuracy) == ("stopped", 5, 0.5)
+    assert (result.status, result.steps, result.measures) == ("stopped", 5, {"accuracy": 0.5})
 
 
 def test_a_failed_run_names_its_error(tmp_path: Path) -> None:

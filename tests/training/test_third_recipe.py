@@ -1,7 +1,13 @@
-"""A recipe is one folder and one entry in a list: a copy of the project gets a third one."""
+"""A recipe is one folder and one entry in a list: a copy of the project gets a third one.
+
+It is unlike the other two wherever a recipe may be: it is judged by an error of its own and has no
+loss on held-out data, it trains on samples, its steps have other parts, it leaves no details of
+its evaluation, and it has no model that could be kept.
+"""
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,99 +20,104 @@ from tests.conftest import ROOT
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 RECORD = '''
-"""Toy: which of ten symbols follows which, in a text that the recipe makes itself."""
+"""Toy: the slope of a line, from samples that the recipe draws itself."""
 
 from dataclasses import dataclass
 from typing import Final
 
-from training.recipes.recipe import Recipe
-from training.recipes.settings import RunConfig, option
+from training.recipes.recipe import Model, Recipe
+from training.recipes.settings import TrainingConfig, option
+from training.record.measures import Measure
+
+MEAN_ERROR: Final = Measure(name="mean_error", unit="mm", higher_is_better=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToyConfig(RunConfig):
-    batch: int = option(32, low=2, help="symbols per step")
+class ToyConfig(TrainingConfig):
+    batch: int = option(32, low=2, help="samples per step")
     lr: float = option(0.5, above=0, help="learning rate")
+    error_limit: float = option(0.0, low=0, help="largest mean error (0: any)")
 
 
 RECIPE: Final = Recipe(
     name="toy",
     config=ToyConfig,
     presets={"plain": {"epochs": 4, "report_every": 5}, "slow": {"lr": 0.1}},
-    built_in_data="counting",
+    built_in_data="a line",
     built_in_preset="plain",
-    data_help="none: it makes its own",
+    data_help="none: it draws its own",
     loop="training.recipes.toy.loop",
+    measures=(MEAN_ERROR,),
+    model=Model.NONE,
 )
 '''
 
 LOOP = '''
-"""The toy recipe's loop: a table of ten by ten, trained by SGD."""
+"""The toy recipe's loop: one weight, trained by SGD."""
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
 
 from training import metrics
-from training.record.events import Evaluation, Finished
-from training.record.result import HeldOutText
+from training.record.events import Finished
+
+SLOPE = 2.0
 
 
 def train(worker, config):
-    torch.manual_seed(config.seed)
-    model = nn.Embedding(10, 10)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=config.lr)
     course = metrics.Course(
-        items="symbols",
+        items="samples",
         items_per_step=config.batch,
         global_batch=config.batch,
         steps_per_epoch=10,
         total_steps=10 * config.epochs,
         learning_rate=lambda step: config.lr,
-        flops_per_item=600.0,
+        flops_per_item=6.0,
         world_size=worker.world_size,
         device=worker.device,
     )
-    worker.emit(course.start(model, step=0, resumed=False, parameters=100, bf16=False))
-    timer = metrics.StepTimer(("data", "forward", "backward", "optimizer"), worker.device)
+    worker.emit(course.start(model, step=0, resumed=False, parameters=1, bf16=False))
+    timer = metrics.StepTimer(("draw", "fit", "communication"), worker.device)
     log = metrics.StepLog(worker.device)
     clock = metrics.Clock(earlier_s=0.0)
     for step in range(course.total_steps):
         timer.start()
-        symbols = (torch.arange(config.batch) + step)[worker.rank :: worker.world_size]
-        timer.mark("data")
-        loss_sum = F.cross_entropy(model(symbols % 10), (symbols + 1) % 10, reduction="sum")
-        timer.mark("forward")
+        torch.manual_seed(step)
+        samples = torch.rand(config.batch, 1)[worker.rank :: worker.world_size]
+        timer.mark("draw")
+        loss_sum = (model(samples) - SLOPE * samples).square().sum()
         (loss_sum / config.batch).backward()
+        timer.mark("fit")
         dist.all_reduce(model.weight.grad)
-        timer.mark("backward")
+        timer.mark("communication", items=len(samples))
         norm = model.weight.grad.norm()
         optimizer.step()
         optimizer.zero_grad()
         log.add(loss_sum=loss_sum, norm=norm, size=config.batch)
-        timer.mark("optimizer", items=len(symbols))
-        if (step + 1) % config.report_every:
+        num_done = step + 1
+        if num_done % config.report_every:
             continue
         steps, _ = log.collect(stop=worker.stop_requested())
-        worker.emit(*course.steps(steps, last=step + 1))
-    loss = F.cross_entropy(model(torch.arange(10)), (torch.arange(10) + 1) % 10).item()
-    perplexity = metrics.perplexity(loss)
-    ranks = course.ranks(timer.means(), step=course.total_steps, epoch=config.epochs)
-    evaluation = course.evaluation(
-        ranks, loss=loss, train_loss=loss, seconds=clock.seconds(), perplexity=perplexity
-    )
-    assert isinstance(evaluation, Evaluation)
-    worker.emit(*ranks, evaluation)
+        worker.emit(*course.steps(steps, last=num_done))
+        if num_done % 10:
+            continue
+        error = 0.5 * abs(model.weight.item() - SLOPE)
+        figures = {"mean_error": error}
+        ranks = course.ranks(timer.means(), step=num_done, epoch=num_done // 10)
+        evaluation = course.evaluation(
+            ranks, measures=figures, train_loss=steps[-1].loss, seconds=clock.seconds()
+        )
+        worker.emit(*ranks, evaluation)
+    short = None
+    if config.error_limit and error > config.error_limit:
+        short = f"the mean error is {error:.2g} mm, above --error-limit {config.error_limit}"
     worker.emit(
         Finished(
-            step=course.total_steps,
-            loss=loss,
-            perplexity=perplexity,
-            seconds=clock.seconds(),
-            evaluation=HeldOutText(
-                loss=loss, perplexity=perplexity, unigram_loss=2.3, num_tokens=10
-            ),
+            step=course.total_steps, measures=figures, seconds=clock.seconds(), shortfall=short
         )
     )
 '''
@@ -158,17 +169,41 @@ def python(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_third_recipe_trains_is_checked_is_listed_and_has_a_report(project: Path) -> None:
-    launched = python(
-        project, *("-m", "training.launch", "toy", "--local", "--workers", "2"), "--run", "r"
-    )
+    launch = ("-m", "training.launch", "toy", "--local", "--workers", "2")
+    launched = python(project, *launch, "--run", "r")
     assert launched.returncode == 0, launched.stderr
+    assert "epoch 4: train loss" in launched.stderr
+    assert re.search(r"^ *mean error +\S+ mm *$", launched.stdout, re.MULTILINE), launched.stdout
+    assert "model" not in launched.stdout, "it has none"
+
     result = json.loads((project / "runs" / "r" / "result.json").read_text())
     assert (result["recipe"], result["status"], result["steps"]) == ("toy", "succeeded", 40)
-    assert result["world_size"] == 2
-    assert result["perplexity"] < 9, "it has learned which symbol comes next"
+    assert (result["world_size"], result["loss"]) == (2, None)
+    assert 0 < result["mean_error"] < 0.1, "it has learned the slope"
+    assert result["samples_per_s"] > 0
+    assert not {"accuracy", "perplexity"} & {*result}
+    lines = (project / "runs" / "r" / "metrics.jsonl").read_text().splitlines()
+    times = [each for each in map(json.loads, lines) if each["type"] == "rank"]
+    assert len(times) == 8
+    for each in times:
+        assert each["phases"] == ["draw", "fit", "communication"]
+        parts = each["draw_s"] + each["fit_s"] + each["communication_s"]
+        assert parts == pytest.approx(each["step_time_s"])
+
     report = (project / "runs" / "r" / "report.html").read_text()
     assert "recipe toy" in report
-    assert "Perplexity" in report
+    assert "<dt>Mean error</dt>" in report
+    assert "mm after the last epoch, the best." in report
+    assert "Details of the evaluation: left out." in report
+    assert (project / "runs" / "r" / "plots" / "mean_error.png").is_file()
+    for part in ("draw", "fit", "communication"):
+        assert f">{part}<" in report, "a part of the steps in the legend"
+    for word in ("Accuracy", "Perplexity", "Confusion", "forward"):
+        assert word not in report
+
+    exported = python(project, "-m", "training.export", "r", "--to", "model")
+    assert exported.returncode == 2
+    assert "error: run 'r' is one of recipe toy, which trains no model" in exported.stderr
 
     checked = python(project, "-c", CHECK)
     assert checked.stdout.splitlines() == [
@@ -179,5 +214,14 @@ def test_a_third_recipe_trains_is_checked_is_listed_and_has_a_report(project: Pa
 
     listed = python(project, "-m", "trainctl", "settings", "toy", "--preset", "slow", "--json")
     settings = json.loads(listed.stdout)
-    assert settings["--batch"] == {"default": 32, "help": "symbols per step"}
+    assert settings["--batch"] == {"default": 32, "help": "samples per step"}
     assert settings["--lr"]["default"] == 0.1
+
+    short = python(project, *launch, "--run", "short", "--error-limit", "1e-9", "--json")
+    assert short.returncode == 1
+    assert "error: the mean error is" in short.stderr
+    assert "Traceback" not in short.stderr
+    result = json.loads(short.stdout)
+    assert result["status"] == "failed"
+    assert result["error"].endswith("above --error-limit 1e-09")
+    assert 0 < result["mean_error"] < 0.1

@@ -1,5 +1,6 @@
 """``trainctl show``: one job, its nodes and what its run has reached."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from contract.nodes import JOB
@@ -9,6 +10,9 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, JobName, Profile, Region
 from trainctl.pricing import dollars
+from training import recipes
+from training.record.measures import described
+from training.record.result import measures_of
 
 
 def show(
@@ -53,14 +57,24 @@ def show(
     }
     output.print_text("\n".join(f"{key:10}{value}" for key, value in rows.items() if value))
     if result:
-        figures = ("accuracy", "loss", "steps")
-        reached = [f"{name} {result[name]}" for name in figures if result.get(name)]
-        output.print_text(f"{'result':10}{result.get('status')}: {', '.join(reached)}")
+        output.print_text(f"{'result':10}{result.get('status')}: {', '.join(_reached(result))}")
     if damaged := result.get("damaged_lines"):
         output.print_text(f"{'note':10}{damaged} damaged lines were left out of metrics.jsonl")
     if tasks := [*heads, *workers]:
         columns = ["node", "task", "status", "address", "why it ended"]
         output.print_table(columns, [_row(task) for task in tasks], prose=columns[-1:])
+
+
+def _reached(result: Mapping[str, object]) -> list[str]:
+    """The figures of a ``result.json``: its measures, loss and steps."""
+    # A run may be of a recipe that this version does not know.
+    known = [recipe for recipe in recipes.ALL if recipe.name == result.get("recipe")]
+    declared = [measure for recipe in known for measure in recipe.measures]
+    measures = [
+        described(name, declared).phrase(value) for name, value in measures_of(result).items()
+    ]
+    others = [f"{name} {result[name]}" for name in ("loss", "steps") if result.get(name)]
+    return [*measures, *others]
 
 
 def _row(task: Task) -> list[str]:

@@ -256,8 +256,8 @@ def newest_of(run_uri: str) -> Found:
         if storage.exists(storage.join(uri, _METADATA_FILE)):
             return Found(uri)
     raise InputError(
-        f"{run_uri} has no whole checkpoint of a sharded model: give the name of an fsdp run that "
-        "has saved one (--storage is where runs are kept)"
+        f"{run_uri} has no whole checkpoint of a sharded model: give the name of a run that has "
+        "saved one (--storage is where runs are kept)"
     )
 
 

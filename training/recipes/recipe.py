@@ -6,21 +6,37 @@ recipes by name. Modules are named by strings, so that a laptop can read the rec
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from importlib import import_module
 from typing import Any
 
 from contract import runs
+from contract.errors import InputError
 from training.data import catalog
 from training.recipes.settings import RunConfig, Value
+from training.record.events import Evaluation
+from training.record.measures import Measure
+from training.record.result import Result
 
 Report = Callable[[int, int], None]
 """Is called with the bytes read so far and the bytes to read."""
 
 
+class Model(StrEnum):
+    """What a complete run has of its model."""
+
+    FOLDER = "folder"
+    """The folder ``model/``, which transformers loads."""
+    SHARDED = "sharded"
+    """Checkpoints in parts: ``training.export`` makes such a folder of the newest."""
+    NONE = "none"
+    """Nothing: the recipe trains none."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """One way to train something."""
+    """One way to train something, or to measure what training depends on."""
 
     name: str
     """What the command line calls it."""
@@ -43,15 +59,28 @@ class Recipe:
     without torch. Empty: there is no data to look at before the loop runs."""
     preload: tuple[str, ...] = ()
     """Modules that the loop imports late; a fork server imports them before it forks workers."""
-    is_sharded: bool = False
-    """Checkpoints are in parts: ``training.export`` and ``training.generate`` read them. Otherwise
-    a finished run has its model in a folder that transformers loads."""
+    measures: tuple[Measure, ...] = ()
+    """What its runs are judged by, beside their loss. Evaluations and results have values of these
+    names; display, report and ``trainctl show`` follow from them."""
+    model: Model = Model.FOLDER
+    """What becomes of the model."""
+    rebuild: str = ""
+    """Of sharded checkpoints, the module with ``rebuild(settings, device)``: the run's model as it
+    was before training, whole and with its first weights, in one process that only reads."""
+    is_planned: bool = False
+    """Whether ``training.plan`` computes what fits: its settings are those of a sharded language
+    model (``training.models.estimates.Setup``)."""
     check: Callable[[str, Mapping[str, Value]], None] | None = None
     """Called with a preset's name and the settings that it and the user give, without defaults;
     raises InputError where one is missing."""
 
     def __post_init__(self) -> None:
         assert self.built_in_preset in self.presets
+        assert (self.model is Model.SHARDED) == bool(self.rebuild)
+        taken = {field.name for record in (Evaluation, Result) for field in fields(record)}
+        for measure in self.measures:
+            assert measure.is_usable, measure.name
+            assert measure.name not in taken | {"type"}, f"{measure.name} is a field of the record"
 
     def preset_for(self, data: str | None) -> str:
         """Name of the preset that is used when none is given."""
@@ -106,5 +135,36 @@ class Recipe:
     def places(self, run_uri: str) -> dict[str, str]:
         """Where the report and the model of a complete run are, or how to get them."""
         paths = runs.RunPaths(run_uri)
-        model = f"python -m training.export {run_uri} --to DIR" if self.is_sharded else paths.model
-        return {"report": paths.file(runs.REPORT_FILE), "model": model}
+        model = {
+            Model.FOLDER: {"model": paths.model},
+            Model.SHARDED: {"model": f"python -m training.export {run_uri} --to DIR"},
+            Model.NONE: {},
+        }
+        return {"report": paths.file(runs.REPORT_FILE), **model[self.model]}
+
+    def rebuilt(self, settings: Mapping[str, object], device: object) -> Any:
+        """The model of a run with sharded checkpoints, a ``torch.nn.Module``, before training.
+
+        Args:
+            settings: those of the run.
+            device: the ``torch.device`` that holds it.
+        """
+        return import_module(self.rebuild).rebuild(settings, device)
+
+    def check_sharded(self, run: str, *, run_uri: str) -> None:
+        """Fail unless a run's checkpoints are in parts, so that a model has to be made of them.
+
+        Raises:
+            InputError: its model is whole, or it has none.
+        """
+        if self.model is Model.FOLDER:
+            model = runs.RunPaths(run_uri).model
+            how = f"aws s3 cp --recursive {model}/ DIR" if "://" in model else f"it is in {model}"
+            raise InputError(
+                f"run {run!r} was trained with {self.name}, whose model is whole already: {how}"
+            )
+        if self.model is Model.NONE:
+            raise InputError(
+                f"run {run!r} is one of recipe {self.name}, which trains no model: there is "
+                "nothing to export or to generate text with; give the name of another run"
+            )

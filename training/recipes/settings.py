@@ -71,14 +71,6 @@ class RunConfig:
     preset: str = option(
         "", help="preset that these settings are based on", same_on_resume=False, cli=False
     )
-    epochs: int = option(10, low=1, high=100_000, help="passes over the training data")
-    seed: int = option(0, low=0, high=2**31 - 1, help="seed of weights, order and augmentation")
-    report_every: int = option(
-        10, low=1, help="steps between two reports of the loss", same_on_resume=False
-    )
-    checkpoints_to_keep: int = option(
-        2, low=1, help="number of newest checkpoints that are kept", same_on_resume=False
-    )
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -98,6 +90,20 @@ class RunConfig:
         """Build from ``to_json``'s result; fields of a newer version are ignored."""
         known: dict[str, Any] = {name: values[name] for name in fields_of(cls) if name in values}
         return cls(**known)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingConfig(RunConfig):
+    """Settings that every recipe has that trains a model."""
+
+    epochs: int = option(10, low=1, high=100_000, help="passes over the training data")
+    seed: int = option(0, low=0, high=2**31 - 1, help="seed of weights, order and augmentation")
+    report_every: int = option(
+        10, low=1, help="steps between two reports of the loss", same_on_resume=False
+    )
+    checkpoints_to_keep: int = option(
+        2, low=1, help="number of newest checkpoints that are kept", same_on_resume=False
+    )
 
 
 def fields_of(config: type[RunConfig]) -> dict[str, dataclasses.Field[Any]]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from training.record.events import Evaluation, RankTimes, Step
 from training.record.fields import number
+from training.record.reader import figure
 
 Floats = npt.NDArray[np.float64]
 Record = Step | RankTimes | Evaluation
@@ -17,9 +18,14 @@ MAX_POINTS: Final = 1500  # of a curve; more cannot be told apart on a screen
 
 
 def column(records: Iterable[Record], key: str) -> Floats:
-    """One field of all records, NaN where it is missing or not finite."""
-    values = (number(getattr(record, key)) for record in records)
-    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+    """One field, or one measure, of all records; NaN where it is missing or not finite."""
+    return array(figure(record, key) for record in records)
+
+
+def array(values: Iterable[float | None]) -> Floats:
+    """Numbers as an array, NaN where one is missing or not finite."""
+    finite = (number(value) for value in values)
+    return np.array([math.nan if value is None else value for value in finite], dtype=np.float64)
 
 
 def curve(records: Sequence[Record], x: str, y: str) -> tuple[Floats, Floats]:

@@ -5,7 +5,7 @@ All of it goes to stderr; stdout is for results.
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import (
@@ -30,14 +30,16 @@ from training.record.events import (
     Warned,
 )
 from training.record.fields import Rate
+from training.record.measures import Measure, described
 from training.record.result import Result
 
 
 class LiveDisplay:
     """One bar over the whole run, and a line that stays for every epoch."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, measures: Sequence[Measure] = ()) -> None:
         self._console = console
+        self._measures = measures
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -77,12 +79,12 @@ class LiveDisplay:
                 self._progress.update(
                     self._task,
                     completed=event.step,
-                    description=f"epoch {_epoch(event.epoch)}/{_num_epochs(self._start)}",
+                    description=_epoch_of(event.epoch, self._start),
                     figures=f"step {event.step}/{self._start.total_steps}  "
                     f"loss {event.loss:.4f}  {self._pace.text(self._start, event)}",
                 )
             case _:
-                if line := _line_of(event):
+                if line := _line_of(event, self._measures):
                     self.say(line)
 
     def close(self) -> None:
@@ -92,7 +94,8 @@ class LiveDisplay:
 class PlainDisplay:
     """A line per epoch and rank: what a log file or a CI job can use."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, measures: Sequence[Measure] = ()) -> None:
+        self._measures = measures
         self._start: Start | None = None
 
     def phase(self, text: str, *, transient: bool = False) -> None:
@@ -110,35 +113,47 @@ class PlainDisplay:
             case RankTimes():
                 assert self._start is not None
                 self.say(
-                    f"epoch {_epoch(event.epoch)}/{_num_epochs(self._start)} rank {event.rank}: "
-                    f"{event.step_time_s * 1e3:.1f} ms/step, {_rate(event.rate)}"
+                    f"{_epoch_of(event.epoch, self._start)} rank {event.rank}: ".lstrip()
+                    + ", ".join([f"{event.step_time_s * 1e3:.1f} ms/step", *_rate(event.rate)])
                 )
             case _:
-                if line := _line_of(event):
+                if line := _line_of(event, self._measures):
                     self.say(line)
 
     def close(self) -> None:
         pass
 
 
-def make_display() -> LiveDisplay | PlainDisplay:
-    """The display that suits stderr."""
+def make_display(measures: Sequence[Measure]) -> LiveDisplay | PlainDisplay:
+    """The display that suits stderr.
+
+    Args:
+        measures: those of the recipe.
+    """
     console = Console(stderr=True)
-    return LiveDisplay(console) if console.is_terminal else PlainDisplay()
+    if console.is_terminal:
+        return LiveDisplay(console, measures=measures)
+    return PlainDisplay(measures=measures)
 
 
-def result_table(result: Result, places: Mapping[str, str]) -> Table:
-    """The figures of a run, and where its files are, for people."""
+def result_table(
+    result: Result, places: Mapping[str, str], *, measures: Sequence[Measure] = ()
+) -> Table:
+    """The figures of a run, and where its files are, for people.
+
+    Args:
+        places: words for a place, and its address.
+        measures: those of the recipe.
+    """
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     rows = {"run": f"{result.run} ({result.status})"}
-    if result.accuracy is not None:
-        rows["test accuracy"] = f"{result.accuracy:.4f}"
+    for measured, figure in result.measures.items():
+        if figure is not None:
+            measure = described(measured, measures)
+            rows[measure.phrase_label] = measure.words(figure)
     if result.loss is not None:
-        what = "test loss" if result.perplexity is None else "held-out loss"
-        rows[what] = f"{result.loss:.4f}"
-    if result.perplexity is not None:
-        rows["perplexity"] = f"{result.perplexity:,.2f}"
-    if rate := _rate(result.rate):
+        rows["evaluation loss"] = f"{result.loss:.4f}"
+    for rate in _rate(result.rate):
         rows["throughput"] = f"{rate} on {result.device}"
     rows["steps"] = f"{result.steps:,} on {result.world_size} workers"
     if result.resumed_from is not None:
@@ -175,25 +190,31 @@ class _Pace:
         per_s = (s1 - s0) / (t1 - t0)
         left = (start.total_steps - event.step) / per_s
         rate = Rate(items=start.items, per_s=per_s * start.items_per_step)
-        return f"{_rate(rate)}  {duration(left)} left"
+        return "  ".join([*_rate(rate), f"{duration(left)} left"])
 
 
 def _start_line(event: Start) -> str:
-    how = f"resuming at step {event.step:,}" if event.resumed else "training"
+    how = "training" if event.parameters else "running"
+    precision = f" ({event.precision})" if event.precision else ""
+    batch = f" of {event.items_per_step:,} {event.items}" if event.items_per_step else ""
+    figures = [
+        f"{event.parameters:,} parameters" if event.parameters else "",
+        f"{event.world_size} workers on {event.device}{precision}",
+        f"{event.total_steps:,} steps{batch}",
+    ]
     return (
-        f"{how}: {event.parameters:,} parameters, {event.world_size} workers on "
-        f"{event.device} ({event.precision}), {event.total_steps:,} steps of "
-        f"{event.items_per_step:,} {event.items}"
+        f"{f'resuming at step {event.step:,}' if event.resumed else how}: "
+        f"{', '.join(filter(None, figures))}"
     )
 
 
-def _line_of(event: Event) -> str:
+def _line_of(event: Event, measures: Sequence[Measure]) -> str:
     """The line that stays of an event; empty for those that have none."""
     match event:
         case Evaluation():
-            return _evaluation_line(event)
+            return _evaluation_line(event, measures)
         case Loaded():
-            return f"checkpoint of step {event.step:,}: held-out loss {event.loss:.4f}"
+            return f"checkpoint of step {event.step:,}: evaluation loss {event.loss:.4f}"
         case Preempted():
             return f"{len(event.nodes)} of the hosts will be taken away: saving until then"
         case Warned():
@@ -201,28 +222,27 @@ def _line_of(event: Event) -> str:
     return ""
 
 
-def _evaluation_line(event: Evaluation) -> str:
+def _evaluation_line(event: Evaluation, measures: Sequence[Measure]) -> str:
     """Every figure that an evaluation has, after the place where it was made."""
-    of_text = event.perplexity is not None
-    figures = [f"{'held-out' if of_text else 'test'} loss {event.loss:.4f}"]
-    if event.accuracy is not None:
-        figures.append(f"accuracy {event.accuracy:.4f}")
-    if event.perplexity is not None:
-        figures.append(f"perplexity {event.perplexity:,.1f}")
-    if event.train_loss is None:
-        return f"before training: {', '.join(figures)}"
-    figures.insert(0, f"train loss {event.train_loss:.4f}")
-    if rate := _rate(event.rate):
-        figures.append(rate)
-    where = f"epoch {_epoch(event.epoch)}"
-    if of_text:  # evaluated within an epoch too
-        where += f", step {event.step:,}"
+    figures = []
+    if event.train_loss is not None:
+        figures.append(f"train loss {event.train_loss:.4f}")
+    if event.loss is not None:
+        figures.append(f"evaluation loss {event.loss:.4f}")
+    figures += [described(name, measures).phrase(value) for name, value in event.measures.items()]
+    figures += _rate(event.rate)
+    if not event.step:
+        where = "before training"
+    elif event.epoch == math.floor(event.epoch):
+        where = f"epoch {event.epoch:.0f}" if event.epoch else f"step {event.step:,}"
+    else:
+        where = f"epoch {_epoch(event.epoch)}, step {event.step:,}"
     return f"{where}: {', '.join(figures)}"
 
 
-def _rate(rate: Rate | None) -> str:
-    """``1,234 images/s``; empty where nothing was measured."""
-    return f"{rate.per_s:,.0f} {rate.items}/s" if rate and rate.per_s is not None else ""
+def _rate(rate: Rate | None) -> list[str]:
+    """``1,234 images/s``; none where nothing was measured."""
+    return [f"{rate.per_s:,.0f} {rate.items}/s"] if rate and rate.per_s is not None else []
 
 
 def _epoch(epoch: float) -> str:
@@ -230,5 +250,8 @@ def _epoch(epoch: float) -> str:
     return f"{epoch:.0f}" if epoch == math.floor(epoch) else f"{epoch:.2f}"
 
 
-def _num_epochs(start: Start) -> int:
-    return -(-start.total_steps // start.steps_per_epoch)
+def _epoch_of(epoch: float, start: Start) -> str:
+    """``epoch 2/8``; empty where there are no epochs."""
+    if not start.steps_per_epoch:
+        return ""
+    return f"epoch {_epoch(epoch)}/{-(-start.total_steps // start.steps_per_epoch)}"

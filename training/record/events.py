@@ -1,4 +1,4 @@
-"""Events: what workers tell whoever keeps the record of their run.
+"""Events: what the workers of a run report to the process that keeps its record.
 
 Rank 0 sends them (``Worker.emit``). Those that have a line in ``metrics.jsonl`` say so below; the
 others move the display, or end up in ``result.json`` and ``evaluation.json``. Standard library
@@ -7,12 +7,15 @@ only: the process that keeps the record loads neither torch nor Ray for them.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from training.record import fields
-from training.record.fields import Rate
+from training.record.fields import Named, Rate, named
+from training.record.measures import EARLIER_NAMES, Measure
 from training.record.result import Evaluated, evaluated_from_json
+
+_EARLIER_PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +32,10 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """The workers are about to train. They may start several times in one attempt."""
+    """The workers are about to train. They may start several times in one attempt.
+
+    What has a default is left out by a recipe that trains nothing.
+    """
 
     step: int
     """Optimizer steps done before."""
@@ -37,23 +43,23 @@ class Start:
     """Whether a checkpoint was loaded."""
     world_size: int
     """Number of workers."""
-    global_batch: int
+    global_batch: int = 0
     """Images or sequences in the batch of all workers."""
-    items: str
-    """What rates count: ``images`` or ``tokens``."""
-    items_per_step: int
+    items: str = ""
+    """What rates count: ``images`` or ``tokens``, say."""
+    items_per_step: int = 0
     """Of them, over all workers."""
-    steps_per_epoch: int
-    """Optimizer steps in which every image or token is seen once."""
+    steps_per_epoch: int = 0
+    """Steps in which all of the data is seen once; 0 where there are no epochs."""
     total_steps: int
     """The whole run's, those done before included."""
-    parameters: int
+    parameters: int = 0
     """Of the model as it is saved."""
-    trained_parameters: int
+    trained_parameters: int = 0
     """Of them, those that are trained."""
     device: str
     """Name of the GPU, or ``CPU``."""
-    precision: str
+    precision: str = ""
     """``bf16`` or ``fp32``: what the forward pass computes in."""
 
 
@@ -66,7 +72,7 @@ class Step:
     epoch: float
     """The epoch it belongs to, counted from 1."""
     loss: float
-    """Mean over the images or tokens of the global batch."""
+    """Mean over what the global batch holds: images, tokens."""
     lr: float
     """Learning rate."""
     grad_norm: float
@@ -88,16 +94,12 @@ class RankTimes:
     """Number of the worker, from 0."""
     step_time_s: float
     """Seconds that the whole step took."""
-    data_s: float
-    """Seconds in which the batch was chosen and moved."""
-    forward_s: float
-    """Seconds of the forward passes."""
-    backward_s: float
-    """Seconds of the backward passes, with what they wait for other workers."""
-    optimizer_s: float
-    """Seconds of clipping and of the optimizer."""
-    checkpoint_s: float | None = None
-    """Seconds that training waited for saves."""
+    phases: Named = field(
+        default_factory=dict, metadata=named(suffix="_s", earlier=_EARLIER_PHASES)
+    )
+    """Seconds of each part of the step, in their order. ``ddp`` and ``fsdp`` have ``data`` (the
+    batch is chosen and moved), ``forward``, ``backward`` (with the wait for other workers),
+    ``optimizer`` (with clipping), and ``fsdp`` ``checkpoint`` (training waits for a save)."""
     communication_s: float | None = None
     """Seconds in which collectives were at work in one profiled step, waited for or not."""
     memory_bytes: float | None = None
@@ -112,18 +114,17 @@ class RankTimes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
-    """The model on data that it is not trained on. A line of ``metrics.jsonl``."""
+    """What the run is judged by: the model on data that it is not trained on, or what a recipe
+    without a model has measured. A line of ``metrics.jsonl``."""
 
     step: int
-    """Optimizer steps done before."""
+    """Steps done before; 0 before training."""
     epoch: float
-    """Epochs done by then; 0 before training."""
-    loss: float
-    """Mean per test image, or per held-out token in nats."""
-    accuracy: float | None = None
-    """Share of the test images that were classified right, 0 to 1."""
-    perplexity: float | None = None
-    """``exp(loss)`` of a language model."""
+    """Epochs done by then; 0 before training, and where there are none."""
+    loss: float | None = None
+    """Mean over what it was evaluated on: per test image, or per held-out token in nats."""
+    measures: Named = field(default_factory=dict, metadata=named(earlier=EARLIER_NAMES))
+    """Values of the recipe's measures, such as ``accuracy``."""
     train_loss: float | None = None
     """Mean of the training loss since the evaluation before; None before training."""
     rate: Rate | None = None
@@ -242,22 +243,23 @@ class Finished:
     """The last step is done and all is saved."""
 
     step: int
-    """Optimizer steps done."""
-    loss: float
+    """Steps done."""
+    loss: float | None = None
     """That of the last evaluation."""
+    measures: Named = field(default_factory=dict, metadata=named())
+    """Those of the last evaluation."""
     seconds: float
     """Spent training, over all attempts."""
-    evaluation: Evaluated
-    """Content of ``evaluation.json``."""
-    accuracy: float | None = None
-    """Share of the test images that were classified right, 0 to 1."""
-    perplexity: float | None = None
-    """``exp(loss)`` of a language model."""
+    evaluation: Evaluated | None = None
+    """Content of ``evaluation.json``; None for a recipe that has no such details."""
+    shortfall: str | None = None
+    """What the run had to reach and did not, in a sentence: it counts as failed then."""
 
 
 Event = (
     Phase
     | Start
+    | Measure
     | Step
     | RankTimes
     | Evaluation
@@ -278,6 +280,7 @@ Event = (
 TYPES: Final[Mapping[str, type[Event]]] = {
     "phase": Phase,
     "start": Start,
+    "measure": Measure,
     "step": Step,
     "rank": RankTimes,
     "evaluation": Evaluation,

@@ -4,11 +4,15 @@ A run's files outlive the version that wrote them, in both directions. So a read
 does not know, and takes a value of the wrong kind for missing. What is missing gets the field's
 default; without a default, a float becomes NaN, text becomes empty, and a missing whole number or
 truth value makes the whole object unreadable.
+
+Numbers that have names of their own (``named``) stand beside the fields, as ``accuracy`` or
+``forward_s``, and a list under the field's name says which they are. Files of versions that wrote
+no such list have the names that the field knows from then.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Final, TypeVar, cast, get_type_hints
@@ -17,6 +21,11 @@ _T = TypeVar("_T")
 
 _RATE: Final = "_per_s"
 _FLOPS: Final = "flops"
+
+Named = Mapping[str, float]
+"""Numbers by name."""
+Known = Mapping[str, float | None]
+"""The same; None where a number is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +38,16 @@ class Rate:
     """Items per second; None while nothing has been measured."""
 
 
+def named(*, suffix: str = "", earlier: tuple[str, ...] = ()) -> Mapping[str, object]:
+    """Metadata of a field of type ``Named`` or ``Known``.
+
+    Args:
+        suffix: what follows the names in JSON.
+        earlier: the names in files without a list of them.
+    """
+    return {"suffix": suffix, "earlier": earlier}
+
+
 def to_json(value: Any, *, keep_none: bool = False) -> dict[str, object]:
     """A dataclass as JSON has it; what is None is left out unless ``keep_none`` is set."""
     found: dict[str, object] = {}
@@ -36,6 +55,10 @@ def to_json(value: Any, *, keep_none: bool = False) -> dict[str, object]:
         each = getattr(value, field.name)
         if isinstance(each, Rate):
             found[f"{each.items}{_RATE}"] = each.per_s
+        elif "suffix" in field.metadata:
+            if each or keep_none:
+                found[field.name] = [*each]
+            found |= {f"{name}{field.metadata['suffix']}": number for name, number in each.items()}
         elif each is not None or (keep_none and field.name != "rate"):
             found[field.name] = _plain(each)
     return found
@@ -48,8 +71,22 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
         ValueError: a field without which it means nothing is missing or of another kind.
     """
     found: dict[str, object] = {}
-    for field, hint in _fields(cast("Any", kind)):
-        value = _rate(values) if hint == Rate | None else values.get(field.name)
+    fields = _fields(cast("Any", kind))
+    taken: set[str] = set()  # keys that belong to numbers with names, whatever else has that name
+    for field, hint in fields:
+        if "suffix" in field.metadata:
+            keys = {f"{name}{field.metadata['suffix']}": name for name in _names(field, values)}
+            found[field.name] = {
+                name: values[key]
+                for key, name in keys.items()
+                if key in values and (_fits(values[key], float) or _is_gap(values[key], hint))
+            }
+            taken.update(keys)
+    others = {key: value for key, value in values.items() if key not in taken}
+    for field, hint in fields:
+        if field.name in found:
+            continue
+        value = _rate(others) if hint == Rate | None else others.get(field.name)
         if value is not None and _fits(value, hint):
             found[field.name] = tuple(value) if isinstance(value, list) else value
         elif field.default is not MISSING:
@@ -100,6 +137,19 @@ def _fits(value: object, hint: object) -> bool:
     if hint is bool:
         return isinstance(value, bool)
     return dataclasses.is_dataclass(value)  # already read
+
+
+def _names(field: "dataclasses.Field[Any]", values: Mapping[str, object]) -> Iterable[str]:
+    """The names of a field's numbers: those of its list, or of versions without one."""
+    listed = values.get(field.name)
+    if not isinstance(listed, list):
+        earlier: tuple[str, ...] = field.metadata["earlier"]
+        return earlier
+    return [name for name in listed if isinstance(name, str)]
+
+
+def _is_gap(value: object, hint: object) -> bool:
+    return value is None and hint == Known
 
 
 def _rate(values: Mapping[str, object]) -> Rate | None:

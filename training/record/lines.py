@@ -1,7 +1,7 @@
 """The lines of ``metrics.jsonl``. Standard library only.
 
 A line that cannot be read loses only itself. Lines of steps that a resumed run did again are
-forgotten (``without_redone``). Whoever writes or reads the file keeps both rules by this module.
+forgotten (``without_redone``). Reader and writer of the file share both rules here.
 """
 
 import json
@@ -30,7 +30,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metrics:
-    """What ``metrics.jsonl`` says, each step once."""
+    """The content of ``metrics.jsonl``, each step once."""
 
     lines: Sequence[Line] = ()
     num_damaged: int = 0

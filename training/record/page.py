@@ -5,7 +5,7 @@ network and no other file, and ``plots/*.png``. An unfinished run gets a report 
 Needs NumPy, Matplotlib, Jinja2 and Pillow, but neither torch nor Ray. To watch a run live, read
 its ``metrics.jsonl`` instead: this draws everything again each time.
 
-What the page says is put together here; ``page.html.j2`` says where, and ``page.css`` how it looks.
+The page's content is put together here; ``page.html.j2`` lays it out and ``page.css`` styles it.
 """
 
 import base64
@@ -33,8 +33,8 @@ from training.record.events import Sample
 from training.record.fields import number
 from training.record.figures import COLORS, Plot
 from training.record.plots import CONFUSION, confusion, draw, loss_plot
-from training.record.reader import RecordedRun, listed, read_run
-from training.record.result import SUCCEEDED, Classification, HeldOutText
+from training.record.reader import RecordedRun, figure, listed, read_run
+from training.record.result import SUCCEEDED, Classification, HeldOutText, Table
 
 _HERE: Final = Path(__file__).parent
 
@@ -100,11 +100,12 @@ def page(run: RecordedRun, plots: Sequence[Plot], drawings: Mapping[str, str]) -
         plots=[card for card in cards if card not in matrix],
         resumes=_resumes(run),
         evaluations=_evaluations(run),
-        section=run.measure.section,
+        section=_section(run),
         confusion=matrix[0] if matrix else None,
         classes=_classes(run),
         samples=_sample_groups(run),
         held_out=_held_out(run),
+        details=_details(run.evaluated) if isinstance(run.evaluated, Table) else None,
         texts=_texts(run.metrics.of(Sample)),
         config=_flat(run.config),
         environment=_flat(run.environment),
@@ -136,8 +137,7 @@ def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
     if resumed_from is None and run.resumes:
         resumed_from = run.resumes[-1].step
     figures: list[tuple[str, float | None, Callable[[float], str]]] = [
-        ("Accuracy", run.last("accuracy"), percent),
-        ("Perplexity", run.last("perplexity"), significant),
+        *((each.title, run.last(each.name), each.words) for each in run.measures),
         ("Evaluation loss", run.last("loss"), significant),
         (f"{run.items.capitalize()}/s", run.last("items_per_s"), compact),
         ("Wall time", number(result.seconds) if result else None, duration),
@@ -145,11 +145,28 @@ def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
         ("Resumed from", resumed_from, lambda step: f"step {step:,.0f}"),
         ("Preempted", (result.preempted or None) if result else None, compact),
         ("Steps", result.steps if result else None, compact),
-        ("Parameters", result.parameters if result else None, compact),
+        ("Parameters", (result.parameters or None) if result else None, compact),
         ("Model FLOP/s used", number(result.mfu) if result else None, percent),
         ("Memory per worker", run.last("memory_bytes"), lambda size: f"{size / 2**30:.3g} GiB"),
     ]
     return [(label, words(value)) for label, value, words in figures if value is not None]
+
+
+def _section(run: RecordedRun) -> str:
+    """Which details of the evaluation the page shows; ``none`` while there are none."""
+    match run.evaluated:
+        case Classification():
+            return "images"
+        case Table():
+            return "table"
+        case HeldOutText():
+            return "texts"
+    return "texts" if run.metrics.of(Sample) else "none"
+
+
+def _details(table: Table) -> dict[str, object]:
+    rows = [[f"{each:,.10g}" for each in row] for row in table.rows]
+    return {"title": table.title, "heads": table.heads, "rows": rows}
 
 
 def _status(run: RecordedRun) -> dict[str, str]:
@@ -187,13 +204,12 @@ def _evaluations(run: RecordedRun) -> dict[str, list[str] | list[list[str]]]:
         ("Step", "step", compact),
         ("Training loss", "train_loss", significant),
         ("Evaluation loss", "loss", significant),
-        ("Accuracy", "accuracy", percent),
-        ("Perplexity", "perplexity", significant),
+        *((each.title, each.name, each.words) for each in run.measures),
         (f"{run.items.capitalize()}/s", "items_per_s", compact),
         ("Elapsed", "seconds", duration),
     ]
     table: dict[str, list[float | None]] = {
-        name: [number(getattr(each, name)) for each in run.evaluations] for _, name, _ in columns
+        name: [figure(each, name) for each in run.evaluations] for _, name, _ in columns
     }
     known = [each for each in columns if any(value is not None for value in table[each[1]])]
     rows = [

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from contract.runs import EVALUATION_FILE, METRICS_FILE
-from contract.text import compact, percent
-from training.record.curves import MAX_POINTS, Floats, bucket_means, column, curve, mean, smooth
+from contract.text import compact
+from training.record.curves import (
+    MAX_POINTS,
+    Floats,
+    array,
+    bucket_means,
+    column,
+    curve,
+    mean,
+    smooth,
+)
+from training.record.events import RankTimes
 from training.record.fields import number
 from training.record.figures import Plot, legend, light, new_axes
+from training.record.measures import Measure
 from training.record.reader import RecordedRun
 from training.record.result import Classification, Evaluated
 
@@ -24,25 +35,29 @@ MAX_CLASSES: Final = 40  # rows of the confusion matrix
 CONFUSION: Final = "confusion_matrix"
 _CENTERED: Final[Any] = {"ha": "center", "va": "center"}
 
-# The parts of a step, in the order in which they happen.
-PARTS: Final = {
+MAX_MEASURES: Final = 8  # plots of what a run is judged by
+OTHER: Final = "other"  # what is left of a step beside its parts
+# Parts of a step that most recipes have; those that others have take what is left of the colors.
+_COLORS: Final = {
     "data": "orange",
     "forward": "sky",
     "backward": "navy",
     "optimizer": "rose",
     "checkpoint": "green",
+    OTHER: "grey",
 }
+_SPARE: Final = ("green", "blue", "rose", "orange", "sky", "navy", "muted")
 
 
 def draw(run: RecordedRun) -> list[Plot]:
     """All plots in the order of the page."""
     return [
         loss_plot(run),
-        quality_plot(run),
+        *(measure_plot(run, measure) for measure in run.measures[:MAX_MEASURES]),
         throughput_plot(run),
         learning_rate_plot(run),
         step_time_plot(run),
-        *([confusion_plot(run)] if run.measure.section == "images" else []),
+        *([confusion_plot(run)] if isinstance(run.evaluated, Classification) else []),
     ]
 
 
@@ -88,20 +103,19 @@ def loss_plot(run: RecordedRun, *, width: int = 980, height: int = 320, name: st
     return Plot(name=name, title=title, text=text, figure=figure)
 
 
-def quality_plot(run: RecordedRun) -> Plot:
-    """By what this kind of model is judged: accuracy or perplexity."""
-    measure = run.measure
-    name, title = measure.name, measure.name.capitalize()
+def measure_plot(run: RecordedRun, measure: Measure) -> Plot:
+    """One of the figures by which the run is judged: accuracy, perplexity."""
+    name, title = measure.name, measure.title
     evaluations = run.evaluations
-    if measure.low_is_good:
+    if not measure.higher_is_better:
         # That of a model that knows nothing would press the rest flat.
-        evaluations = [each for each in evaluations if each.epoch != 0]
+        evaluations = [each for each in evaluations if each.step != 0]
     places, values = curve(evaluations, run.clock, name)
     if not len(values):
         return Plot(name=name, title=title, text=f"{METRICS_FILE} has no {name} yet.")
     figure, axes = new_axes(468, 280)
     _epoch_line(axes, run, places, values)
-    best = int(values.argmin() if measure.low_is_good else values.argmax())
+    best = int(values.argmax() if measure.higher_is_better else values.argmin())
     axes.plot(
         places[best],
         values[best],
@@ -114,7 +128,9 @@ def quality_plot(run: RecordedRun) -> Plot:
         label="best",
     )
     legend(axes)
-    if measure.words is percent:
+    if measure.unit:
+        axes.set_ylabel(measure.unit)
+    if measure.form == "percent":
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.margins(y=0.12)
     text = f"{measure.words(values[-1])} after the last {run.clock}"
@@ -176,12 +192,17 @@ def step_time_plot(run: RecordedRun) -> Plot:
         ranks = [each for each in ranks if number(each.epoch) != first]
         text = f"Mean per rank without the first {stretch}."
 
+    colors = _part_colors(ranks)
     bars: list[tuple[int, dict[str, float], float]] = []  # rank, ms per part, ms altogether
     for rank in sorted({each.rank for each in ranks}):
         own = [each for each in ranks if each.rank == rank]
-        parts = {part: mean(column(own, f"{part}_s")) * 1e3 for part in PARTS}
+        parts = {
+            part: mean(array(each.phases.get(part) for each in own)) * 1e3
+            for part in colors
+            if part != OTHER
+        }
         total = max(mean(column(own, "step_time_s")) * 1e3, sum(parts.values()))
-        bars.append((rank, {**parts, "other": total - sum(parts.values())}, total))
+        bars.append((rank, {**parts, OTHER: total - sum(parts.values())}, total))
     text += f" Slowest {max(bar[2] for bar in bars):,.0f} ms."
     talking = mean(column(ranks, "communication_s")) * 1e3
     if talking:
@@ -193,10 +214,10 @@ def step_time_plot(run: RecordedRun) -> Plot:
 
     longest = max(bar[2] for bar in bars) or 1.0
     figure, axes = new_axes(468, max(280, 70 + 26 * len(bars)))
-    for part, color in {**PARTS, "other": "grey"}.items():
+    for part, color in colors.items():
         for i, (_, parts, total) in enumerate(bars):
             left = sum(list(parts.values())[: list(parts).index(part)])
-            named = not i and (part in PARTS or max(bar[1][part] for bar in bars) > 0.01 * longest)
+            named = not i and (part != OTHER or max(bar[1][part] for bar in bars) > 0.01 * longest)
             axes.barh(
                 i,
                 parts[part],
@@ -210,7 +231,7 @@ def step_time_plot(run: RecordedRun) -> Plot:
             if parts[part] > 0.11 * longest:
                 where = (left + parts[part] / 2, i)
                 axes.text(*where, _ms(parts[part]), color=light("surface"), **_CENTERED)
-            if part == "other":
+            if part == OTHER:
                 axes.text(total + 0.015 * longest, i, f"{_ms(total)} ms", va="center")
     legend(axes)
     axes.grid(axis="y", visible=False)
@@ -220,6 +241,17 @@ def step_time_plot(run: RecordedRun) -> Plot:
     axes.set_xlim(0, 1.17 * longest)
     axes.set_xlabel("ms per step")
     return Plot(name=name, title=title, text=text, figure=figure)
+
+
+def _part_colors(ranks: Sequence[RankTimes]) -> Mapping[str, str]:
+    """The parts of a step in their order, what is left of it last, and the color of each."""
+    found = dict.fromkeys(part for each in ranks for part in each.phases)
+    parts = [part for part in found if part != OTHER]
+    used = {_COLORS[part] for part in parts if part in _COLORS}
+    spare = [color for color in _SPARE if color not in used] or [*_SPARE]
+    strange = [part for part in parts if part not in _COLORS]
+    chosen = {part: spare[number % len(spare)] for number, part in enumerate(strange)}
+    return {part: chosen.get(part) or _COLORS[part] for part in [*parts, OTHER]}
 
 
 def confusion_plot(run: RecordedRun) -> Plot:

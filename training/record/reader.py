@@ -3,10 +3,9 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from contract.errors import InputError
 from contract.runs import (
@@ -16,11 +15,11 @@ from contract.runs import (
     METRICS_FILE,
     RESULT_FILE,
 )
-from contract.text import percent, significant
 from training import storage
 from training.record.events import Evaluation, Event, RankTimes, Resume, Step
 from training.record.fields import number
 from training.record.lines import Metrics, parse_metrics
+from training.record.measures import Measure, described
 from training.record.result import Evaluated, Result, evaluated_from_json
 
 
@@ -54,27 +53,8 @@ def read_result(run_uri: str) -> Result | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measure:
-    """By what a kind of model is judged, beside its loss: a field of ``Evaluation`` and
-    ``Result``."""
-
-    name: str
-    low_is_good: bool
-    words: Callable[[float], str]
-    """How its values are written."""
-    section: str
-    """What the page's section about the evaluation shows: ``images`` or ``texts``."""
-
-
-MEASURES: Final = (
-    Measure(name="accuracy", low_is_good=False, words=percent, section="images"),
-    Measure(name="perplexity", low_is_good=True, words=significant, section="texts"),
-)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """What a run's folder says. Mappings are empty, and lists short, while a run goes on."""
+    """The content of a run's folder. Mappings are empty, and lists short, while a run goes on."""
 
     name: str
     config: Mapping[str, object]
@@ -106,6 +86,8 @@ class RecordedRun:
     def clock(self) -> str:
         """What evaluations are counted by: epochs, or steps where some lie within an epoch."""
         epochs = [each.epoch for each in self.evaluations if math.isfinite(each.epoch)]
+        if epochs and not any(epochs):
+            return "step"  # there are no epochs
         return "epoch" if all(epoch == math.floor(epoch) for epoch in epochs) else "step"
 
     @property
@@ -116,14 +98,22 @@ class RecordedRun:
         return rates[0].items if rates else "items"
 
     @property
-    def measure(self) -> Measure:
-        """The first of ``MEASURES`` that the record has a value of; the first one if none."""
-        return next((each for each in MEASURES if self.last(each.name) is not None), MEASURES[0])
+    def measures(self) -> list[Measure]:
+        """What the run is judged by: the measures that its record declares, and others that it has
+        a value of."""
+        declared = self.metrics.of(Measure)
+        valued = [] if self.result is None else measured(self.result.measures)
+        for each in self.evaluations:
+            valued += measured(each.measures)
+        names = dict.fromkeys([*(each.name for each in declared), *valued])
+        found = [described(name, declared) for name in names]
+        return [each for each in found if each.is_usable]
 
     def last(self, field: str) -> float | None:
-        """The result's value, or the last evaluation's while there is none."""
+        """The result's value of a field or a measure, or the last evaluation's while there is
+        none."""
         for record in (self.result, *reversed(self.evaluations)):
-            value = None if record is None else number(getattr(record, field))
+            value = None if record is None else figure(record, field)
             if value is not None:
                 return value
         return None
@@ -179,6 +169,20 @@ def read_run(folder: Path) -> RecordedRun:
         metrics=metrics,
         notes=notes,
     )
+
+
+def figure(record: Result | Step | RankTimes | Evaluation, name: str) -> float | None:
+    """A field of an event or a result, or one of its measures, as a finite number."""
+    if hasattr(record, name):
+        return number(getattr(record, name))
+    if isinstance(record, Result | Evaluation):
+        return number(record.measures.get(name))
+    return None
+
+
+def measured(values: Mapping[str, float | None]) -> list[str]:
+    """The names of what has a value."""
+    return [name for name, value in values.items() if value is not None]
 
 
 def listed(values: Sequence[object]) -> str:

@@ -1,11 +1,12 @@
 """What a run came to: ``result.json``, and ``evaluation.json`` for its last evaluation."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from training.record import fields
-from training.record.fields import Rate
+from training.record.fields import Known, Rate, named
+from training.record.measures import EARLIER_NAMES
 
 Status = Literal["succeeded", "failed", "stopped"]
 SUCCEEDED: Final = "succeeded"
@@ -22,18 +23,18 @@ class Result:
     status: str
     """``succeeded``: trained to its last step; ``stopped``: asked to end before that, resumable;
     ``failed``: see ``error``."""
-    accuracy: float | None
-    """Share of the test images that were classified right, 0 to 1."""
     loss: float | None
     """Mean loss of the last evaluation: per test image, or per held-out token in nats."""
-    perplexity: float | None
-    """``exp(loss)`` of a language model."""
+    measures: Known = field(default_factory=dict, metadata=named(earlier=EARLIER_NAMES))
+    """Values of the recipe's measures at the last evaluation, such as ``accuracy``; None before
+    the first one."""
     seconds: float | None
     """Spent training, over all attempts, evaluation included."""
     steps: int
-    """Optimizer steps done."""
+    """Steps done."""
     rate: Rate | None
-    """Images or tokens per second of all workers together: median over the evaluations."""
+    """What was trained on per second, by all workers together: median over the evaluations; left
+    out for a recipe that trains on nothing."""
     world_size: int
     """Number of workers at the end."""
     hosts: tuple[str, ...]
@@ -45,7 +46,7 @@ class Result:
     damaged_lines: int = 0
     """Lines of ``metrics.jsonl`` from earlier attempts that could not be read."""
     parameters: int
-    """Of the whole model."""
+    """Of the whole model; 0 without one."""
     flops_per_s: float | None
     """Floating-point operations per second that the model needs, of all workers together."""
     mfu: float | None
@@ -143,17 +144,58 @@ class HeldOutText:
         return fields.from_json(cls, values)
 
 
-Evaluated = Classification | HeldOutText
-"""What ``evaluation.json`` holds; the two are told apart by their fields."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Figures in rows, of a recipe whose details are neither of the two above."""
+
+    title: str
+    """What the rows show, as a heading."""
+    heads: tuple[str, ...]
+    """Headings of the columns, with units."""
+    rows: tuple[tuple[float, ...], ...]
+    """Figures, as many in each row as there are headings."""
+
+    def to_json(self) -> dict[str, object]:
+        return fields.to_json(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> "Table":
+        """Read it; rows that do not fit the headings are left out."""
+        given, rows = values.get("heads"), values.get("rows")
+        heads = tuple(str(head) for head in given) if isinstance(given, list) else ()
+        whole = [
+            tuple(figure for each in row if (figure := fields.number(each)) is not None)
+            for row in (rows if isinstance(rows, list) else [])
+            if isinstance(row, list)
+        ]
+        fitting = tuple(row for row in whole if len(row) == len(heads))
+        return cls(title=str(values.get("title", "")), heads=heads, rows=fitting)
+
+
+Evaluated = Classification | HeldOutText | Table
+"""What ``evaluation.json`` holds; they are told apart by their fields."""
+
+
+def measures_of(values: Mapping[str, object]) -> dict[str, float]:
+    """The measures that a ``result.json`` has a value of, also one that lacks all else."""
+    read = fields.from_json(_Measured, values)
+    return {name: value for name, value in read.measures.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Measured:
+    measures: Known = field(default_factory=dict, metadata=named(earlier=EARLIER_NAMES))
 
 
 def evaluated_from_json(values: Mapping[str, object]) -> Evaluated | None:
-    """The content of ``evaluation.json``; None where it is neither of the two."""
+    """The content of ``evaluation.json``; None where it is of no known kind."""
     if "unigram_loss" in values:
         try:
             return HeldOutText.from_json(values)
         except ValueError:
             return None
+    if "heads" in values:
+        return Table.from_json(values)
     return Classification.from_json(values) if "class_names" in values else None
 
 

@@ -10,11 +10,11 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
-from contract import runs
+from contract import exits, runs
 from training import storage
 from training.record import events, reader
 from training.record.events import (
@@ -36,6 +36,7 @@ from training.record.events import (
 )
 from training.record.fields import Rate
 from training.record.lines import Metrics, without_redone
+from training.record.measures import Measure
 from training.record.result import SUCCEEDED, Result, Status
 
 #: How long new lines may be missing in S3: what a lost head costs of the record at most.
@@ -62,6 +63,7 @@ class RunRecord:
         settings: Mapping[str, object],
         environment: Mapping[str, object],
         display: Display,
+        measures: Sequence[Measure] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open a run's record, which may hold the lines of earlier attempts.
@@ -69,13 +71,17 @@ class RunRecord:
         Args:
             settings: content of ``config.json``.
             environment: content of ``environment.json``.
+            measures: what the recipe is judged by.
             clock: seconds, from any beginning.
         """
         self.run_uri = run_uri
         self.error: str | None = None
+        self.exit_code = exits.OK
         self.stopped_at: int | None = None
         self.result: Result | None = None
         self._display = display
+        self._measures = measures
+        self.is_finished = False
         self._run, self._recipe = run, recipe
         self._clock = clock
         self._is_flushed = True
@@ -133,11 +139,15 @@ class RunRecord:
             case Stopped():
                 self.stopped_at = event.step
             case Failed():
-                self.error = event.message
+                self.error, self.exit_code = event.message, exits.BAD_INPUT
             case Finished():
-                self._write_json(runs.EVALUATION_FILE, event.evaluation.to_json())
+                if event.evaluation is not None:
+                    self._write_json(runs.EVALUATION_FILE, event.evaluation.to_json())
                 self._step = event.step
-                self._write_result("succeeded", event)
+                self.is_finished = True
+                if event.shortfall is not None:
+                    self.error, self.exit_code = event.shortfall, exits.FAILED
+                self._write_result(SUCCEEDED if self.error is None else "failed", event)
         self.flush_in_time()
         self._display.show(event)
 
@@ -154,7 +164,7 @@ class RunRecord:
         """Write the result and the report of what there is; return the report's path if local."""
         report = None
         if self._start is not None:
-            if not self.is_complete:
+            if not self.is_finished:
                 status: Status = "stopped" if self.error is None else "failed"
                 self._write_result(status, self._evaluations[-1] if self._evaluations else None)
             from training.record.page import write_report  # takes as long to load as all else
@@ -194,9 +204,9 @@ class RunRecord:
         kept = [
             line
             for line in without_redone(earlier.lines, last_kept)
-            if not isinstance(line.event, Phase)
+            if not isinstance(line.event, Phase | Measure)
         ]
-        added: list[Event] = [*self._phases]
+        added: list[Event] = [*self._measures, *self._phases]
         # Without a checkpoint all is done again, and nothing is missing from the record.
         self._num_damaged = earlier.num_damaged if event.resumed else 0
         if event.resumed:
@@ -234,12 +244,14 @@ class RunRecord:
             run=self._run,
             recipe=self._recipe,
             status=status,
-            accuracy=None if last is None else last.accuracy,
             loss=None if last is None else last.loss,
-            perplexity=None if last is None else last.perplexity,
+            measures={
+                **{each.name: None for each in self._measures},
+                **({} if last is None else last.measures),
+            },
             seconds=None if last is None else last.seconds,
             steps=self._step,
-            rate=Rate(items=self._start.items, per_s=median),
+            rate=Rate(items=self._start.items, per_s=median) if self._start.items else None,
             world_size=self._start.world_size,
             hosts=self._hosts,
             resumed_from=self._resumed_from,

@@ -50,7 +50,7 @@ class Driver:
         self._options = command
         self._workers = workers
         self._run_uri = RunPaths.of(config.storage, config.run).uri
-        self._display = make_display()
+        self._display = make_display(command.recipe.measures)
         self._record: RunRecord | None = None
         self._signals: list[int] = []
         self._failure: BaseException | None = None
@@ -104,6 +104,7 @@ class Driver:
             settings=self._config.to_json(),
             environment=environment(),
             display=self._display,
+            measures=self._options.recipe.measures,
         )
         self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
@@ -254,13 +255,15 @@ class Driver:
         kept = self._record
         if failure is not None:
             kept.handle(Failed(message=str(failure)))
-        if kept.is_complete or kept.stopped_at is not None:
+        if kept.is_finished or kept.stopped_at is not None:
             self._display.phase("writing the report")
         report = kept.close()
         self._display.close()
-        if kept.is_complete and kept.result is not None:
+        if kept.is_finished and kept.result is not None:
             self._print_result(kept.result, report)
-            return exits.OK
+            if kept.error is not None:
+                print(f"error: {kept.error}", file=sys.stderr)
+            return kept.exit_code
         if failure is not None:
             print(
                 f"{failure}\n\nerror: run {self._config.run!r} failed; Ray's logs are in "
@@ -270,7 +273,7 @@ class Driver:
             return exits.FAILED
         if kept.error is not None:
             print(f"error: {kept.error}", file=sys.stderr)
-            return exits.BAD_INPUT
+            return kept.exit_code
         return self._interrupted()
 
     def _interrupted(self) -> int:

@@ -34,4 +34,4 @@ def print_result(
     places = recipe.places(run_uri)
     if report is not None:
         places["report"] = os.path.relpath(report)
-    Console(soft_wrap=True).print(result_table(result, places))
+    Console(soft_wrap=True).print(result_table(result, places, measures=recipe.measures))

@@ -32,7 +32,7 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     worker = TorchrunWorker(run_uri=run_uri)
     kept: RunRecord | None = None
     report: Path | None = None
-    display = make_display() if worker.rank == 0 else None
+    display = make_display(recipe.measures) if worker.rank == 0 else None
     if display is not None:
         kept = RunRecord(
             run_uri,
@@ -41,6 +41,7 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
             settings=config.to_json(),
             environment=environment(),
             display=display,
+            measures=recipe.measures,
         )
         worker.on_event = kept.handle
     code = exits.OK
@@ -58,8 +59,11 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
         if kept is not None and display is not None:
             report = kept.close()
             display.close()
-    if kept is not None and kept.result is not None and kept.is_complete:
+    if kept is not None and kept.result is not None and kept.is_finished:
         print_result(kept.result, recipe, run_uri, report=report, as_json=as_json)
+        if kept.error is not None:
+            print(f"error: {kept.error}", file=sys.stderr)
+            code = kept.exit_code
     return code
 
 

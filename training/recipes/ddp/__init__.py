@@ -5,6 +5,7 @@ from typing import Final
 from training.data import DIGITS, catalog
 from training.recipes.ddp.settings import PRESETS, DdpConfig
 from training.recipes.recipe import Recipe
+from training.record.measures import ACCURACY
 
 RECIPE: Final = Recipe(
     name="ddp",
@@ -19,4 +20,5 @@ RECIPE: Final = Recipe(
     loop="training.recipes.ddp.loop",
     # torch's optimizers and DDP import it, all by themselves.
     preload=("torch._dynamo",),
+    measures=(ACCURACY,),
 )

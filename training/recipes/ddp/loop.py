@@ -37,7 +37,7 @@ _NUM_SAMPLES = 36
 
 
 def train(worker: Worker, config: DdpConfig) -> None:
-    """Train until the last epoch, or until someone asks to stop; continues what is there."""
+    """Train until the last epoch, or until the run is asked to stop; continues what is there."""
     rank, world_size, device = worker.rank, worker.world_size, worker.device
     on_gpu = device.type == "cuda"
     use_bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
@@ -164,7 +164,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
             evaluated = course.evaluation(
                 ranks,
                 loss=evaluation.loss,
-                accuracy=evaluation.accuracy,
+                measures={"accuracy": evaluation.accuracy},
                 train_loss=position.take_train_loss(),
                 seconds=clock.seconds(),
                 memory_bytes=metrics.peak_memory(device) if on_gpu else None,
@@ -197,7 +197,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
             Finished(
                 step=total_steps,
                 loss=evaluation.loss,
-                accuracy=evaluation.accuracy,
+                measures={"accuracy": evaluation.accuracy},
                 seconds=clock.seconds(),
                 evaluation=describe(evaluation, image_set),
             )

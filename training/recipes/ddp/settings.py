@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from contract.errors import InputError
-from training.recipes.settings import RunConfig, Value, option
+from training.recipes.settings import TrainingConfig, Value, option
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
 SCHEDULES: Final = ("one-cycle", "constant")
@@ -15,7 +15,7 @@ LAYOUTS: Final = ("live", "full")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DdpConfig(RunConfig):
+class DdpConfig(TrainingConfig):
     """Data-parallel image classification (``training.recipes.ddp.loop``)."""
 
     checkpoint_every_epochs: int = option(
@@ -81,7 +81,7 @@ class DdpConfig(RunConfig):
     def __post_init__(self) -> None:
         # Not super().__post_init__(): slots=True makes a new class, which zero-argument super
         # does not see (CPython issue 90562).
-        RunConfig.__post_init__(self)
+        TrainingConfig.__post_init__(self)
         if self.global_batch and self.global_batch < 8 * self.num_workers:
             raise InputError(
                 f"global batch {self.global_batch} is too small for {self.num_workers} workers: "

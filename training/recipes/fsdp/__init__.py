@@ -6,8 +6,9 @@ from typing import Final
 from contract.errors import InputError
 from training.data import PYTHON_HELP, catalog
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
-from training.recipes.recipe import Recipe
+from training.recipes.recipe import Model, Recipe
 from training.recipes.settings import Value
+from training.record.measures import PERPLEXITY
 
 
 def _check(preset: str, given: Mapping[str, Value]) -> None:
@@ -35,6 +36,9 @@ RECIPE: Final = Recipe(
         "transformers.models.auto.modeling_auto",
         "transformers.models.gpt_neox.modeling_gpt_neox",
     ),
-    is_sharded=True,
+    measures=(PERPLEXITY,),
+    model=Model.SHARDED,
+    rebuild="training.recipes.fsdp.model",
+    is_planned=True,
     check=_check,
 )

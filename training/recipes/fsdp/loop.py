@@ -51,7 +51,7 @@ _PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 
 
 def train(worker: Worker, config: FsdpConfig) -> None:
-    """Train until the last step, or until someone asks to stop; continues what is there."""
+    """Train until the last step, or until the run is asked to stop; continues what is there."""
     try:
         _train(worker, config)
     except torch.OutOfMemoryError as error:
@@ -136,7 +136,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     )
     loss = held_out.loss(trained, worker)
     if found is None:
-        worker.emit(Evaluation(step=0, epoch=0, loss=loss, perplexity=metrics.perplexity(loss)))
+        before = {"perplexity": metrics.perplexity(loss)}
+        worker.emit(Evaluation(step=0, epoch=0, loss=loss, measures=before))
         _sample(trained, store, config, worker, step=0)
     else:
         worker.emit(Loaded(step=start_step, loss=loss))
@@ -201,14 +202,18 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             means = timer.means()
             if profiled:
                 communication_s = profiled.seconds()
-            means["communication_s"] = communication_s
-            means["memory_bytes"] = float(metrics.peak_memory(device))
-            ranks = course.ranks(means, step=num_done, epoch=num_done / order.steps_per_epoch)
+            ranks = course.ranks(
+                means,
+                step=num_done,
+                epoch=num_done / order.steps_per_epoch,
+                communication_s=communication_s,
+                memory_bytes=float(metrics.peak_memory(device)),
+            )
             loss = held_out.loss(trained, worker)
             evaluated = course.evaluation(
                 ranks,
                 loss=loss,
-                perplexity=metrics.perplexity(loss),
+                measures={"perplexity": metrics.perplexity(loss)},
                 train_loss=position.take_train_loss(),
                 seconds=clock.seconds(),
                 memory_bytes=max(each.memory_bytes or 0.0 for each in ranks),
@@ -228,7 +233,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         Finished(
             step=total_steps,
             loss=loss,
-            perplexity=perplexity,
+            measures={"perplexity": perplexity},
             seconds=clock.seconds(),
             evaluation=HeldOutText(
                 loss=loss,

@@ -1,12 +1,15 @@
 """The FSDP recipe's model: built, filled with its first weights, and described in checkpoints."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from contract.errors import InputError
 from training.data.text import TokenStore
 from training.models import language_models, pretrained
+from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import FsdpConfig
 
 
@@ -46,6 +49,19 @@ def fill(model: nn.Module, config: FsdpConfig) -> None:
             pretrained.weights_folder(config.model, runs=config.storage),
             seed=config.seed,
         )
+
+
+def rebuild(settings: Mapping[str, object], device: torch.device) -> nn.Module:
+    """A run's model before training, for one process, wherever and however it was trained.
+
+    Raises:
+        InputError: the model or the text that it starts from is no longer available.
+    """
+    config = FsdpConfig.from_json({**settings, "num_workers": 1, "replicas": 1})
+    model, _ = build(config, inputs.store_of(config))
+    language_models.allocate(model, device)
+    fill(model, config)
+    return model
 
 
 def describe(config: FsdpConfig, model_config: Any) -> dict[str, bytes]:

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from contract.errors import InputError
-from training.recipes.settings import RunConfig, Value, divisors, option
+from training.models.estimates import RECOMPUTE
+from training.recipes.settings import TrainingConfig, Value, divisors, option
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
 SCHEDULES: Final = ("cosine", "constant")
 OPTIMIZERS: Final = ("adamw", "adamw-8bit")
-RECOMPUTE: Final = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FsdpConfig(RunConfig):
+class FsdpConfig(TrainingConfig):
     """Fully sharded training of a causal language model (``training.recipes.fsdp.loop``)."""
 
     model: str = option(
@@ -116,7 +116,7 @@ class FsdpConfig(RunConfig):
     )
 
     def __post_init__(self) -> None:
-        RunConfig.__post_init__(self)
+        TrainingConfig.__post_init__(self)
         if self.num_workers % self.replicas:
             raise InputError(
                 f"--replicas is {self.replicas}, which does not divide {self.num_workers} workers: "

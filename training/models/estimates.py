@@ -1,0 +1,221 @@
+"""How much memory a sharded language model needs and how fast it trains: arithmetic only.
+
+Standard library only: a laptop asks before money is spent (``training.plan``), and a recipe asks
+where a model may not fit its GPU. ``docs/fsdp.md`` has the formulas, where each number comes from,
+and how far they were from what was measured.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Final
+
+from contract.errors import InputError
+from contract.instance_types import InstanceType
+from training.models.model_shapes import ModelShape
+
+GIB: Final = 2**30
+#: What is computed again instead of kept for the backward pass: nothing, attention, whole blocks.
+RECOMPUTE: Final = ("none", "selective", "full")
+#: Bytes per parameter of the moments.
+MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
+#: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
+_RESERVED_GIB: Final = 1.2
+_FRAGMENTED: Final = 0.06
+#: Bytes per token and unit of width that a block keeps for backward, bf16 (after arXiv 2205.05198,
+#: equation 2, without the attention matrix, which flash attention does not store).
+_KEPT: Final = {"none": 34.0, "selective": 22.0, "full": 2.0}
+#: Tokens whose logits exist at once, and the fp32 copies of them (``training.losses``).
+_LOGIT_TOKENS: Final = 512
+#: Of the peak that large matrix products reach in practice on a data-centre GPU.
+_ATTAINABLE: Final = 0.55
+#: Of a host's bandwidth that NCCL's collectives reach.
+_NETWORK: Final = 0.75
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """Where and how a model is to be trained."""
+
+    machine: InstanceType
+    num_workers: int
+    seq_len: int
+    global_batch: int
+    microbatch: int
+    recompute: str
+    optimizer: str
+    replicas: int = 1
+    lora_rank: int = 0
+
+    def __post_init__(self) -> None:
+        if self.machine.gpu is None:
+            raise InputError(f"{self.machine.name} has no GPU: choose another --instance")
+        if self.num_workers < 1:
+            raise InputError(f"--workers is {self.num_workers}: it must be at least 1")
+        if self.num_workers % self.replicas:
+            raise InputError(
+                f"--replicas is {self.replicas}, which does not divide {self.num_workers} workers"
+            )
+
+    @property
+    def num_hosts(self) -> int:
+        return -(-self.num_workers // self.machine.num_gpus)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Passes per step."""
+        return max(1, -(-self.global_batch // (self.num_workers * self.microbatch)))
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = self.machine.usd_per_hour
+        return None if price is None else price * self.num_hosts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """What a GPU holds at the worst moment of a step, in bytes."""
+
+    weights: float
+    gradients: float
+    moments: float
+    gathered: float
+    """Blocks that are whole for a moment, and their gradients before they are shared out."""
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, field.name) for field in dataclasses.fields(self)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is to be expected of a set-up. Computed, not measured."""
+
+    setup: Setup
+    memory: Memory
+    available: float
+    """Bytes of a GPU that training may use."""
+    tokens_per_s: float
+    mfu: float
+    bound_by: str
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.total <= self.available
+
+
+def memory(shape: ModelShape, setup: Setup) -> Memory:
+    """Bytes per GPU: weights, gradients and moments in fp32 and sharded, the rest in bf16."""
+    shards = setup.num_workers // setup.replicas
+    parameters = float(shape.parameters)
+    trained = parameters
+    if setup.lora_rank:
+        # Two thin matrices beside each of a block's.
+        widths = 2 * shape.hidden + 2 * shape.heads * shape.head_dim
+        widths += (3 if shape.is_gated else 2) * (shape.hidden + shape.intermediate)
+        trained = float(setup.lora_rank * shape.layers * (widths + shape.hidden))
+    tokens = setup.microbatch * setup.seq_len
+    # The embeddings belong to the root, which stays whole from the first to the last block.
+    root = shape.embedding_parameters * (1 if shape.is_tied else 2)
+    # One block computes while the next arrives; its gradient is whole until it is reduced, in fp32.
+    gathered = 2.0 * (2 * shape.block_parameters + root)
+    if not setup.lora_rank:
+        gathered += 2.0 * root + 4.0 * max(shape.block_parameters, root)
+    kept = _KEPT[setup.recompute] * shape.layers
+    if setup.recompute != "none":
+        kept += _KEPT["none"]  # the block that is being computed again
+    logits = _LOGIT_TOKENS * shape.vocab * 4.0 * 2
+    if not setup.lora_rank:
+        logits += 4.0 * shape.embedding_parameters  # the sum of the output embedding's gradient
+    return Memory(
+        weights=4 * parameters / shards,
+        gradients=4 * trained / shards,
+        moments=MOMENTS[setup.optimizer] * trained / shards,
+        gathered=gathered if shards > 1 else gathered - 2.0 * shape.block_parameters,
+        activations=kept * tokens * shape.hidden,
+        logits=logits,
+    )
+
+
+def make(shape: ModelShape, setup: Setup) -> Plan:
+    """Memory and speed of a set-up.
+
+    A step takes as long as the slower of computing and communicating, since they overlap, and then
+    the optimizer's pass over memory, which hides behind nothing.
+    """
+    gpu = setup.machine.gpu
+    assert gpu is not None
+    peak = 1e12 * (gpu.bf16_tflops or gpu.fp16_tflops)
+    tokens = setup.global_batch * setup.seq_len
+    flops = shape.flops_per_token(setup.seq_len) * tokens
+    again = {"none": 0.0, "selective": 0.03, "full": 1 / 3}[setup.recompute]
+    done = flops * (1 + again) * (2 / 3 if setup.lora_rank else 1)  # no gradients of frozen weights
+    compute = done / (setup.num_workers * peak * _ATTAINABLE)
+
+    shards = setup.num_workers // setup.replicas
+    hosts = -(-shards // setup.machine.num_gpus)
+    network = 0.0
+    if setup.num_hosts > 1:
+        # One interface, until EFA is used.
+        bandwidth = setup.machine.tcp_gbps / 8 * 1e9 * _NETWORK
+        # Through each link of NCCL's ring, per pass: the weights twice in bf16; per step: gradients
+        # in fp32. One link of the ring is the way into a host.
+        across = (shards - 1) / shards if hosts > 1 else 0.0
+        gathers = 2 * 2.0 * shape.parameters * across * setup.num_microbatches
+        reduced = 0.0 if setup.lora_rank else 4.0 * shape.parameters * across
+        if setup.replicas > 1:
+            reduced += 2 * 4.0 * shape.parameters / shards * min(setup.machine.num_gpus, shards)
+        network = (gathers + reduced) / bandwidth
+    moments = MOMENTS[setup.optimizer]
+    touched = (2 * (4 + moments) + 4) * shape.parameters / shards
+    optimizer = 0.0 if setup.lora_rank else touched / (gpu.memory_gb_per_s * 1e9)
+
+    step = max(compute, network) + optimizer
+    reserved = _RESERVED_GIB * GIB + _FRAGMENTED * gpu.memory_gib * GIB
+    return Plan(
+        setup=setup,
+        memory=memory(shape, setup),
+        available=gpu.memory_gib * GIB - reserved,
+        tokens_per_s=tokens / step,
+        mfu=flops / (step * setup.num_workers * peak),
+        bound_by="network" if network > compute else "compute",
+    )
+
+
+def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
+    """What makes a set-up that does not fit fit on the same machines: the fastest first, and last
+    what trains otherwise (moments in 8 bits, adapters)."""
+    changes: list[dict[str, Any]] = [{"replicas": 1}] if setup.replicas > 1 else []
+    for recompute in RECOMPUTE[RECOMPUTE.index(setup.recompute) :]:
+        microbatch = setup.microbatch
+        while microbatch >= 1:
+            changes.append({"replicas": 1, "recompute": recompute, "microbatch": microbatch})
+            microbatch //= 2
+    changes.append({"replicas": 1, "recompute": "full", "microbatch": 1, "optimizer": "adamw-8bit"})
+    changes.append({"replicas": 1, "recompute": "full", "microbatch": 1, "lora_rank": 16})
+    candidates = [make(shape, dataclasses.replace(setup, **change)) for change in changes]
+    fitting = [each for each in candidates if each.fits]
+    fitting.sort(
+        key=lambda each: (
+            each.setup.lora_rank != setup.lora_rank,
+            each.setup.optimizer != setup.optimizer,
+            -each.tokens_per_s,
+        )
+    )
+    return [each.setup for each in fitting]
+
+
+def differences(setup: Setup, other: Setup) -> str:
+    """The options that turn one set-up into the other."""
+    found = []
+    for field in dataclasses.fields(setup):
+        value = getattr(other, field.name)
+        if value == getattr(setup, field.name):
+            continue
+        if field.name == "machine":
+            found.append(f"--instance {value.name}")
+        else:
+            option = {"num_workers": "workers"}.get(field.name, field.name).replace("_", "-")
+            found.append(f"--{option} {value}")
+    return " ".join(found)
