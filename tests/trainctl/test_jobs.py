@@ -158,7 +158,13 @@ def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(
     account.objects["runs/r1/result.json"] = b'{"status": "succeeded", "accuracy": 0.9}'
     assert main(["show", "r1"]) == exits.OK
     shown = capsys.readouterr().out
-    for words in ("nodes     1:2", "command   true", "s3://bucket/runs/r1/", "accuracy 0.9", "OOM"):
+    for words in (
+        "nodes     1:2",
+        "command   true",
+        "s3://bucket/runs/r1/",
+        "accuracy 90.00%",
+        "OOM",
+    ):
         assert words in shown
     assert main(["show", "r1", "--json"]) == exits.OK
     found = json.loads(capsys.readouterr().out)
@@ -167,6 +173,31 @@ def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(
     assert found["result"]["accuracy"] == 0.9
     assert main(["wait", "r1", "--json"]) == exits.OK
     assert json.loads(capsys.readouterr().out)["status"] == "succeeded"
+
+
+@pytest.mark.parametrize(
+    ("result", "line"),
+    [
+        (
+            {"recipe": "fsdp", "measures": ["perplexity"], "perplexity": 54.612, "loss": 4.0},
+            "succeeded: perplexity 54.61, loss 4.0",
+        ),
+        ({"recipe": "fsdp", "accuracy": None, "perplexity": 8103.4}, "succeeded: perplexity 8,103"),
+        (
+            {"recipe": "of a later version", "measures": ["mean_error", "gap"], "mean_error": 0.25}
+            | {"gap": None, "accuracy": 0.9, "steps": 40},
+            "succeeded: mean error 0.25, steps 40",
+        ),
+    ],
+)
+def test_a_job_is_shown_with_the_measures_of_its_recipe(
+    account: Account, capsys: pytest.CaptureFixture[str], result: dict[str, object], line: str
+) -> None:
+    account.add("job", status="SUCCEEDED", output='{"status": "succeeded", "exit_code": 0}')
+    content = json.dumps({"status": "succeeded", **result})
+    account.objects["runs/r1/result.json"] = content.encode()
+    assert main(["show", "r1"]) == exits.OK
+    assert f"result    {line}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,12 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from contract import exits
 from tests.training.sample_events import start
 from training import storage
 from training.record import environment, reader
@@ -18,13 +19,17 @@ from training.record.events import (
     Preempted,
     Resume,
     Saving,
+    Start,
     Step,
     Stopped,
 )
 from training.record.fields import Rate
 from training.record.lines import parse_metrics
-from training.record.result import Classification, Result
+from training.record.measures import Measure
+from training.record.result import Classification, Result, Table
 from training.record.writer import FLUSH_EVERY_S, RunRecord
+
+BANDWIDTH = Measure(name="bus_bandwidth", unit="GB/s")
 
 
 class Silent:
@@ -37,7 +42,12 @@ class Silent:
         self.shown.append(event)
 
 
-def opened_at(uri: str, *, clock: Callable[[], float] = time.monotonic) -> RunRecord:
+def opened_at(
+    uri: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    measures: Sequence[Measure] = (),
+) -> RunRecord:
     return RunRecord(
         uri,
         run="r",
@@ -46,6 +56,7 @@ def opened_at(uri: str, *, clock: Callable[[], float] = time.monotonic) -> RunRe
         environment={"python": "3"},
         display=Silent(),
         clock=clock,
+        measures=measures,
     )
 
 
@@ -225,6 +236,54 @@ def test_a_failed_run_names_its_error(tmp_path: Path) -> None:
     kept.close()
     result = result_of(tmp_path / "r")
     assert (result.status, result.error) == ("failed", "training diverged at step 3")
+
+
+def test_a_run_that_falls_short_fails_and_keeps_what_it_measured(tmp_path: Path) -> None:
+    """A recipe that trains nothing, judged by a figure of its own."""
+    (tmp_path / "r").mkdir()
+    kept = opened_at(str(tmp_path / "r"), measures=[BANDWIDTH, Measure(name="latency", unit="us")])
+    rows = ((8.0, 0.01), (2.0**30, 41.5))
+    table = Table(title="All-reduce", heads=("bytes", "GB/s"), rows=rows)
+    figures = {"bus_bandwidth": 41.5}
+    tell(kept, Start(step=0, resumed=False, world_size=2, total_steps=2, device="CPU"))
+    tell(kept, Evaluation(step=1, epoch=0, measures={"bus_bandwidth": 0.01}))
+    tell(kept, Evaluation(step=2, epoch=0, measures=figures))
+    short = "bus bandwidth is 41.5 GB/s, below --floor 80"
+    tell(kept, Finished(step=2, measures=figures, seconds=1.0, evaluation=table, shortfall=short))
+    report = kept.close()
+    assert report is not None
+    assert (kept.is_complete, kept.is_finished, kept.exit_code) == (False, True, exits.FAILED)
+    result = result_of(tmp_path / "r")
+    assert (result.status, result.error, result.loss, result.rate) == ("failed", short, None, None)
+    assert result.measures == {"bus_bandwidth": 41.5, "latency": None}
+    run = reader.read_run(tmp_path / "r")
+    assert run.evaluated == table
+    assert run.measures == [BANDWIDTH, Measure(name="latency", unit="us")]
+    page = report.read_text()
+    assert "<dt>Bus bandwidth</dt><dd>41.5 GB/s</dd>" in page
+    assert "41.5 GB/s after the last step, the best." in page
+    assert "Latency: left out. metrics.jsonl has no latency yet." in page
+    assert '<th scope="row">1,073,741,824</th><td>41.5</td>' in page
+    assert short in page
+    assert (tmp_path / "r" / "plots" / "bus_bandwidth.png").is_file()
+
+
+def test_a_run_that_resumes_declares_its_measures_once(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / "r").mkdir(exist_ok=True)
+        kept = opened_at(str(tmp_path / "r"), measures=[BANDWIDTH])
+        tell(kept, start(number, resumed=number > 0), step(number + 1))
+    assert reader.read_metrics(str(tmp_path / "r")).of(Measure) == [BANDWIDTH]
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "", "Bad", "x" * 64])
+def test_a_measure_whose_name_is_no_name_of_a_file_is_left_out(tmp_path: Path, name: str) -> None:
+    lines = [{"type": "measure", "name": name}]
+    lines += [{"type": "evaluation", "step": 1, "epoch": 1, "measures": [name], name: 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    run = reader.read_run(tmp_path)
+    assert run.evaluations[0].measures == {name: 1.0}
+    assert run.measures == []
 
 
 def test_a_run_that_never_started_gets_no_result(tmp_path: Path) -> None:
