@@ -201,7 +201,7 @@ def _known_runs(root: str) -> str:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """The options that say which checkpoint of which run is meant."""
+    """The options that name a run and where it is kept."""
     parser.add_argument(
         "run",
         metavar="RUN",

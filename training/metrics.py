@@ -230,8 +230,8 @@ class StepTimer:
         self._steps.append(_Step([("", self._now())]))
 
     def mark(self, phase: str, *, items: int = 0) -> None:
-        """End a stretch of a step that belongs to ``phase``, and say on how many items the step
-        trained there. A phase may come several times in a step."""
+        """End a stretch of a step that belongs to ``phase``, and add the items that the step
+        trained on there. A phase may come several times in a step."""
         assert phase in self.phases, phase
         self._steps[-1].marks.append((phase, self._now()))
         self._steps[-1].items += items
@@ -313,7 +313,7 @@ class StepLog:
 
 
 class Communication:
-    """Watches one step with torch's profiler and says how long its collectives took.
+    """Watches one step with torch's profiler and measures how long its collectives took.
 
     That is the time in which any of them was at work, whether training waited or computed beside
     it: what communication would cost if nothing hid it. Usable as a context manager, once.

@@ -6,7 +6,7 @@ default; without a default, a float becomes NaN, text becomes empty, and a missi
 truth value makes the whole object unreadable.
 
 Numbers that have names of their own (``named``) stand beside the fields, as ``accuracy`` or
-``forward_s``, and a list under the field's name says which they are. Files of versions that wrote
+``forward_s``, and a list under the field's name names them. Files of versions that wrote
 no such list have the names that the field knows from then.
 """
 

@@ -349,7 +349,7 @@ def _footer(run: RecordedRun) -> str:
     elif run.environment.get("cpu"):
         words = f"Measured on a CPU: {run.environment['cpu']}. No GPU took part."
     else:
-        words = "The record does not say on what this was measured."
+        words = "The record does not name the machine that this was measured on."
     words += f" {run.items.capitalize()}/s are those of all workers together; times per step are "
     words += "each rank's own means, the first stretch left out where there are more."
     return " ".join([words, *run.notes])

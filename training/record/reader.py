@@ -123,7 +123,7 @@ class RecordedRun:
         """Names of the GPUs, empty without one.
 
         A cluster's head, which describes the environment, may have none where its workers do:
-        what the result says of the workers comes first.
+        the result's devices, which are the workers', come first.
         """
         device = self.result.device if self.result else ""
         if device and device != "CPU":
