@@ -45,11 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         accuracy: dict[str, float] = {}
         for rate, job in jobs.items():
             outcome, result = job.wait(), job.result()
-            if result is None or result.accuracy is None:
+            reached = result.measures.get("accuracy") if result else None
+            if reached is None:
                 print(f"{rate}: {outcome.reason}; its log: trainctl logs {job.id}", flush=True)
                 continue
-            accuracy[rate] = result.accuracy
-            print(f"{rate}: {result.accuracy:.4f} of the test images", flush=True)
+            accuracy[rate] = reached
+            print(f"{rate}: {reached:.4f} of the test images", flush=True)
     except CliError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

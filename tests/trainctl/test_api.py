@@ -179,7 +179,7 @@ def test_a_recipes_result_is_typed(account: Account) -> None:
     account.objects["runs/r1/result.json"] = json.dumps({**RESULT, "accuracy": 0.5}).encode()
     result = Job.find("j1").result()
     assert result is not None
-    assert (result.accuracy, result.steps) == (0.5, 10)
+    assert (result.measures["accuracy"], result.steps) == (0.5, 10)
 
 
 def test_what_is_not_exported_is_no_attribute() -> None:

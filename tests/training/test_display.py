@@ -73,6 +73,10 @@ def step(number: int) -> Step:
             "98,765 tokens/s",
         ),
         (
+            Start(step=0, resumed=False, world_size=2, total_steps=30, device="NVIDIA A10G"),
+            "running: 2 workers on NVIDIA A10G, 30 steps",
+        ),
+        (
             Evaluation(step=3, epoch=0, measures={"bus_bandwidth": 92.44, "top5_accuracy": 0.5}),
             "step 3: bus bandwidth 92.44 GB/s, top5 accuracy 0.5",
         ),

@@ -278,7 +278,7 @@ def test_a_run_that_resumes_declares_its_measures_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "", "Bad", "x" * 64])
 def test_a_measure_whose_name_is_no_name_of_a_file_is_left_out(tmp_path: Path, name: str) -> None:
-    lines = [{"type": "measure", "name": name}]
+    lines: list[dict[str, object]] = [{"type": "measure", "name": name}]
     lines += [{"type": "evaluation", "step": 1, "epoch": 1, "measures": [name], name: 1.0}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = reader.read_run(tmp_path)

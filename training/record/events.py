@@ -1,7 +1,7 @@
 """Events: what the workers of a run report to the process that keeps its record.
 
-Rank 0 sends them (``Worker.emit``). Those that have a line in ``metrics.jsonl`` are marked below; the
-others move the display, or end up in ``result.json`` and ``evaluation.json``. Standard library
+Rank 0 sends them (``Worker.emit``). Those that have a line in ``metrics.jsonl`` are marked below;
+the others move the display, or end up in ``result.json`` and ``evaluation.json``. Standard library
 only: the process that keeps the record loads neither torch nor Ray for them.
 """
 
