@@ -159,7 +159,7 @@ class Job:
 
     @_explains
     def result(self) -> Result | None:
-        """What a recipe's run has reached: its measures, loss, steps; None before it has written it.
+        """What a recipe's run has reached: measures, loss, steps; None before it has written it.
 
         Other programs have a result where they wrote one: ``download``.
         """

@@ -13,6 +13,7 @@ from training.record.events import (
     Loaded,
     Preempted,
     RankTimes,
+    Start,
     Step,
     Warned,
 )
