@@ -47,14 +47,14 @@ class Run:
             if number is None or nodes.labelled_node(line) == number
         ]
 
-    def wait_for(self, text: str, *, times: int = 1, seconds: float = 90) -> None:
+    def wait_for(self, text: str, *, times: int = 1, seconds: float = 150) -> None:
         """Wait until so many lines of the program, or of its start, contain ``text``."""
         deadline = time.monotonic() + seconds
         while sum(text in line for line in [*self.lines(), *self.said]) < times:
             assert time.monotonic() < deadline, f"no {times} x {text!r}:\n{self}"
             time.sleep(0.2)
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = 200) -> int:
         """Its exit code."""
         try:
             code = self.process.wait(seconds)

@@ -11,7 +11,7 @@ import pytest
 from contract import exits
 from tests.containers.program.nodes_here import LocalNodes, local_nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 GROUP = """
     import os, sys, time
@@ -19,7 +19,8 @@ GROUP = """
 
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    print(f"rank {rank} of {size} on node {os.environ['NODE_RANK']}", flush=True)
+    # In one piece: what print writes, text and then its end, two processes of a node may mix.
+    os.write(1, f"rank {rank} of {size} on node {os.environ['NODE_RANK']}\n".encode())
 """
 #: Ranks meet again and again until a file says that it is enough.
 UNTIL_TOLD = (
