@@ -172,6 +172,6 @@ def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     (tmp_path / "tf_model.h5").touch()
     with pytest.raises(InputError, match=f"model {tmp_path} has no weights that can be used"):
-        pretrained.check_weights(str(tmp_path))
+        pretrained.check_weights(str(tmp_path), runs="runs")
     (tmp_path / PICKLED).touch()
-    pretrained.check_weights(str(tmp_path))
+    pretrained.check_weights(str(tmp_path), runs="runs")

@@ -1,6 +1,7 @@
 """Models and tokenizers are found wherever they are said to be; where they are not, the error says
 what to do. The Hugging Face Hub is a server on loopback that answers as the real one does."""
 
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from contract.errors import InputError
 from tests.conftest import ROOT
@@ -28,6 +30,13 @@ def parquet(text: str) -> bytes:
     content = pa.BufferOutputStream()
     pq.write_table(pa.table({"text": [text]}), content)
     return bytes(content.getvalue())
+
+
+def pickled() -> bytes:
+    """Weights as they were published before there were safetensors."""
+    content = io.BytesIO()
+    torch.save({"a": torch.ones(2)}, content)
+    return content.getvalue()
 
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -61,9 +70,11 @@ SCRIPT = {"README.md": b"no card", "script.py": b"raise SystemExit"}
 #: What the Hub makes of some data sets, in a revision of its own.
 CONVERTED = {"/api/datasets/owner/script": {"default/train/0000.parquet": parquet("from a script")}}
 TEXTS = {"README.md": b"no text", "part.jsonl": b'{"text": "one"}', "more/part.txt": b"two"}
-PICKLED = {name: FILES[name] for name in ("config.json", "pytorch_model.bin")}
+PICKLED = {"config.json": FILES["config.json"], "pytorch_model.bin": pickled()}
+DAMAGED = {"config.json": FILES["config.json"], "pytorch_model.bin": b"damaged"}
 REPOSITORIES = {
     "/api/models/owner/pickled": ("/owner/pickled", PICKLED),
+    "/api/models/owner/damaged": ("/owner/damaged", DAMAGED),
     "/api/models/owner/empty": ("/owner/empty", {"config.json": b"{}"}),
     "/api/models/owner/open": ("/owner/open", FILES),
     "/api/datasets/owner/texts": ("/datasets/owner/texts", TEXTS),
@@ -133,10 +144,10 @@ def hub() -> Iterator[str]:
     thread.join()
 
 
-def asked(models: list[str], hub: str, tmp_path: Path) -> list[str]:
+def asked(models: list[str], hub: str, tmp_path: Path, runs: str = "runs") -> list[str]:
     """What a process that may reach the Hub makes of each model: its files, or the error."""
     script = """
-import json, sys
+import json, os, sys
 from contract.errors import InputError
 from training.data import documents
 from training.models import pretrained
@@ -147,8 +158,8 @@ for model in sys.argv[1:]:
             files = documents.text_files(model)
             found.append(" ".join(documents.documents(files, "text", None)))
             continue
-        pretrained.check_weights(model)
-        folder = pretrained.model_folder(model, runs="runs")
+        pretrained.check_weights(model, runs=os.environ["TEST_RUNS"])
+        folder = pretrained.model_folder(model, runs=os.environ["TEST_RUNS"])
         found.append(" ".join(sorted(path.name for path in folder.iterdir())))
     except InputError as error:
         found.append(str(error))
@@ -156,6 +167,7 @@ print(json.dumps(found))
 """
     environment = {k: v for k, v in os.environ.items() if not k.startswith("HF_")}
     environment |= {"HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    environment |= {"TEST_RUNS": runs, "TRAINING_CACHE_DIR": str(tmp_path / "cache")}
     environment |= {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", script, *models],
@@ -286,3 +298,20 @@ def test_a_model_in_s3_is_fetched_once_and_again_when_it_changed(
     storage.write_bytes("s3://models/a/model.safetensors", b"other")
     assert pretrained.model_folder("s3://models/a", runs="runs") == folder
     assert (folder / "model.safetensors").read_bytes() == b"other"
+
+
+@pytest.mark.slow
+def test_the_nodes_of_a_cluster_share_converted_weights_and_no_incomplete_copy(
+    hub: str, s3_endpoint: str, tmp_path: Path
+) -> None:
+    del s3_endpoint  # the environment points at it
+    storage.filesystem("s3://").mkdir("s3://shared-models")
+    runs = "s3://shared-models/runs"
+    damaged, good = asked(["owner/damaged", "owner/pickled"], hub, tmp_path / "a", runs)
+    assert "pytorch_model.bin cannot be read" in damaged
+    assert good == ".complete config.json model-00001.safetensors model.safetensors.index.json"
+    stored = [each.rpartition("/")[2] for each in storage.filesystem(runs).find(runs)]
+    assert sorted(stored) == good.split()  # nothing of the damaged one
+    # Another node finds it there, and asks the Hub for no file.
+    (again,) = asked(["owner/pickled"], "http://127.0.0.1:9", tmp_path / "b", runs)
+    assert again == good

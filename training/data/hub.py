@@ -2,8 +2,11 @@
 
 import os
 from pathlib import Path
+from typing import Any, Final
 
 from contract.errors import InputError
+
+_TIMEOUT_S: Final = 10.0
 
 
 def fetch(
@@ -70,10 +73,12 @@ def fetch(
 def names(name: str, *, kind: str = "model") -> list[str] | None:
     """Names of the files of a repository; None where the Hub does not tell: ``fetch`` says why."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     repository, _, revision = name.partition("@")
     try:
-        return HfApi().list_repo_files(repository, repo_type=kind, revision=revision or None)
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError):
+        found: Any = HfApi().repo_info(
+            repository, repo_type=kind, revision=revision or None, timeout=_TIMEOUT_S
+        )
+    except Exception:  # without a network, it is one of the HTTP library below
         return None
+    return [each.rfilename for each in found.siblings or []]

@@ -75,7 +75,7 @@ def weights_folder(model: str, *, runs: str) -> Path:
     return conversion.with_weights(model_folder(model, runs=runs), model)
 
 
-def check_weights(model: str) -> None:
+def check_weights(model: str, *, runs: str) -> None:
     """Look whether a model has weights, before anything is downloaded or started.
 
     Where that cannot be found out now, such as without a way to the Hub, it is left to
@@ -88,7 +88,9 @@ def check_weights(model: str) -> None:
     if (path := Path(model).expanduser()).is_dir():
         names = [each.name for each in path.iterdir()]
     elif "://" not in model and not is_new(model):
-        names = hub.names(model)
+        copy = _shared_copy(model, _MODEL_FILES, runs=runs)
+        if copy is None or not storage.exists(storage.join(copy, _COMPLETE)):
+            names = hub.names(model)
     if names is not None and not is_new(model):
         weight_files.check_weights(names, model)
 
@@ -146,16 +148,22 @@ def _folder(place: str, patterns: tuple[str, ...], *, runs: str, what: str) -> P
         return _from_s3(place.rstrip("/"), patterns, what=what)
     if "://" in place:
         raise InputError(f"{what} {place}: give a folder, s3://BUCKET/PREFIX or a Hugging Face id")
-    if (shared := shared_cache(runs)) is None:
+    if (copy := _shared_copy(place, patterns, runs=runs)) is None:
         return _from_hub(place, patterns, what=what)
-    kind = "tokenizers" if patterns == _TOKENIZER_FILES else "models"
-    copy = storage.join(shared, kind, _digest(place + "".join(patterns)))
     if not storage.exists(storage.join(copy, _COMPLETE)):
         folder = _from_hub(place, patterns, what=what)
         if patterns == _MODEL_FILES:  # converted once for all nodes, and complete only with weights
             folder = conversion.with_weights(folder, place)
         _put(folder, copy)
     return _from_s3(copy, patterns, what=what)
+
+
+def _shared_copy(place: str, patterns: tuple[str, ...], *, runs: str) -> str | None:
+    """Address of the copy that the nodes share of what comes from the Hub; None if they do not."""
+    if (shared := shared_cache(runs)) is None:
+        return None
+    kind = "tokenizers" if patterns == _TOKENIZER_FILES else "models"
+    return storage.join(shared, kind, _digest(place + "".join(patterns)))
 
 
 def _from_hub(place: str, patterns: tuple[str, ...], *, what: str) -> Path:

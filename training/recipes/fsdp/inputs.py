@@ -32,7 +32,7 @@ def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
     Raises:
         InputError: text or tokenizer cannot be used, or the run has been trained on others.
     """
-    check_weights(config.model)
+    check_weights(config.model, runs=config.storage)
     store = _store(config, report)
     if config.text_key and config.text_key != store.info.key:
         raise InputError(
