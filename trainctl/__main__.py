@@ -22,6 +22,7 @@ from trainctl.commands.cost import cost
 from trainctl.commands.data import ls as data_ls
 from trainctl.commands.data import put as data_put
 from trainctl.commands.doctor import doctor
+from trainctl.commands.download import download
 from trainctl.commands.export import export
 from trainctl.commands.generate import generate
 from trainctl.commands.local import down as local_down
@@ -74,6 +75,7 @@ app.command(rich_help_panel=_JOBS)(logs)
 app.command(rich_help_panel=_JOBS)(wait)
 app.command(rich_help_panel=_JOBS)(stop)
 app.command(rich_help_panel=_JOBS)(cost)
+app.command(rich_help_panel=_JOBS)(download)
 app.command(rich_help_panel=_JOBS)(export)
 app.command(rich_help_panel=_JOBS)(generate)
 app.command("open", rich_help_panel=_OTHER)(open_)

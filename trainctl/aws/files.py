@@ -108,6 +108,10 @@ class Bucket:
         for key in keys:
             self._clients.s3.delete_object(Bucket=self.name, Key=key)
 
+    def download(self, key: str, file: Path) -> None:
+        """Fetch an object."""
+        self._clients.s3.download_file(self.name, key, str(file))
+
     def download_folder(self, prefix: str, folder: Path) -> int:
         """Fetch all objects below ``prefix``, which ends in a slash; return how many.
 

@@ -1,0 +1,114 @@
+"""``trainctl download``: what each node wrote, and nothing outside the folder that was named."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from contract import runs
+from contract.files import MANIFEST, Manifest, SavedFile
+from tests.trainctl.account import Account
+from trainctl.__main__ import main
+
+
+def save(account: Account, node: int, files: dict[str, bytes], *, key: str = "") -> None:
+    prefix = runs.output_prefix("r1", node)
+    saved = [
+        SavedFile(
+            name=name,
+            size=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            mode=0o755,
+            key=key,
+        )
+        for name, content in files.items()
+    ]
+    manifest = Manifest(generation=1, writer="w", files=tuple(saved))
+    account.objects[prefix + MANIFEST] = manifest.to_json().encode()
+    for file in saved:
+        account.objects[prefix + file.object] = files[file.name]
+
+
+@pytest.fixture
+def saved(account: Account) -> Account:
+    save(account, 0, {"work/last.pt": b"weights", "output/log.txt": b"zero"})
+    save(account, 1, {"output/log.txt": b"one"})
+    account.objects[runs.ray_prefix("r1") + "train/checkpoint_0/model.pt"] = b"of ray"
+    return account
+
+
+def below(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.usefixtures("saved")
+def test_it_fetches_what_all_nodes_wrote(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["download", "r1", "--to", str(tmp_path / "new")]) == 0
+    assert below(tmp_path / "new") == {
+        "node-0/work/last.pt": b"weights",
+        "node-0/output/log.txt": b"zero",
+        "node-1/output/log.txt": b"one",
+        "ray/train/checkpoint_0/model.pt": b"of ray",
+    }
+    assert (tmp_path / "new/node-0/work/last.pt").stat().st_mode & 0o777 == 0o755
+    printed = capsys.readouterr()
+    assert printed.out == f"{tmp_path / 'new'}\n"
+    assert "node-0: 2 files" in printed.err
+    assert "4 of 4 files" in printed.err
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["*.pt"], {"node-0/work/last.pt", "ray/train/checkpoint_0/model.pt"}),
+        (["log.txt", "--node", "1"], {"node-1/output/log.txt"}),
+        (["work/*"], {"node-0/work/last.pt"}),
+    ],
+)
+def test_it_fetches_what_is_asked_for(tmp_path: Path, words: list[str], names: set[str]) -> None:
+    assert main(["download", "r1", *words, "--to", str(tmp_path)]) == 0
+    assert below(tmp_path).keys() == names
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["other"], "run 'other' has no files of a program"),
+        (["r1", "--node", "7"], "node 7 of run 'r1' has no files"),
+        (["r1", "*.jpg"], "none of the 4 files of run 'r1' matches '*.jpg'"),
+        (["../x"], "run name '../x' is not usable"),
+    ],
+)
+def test_what_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    assert main(["download", *words, "--to", str(tmp_path / "new")]) == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ["../../out", "/etc/x", "work/../../../x"])
+def test_a_list_that_names_another_place_writes_nothing(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    save(account, 0, {"work/good": b"x", name: b"bad"}, key="work/good")
+    assert main(["download", "r1", "--to", str(tmp_path / "new")]) == 2
+    assert "is refused" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_that_changed_meanwhile_is_not_taken_for_the_one_that_was_listed(
+    saved: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    saved.objects[runs.output_prefix("r1", 0) + "work/last.pt"] = b"other"
+    assert main(["download", "r1", "last.pt", "--to", str(tmp_path)]) == 1
+    assert "give the command again" in " ".join(capsys.readouterr().err.split())
+    assert below(tmp_path) == {}

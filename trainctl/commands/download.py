@@ -1,0 +1,47 @@
+"""``trainctl download``: what a run's program wrote, on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trainctl import downloads, output
+from trainctl.aws.deployment import Deployment
+from trainctl.options import Profile, Region
+
+
+def download(
+    *,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
+    pattern: Annotated[
+        str,
+        typer.Argument(
+            metavar="[PATTERN]",
+            help="Of a file's name or path: '*.pt', 'work/logs/*'.",
+            show_default=False,
+        ),
+    ] = "*",
+    to: Annotated[
+        str, typer.Option(help="Folder here; the run's name by default.", metavar="DIR")
+    ] = "",
+    node: Annotated[
+        int | None, typer.Option(min=0, help="Only what this node wrote: 0, 1, ...")
+    ] = None,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Fetch the files that a run's program wrote: DIR/node-N/work, DIR/node-N/output, DIR/ray.
+
+    Also while its job is running: what has been copied so far.
+    """
+    bucket = Deployment.find(profile=profile, region=region).bucket
+    folder = Path(to or run)
+    with output.Progress() as progress:
+        found = downloads.download(
+            bucket, run, folder, pattern=pattern, node=node, report=progress.update
+        )
+    for source in sorted({each.source for each in found}):
+        of_source = [each for each in found if each.source == source]
+        size = sum(each.size for each in of_source) / 2**20
+        output.say(f"{source}: {len(of_source)} files, {size:,.1f} MiB")
+    output.print_text(str(folder))

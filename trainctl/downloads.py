@@ -1,0 +1,176 @@
+"""What a run's program wrote, fetched from the bucket: its nodes' files, and what Ray saved.
+
+Any job may write into the bucket, so the names in it become paths only through ``safe_join``, and
+all of them are checked before the first file is written.
+"""
+
+import fnmatch
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from contract import runs
+from contract.errors import InputError
+from contract.files import MANIFEST, Manifest, SavedFile
+from contract.runs import safe_join
+from trainctl.aws.files import Bucket
+from trainctl.errors import CliError, UsageError
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """One file to fetch."""
+
+    source: str
+    """``node-0``, or ``ray``."""
+    name: str
+    """Relative path below the source's folder."""
+    key: str
+    size: int
+    """Bytes."""
+    target: Path
+    file: SavedFile | None = None
+    """What the node's list says of it; None for what Ray saved."""
+
+
+def find(
+    bucket: Bucket, run: str, to: Path, *, pattern: str = "*", node: int | None = None
+) -> list[Wanted]:
+    """What there is of a run's files.
+
+    Args:
+        to: folder under which they will lie, by source: ``node-0/work/last.pt``.
+        pattern: of the shell, for a file's name or its path: ``*.pt``, ``work/logs/*``.
+        node: only of this one.
+
+    Raises:
+        UsageError: there is none.
+        InputError: a name in the bucket leads out of ``to``.
+    """
+    runs.check_run_name(run)
+    prefix = runs.output_prefix(run)
+    named = [runs.node_of(folder) for folder in bucket.listed(prefix)[1]]
+    found: list[Wanted] = []
+    for number in sorted(each for each in named if each is not None):
+        if node in (None, number):
+            found += _of_node(bucket, run, number, to)
+    if node is None:
+        of_ray = runs.ray_prefix(run)
+        for key, size in bucket.sizes(of_ray).items():
+            name = key.removeprefix(of_ray)
+            if name and not name.endswith("/"):
+                target = safe_join(to / "ray", name, what="object of the run")
+                found.append(Wanted(source="ray", name=name, key=key, size=size, target=target))
+    if not found:
+        where = f"node {node} of run {run!r}" if node is not None else f"run {run!r}"
+        raise UsageError(
+            f"{where} has no files of a program in {bucket.uri}/{prefix}: trainctl ls lists the "
+            f"runs; a recipe's model: aws s3 cp --recursive {bucket.run(run).model}/ DIR"
+        )
+    matching = [each for each in found if _matches(each.name, pattern)]
+    if not matching:
+        raise UsageError(
+            f"none of the {len(found)} files of run {run!r} matches {pattern!r}: the first is "
+            f"{found[0].name!r}"
+        )
+    return matching
+
+
+def _matches(name: str, pattern: str) -> bool:
+    inner = name.partition("/")[2]  # without work/ or output/
+    texts = (name, inner, name.rpartition("/")[2])
+    return any(fnmatch.fnmatchcase(text, pattern) for text in texts)
+
+
+def _of_node(bucket: Bucket, run: str, number: int, to: Path) -> list[Wanted]:
+    prefix = runs.output_prefix(run, number)
+    content = bucket.read(prefix + MANIFEST)
+    if content is None:
+        return []
+    folder = to / f"node-{number}"
+    return [
+        Wanted(
+            source=f"node-{number}",
+            name=file.name,
+            key=prefix + file.object,
+            size=file.size,
+            target=safe_join(folder, file.name, what="file of the run"),
+            file=file,
+        )
+        for file in Manifest.from_json(content).files
+        if not file.link
+    ]
+
+
+def fetch(
+    bucket: Bucket, wanted: list[Wanted], report: Callable[[int, int], None] = lambda *_: None
+) -> None:
+    """Fetch files; what lies there already is replaced.
+
+    Args:
+        report: called before each file with the numbers of files and bytes that have been fetched.
+
+    Raises:
+        CliError: a file is not what its node's list says: its job is running, and has changed it.
+    """
+    done = 0
+    for number, each in enumerate(wanted):
+        report(number, done)
+        each.target.parent.mkdir(parents=True, exist_ok=True)
+        # Again: what lies here may have become a link since the names were checked.
+        safe_join(each.target.parent, each.target.name)
+        part = each.target.with_name(f".{each.target.name[:200]}.part")
+        try:
+            bucket.download(each.key, part)
+            if each.file is not None:
+                _check(part, each)
+                part.chmod(each.file.mode & 0o777 | 0o600)
+            part.replace(each.target)
+        finally:
+            part.unlink(missing_ok=True)
+        done += each.size
+    report(len(wanted), done)
+
+
+def _check(part: Path, wanted: Wanted) -> None:
+    with part.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if wanted.file is not None and found != wanted.file.sha256:
+        raise CliError(
+            f"{wanted.name} of {wanted.source} has changed while it was fetched: the job is "
+            "running; give the command again"
+        )
+
+
+def download(
+    bucket: Bucket,
+    run: str,
+    to: Path,
+    *,
+    pattern: str = "*",
+    node: int | None = None,
+    report: Callable[[str], None] = lambda _text: None,
+) -> list[Wanted]:
+    """Find and fetch; return what was fetched.
+
+    Args:
+        report: called with how far it is, in words.
+
+    Raises:
+        as ``find`` and ``fetch``.
+    """
+    if to.exists() and not to.is_dir():
+        raise InputError(f"{to} is no folder: give another one")
+    wanted = find(bucket, run, to, pattern=pattern, node=node)
+    total = sum(each.size for each in wanted)
+
+    def say(files: int, size: int) -> None:
+        report(f"{files} of {len(wanted)} files, {_mib(size)} of {_mib(total)} MiB")
+
+    fetch(bucket, wanted, say)
+    return wanted
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.1f}"
