@@ -10,8 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from containers.program import ray_defaults
 from containers.program.head import STARTUP
 from contract import nodes
@@ -35,16 +33,6 @@ from ray.exceptions import ActorDiedError
 found = [ActorDiedError(Cause(actor_id=bytes(16), reason=reason)).preempted
          for reason in (Cause.Reason.NODE_DIED, Cause.Reason.WORKER_DIED)]
 print(json.dumps(found + [ActorDiedError().preempted]))
-"""
-TUNE = """
-import json, sys
-from ray import tune
-def trial(config):
-    print("trial", config["x"])
-    tune.report({"y": config["x"] * 10})
-tuner = tune.Tuner(trial, param_space={"x": tune.grid_search([1, 2])})
-found = tuner.fit()
-print(json.dumps([sorted(each.metrics["y"] for each in found), found.experiment_path]))
 """
 
 
@@ -118,24 +106,3 @@ def test_a_sitecustomize_of_the_users_is_run_too(tmp_path: Path) -> None:
     path = os.pathsep.join([str(STARTUP), str(own)])
     done = start(tmp_path, "import os; print(os.environ.get('SEEN'))", PYTHONPATH=path)
     assert done.stdout == "yes\n"
-
-
-@pytest.mark.slow
-def test_a_search_that_is_started_again_is_restored_and_not_repeated(tmp_path: Path) -> None:
-    found = [
-        start(
-            tmp_path,
-            TUNE,
-            attempt=attempt,
-            RAY_AUTH_MODE="token",
-            RAY_AUTH_TOKEN="a-token-of-this-test",
-            RAY_OVERRIDE_RESOURCES='{"CPU": 2}',
-        )
-        for attempt in (1, 2)
-    ]
-    results = [json.loads(each.stdout.strip().splitlines()[-1]) for each in found]
-    assert results == [[[10, 20], f"{tmp_path}/store/first-train"]] * 2
-    assert "resuming the search" not in found[0].stderr
-    assert "resuming the search" in found[1].stderr
-    ran = [each.stdout.count(") trial ") for each in found]
-    assert ran == [2, 0]
