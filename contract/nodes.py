@@ -47,6 +47,7 @@ ENV_RECIPE: Final = "TRAIN_RECIPE"  # the only one that a job trains, if it trai
 ENV_CODE: Final = "TRAIN_CODE"  # s3:// address of the archive with a job's own code
 ENV_CODE_SHA256: Final = "TRAIN_CODE_SHA256"  # of that archive
 
+CONTAINER_USER: Final = 1000  # id of the user, and of the group, that both images run as
 # Places inside a container.
 CACHE_DIR: Final = "/var/cache/train"  # a folder of the host, which its next tasks see too
 PROGRAM_DIR: Final = "/tmp/program"  # of one job: its archive, its packages; the same on all nodes

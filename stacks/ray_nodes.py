@@ -23,6 +23,7 @@ from stacks.gpu_cluster import GpuCluster, HostGroup
 from stacks.log_groups import log_group
 from stacks.settings import Settings
 
+CACHE = "cache"  # name of the volume
 OPEN_FILES = 1_048_576  # Ray opens a socket per worker and per object it moves
 
 
@@ -195,6 +196,11 @@ class RayNodes(Construct):
                 mode=ecs.AwsLogDriverMode.NON_BLOCKING,
                 max_buffer_size=Size.mebibytes(25),
             ),
+        )
+        # Models, data and packages outlive the task: the host's next one has them at once.
+        task.add_volume(name=CACHE, host=ecs.Host(source_path=nodes.CACHE_DIR))
+        container.add_mount_points(
+            ecs.MountPoint(source_volume=CACHE, container_path=nodes.CACHE_DIR, read_only=False)
         )
         container.add_ulimits(
             ecs.Ulimit(name=ecs.UlimitName.NOFILE, soft_limit=OPEN_FILES, hard_limit=OPEN_FILES),

@@ -18,6 +18,7 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import EndpointConfig, Ulimit
 
 from contract.exits import KILLED
+from contract.nodes import CONTAINER_USER
 from rehearsal.engine import LABEL
 from rehearsal.ministack import ecs_records
 from rehearsal.ministack.internals import ecs, responses
@@ -128,6 +129,9 @@ class ContainerEngine:
             ],
         }
         wanted = stock | {name: value for name, value in found.items() if value}
+        if binds := wanted.get("volumes"):
+            provider = ecs._tasks[task_arn].get("capacityProviderName") or "host"
+            wanted["volumes"] = [self._on_host(each, provider) for each in binds]
         wanted["labels"] = stock["labels"] | {LABEL: self.settings.name}
         if not is_host_mode:
             names = [name for _id, name in ecs_records.registered_names(ecs._tasks[task_arn])]
@@ -138,6 +142,19 @@ class ContainerEngine:
             }
             wanted.pop("extra_hosts", None)
         return wanted
+
+    def _on_host(self, bind: str, provider: str) -> str:
+        """A folder of a host, as ``docker run --volume`` takes it: all hosts of a capacity provider
+        share one below this rehearsal's folder, which user data has set up on AWS."""
+        source, target, mode = bind.rsplit(":", 2)
+        folder = self.settings.folder / "hosts" / provider / source.lstrip("/")
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            os.chown(folder, CONTAINER_USER, CONTAINER_USER)
+            folder.chmod(0o700)
+        else:
+            folder.chmod(0o777)
+        return f"{folder}:{target}:{mode}"
 
     def run(
         self, _docker: Any, definition: dict[str, Any], arguments: dict[str, Any], **_stock: Any

@@ -11,18 +11,26 @@ from pathlib import Path
 
 import pytest
 
+from contract.nodes import CACHE_DIR
 from stacks.host_setup import host_setup
 
 IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/worker:abc"
 REGISTRY = "000000000000.dkr.ecr.eu-west-1.amazonaws.com"
-COMMANDS = ("dnf", "docker", "aws", "systemctl", "nvidia-smi", "sleep", "cloudwatch-ctl")
+COMMANDS = (
+    *("dnf", "docker", "aws", "systemctl", "nvidia-smi", "sleep", "cloudwatch-ctl"),
+    *("mkfs.xfs", "mount", "chown"),
+)
 
 
 class Host:
     """A folder that stands for a host; commands note how they were called."""
 
-    def __init__(self, root: Path, *, broken: tuple[str, ...] = ()) -> None:
+    def __init__(self, root: Path, *, broken: tuple[str, ...] = (), num_disks: int = 0) -> None:
         self.root, self.broken = root, broken
+        self.disks = root / "dev" / "disk" / "by-id"
+        self.disks.mkdir(parents=True)
+        for number in range(num_disks):
+            (self.disks / f"nvme-Amazon_EC2_NVMe_Instance_Storage_AWS{number}").touch()
         (root / "bin").mkdir(parents=True)
         (root / "etc" / "ecs").mkdir(parents=True)
         (root / "etc" / "ecs" / "ecs.config").write_text("FROM_THE_IMAGE=1\n")
@@ -47,6 +55,8 @@ class Host:
             )
             .replace("/etc/ecs/", f"{self.root}/etc/ecs/")
             .replace("/opt/aws/", f"{self.root}/opt/aws/")
+            .replace("/dev/disk/", f"{self.root}/dev/disk/")
+            .replace(CACHE_DIR, str(self.cache))
         )
         assert script.startswith("#!/bin/bash\n")
         return subprocess.run(
@@ -57,6 +67,10 @@ class Host:
             timeout=60,
             check=False,
         )
+
+    @property
+    def cache(self) -> Path:
+        return self.root / "cache"
 
     @property
     def calls(self) -> list[str]:
@@ -123,6 +137,7 @@ def test_a_spot_host_drains_on_notice_and_lets_tasks_read_it(tmp_path: Path) -> 
         ("cloudwatch-ctl", "no metrics"),
         ("docker", "no login"),
         ("nvidia-smi", "nvidia-smi does not answer"),
+        ("chown", "the cache cannot be written"),
     ],
 )
 def test_what_fails_is_said_and_does_not_keep_the_host_from_joining(
@@ -134,6 +149,46 @@ def test_what_fails_is_said_and_does_not_keep_the_host_from_joining(
     assert f"host-setup: WARNING: {warning}" in run.stdout
     assert run.stdout.endswith("host-setup: done\n")
     assert host.ecs_config["ECS_CLUSTER"] == "training"
+
+
+def test_the_cache_is_on_the_first_disk_of_the_host_and_belongs_to_the_containers_user(
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path / "host", num_disks=2)
+    run = host.boot(has_gpus=False)
+    first = host.disks / "nvme-Amazon_EC2_NVMe_Instance_Storage_AWS0"
+    assert f"host-setup: cache: on {first}" in run.stdout
+    calls = host.calls
+    assert calls[:3] == [
+        f"mkfs.xfs -f -q {first}",
+        f"mount {first} {host.cache}",
+        f"chown 1000:1000 {host.cache}",
+    ]
+    assert [call for call in calls if call.startswith("mount")] == [calls[1]]
+    assert host.cache.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_host_without_a_disk_of_its_own_keeps_the_cache_on_the_root_volume(
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path / "host")
+    run = host.boot(has_gpus=False)
+    assert "WARNING" not in run.stdout
+    assert not [call for call in host.calls if call.startswith(("mkfs", "mount"))]
+    assert host.cache.is_dir()
+    assert f"chown 1000:1000 {host.cache}" in host.calls
+
+
+@pytest.mark.parametrize("broken", ["mkfs.xfs", "mount"])
+def test_a_disk_that_cannot_be_used_leaves_the_cache_on_the_root_volume(
+    tmp_path: Path, broken: str
+) -> None:
+    host = Host(tmp_path / "host", broken=(broken,), num_disks=1)
+    run = host.boot(has_gpus=False)
+    assert run.returncode == 0
+    assert "cannot be used; the cache is on the root volume" in run.stdout
+    assert f"chown 1000:1000 {host.cache}" in host.calls
+    assert run.stdout.endswith("host-setup: done\n")
 
 
 def test_a_missing_image_is_left_to_ecs(tmp_path: Path) -> None:

@@ -274,6 +274,21 @@ def test_containers_are_set_up_for_ray(synth: Synth) -> None:
         assert log["Options"]["mode"] == "non-blocking"
 
 
+def test_tasks_of_a_host_share_its_cache_one_after_the_other(synth: Synth) -> None:
+    templates = synth()
+    definitions = templates.of_type("AWS::ECS::TaskDefinition")
+    assert len(definitions) == 3, "head, worker and the head of a job"
+    for definition in definitions.values():
+        assert definition["Volumes"] == [{"Name": "cache", "Host": {"SourcePath": nodes.CACHE_DIR}}]
+        (runs,) = definition["ContainerDefinitions"]
+        assert runs["MountPoints"] == [
+            {"SourceVolume": "cache", "ContainerPath": nodes.CACHE_DIR, "ReadOnly": False}
+        ]
+        assert "User" not in runs, "the image's: who the host's folder belongs to"
+    dockerfile = (ROOT / "containers" / "Dockerfile").read_text()
+    assert dockerfile.count(f"USER {nodes.CONTAINER_USER}:{nodes.CONTAINER_USER}") == 2
+
+
 def test_rays_token_comes_from_secrets_manager_and_stands_nowhere_else(synth: Synth) -> None:
     templates = synth()
     secret = templates.only("AWS::SecretsManager::Secret")
