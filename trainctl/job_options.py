@@ -111,7 +111,7 @@ class JobOptions:
         typer.Option(
             "--code",
             metavar="DIR",
-            help="Your own code instead of a recipe; requirements.txt in it is installed.",
+            help="Your own code instead of a recipe, with its requirements.",
         ),
     ] = None
 

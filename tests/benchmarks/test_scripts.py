@@ -41,6 +41,12 @@ def test_no_process_holds_more_than_its_part_while_a_model_is_loaded() -> None:
     assert found["peak_bytes"] < 1.3 * (found["shard_bytes"] + found["largest_tensor_bytes"])
 
 
+def test_the_second_job_of_a_host_installs_nothing() -> None:
+    found = printed("benchmarks.packages", "--packages", "2", "--megabytes", "1")
+    assert found["ratio"] == found["seconds_of_first_job"] / found["seconds_of_second_job"]
+    assert found["seconds_of_second_job"] < found["seconds_of_first_job"]
+
+
 @pytest.mark.long
 def test_a_kill_while_a_checkpoint_is_written_loses_nothing_that_was_saved() -> None:
     found = printed("benchmarks.checkpoint", "--mb", "60")

@@ -7,6 +7,7 @@ standing cluster too, have caused with what the roles may do.
 import fnmatch
 import http.server
 import json
+import shutil
 import signal
 import subprocess
 import threading
@@ -237,14 +238,14 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
     """Three jobs at once, one host for workers."""
     manager = account_at(rehearsal.state()["endpoint"]).client("secretsmanager")
     manager.create_secret(Name="training/key", SecretString="hidden")
-    sleeping = tmp_path / "sleeping"
-    sleeping.mkdir()
+    # The same requirements in both: the host keeps what the first of them has installed.
+    sleeping = shutil.copytree(code_folder(tmp_path / "own"), tmp_path / "sleeping")
     (sleeping / "sleep.py").write_text("import time\ntime.sleep(600)\n")
     sleep = ("--code", str(sleeping), "--yes")
     after = ("--", "python", "sleep.py")
     with hosts(rehearsal, 1):
         given = ("--env", "COLOUR=green", "--secret", "API_KEY=training/key")
-        own = ("--code", str(code_folder(tmp_path / "own")), "--run", "own", "--nodes", "1")
+        own = ("--code", str(tmp_path / "own"), "--run", "own", "--nodes", "1")
         mine = submit(rehearsal, *own, *given, "--yes", "--", "python", "mine.py", "--x")
         container_of(rehearsal, mine, WORKER)
         limits = ("--run", "late", "--nodes", "1", "--max-hours", "0.01667")
@@ -262,6 +263,8 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
         assert (code, found["reason"]) == (3, "failed: user code exit 3"), text
         assert "found installed helped green hidden True" in text
         assert "here installed helped green ['--x']" in text
+        assert "requirements.txt: installed in" in text
+        assert "requirements.txt: installed on this host already" in said(rehearsal, late)
         assert "hidden" not in json.dumps(found), "a secret is in no record"
         assert record(rehearsal, "own", mine)["exit_code"] == 3
 
