@@ -38,7 +38,7 @@ for disk in /dev/disk/by-id/nvme-Amazon_EC2_NVMe_Instance_Storage_*; do
     fi
     break
 done
-# The user of the containers, and nobody else on the host.
+# Of the user of the containers: no other user of the host reads or changes it.
 chown {user}:{user} {cache} && chmod 0700 {cache} || say "WARNING: the cache cannot be written"
 
 say "packages"
