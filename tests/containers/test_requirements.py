@@ -150,7 +150,9 @@ def test_programs_of_a_package_run_with_the_images_python(tmp_path: Path) -> Non
     found = install(code, tmp_path / "cache")
     assert found is not None
     program = found / "bin" / "greet"
-    assert program.read_text().startswith(f"#!{sys.executable}\n")
+    # Through /bin/sh where the name of the folder is too long for a first line.
+    first, second, *_ = program.read_text().splitlines()
+    assert sys.executable in (first.removeprefix("#!"), second.removeprefix("'''exec' ").split()[0])
     done = subprocess.run(
         [program],
         env={"PYTHONPATH": str(requirements.site_packages(found))},
