@@ -1,10 +1,12 @@
 """``--code DIR``: the user's own code, looked at and packed."""
 
+import ast
 import hashlib
 import os
 import re
 import stat
 import subprocess
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Final
@@ -16,8 +18,9 @@ from trainctl.errors import UsageError
 
 #: Of a code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100
-#: A statement at any depth; what stands in a text may count too, which ``--on`` overrides.
-_IMPORTS_RAY: Final = re.compile(rb"^[ \t]*(?:import|from)[ \t]+ray\b", re.MULTILINE)
+_MENTIONS_RAY: Final = re.compile(rb"\bray\b")
+#: For files in another Python's syntax; what stands in a text counts too, which ``--on`` overrides.
+_IMPORTS_RAY: Final = re.compile(rb"^[ \t]*(?:import|from)\b[^#\n]*\bray\b", re.MULTILINE)
 _SKIPPED: Final = {".git", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
 #: Of every file in an archive, the earliest that one can hold: the same files have the same hash.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
@@ -52,9 +55,25 @@ def files_of(folder: Path) -> list[Path]:
 def importer_of_ray(folder: Path) -> str:
     """The first file of a code folder that imports Ray; "" where none does."""
     for path in files_of(folder):
-        if path.suffix == ".py" and _IMPORTS_RAY.search(path.read_bytes()):
+        if path.suffix == ".py" and _imports_ray(path.read_bytes()):
             return str(path.relative_to(folder))
     return ""
+
+
+def _imports_ray(source: bytes) -> bool:
+    """Whether Python code imports Ray, at any depth."""
+    if not _MENTIONS_RAY.search(source):
+        return False
+    try:
+        with warnings.catch_warnings(action="ignore"):  # the user's code: they are not about this
+            nodes = [*ast.walk(ast.parse(source))]
+    except (SyntaxError, ValueError, RecursionError):
+        return bool(_IMPORTS_RAY.search(source))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [
+        node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level
+    ]
+    return any(name.partition(".")[0] == "ray" for name in names)
 
 
 def look_at(folder: Path) -> str:
