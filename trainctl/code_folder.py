@@ -30,14 +30,12 @@ def files_of(folder: Path) -> list[Path]:
     """Files and links of a code folder that are uploaded, sorted.
 
     In a work tree of git, its submodules included: what git does not ignore.
+
+    Raises:
+        UsageError: git cannot list the files of its work tree.
     """
-    listed = subprocess.run(
-        ["git", "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard"],
-        capture_output=True,
-        check=False,
-    )
-    if listed.returncode == 0:
-        names = {name for name in os.fsdecode(listed.stdout).split("\0") if name}
+    names = _listed_by_git(folder)
+    if names is not None:
         found = [folder / name for name in names]
         # A work tree of its own inside of this one: git lists its folder only.
         inner = [path for path in found if path.is_dir() and not path.is_symlink()]
@@ -52,10 +50,31 @@ def files_of(folder: Path) -> list[Path]:
     )
 
 
+def _listed_by_git(folder: Path) -> set[str] | None:
+    """Names of files, and of inner work trees; None where the folder is in no work tree of git."""
+    try:
+        listed = subprocess.run(
+            ["git", "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard"],
+            capture_output=True,
+            check=False,
+            env={**os.environ, "LC_ALL": "C"},  # its message is read below
+        )
+    except FileNotFoundError:  # git is not installed
+        return None
+    if listed.returncode == 0:
+        return {name for name in os.fsdecode(listed.stdout).split("\0") if name}
+    said = " ".join(os.fsdecode(listed.stderr).split())
+    if "not a git repository (or any" in said:
+        return None
+    # Without git's list, ignored files would be uploaded too: they may hold passwords.
+    raise UsageError(f"--code {folder}: git cannot list its files: {said}")
+
+
 def importer_of_ray(folder: Path) -> str:
     """The first file of a code folder that imports Ray; "" where none does."""
     for path in files_of(folder):
-        if path.suffix == ".py" and _imports_ray(path.read_bytes()):
+        # A link may lead to a folder.
+        if path.suffix == ".py" and path.is_file() and _imports_ray(path.read_bytes()):
             return str(path.relative_to(folder))
     return ""
 
@@ -125,12 +144,20 @@ def _check_links(files: list[Path], folder: Path) -> None:
     there = {path.resolve() for path in files if not path.is_symlink()}
     there |= {parent for path in there for parent in path.parents}
     for path in files:
-        if path.is_symlink() and path.resolve() not in there - {*folder.resolve().parents}:
+        if path.is_symlink() and _target(path) not in there - {*folder.resolve().parents}:
             raise UsageError(
                 f"--code {folder}: {path.relative_to(folder)} is a link to {path.readlink()}, "
                 "which is not among the files that are uploaded. Put data into the bucket "
                 "(aws s3 cp); copy code into the folder, or let git ignore the link"
             )
+
+
+def _target(link: Path) -> Path | None:
+    """Where a link leads in the end; None where it leads in a circle."""
+    try:
+        return link.resolve()
+    except (OSError, RuntimeError):  # which of the two depends on the version of Python
+        return None
 
 
 def pack(folder: Path, archive: Path) -> str:

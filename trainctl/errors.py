@@ -36,6 +36,7 @@ def explained(error: Exception) -> CliError | None:
         return error
     if isinstance(error, InputError):
         return UsageError(str(error))
+    from boto3.exceptions import Boto3Error
     from botocore import exceptions as aws
     from botocore.parsers import ResponseParserError
 
@@ -58,6 +59,11 @@ def explained(error: Exception) -> CliError | None:
             )
         case aws.ClientError():
             return _of_the_service(error)
+        case Boto3Error():
+            # Of an upload or a download. It keeps AWS's own error only as its context.
+            cause = error.__context__
+            known = explained(cause) if isinstance(cause, Exception) else None
+            return known or CliError(f"the transfer broke off: {error}. Give the command again")
         case aws.BotoCoreError() | ResponseParserError():
             return CliError(f"AWS does not answer as it should: {error}. Give the command again")
     return None

@@ -45,8 +45,8 @@ class Log:
         while True:
             page = self._deployment.logs.page(self._task, self._token)
             yield from zip(page.times, page.lines, strict=True)
-            if page.token == self._token or not page.lines:
-                self._token = page.token
+            # A page may be empty before the end: at the end the token stays as it is.
+            if page.token == self._token:
                 return
             self._token = page.token
 

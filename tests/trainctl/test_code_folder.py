@@ -46,7 +46,7 @@ def test_the_same_files_have_the_same_hash_wherever_and_whenever(tmp_path: Path)
     assert code_folder.pack(other, tmp_path / "b.zip") != first
 
 
-@pytest.mark.parametrize("target", ["/etc/hostname", "../outside", "nowhere", "venv/lib"])
+@pytest.mark.parametrize("target", ["/etc/hostname", "../outside", "nowhere", "venv/lib", "data"])
 def test_a_link_to_what_is_not_uploaded_is_refused(tmp_path: Path, target: str) -> None:
     code = project(tmp_path / "code")
     (tmp_path / "outside").mkdir()
@@ -64,6 +64,38 @@ def test_files_of_a_submodule_are_uploaded(tmp_path: Path) -> None:
         subprocess.run(["git", "init", "-q", folder], check=True)
     names = [str(path.relative_to(code)) for path in code_folder.files_of(code)]
     assert names == ["bin", "start", "tools/run.sh", "train.py", "vendored/part.py"]
+
+
+def test_a_work_tree_that_git_cannot_list_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = project(tmp_path / "code")
+    subprocess.run(["git", "init", "-q", code], check=True)
+    (code / ".gitignore").write_text(".env\n")
+    (code / ".env").write_text("PASSWORD=secret\n")
+    assert code / ".env" not in code_folder.files_of(code)
+    # What git does in a folder of another user; the variable is of its own tests.
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(UsageError, match=r"git cannot list its files: .*dubious ownership"):
+        code_folder.look_at(code)
+
+
+def test_without_git_all_files_are_uploaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = project(tmp_path / "code")
+    expected = code_folder.files_of(code)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert code_folder.files_of(code) == expected != []
+
+
+def test_a_link_to_a_folder_may_be_called_like_a_file(tmp_path: Path) -> None:
+    code = project(tmp_path / "code")
+    (code / "pkg").mkdir()
+    (code / "pkg" / "loop.py").write_text("import ray\n")
+    (code / "pkg.py").symlink_to("pkg")
+    assert code_folder.importer_of_ray(code) == "pkg/loop.py"
+    assert "files of" in code_folder.look_at(code)
 
 
 def test_the_packages_that_will_be_installed_are_named_before_the_upload(tmp_path: Path) -> None:

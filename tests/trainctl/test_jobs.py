@@ -104,6 +104,25 @@ def test_follow_shows_each_line_once_and_how_it_ended(
     assert "job: why, after 10 min" in said.err
 
 
+def test_an_empty_page_is_not_the_end_of_a_log(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add("job")
+    account.add_head("job", "t1")
+    pages = {"": ([], "a"), "a": (["one"], "b"), "b": ([], "c"), "c": (["two"], "d")}
+
+    def page(*, nextToken: str = "", **_: Any) -> Any:  # noqa: N803
+        lines, token = pages.get(nextToken, ([], nextToken))
+        return {
+            "events": [{"timestamp": 1_800_000_000_000, "message": line} for line in lines],
+            "nextForwardToken": token,
+        }
+
+    account.__dict__["on_get_log_events"] = page
+    assert main(["logs", "job"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["one", "two"]
+
+
 def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:

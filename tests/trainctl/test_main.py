@@ -9,10 +9,14 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
+from boto3.exceptions import Boto3Error, RetriesExceededError
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError, SSOTokenLoadError
+from botocore.stub import Stubber
 
 from contract import exits
 from contract import outputs as stack_outputs
@@ -21,6 +25,7 @@ from tests.conftest import ROOT
 from tests.trainctl.account import Account, refused
 from trainctl import reference
 from trainctl.__main__ import main
+from trainctl.errors import explained
 from training import recipes
 
 IDENTITY = "get_caller_identity"
@@ -242,3 +247,23 @@ def test_settings_lists_every_option_in_full_with_the_defaults_of_a_preset(
             assert line.rstrip().endswith(each["help"])
         for name, value in found.presets[preset].items():
             assert listed[f"--{name.replace('_', '-')}"]["default"] == value
+
+
+def test_an_upload_that_aws_refuses_is_explained_by_aws_own_error(tmp_path: Path) -> None:
+    file = tmp_path / "data.txt"
+    file.write_text("text")
+    client = boto3.client(
+        "s3", region_name="eu-west-1", aws_access_key_id="key", aws_secret_access_key="secret"
+    )
+    with Stubber(client) as stubber:
+        stubber.add_client_error("put_object", "AccessDenied", "no right to", 403)
+        with pytest.raises(boto3.exceptions.S3UploadFailedError) as caught:
+            client.upload_file(str(file), "bucket", "data/data.txt")
+    known = explained(caught.value)
+    assert str(known).startswith("not allowed: PutObject: no right to. Ask the owner")
+
+
+def test_a_download_that_breaks_off_is_explained() -> None:
+    known = explained(RetriesExceededError(Boto3Error("timed out")))
+    assert "the transfer broke off" in str(known)
+    assert str(known).endswith("Give the command again")
