@@ -14,6 +14,11 @@ SOURCES: Final = ("contract", "training", "containers", "requirements.lock")
 _LEFT_OUT: Final = ("containers/Dockerfile.dockerignore", "containers/publish.py")
 
 
+def _is_by_the_way(part: str) -> bool:
+    """Whether a file or folder of this name is left by an editor, a desktop or Python itself."""
+    return part == "__pycache__" or part.startswith(".") or part.endswith(".egg-info")
+
+
 def content_tag(root: Path) -> str:
     """The tag of images that are built from the project in ``root`` as it is on disk."""
     content = hashlib.sha256()
@@ -22,7 +27,9 @@ def content_tag(root: Path) -> str:
         files = path.rglob("*") if path.is_dir() else [path]
         names = {file.relative_to(root).as_posix() for file in files if file.is_file()}
         for name in sorted(names):
-            if "__pycache__" not in name.split("/") and name not in _LEFT_OUT:
-                body = (root / name).read_bytes()
-                content.update(f"{name}\0{len(body)}\0".encode() + body)
+            if name in _LEFT_OUT or any(map(_is_by_the_way, name.split("/"))):
+                continue
+            body = (root / name).read_bytes()
+            runs = bool((root / name).stat().st_mode & 0o111)
+            content.update(f"{name}\0{runs}\0{len(body)}\0".encode() + body)
     return f"content-{content.hexdigest()[:12]}"

@@ -41,13 +41,23 @@ def test_a_renamed_file_and_a_moved_line_change_it_too(project: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["training/__pycache__/a.pyc", "docs/a.md", "containers/publish.py", "app.py"]
+    "name",
+    [
+        *("training/__pycache__/a.pyc", "docs/a.md", "containers/publish.py", "app.py"),
+        *("training/.DS_Store", "contract/.idea/x.xml", "training/x.egg-info/PKG-INFO"),
+    ],
 )
 def test_what_is_not_in_the_images_does_not(project: Path, name: str) -> None:
     before = content_tag(project)
     (project / name).parent.mkdir(exist_ok=True)
     (project / name).write_text("x = 2\n")
     assert content_tag(project) == before
+
+
+def test_that_a_file_may_be_run_is_in_the_images_too(project: Path) -> None:
+    before = content_tag(project)
+    (project / "containers" / "a.py").chmod(0o755)
+    assert content_tag(project) != before
 
 
 def test_it_can_be_a_tag_of_an_image(project: Path) -> None:
@@ -62,6 +72,8 @@ def test_the_build_gets_the_files_that_are_hashed() -> None:
         "*",
         *(f"!{source}" for source in SOURCES),
         "**/__pycache__",
+        "**/.*",
+        "**/*.egg-info",
         "containers/Dockerfile.dockerignore",
         "containers/publish.py",
     ]

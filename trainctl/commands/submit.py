@@ -27,7 +27,7 @@ def submit(
     Prints the maximum cost before starting. The job keeps running after this command exits. With
     --follow the exit code is the job's.
 
-    Examples: trainctl submit ddp --nodes 2 --epochs 10 --data s3://BUCKET/data;
+    Examples: trainctl submit ddp --nodes 2 --epochs 10 --data fashion-mnist;
     trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1
     """
     deployment = Deployment.find(profile=profile, region=region)
