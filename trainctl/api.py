@@ -14,7 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
+from types import NoneType
+from typing import Any, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import RESULT_FILE
@@ -184,20 +185,36 @@ class Options(TypedDict, total=False):
     """How long to wait for hosts."""
     spot: bool
     """Refuse a deployment that has not spot (True) or on-demand (False) instances."""
-    env: Mapping[str, str]
+    env: Mapping[str, str | float | Path]
     """Variables for the code, by name."""
     secret: Mapping[str, str]
     """Variables with the value of a secret: name of the variable -> name of the secret."""
     code: Path | str
     """Folder of your own code, in place of a recipe."""
-    profile: str
+    profile: str | None
     """Of the AWS configuration."""
-    region: str
+    region: str | None
     """Of the deployment."""
 
 
+#: Of each option: the types that it may have, and in words. A bool is no number here.
+_TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "run": ((str,), "text"),
+    "nodes": ((int, str), 'a number, or a range such as "1:4"'),
+    "on": ((str,), f"one of {', '.join(On)}"),
+    "max_hours": ((int, float), "a number"),
+    "wait_minutes": ((int, float), "a number"),
+    "spot": ((bool,), "True or False"),
+    "env": ((Mapping,), "a dictionary"),
+    "secret": ((Mapping,), "a dictionary"),
+    "code": ((Path, str), "the path of a folder"),
+    "profile": ((str, NoneType), "text"),
+    "region": ((str, NoneType), "text"),
+}
+
+
 @_explains
-def plan(*command: str, **options: Unpack[Options]) -> JobPlan:
+def plan(*command: str | float | Path, **options: Unpack[Options]) -> JobPlan:
     """What ``submit`` would start with the same arguments, and its price; starts nothing.
 
     Raises:
@@ -209,11 +226,11 @@ def plan(*command: str, **options: Unpack[Options]) -> JobPlan:
 
 
 @_explains
-def submit(*command: str, **options: Unpack[Options]) -> Job:
+def submit(*command: str | float | Path, **options: Unpack[Options]) -> Job:
     """Start a job; it keeps running when this program has ended.
 
     Args:
-        command: a recipe and its settings, ``"ddp", "--epochs", "3"``; with ``code`` the words of
+        command: a recipe and its settings, ``"ddp", "--epochs", 3``; with ``code`` the words of
             a command, ``"torchrun", "train.py"``.
         options: see ``Options``.
 
@@ -231,22 +248,28 @@ def _deployment(options: Options) -> Deployment:
     return Deployment.find(profile=options.get("profile"), region=options.get("region"))
 
 
-def _job_options(command: Sequence[str], options: Options) -> JobOptions:
+def _job_options(command: Sequence[str | float | Path], options: Options) -> JobOptions:
     """The options as the command line would have read them.
 
     Raises:
         TypeError: there is no such option.
+        UsageError: a value has a type that the command line could not have read.
     """
     if unknown := sorted(options.keys() - Options.__annotations__.keys()):
         raise TypeError(f"{', '.join(unknown)}: submit and plan have no such option")
-    given = JobOptions(words=[*command])
+    for name, value in options.items():
+        _check_type(name, value)
+    given = JobOptions(words=[_text(word, what="a word of the command") for word in command])
     simple: dict[str, Any] = {
         name: value
         for name, value in options.items()
         if name not in ("on", "nodes", "env", "secret", "code", "profile", "region")
     }
     for name, pairs in (("env", options.get("env", {})), ("secret", options.get("secret", {}))):
-        simple[name] = [f"{variable}={value}" for variable, value in pairs.items()]
+        simple[name] = [
+            f"{variable}={_text(value, what=f'{name} {variable!r}')}"
+            for variable, value in pairs.items()
+        ]
     if "on" in options:
         if options["on"] not in {*On}:
             raise UsageError(f"on is {options['on']!r}: it must be one of {', '.join(On)}")
@@ -256,3 +279,27 @@ def _job_options(command: Sequence[str], options: Options) -> JobOptions:
     if "code" in options:
         simple["code"] = Path(options["code"])
     return replace(given, **simple)
+
+
+def _check_type(name: str, value: object) -> None:
+    """
+    Raises:
+        UsageError: an option's value is not of its type.
+    """
+    types, wanted = _TYPES[name]
+    if isinstance(value, types) and (bool in types or not isinstance(value, bool)):
+        return
+    if value is None:
+        raise UsageError(f"{name} is None: leave it out for the default")
+    raise UsageError(f"{name} is {value!r}: it must be {wanted}")
+
+
+def _text(value: object, *, what: str) -> str:
+    """A word for the command line.
+
+    Raises:
+        UsageError: it is neither text nor a number nor a path.
+    """
+    if isinstance(value, (str, int, float, Path)) and not isinstance(value, bool):
+        return str(value)
+    raise UsageError(f"{what} is {value!r}: it must be text, a number or a path")

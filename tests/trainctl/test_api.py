@@ -85,6 +85,12 @@ def test_without_options_a_job_is_what_the_command_line_makes_of_none(account: A
     assert first == second
 
 
+def test_numbers_and_paths_are_words_too(account: Account) -> None:
+    submit("ddp", "--epochs", 3, "--lr", 0.1, env={"DEPTH": 2, "PLACE": Path("a/b")}, profile=None)
+    assert order(account).command[-4:] == ("--epochs", "3", "--lr", "0.1")
+    assert order(account).variables == {"DEPTH": "2", "PLACE": "a/b"}
+
+
 def test_nothing_is_printed(account: Account, capsys: pytest.CaptureFixture[str]) -> None:
     job = submit("ddp")
     end(account, job.id)
@@ -114,10 +120,23 @@ def test_plan_prices_what_submit_would_start_and_starts_nothing(account: Account
         (["true"], {"code": "nowhere"}, "there is no such folder"),
         (["ddp"], {"on": "moon"}, "on is 'moon': it must be one of head, nodes, auto"),
         (["ddp"], {"run": "a/b"}, "run name 'a/b' is not usable"),
+        (["ddp"], {"run": 7}, "run is 7: it must be text"),
+        (["ddp"], {"max_hours": "3"}, "max_hours is '3': it must be a number"),
+        (["ddp"], {"wait_minutes": True}, "wait_minutes is True: it must be a number"),
+        (["ddp"], {"spot": "no"}, "spot is 'no': it must be True or False"),
+        (["ddp"], {"nodes": None}, "nodes is None: leave it out for the default"),
+        (["ddp"], {"nodes": 1.5}, "nodes is 1.5: it must be a number, or a range"),
+        (["ddp"], {"on": ["head"]}, "on is ['head']: it must be one of head, nodes, auto"),
+        (["true"], {"code": None}, "code is None: leave it out"),
+        (["ddp"], {"env": ["A=1"]}, "env is ['A=1']: it must be a dictionary"),
+        (["ddp"], {"env": {"A": None}}, "env 'A' is None: it must be text, a number or a path"),
+        (["ddp"], {"secret": {"A": True}}, "secret 'A' is True: it must be text"),
+        ([["ddp"]], {}, "a word of the command is ['ddp']: it must be text, a number or a path"),
+        (["ddp", "--epochs", None], {}, "a word of the command is None"),
     ],
 )
 def test_a_wrong_value_is_a_usage_error_with_the_command_lines_sentence(
-    account: Account, words: list[str], options: dict[str, Any], said: str
+    account: Account, words: list[Any], options: dict[str, Any], said: str
 ) -> None:
     for call in (submit, plan):
         with pytest.raises(UsageError) as caught:
