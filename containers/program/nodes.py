@@ -20,17 +20,16 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from containers.log import say
-from containers.program.launch import Ended, Launcher, Order, Place, rendezvous_id
+from containers.program.launch import Ended, Order, Place, rendezvous_id
+from containers.program.seats import NodeInfo, Seat, alive, first_failure, start_launcher
 from containers.program.told import ENV_PROGRAM, Told
 from contract import exits, times
 from contract.errors import InputError
@@ -47,63 +46,6 @@ _ANSWER_S: Final = 5.0
 _ACTOR_START_S: Final = 120.0
 #: After the first nodes of an elastic program, others are waited for this long.
 _SETTLE_S: Final = 10.0
-#: What ``ray.nodes()`` calls the head.
-_HEAD: Final = "node:__internal_head__"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeInfo:
-    """A node that Ray has."""
-
-    id: str
-    address: str
-    cpus: float
-    gpus: float
-    is_head: bool
-
-
-@dataclass(kw_only=True, slots=True)
-class Seat:
-    """One of the places of a program, and the node that has it now."""
-
-    number: int
-    node: NodeInfo
-    launcher: Any
-    """The actor."""
-    place: Place | None = None
-    wait: Any = None
-    """What ``Launcher.wait`` will return; None before a start and after an end."""
-    notice: Any = None
-    ended: Ended | None = None
-
-    @property
-    def is_running(self) -> bool:
-        return self.wait is not None
-
-
-def alive() -> list[NodeInfo]:
-    """The nodes of the cluster on which a program may run, the head first."""
-    found = [
-        NodeInfo(
-            id=each["NodeID"],
-            address=each["NodeManagerAddress"],
-            cpus=each["Resources"].get("CPU", 0.0),
-            gpus=each["Resources"].get("GPU", 0.0),
-            is_head=_HEAD in each["Resources"],
-        )
-        for each in ray.nodes()
-        if each["Alive"]
-    ]
-    # A head that only coordinates has no CPUs to hand out.
-    return sorted(
-        (node for node in found if node.cpus), key=lambda node: (not node.is_head, node.id)
-    )
-
-
-def first_failure(seats: Sequence[Seat]) -> Seat | None:
-    """The node whose program failed first, of those that were not told to end."""
-    failed = [seat for seat in seats if seat.ended and seat.ended.code and not seat.ended.was_told]
-    return min(failed, key=lambda seat: seat.ended.at if seat.ended else 0.0, default=None)
 
 
 class Group:
@@ -175,7 +117,7 @@ class Group:
         if not free:
             return []
         order = self._order()
-        started = [(node, _launcher(order, node)) for node in free]
+        started = [(node, start_launcher(order, node)) for node in free]
         new: list[Seat] = []
         for node, launcher in started:
             try:
@@ -402,20 +344,6 @@ class Group:
                 ray.get(each, timeout=times.FILES_SAVE_S + _ANSWER_S)
             except RayError:
                 continue
-
-
-def _launcher(order: Order, node: NodeInfo) -> Any:
-    """An actor that holds all of a node, so that nothing else is placed there."""
-    return (
-        ray.remote(Launcher)
-        .options(
-            num_cpus=node.cpus,
-            num_gpus=node.gpus,
-            max_concurrency=16,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-        )
-        .remote(order)
-    )
 
 
 def main() -> int:

@@ -1,0 +1,82 @@
+"""The nodes that a program may have, as Ray sees them, and which of them it has."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from containers.program.launch import Ended, Launcher, Order, Place
+
+#: What ``ray.nodes()`` calls the head.
+_HEAD: Final = "node:__internal_head__"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeInfo:
+    """A node that Ray has."""
+
+    id: str
+    address: str
+    cpus: float
+    gpus: float
+    is_head: bool
+
+
+@dataclass(kw_only=True, slots=True)
+class Seat:
+    """One of the places of a program, and the node that has it now."""
+
+    number: int
+    node: NodeInfo
+    launcher: Any
+    """The actor."""
+    place: Place | None = None
+    wait: Any = None
+    """What ``Launcher.wait`` will return; None before a start and after an end."""
+    notice: Any = None
+    ended: Ended | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self.wait is not None
+
+
+def alive() -> list[NodeInfo]:
+    """The nodes of the cluster on which a program may run, the head first."""
+    found = [
+        NodeInfo(
+            id=each["NodeID"],
+            address=each["NodeManagerAddress"],
+            cpus=each["Resources"].get("CPU", 0.0),
+            gpus=each["Resources"].get("GPU", 0.0),
+            is_head=_HEAD in each["Resources"],
+        )
+        for each in ray.nodes()
+        if each["Alive"]
+    ]
+    # A head that only coordinates has no CPUs to hand out.
+    return sorted(
+        (node for node in found if node.cpus), key=lambda node: (not node.is_head, node.id)
+    )
+
+
+def first_failure(seats: Sequence[Seat]) -> Seat | None:
+    """The node whose program failed first, of those that were not told to end."""
+    failed = [seat for seat in seats if seat.ended and seat.ended.code and not seat.ended.was_told]
+    return min(failed, key=lambda seat: seat.ended.at if seat.ended else 0.0, default=None)
+
+
+def start_launcher(order: Order, node: NodeInfo) -> Any:
+    """An actor that holds all of a node, so that nothing else is placed there."""
+    return (
+        ray.remote(Launcher)
+        .options(
+            num_cpus=node.cpus,
+            num_gpus=node.gpus,
+            max_concurrency=16,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+        )
+        .remote(order)
+    )
