@@ -285,7 +285,8 @@ class Job:
                 release_workers(self._provider)
             on_nodes = self._config.spec.on == Placement.NODES
             # The programs end, and then their files are saved.
-            _end(command, times.COMMAND_STOP_S + (times.FILES_SAVE_S if on_nodes else 0))
+            saving = times.FILES_SAVE_S + times.FILES_SLACK_S if on_nodes else 0
+            _end(command, times.COMMAND_STOP_S + saving)
             return code
         own = command.returncode
         # The shell's way to say that a signal ended it.

@@ -39,9 +39,18 @@ class Deadline:
         self.at: float | None = None
         """``time.monotonic()``; None: it may take as long as it needs."""
 
+    def bring_forward(self, within_s: float) -> None:
+        """Set it to so many seconds from now, unless it comes before that already."""
+        new = time.monotonic() + within_s
+        self.at = new if self.at is None else min(self.at, new)
+
+    def is_over(self, by_s: float = 0) -> bool:
+        """Whether it came at least ``by_s`` seconds ago."""
+        return self.at is not None and time.monotonic() > self.at + by_s
+
     def check(self, _num_bytes: int = 0) -> None:
         """Raises OutOfTimeError when it has come."""
-        if self.at is not None and time.monotonic() > self.at:
+        if self.is_over():
             raise OutOfTimeError
 
 
@@ -109,13 +118,17 @@ class NodeBucket:
     def upload(self, key: str, content: BinaryIO, deadline: Deadline) -> None:
         """Write an object. Raises OutOfTimeError when it takes too long."""
         deadline.check()
-        self._client.upload_fileobj(
-            content,
-            self._bucket,
-            self._prefix + key,
-            Callback=deadline.check,
-            Config=_transfers(),
-        )
+        try:
+            self._client.upload_fileobj(
+                content,
+                self._bucket,
+                self._prefix + key,
+                Callback=deadline.check,
+                Config=_transfers(),
+            )
+        except ERRORS:
+            deadline.check()  # botocore takes what the callback raises for an error of the network
+            raise
 
     def promote(self, key: str, name: str) -> None:
         """Copy one object over another, within S3."""

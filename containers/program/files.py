@@ -131,7 +131,8 @@ class Mirror:
             Whether the copy is complete.
         """
         if within_s is not None:
-            self._deadline.at = time.monotonic() + within_s  # of a copy that is being made, too
+            # Of a copy that is being made, too. The list is written after the files.
+            self._deadline.bring_forward(within_s - min(within_s / 6, times.FILES_LIST_S))
         if not self._busy.acquire(timeout=-1 if within_s is None else within_s):
             self._tell(f"not saved: the last copy did not end within {within_s} s")
             return False
@@ -151,8 +152,7 @@ class Mirror:
 
     def hurry(self, within_s: float) -> None:
         """The node has to end: what is being copied, or will be, must be done by then."""
-        if self._deadline.at is None:
-            self._deadline.at = time.monotonic() + within_s
+        self._deadline.bring_forward(within_s)
 
     def close(self) -> None:
         """End the thread, without a copy."""

@@ -11,8 +11,8 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Final
 
@@ -29,6 +29,8 @@ _SMALL: Final = 8 * 2**20
 _LOG: Final = 64 * 2**20
 #: A new folder waits for this many rounds, at most, until nothing in it changes.
 _PATIENCE: Final = 3
+#: Uploads see at once that there is no time left, unless they hang.
+_GRACE_S: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +105,7 @@ class Saver:
         changed = {name for name, seen in found.files.items() if not self._is_known(name, seen)}
         late = set() if final else self._unfinished(found, changed, old)
         self._last = found
-        with ThreadPoolExecutor(store.PARALLEL) as pool:
-            names = sorted(changed - late)
-            reads = pool.map(lambda name: self._save_one(name, found, old), names)
-            done = {name: read for name, read in zip(names, reads, strict=True) if read}
+        done = self._save_all(sorted(changed - late), found, old)
         late |= changed - done.keys() - self._unreadable
         for name in self._in_torn_folders(done, late, old):
             del done[name]
@@ -203,7 +202,25 @@ class Saver:
         torn = {folder for folder in torn if self._waits.get(folder, 0) <= _PATIENCE}
         return {name for name in done if folder_of[name] in torn}
 
-    # --- one file
+    # --- the files
+    def _save_all(
+        self, names: Sequence[str], found: Look, old: Mapping[str, SavedFile]
+    ) -> dict[str, _Read]:
+        """Read and upload files, as many as there is time for."""
+        pool = ThreadPoolExecutor(store.PARALLEL)
+        try:
+            futures = {pool.submit(self._save_one, name, found, old): name for name in names}
+            left: set[Future[_Read | None]] = set(futures)
+            # An upload that hangs, or that botocore tries again, must not keep the list waiting.
+            while left and not self._deadline.is_over(by_s=_GRACE_S):
+                left = wait(left, timeout=_GRACE_S, return_when=FIRST_EXCEPTION).not_done
+                for future in futures.keys() - left:
+                    future.result()  # raises what it has raised
+            reads = {futures[future]: future.result() for future in futures.keys() - left}
+        finally:
+            pool.shutdown(wait=not self._deadline.is_over(), cancel_futures=True)
+        return {name: read for name, read in reads.items() if read}
+
     def _save_one(self, name: str, found: Look, old: Mapping[str, SavedFile]) -> _Read | None:
         """Read a file, and upload it if its content is new; None where it must wait."""
         try:

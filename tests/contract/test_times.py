@@ -23,10 +23,16 @@ IN_ORDER = [
         "a job's head ends by itself before ECS kills it",
     ),
     (
-        times.COMMAND_STOP_S + times.FILES_SAVE_S + times.RAY_STOP_S,
+        times.COMMAND_STOP_S + times.FILES_SAVE_S + times.FILES_SLACK_S + times.RAY_STOP_S,
         times.STOP_TIMEOUT_S,
         "a program's files are saved before ECS kills the container",
     ),
+    (
+        times.COMMAND_STOP_S + times.FILES_SAVE_S + times.FILES_SLACK_S + times.RAY_STOP_S,
+        times.HEAD_GRACE_S,
+        "a program's files are saved before the state machine ends a job at its deadline",
+    ),
+    (times.FILES_LIST_S, times.FILES_SAVE_S, "the list leaves time for the files that it names"),
     (times.FILES_QUIET_S, times.FILES_EVERY_S, "a folder that is whole is copied the next time"),
     (times.RAY_DRAIN_S, times.STOP_TIMEOUT_S, "Ray drains before ECS kills the container"),
     (times.COORDINATOR_DRAIN_S, times.RAY_STOP_S, "a job's Ray drains before the head kills it"),

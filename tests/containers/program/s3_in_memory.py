@@ -28,7 +28,7 @@ class S3:
         """So many calls are answered, and none after them."""
         self.calls_until_up: int | None = None
         """So many calls are not answered, and all after them."""
-        self.on_upload: Callable[[str], None] = lambda _key: None
+        self.on_upload: Callable[[str], object] = lambda _key: None
         """Called before the content of an object is read."""
 
     def _check(self) -> None:

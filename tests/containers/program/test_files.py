@@ -3,7 +3,9 @@
 Real folders and a bucket in memory; the real calls of S3 are in ``test_files_in_s3.py``.
 """
 
+import hashlib
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -579,6 +581,35 @@ def test_a_last_copy_ends_one_that_takes_too_long(start: Start, s3: S3) -> None:
     assert not node.mirror.save(within_s=0.1)
     assert time.monotonic() - began < 5
     node.mirror.close()
+
+
+def test_a_last_copy_is_hurried_while_it_is_made(start: Start, s3: S3) -> None:
+    node = start()
+    for number in range(40):
+        node.write(f"work/{number:02}", str(number))
+    s3.on_upload = lambda _key: time.sleep(0.2)
+    threading.Timer(0.3, node.mirror.hurry, args=[0.1]).start()
+    began = time.monotonic()
+    assert not node.mirror.save(within_s=600)
+    assert time.monotonic() - began < 0.9, "forty uploads, eight at a time, take longer"
+    assert 0 < len(saved(s3)) < 40
+    s3.on_upload = lambda _key: None
+    assert node.mirror.save(within_s=600), "the time was that of one copy"
+
+
+def test_an_upload_that_hangs_does_not_keep_the_list_waiting(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/small", "1")
+    node.write("work/stuck", "2")
+    stuck = hashlib.sha256(b"2").hexdigest()
+    is_over = threading.Event()
+    s3.on_upload = lambda key: is_over.wait(20) if key.endswith(stuck) else None
+    began = time.monotonic()
+    assert not node.mirror.save(within_s=0.6)
+    assert time.monotonic() - began < 5
+    assert saved(s3) == {"work/small": "1"}
+    assert node.said == ["files: 1 files were not saved, such as work/stuck"]
+    is_over.set()
 
 
 # --- who saves, and who gets what
