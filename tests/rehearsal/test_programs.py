@@ -35,19 +35,16 @@ def log_of(rehearsal: Rehearsal, job: str) -> str:
 
 
 def test_unchanged_programs_train_on_two_nodes(deployment: Rehearsal, tmp_path: Path) -> None:
-    """Two jobs at a time: Hugging Face's Trainer, and accelerate's own test of its steps.
-
-    accelerate's ``test_script.py`` needs a file that all processes share.
-    """
+    """Hugging Face's Trainer, and accelerate's own test of its steps, whose ``test_script.py`` needs
+    a file that all processes share."""
     package = importlib.util.find_spec("accelerate")
     assert package is not None
     assert package.origin is not None
     folder = tmp_path / "accelerate-test"
     folder.mkdir()
     shutil.copy(Path(package.origin).parent / "test_utils" / "scripts" / "test_sync.py", folder)
-    of_accelerate = submit(deployment, folder, "accelerate-test", "torchrun", "test_sync.py")
+    # One after the other: six nodes at once are too many for two processors.
     trainer = submit(deployment, ROOT / "examples/hf_trainer", "trainer", "torchrun", "train.py")
-
     log = log_of(deployment, trainer)
     starts = re.findall(r"^\[node (\d)\] rank (\d) of 2 starts at step 0$", log, re.MULTILINE)
     assert sorted(node for node, _ in starts) == ["0", "1"], log
@@ -55,6 +52,7 @@ def test_unchanged_programs_train_on_two_nodes(deployment: Rehearsal, tmp_path: 
     result = json.loads(re.findall(r"result (\{.*\})", log)[-1])
     assert (result["world_size"], result["steps"]) == (2, 60)
 
+    of_accelerate = submit(deployment, folder, "accelerate-test", "torchrun", "test_sync.py")
     log = log_of(deployment, of_accelerate)
     distributed = {line[:8] for line in log.splitlines() if "**Test Distributed" in line}
     assert distributed == {"[node 0]", "[node 1]"}, log
