@@ -35,14 +35,21 @@ class Wanted:
 
 
 def find(
-    bucket: Bucket, run: str, to: Path, *, pattern: str = "*", node: int | None = None
+    bucket: Bucket,
+    run: str,
+    to: Path,
+    *,
+    pattern: str = "*",
+    node: int | None = None,
+    note: Callable[[str], None] = lambda _text: None,
 ) -> list[Wanted]:
-    """What there is of a run's files.
+    """What there is of a run's files; links are left out.
 
     Args:
         to: folder under which they will lie, by source: ``node-0/work/last.pt``.
         pattern: of the shell, for a file's name or its path: ``*.pt``, ``work/logs/*``.
         node: only of this one.
+        note: called with how many links are left out, in words, where there are any.
 
     Raises:
         UsageError: there is none.
@@ -52,9 +59,16 @@ def find(
     prefix = runs.output_prefix(run)
     named = [runs.node_of(folder) for folder in bucket.listed(prefix)[1]]
     found: list[Wanted] = []
+    links: list[str] = []
     for number in sorted(each for each in named if each is not None):
         if node in (None, number):
-            found += _of_node(bucket, run, number, to)
+            manifest = _manifest(bucket, run, number)
+            found += _of_node(manifest, run, number, to)
+            links += [
+                f"node-{number}/{each.name} -> {each.link}"
+                for each in manifest.files
+                if each.link and _matches(each.name, pattern)
+            ]
     if node is None:
         of_ray = runs.ray_prefix(run)
         for key, size in bucket.sizes(of_ray).items():
@@ -68,6 +82,8 @@ def find(
             f"{where} has no files of a program in {bucket.uri}/{prefix}: trainctl ls lists the "
             f"runs; a recipe's model: aws s3 cp --recursive {bucket.run(run).model}/ DIR"
         )
+    if links:
+        note(f"{len(links)} links are left out, the first is {links[0]}")
     matching = [each for each in found if _matches(each.name, pattern)]
     if not matching:
         raise UsageError(
@@ -83,11 +99,13 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(text, pattern) for text in texts)
 
 
-def _of_node(bucket: Bucket, run: str, number: int, to: Path) -> list[Wanted]:
+def _manifest(bucket: Bucket, run: str, number: int) -> Manifest:
+    content = bucket.read(runs.output_prefix(run, number) + MANIFEST)
+    return Manifest(generation=0, writer="") if content is None else Manifest.from_json(content)
+
+
+def _of_node(manifest: Manifest, run: str, number: int, to: Path) -> list[Wanted]:
     prefix = runs.output_prefix(run, number)
-    content = bucket.read(prefix + MANIFEST)
-    if content is None:
-        return []
     folder = to / f"node-{number}"
     return [
         Wanted(
@@ -98,7 +116,7 @@ def _of_node(bucket: Bucket, run: str, number: int, to: Path) -> list[Wanted]:
             target=safe_join(folder, file.name, what="file of the run"),
             file=file,
         )
-        for file in Manifest.from_json(content).files
+        for file in manifest.files
         if not file.link
     ]
 
@@ -113,24 +131,36 @@ def fetch(
 
     Raises:
         CliError: a file is not what its node's list says: its job is running, and has changed it.
+        InputError: a file cannot be written.
     """
     done = 0
     for number, each in enumerate(wanted):
         report(number, done)
-        each.target.parent.mkdir(parents=True, exist_ok=True)
-        # Again: what lies here may have become a link since the names were checked.
-        safe_join(each.target.parent, each.target.name)
-        part = each.target.with_name(f".{each.target.name[:200]}.part")
         try:
-            bucket.download(each.key, part)
-            if each.file is not None:
-                _check(part, each)
-                part.chmod(each.file.mode & 0o777 | 0o600)
-            part.replace(each.target)
-        finally:
-            part.unlink(missing_ok=True)
+            _fetch_one(bucket, each)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {each.target}: {error.strerror or error}. Remove what is in its "
+                "way, or give another folder"
+            ) from error
         done += each.size
     report(len(wanted), done)
+
+
+def _fetch_one(bucket: Bucket, wanted: Wanted) -> None:
+    target = wanted.target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Again: what lies here may have become a link since the names were checked.
+    safe_join(target.parent, target.name)
+    part = target.with_name(f".{target.name[:200]}.part")
+    try:
+        bucket.download(wanted.key, part)
+        if wanted.file is not None:
+            _check(part, wanted)
+            part.chmod(wanted.file.mode & 0o777 | 0o600)
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def _check(part: Path, wanted: Wanted) -> None:
@@ -151,18 +181,24 @@ def download(
     pattern: str = "*",
     node: int | None = None,
     report: Callable[[str], None] = lambda _text: None,
+    note: Callable[[str], None] = lambda _text: None,
 ) -> list[Wanted]:
     """Find and fetch; return what was fetched.
 
     Args:
         report: called with how far it is, in words.
+        note: as for ``find``.
 
     Raises:
         as ``find`` and ``fetch``.
     """
-    if to.exists() and not to.is_dir():
+    try:
+        is_usable = to.is_dir() or not to.exists()
+    except OSError as error:
+        raise InputError(f"{to}: {error.strerror or error}: give another folder") from error
+    if not is_usable:
         raise InputError(f"{to} is no folder: give another one")
-    wanted = find(bucket, run, to, pattern=pattern, node=node)
+    wanted = find(bucket, run, to, pattern=pattern, node=node, note=note)
     total = sum(each.size for each in wanted)
 
     def say(files: int, size: int) -> None:

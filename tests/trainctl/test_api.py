@@ -252,6 +252,40 @@ def test_a_sweep_given_again_takes_the_results_that_are_there(
     assert capsys.readouterr().out.splitlines()[-1] == "best: --lr 0.004"
 
 
+def test_a_sweep_given_again_waits_for_the_jobs_that_are_running(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "wait", interrupted)
+        assert sweep.main(["--max-usd", "1000"]) == 130
+    assert "give the same command again" in capsys.readouterr().err
+    started = account.sent("start_execution")
+    assert len(started) == len(sweep.RATES)
+    wait = Job.wait
+
+    def end_and_wait(job: Job) -> Any:
+        end(account, job.id, status="failed", reason="failed: user code exit 1", exit_code=1)
+        return wait(job)
+
+    monkeypatch.setattr(Job, "wait", end_and_wait)
+    assert sweep.main(["--max-usd", "1000"]) == 1
+    said = capsys.readouterr()
+    assert said.err == ""
+    assert all(f"trainctl logs {each['name']}\n" in said.out for each in started)
+    assert len(account.sent("start_execution")) == len(sweep.RATES), "none was started twice"
+
+
+def test_a_job_of_the_sweep_may_wait_for_all_others(account: Account) -> None:
+    finish(account, dict.fromkeys(sweep.RATES, 0.5))
+    assert sweep.main(["--max-usd", "1000"]) == 0
+    last = order(account)
+    assert last.max_seconds == len(sweep.RATES) * 3600
+    assert last.capacity_wait_s == (len(sweep.RATES) - 1) * 3600
+
+
 def test_a_sweep_that_may_cost_too_much_starts_nothing(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:

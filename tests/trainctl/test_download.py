@@ -112,3 +112,41 @@ def test_a_file_that_changed_meanwhile_is_not_taken_for_the_one_that_was_listed(
     assert main(["download", "r1", "last.pt", "--to", str(tmp_path)]) == 1
     assert "give the command again" in " ".join(capsys.readouterr().err.split())
     assert below(tmp_path) == {}
+
+
+@pytest.mark.usefixtures("saved")
+def test_what_is_in_the_way_of_a_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def says(target: str, why: str) -> bool:
+        assert main(["download", "r1", "last.pt", "--node", "0", "--to", str(tmp_path)]) == 2
+        said = "".join(capsys.readouterr().err.split())
+        return "".join(f"cannot write {tmp_path / target}: {why}. Remove".split()) in said
+
+    (tmp_path / "node-0").write_text("once a file")
+    assert says("node-0/work/last.pt", "Not a directory")
+    (tmp_path / "node-0").unlink()
+    (tmp_path / "node-0" / "work" / "last.pt").mkdir(parents=True)
+    assert says("node-0/work/last.pt", "Is a directory")
+    assert below(tmp_path) == {}, "no part of a file is left"
+
+
+def test_links_that_are_left_out_are_counted(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = b"weights"
+    file = SavedFile(
+        name="work/5.pt", size=len(content), sha256=hashlib.sha256(content).hexdigest()
+    )
+    links = (
+        SavedFile(name="work/last.pt", link="5.pt"),
+        SavedFile(name="work/first.pt", link="5.pt"),
+        SavedFile(name="output/log", link="x"),
+    )
+    manifest = Manifest(generation=1, writer="w", files=(file, *links))
+    prefix = runs.output_prefix("r1", 0)
+    account.objects |= {prefix + MANIFEST: manifest.to_json().encode(), prefix + file.name: content}
+    assert main(["download", "r1", "*.pt", "--to", str(tmp_path)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "2 links are left out, the first is node-0/work/last.pt -> 5.pt" in said
+    assert below(tmp_path) == {"node-0/work/5.pt": content}

@@ -38,7 +38,13 @@ def download(
     folder = Path(to or run)
     with output.Progress() as progress:
         found = downloads.download(
-            bucket, run, folder, pattern=pattern, node=node, report=progress.update
+            bucket,
+            run,
+            folder,
+            pattern=pattern,
+            node=node,
+            report=progress.update,
+            note=output.say,
         )
     for source in sorted({each.source for each in found}):
         of_source = [each for each in found if each.source == source]
