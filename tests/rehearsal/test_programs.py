@@ -35,8 +35,10 @@ def log_of(rehearsal: Rehearsal, job: str) -> str:
 
 
 def test_unchanged_programs_train_on_two_nodes(deployment: Rehearsal, tmp_path: Path) -> None:
-    """Hugging Face's Trainer, and accelerate's own test of its steps, whose ``test_script.py`` needs
-    a file that all processes share."""
+    """Hugging Face's Trainer, and accelerate's own test of its steps.
+
+    accelerate's ``test_script.py`` needs a file that all processes share.
+    """
     package = importlib.util.find_spec("accelerate")
     assert package is not None
     assert package.origin is not None
