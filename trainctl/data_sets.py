@@ -19,6 +19,7 @@ from typing import Final, Self
 from contract.errors import InputError
 from trainctl.aws.files import Bucket
 from trainctl.errors import UsageError
+from training import recipes
 from training.data import catalog
 from training.recipes.recipe import Recipe
 
@@ -76,6 +77,12 @@ def check_name(name: str) -> str:
             f"a data set cannot be called {name!r}: use 1 to 63 letters, digits, '.', '_' or '-', "
             "beginning with a letter or digit; --as gives it another name"
         )
+    for recipe in recipes.ALL:
+        if name == recipe.built_in_data:
+            raise UsageError(
+                f"a data set cannot be called {name}, which is the built-in data of recipe "
+                f"{recipe.name}: give it another name with --as"
+            )
     return name
 
 
@@ -143,17 +150,26 @@ def _report_file(report: Report, before: int, total: int, size: int) -> None:
 def files_of(place: Path) -> dict[str, Path]:
     """The files of a folder but hidden ones, or the one file, by their names in the bucket.
 
+    Links to files are followed.
+
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or a link leads to a folder or nowhere.
     """
     if place.is_file():
         return {place.name: place}
-    found = {
-        path.relative_to(place).as_posix(): path
-        for path in sorted(place.rglob("*"))
-        if path.is_file()
-        and not any(part.startswith(".") for part in path.relative_to(place).parts)
-    }
+    found: dict[str, Path] = {}
+    for path in sorted(place.rglob("*")):
+        name = path.relative_to(place)
+        if any(part.startswith(".") for part in name.parts):
+            continue
+        if path.is_file():
+            found[name.as_posix()] = path
+        elif path.is_symlink():
+            # Left out without a word, its files would be missing in a set marked as complete.
+            what = "a link to a folder" if path.is_dir() else "a link that leads to no file"
+            raise UsageError(
+                f"{path} is {what}, which is not uploaded: put the files in its place, or remove it"
+            )
     if not found:
         raise UsageError(f"{place} holds no files: give the folder of a data set")
     return found
@@ -186,7 +202,8 @@ def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
     recipe.check_data(data)
     if _NAME.fullmatch(data):
         if find(bucket, data) is not None:
-            return f"{bucket.uri}/{PREFIX}{data}"
+            # The slash says that this is a folder, even if it is called corpus.txt.
+            return f"{bucket.uri}/{PREFIX}{data}/"
         if bucket.sizes(f"{PREFIX}{data}/"):
             raise UsageError(
                 f"data set {data} in {bucket.uri} is not complete: its upload was interrupted; "

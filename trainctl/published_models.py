@@ -1,5 +1,6 @@
 """What the Hugging Face Hub says of a model that a job is to train, asked before a host starts."""
 
+import http.client
 import json
 import os
 import re
@@ -45,5 +46,6 @@ def _names(repository: str, revision: str) -> list[str] | None:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
             files = json.load(response)["siblings"]
             return [str(each["rfilename"]) for each in files]
-    except (OSError, ValueError, KeyError, TypeError):  # HTTPError and URLError are OSErrors
+    # HTTPError and URLError are OSErrors.
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return None

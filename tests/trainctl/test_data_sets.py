@@ -126,7 +126,7 @@ def test_a_published_data_set_is_fetched_verified_and_uploaded(
     assert put("small") == exits.OK
     assert account.objects["data/small/train.gz"] == content
     assert main([*SUBMIT, "--data", "small"]) == exits.OK
-    assert "s3://bucket/data/small" in command_of(account)
+    assert "s3://bucket/data/small/" in command_of(account)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +136,10 @@ def test_a_published_data_set_is_fetched_verified_and_uploaded(
         (["fashion_mnist"], "did you mean fashion-mnist?"),
         (["DIR", "--as", "my cats"], "a data set cannot be called 'my cats'"),
         (["EMPTY"], "holds no files"),
+        (["DIR", "--as", "digits"], "called digits, which is the built-in data of recipe ddp"),
+        (["DIR", "--as", "python-help"], "which is the built-in data of recipe fsdp"),
+        (["LINKED"], "linked/sub is a link to a folder, which is not uploaded"),
+        (["BROKEN"], "broken/sub is a link that leads to no file"),
     ],
 )
 def test_what_cannot_be_uploaded_is_refused(
@@ -146,11 +150,23 @@ def test_what_cannot_be_uploaded_is_refused(
     words: list[str],
     sentence: str,
 ) -> None:
-    (tmp_path / "nothing").mkdir()
-    places = {"DIR": str(folder), "EMPTY": str(tmp_path / "nothing")}
+    places = {"DIR": str(folder)}
+    for name, target in (("nothing", None), ("linked", folder), ("broken", tmp_path / "none")):
+        (tmp_path / name).mkdir()
+        if target is not None:
+            (tmp_path / name / "sub").symlink_to(target)
+            (tmp_path / name / "a").write_text("a")
+    places |= {"EMPTY": str(tmp_path / "nothing"), "LINKED": str(tmp_path / "linked")}
+    places["BROKEN"] = str(tmp_path / "broken")
     assert put(*(places.get(word, word) for word in words)) == exits.BAD_INPUT
     assert sentence in capsys.readouterr().err
     assert account.changes == []
+
+
+def test_a_link_to_a_file_is_uploaded_as_that_file(account: Account, folder: Path) -> None:
+    (folder / "three.txt").symlink_to(folder / "one.txt")
+    assert put(str(folder)) == exits.OK
+    assert account.objects["data/cats/three.txt"] == b"one"
 
 
 @pytest.mark.parametrize("words", [["--data", "cats"], ["--data=cats"]])
@@ -167,7 +183,7 @@ def test_a_job_prefers_the_copy_in_the_bucket_to_a_download(account: Account, fo
     assert command_of(account)[-2:] == ("--data", "fashion-mnist")
     put(str(folder), "--as", "fashion-mnist")
     assert main([*SUBMIT, "--run", "b", "--data", "fashion-mnist"]) == exits.OK
-    assert command_of(account)[-2:] == ("--data", "s3://bucket/data/fashion-mnist")
+    assert command_of(account)[-2:] == ("--data", "s3://bucket/data/fashion-mnist/")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +211,7 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     del s3_endpoint  # the environment points at it
     import boto3
 
-    from training import storage
+    from training import recipes, storage
     from training.data import documents
 
     monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
@@ -212,6 +228,21 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     assert data_sets.find(bucket, "cats") is not None
     texts = documents.text_files("s3://data-sets/data/cats")
     assert sorted(path.read_text() for path in texts) == ["one", "two two"]
+    # The node's cache outlives the job: what was put again is fetched again, and nothing else.
+    kept = {path: path.stat().st_mtime_ns for path in texts}
+    (folder / "one.txt").write_text("ONE")
+    put_now(data_sets.files_of(folder))
+    texts = documents.text_files("s3://data-sets/data/cats")
+    assert sorted(path.read_text() for path in texts) == ["ONE", "two two"]
+    assert [path.name for path in texts if path.stat().st_mtime_ns == kept[path]] == ["two.txt"]
+    (folder / "one.txt").write_text("one")
+    # A set that is called like a file is a folder all the same.
+    file = folder / "one.txt"
+    data_sets.put(bucket, "one.txt", data_sets.files_of(file), report=lambda *_each: None)
+    (_, address) = data_sets.resolve(["--data", "one.txt"], recipes.by_name("fsdp"), bucket)
+    (text,) = documents.text_files(address)
+    assert text.read_text() == "one"
+    bucket.remove(["data/one.txt.json", "data/one.txt/one.txt"])
     # An upload that was interrupted: its list is not there, and one file is.
     bucket.remove(["data/cats.json", "data/cats/one.txt"])
     assert data_sets.stored(bucket) == ([], ["cats"])

@@ -23,6 +23,9 @@ SUBMIT = ["submit", "fsdp", "--yes", "--data", "s3://bucket/text", "--model"]
 class Hub(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         name, _, revision = self.path.removeprefix("/api/models/").partition("/revision/")
+        if name == "owner/garbled":
+            self.wfile.write(b"no HTTP at all\r\n\r\n")
+            return
         if name not in FILES or revision not in ("main", "v1"):
             self.send_error(401)
             return
@@ -59,7 +62,11 @@ def test_a_model_without_weights_is_refused_before_a_host_starts(
 
 
 @pytest.mark.parametrize(
-    "model", ["owner/good", "owner/old", "owner/private", "s3://bucket/model", "new:tiny"]
+    "model",
+    [
+        *("owner/good", "owner/old", "owner/private", "owner/garbled"),
+        *("s3://bucket/model", "new:tiny"),
+    ],
 )
 def test_what_has_weights_or_cannot_be_looked_at_is_left_to_the_node(
     account: Account, model: str

@@ -296,6 +296,18 @@ def test_a_cache_that_cannot_be_written_is_named(
         images.load("http://127.0.0.1:9/none")
 
 
+def test_a_cache_whose_lock_cannot_be_opened_is_named(cache: Path) -> None:
+    # A folder in the way of the lock: root, as whom containers run, may write everywhere.
+    (cache / "mnist" / ".lock").mkdir(parents=True)
+    with pytest.raises(InputError, match=f"cannot be written .*{sources.CACHE_VARIABLE}"):
+        images.load("mnist")
+    with (
+        pytest.raises(InputError, match=f"cannot be written .*{sources.CACHE_VARIABLE}"),
+        sources.locked(cache / "mnist" / ".lock"),
+    ):
+        pass
+
+
 # ---- batches -------------------------------------------------------------------------------
 
 # The last but one ends in 6 images, which join the batch before them.

@@ -298,6 +298,11 @@ def test_a_model_in_s3_is_fetched_once_and_again_when_it_changed(
     storage.write_bytes("s3://models/a/model.safetensors", b"other")
     assert pretrained.model_folder("s3://models/a", runs="runs") == folder
     assert (folder / "model.safetensors").read_bytes() == b"other"
+    # Killed while it wrote the mark: the next job fetches the files again.
+    (folder / ".complete").write_bytes(b"")
+    (folder / "model.safetensors").write_bytes(b"a part")
+    assert pretrained.model_folder("s3://models/a", runs="runs") == folder
+    assert (folder / "model.safetensors").read_bytes() == b"other"
 
 
 @pytest.mark.slow

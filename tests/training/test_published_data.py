@@ -189,6 +189,14 @@ def test_a_file_that_is_not_there_is_named(mirror: type[Mirror], tmp_path: Path)
         download.fetch(DATA, tmp_path)
 
 
+def test_a_mirror_that_is_no_address_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(catalog.MIRROR_VARIABLE, "/mnt/mirror")
+    with pytest.raises(InputError, match=r"TRAINING_DATA_MIRROR is '/mnt/mirror': .* https://"):
+        download.fetch(DATA, tmp_path)
+
+
 def test_addresses_are_https_and_checksums_whole() -> None:
     for data in catalog.ALL:
         assert data.address.startswith("https://")

@@ -137,6 +137,15 @@ def test_a_build_that_fails_leaves_nothing(corpus: Path, tokenizer: Path, tmp_pa
     assert [name for name in left if not name.endswith(".lock")] == []
 
 
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_damaged_packed_text_is_refused(tmp_path: Path, tokenizer: Path, kind: str) -> None:
+    packed = bytearray(gzip.compress(b'{"text": "w1 w2"}\n' * 1000))
+    packed[12:40] = bytes([255] * 28)
+    (tmp_path / f"a.{kind}.gz").write_bytes(packed)
+    with pytest.raises(InputError, match=rf"a\.{kind}\.gz cannot be read: .*fetch it again"):
+        store_for(str(tmp_path), tokenizer_file=tokenizer, held_out_every=2)
+
+
 def test_progress_goes_up_to_the_whole(corpus: Path, tokenizer: Path) -> None:
     seen: list[tuple[int, int]] = []
     store_for(str(corpus), tokenizer, held_out_every=10, report=lambda *each: seen.append(each))

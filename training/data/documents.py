@@ -9,6 +9,7 @@ import gzip
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -115,8 +116,8 @@ def documents(files: Sequence[Path], field: str, report: Report | None) -> Itera
                 raise InputError(
                     f"{file} is not UTF-8 text ({error.reason} at byte {error.start:,} of a block)"
                 ) from None
-            except (OSError, EOFError) as error:
-                raise InputError(f"{file} cannot be read: {error}") from None
+            except (OSError, EOFError, zlib.error) as error:
+                raise InputError(f"{file} cannot be read: {error}; fetch it again") from None
         done += file.stat().st_size
 
 

@@ -45,23 +45,29 @@ def only_one(folder: Path) -> Iterator[None]:
     """Let one process at a time fetch into ``folder``, which is made; on Windows, any number.
 
     Raises:
-        InputError: it cannot be made.
+        InputError: it cannot be made or written.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
     except OSError as error:
-        raise InputError(
-            f"cache folder {folder} cannot be made ({error.strerror}): set {CACHE_VARIABLE} to a "
-            "folder that can be written"
-        ) from None
-    try:
-        import fcntl
-    except ImportError:
+        raise not_writable(folder, error) from None
+    with file:
+        try:
+            import fcntl
+        except ImportError:
+            pass
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX)  # closing it ends it
         yield
-        return
-    with (folder / ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # closing it ends it
-        yield
+
+
+def not_writable(folder: Path, error: OSError) -> InputError:
+    """The error for a folder of the cache that cannot be made or written."""
+    return InputError(
+        f"cache folder {folder} cannot be written ({error.strerror}): set {CACHE_VARIABLE} to a "
+        "folder that can be"
+    )
 
 
 def fetch(
@@ -76,7 +82,8 @@ def fetch(
     A file appears under its name once its content is verified. To be called within ``only_one``.
 
     Raises:
-        InputError: a file cannot be fetched, or is not the published one.
+        InputError: a file cannot be fetched, or is not the published one, or the mirror is no
+            address.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = 0
@@ -85,6 +92,12 @@ def fetch(
         if not target.exists():
             part = folder / f".{name}.part"
             url = f"{data.source}/{name}"
+            if not url.startswith(("http://", "https://")):
+                raise InputError(
+                    f"{MIRROR_VARIABLE} is {os.environ.get(MIRROR_VARIABLE)!r}: set it to an "
+                    "address that begins with http:// or https://; give files in a folder with "
+                    "--data FOLDER"
+                )
             _download(url, part, _reporter(report, done, data.num_bytes), sleep)
             _verify(data, part, url, name, digest)
             part.replace(target)

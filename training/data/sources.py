@@ -3,12 +3,15 @@ HTTP(S) mirror or S3.
 
 A folder is used where it is. Anything remote is fetched into the node's cache once, under a file
 lock, so that eight workers on a node cost one download; a file appears there whole or not at all.
+The cache outlives jobs, and what is in S3 may be replaced in the meantime: a file from there is
+fetched again when its ETag has changed.
 """
 
+import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +19,7 @@ from filelock import FileLock
 
 from contract.errors import InputError
 from contract.runs import safe_join
+from training import storage
 from training.data import catalog, download
 from training.data.catalog import DataSet
 from training.data.download import Report
@@ -80,24 +84,40 @@ def _folder_name(source: str) -> str:
     return hashlib.sha256(source.rstrip("/").encode()).hexdigest()[:16]
 
 
-def _cache_folder(name: str) -> Path:
-    folder = cache_dir() / name
+@contextlib.contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold the lock of a folder of the cache; the lock file and the folders above it are made.
+
+    Raises:
+        InputError: they cannot be made.
+    """
+    lock = FileLock(file)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
     except OSError as error:
-        raise InputError(
-            f"cache folder {folder} cannot be made ({error.strerror}): set {CACHE_VARIABLE} to a "
-            "folder that can be written"
-        ) from None
-    return folder
+        raise download.not_writable(file.parent, error) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _fetched(source: str, names: Sequence[str]) -> list[Path]:
-    folder = _cache_folder(_folder_name(source))
-    with FileLock(folder / ".lock"):
+    folder = cache_dir() / _folder_name(source)
+    with locked(folder / ".lock"):
         for name in names:
-            if not safe_join(folder, name).exists():
-                _fetch(f"{source}/{name}", folder / name)
+            url, target = f"{source}/{name}", safe_join(folder, name)
+            if not url.startswith("s3://"):
+                if not target.exists():
+                    _fetch(url, target)
+                continue
+            mark, found = target.with_name(f".{target.name}.etag"), _etag(url)
+            if not target.exists() or not mark.exists() or mark.read_bytes() != found:
+                # Removed first and written last: a mark never describes another content.
+                mark.unlink(missing_ok=True)
+                _fetch(url, target)
+                storage.write_bytes(str(mark), found)
     return [folder / name for name in names]
 
 
@@ -105,7 +125,7 @@ def discard(source: str, names: Sequence[str]) -> None:
     """Forget fetched files that turned out to be damaged, so that the next try fetches again."""
     if is_remote(source) or catalog.find(source):
         folder = cache_dir() / _folder_name(source)
-        with FileLock(folder / ".lock"):
+        with locked(folder / ".lock"):
             for name in names:
                 (folder / name).unlink(missing_ok=True)
 
@@ -152,10 +172,20 @@ def _download_http(url: str, part: Path) -> None:
 
 
 def _download_s3(url: str, part: Path) -> None:
-    from training import storage
-
-    try:
+    with _s3_errors(url):
         storage.filesystem(url).get_file(url, str(part))
+
+
+def _etag(url: str) -> bytes:
+    """What tells one content of an object in S3 from another."""
+    with _s3_errors(url):
+        return str(storage.filesystem(url).info(url)["ETag"]).encode()
+
+
+@contextlib.contextmanager
+def _s3_errors(url: str) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError:
         raise InputError(f"{url} does not exist, or these credentials may not read it") from None
     except Exception as error:  # s3fs lets botocore's many exceptions through

@@ -17,7 +17,6 @@ from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
-from filelock import FileLock
 
 from contract.errors import InputError
 from training import storage
@@ -140,7 +139,7 @@ def store_for(
     files = text_files(source, report)
     key = _key(files, tokenizer_file, held_out_every, field)
     folder = _place(key)
-    with FileLock(f"{folder}.lock"):
+    with sources.locked(folder.with_name(f"{key}.lock")):
         if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
             build(
                 files,
@@ -159,22 +158,14 @@ def store_for(
 def open_store(key: str, *, shared: str | None) -> TokenStore | None:
     """The store of a key, from the node's cache or from where the nodes share them; or None."""
     folder = _place(key)
-    with FileLock(f"{folder}.lock"):
+    with sources.locked(folder.with_name(f"{key}.lock")):
         if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
             return None
     return TokenStore.open(folder)
 
 
 def _place(key: str) -> Path:
-    folder = sources.cache_dir() / "tokens" / key
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"cache folder {folder.parent} cannot be made ({error.strerror}): set "
-            f"{sources.CACHE_VARIABLE} to a folder that can be written"
-        ) from None
-    return folder
+    return sources.cache_dir() / "tokens" / key
 
 
 def _fetch_store(folder: Path, shared: str | None) -> bool:

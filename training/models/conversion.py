@@ -2,7 +2,8 @@
 
 Such files are pickles, which can run code when they are loaded. They are read with
 ``weights_only=True``, which makes tensors and nothing else, and memory-mapped, so that no more
-than one part of the result is ever in memory. Models in safetensors are used as they are.
+than one part of the result is ever in memory; only files in torch's first format are read whole.
+Models in safetensors are used as they are.
 """
 
 import hashlib
@@ -13,8 +14,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from filelock import FileLock
 
 from contract.errors import InputError
 from contract.runs import check_relative, safe_join
@@ -32,6 +31,9 @@ if TYPE_CHECKING:
 
 #: Of each file that is written; while it is, twice as much is in memory.
 PART_BYTES: Final = 10**9
+
+#: How the first format of torch begins.
+_LEGACY: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 
 
 def with_weights(folder: Path, place: str) -> Path:
@@ -53,8 +55,7 @@ def with_weights(folder: Path, place: str) -> Path:
     text = str([(name, each.st_size, each.st_mtime_ns) for name, each in states])
     key = hashlib.sha256(f"{folder.resolve()} {text}".encode()).hexdigest()[:24]
     target = sources.cache_dir() / "converted" / key
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
+    with sources.locked(target.with_name(f"{key}.lock")):
         if not target.exists():
             staging = Path(tempfile.mkdtemp(prefix=f".{key}-", dir=target.parent))
             try:
@@ -107,7 +108,9 @@ def _tensors(folder: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
 
     for file in _files(folder):
         try:
-            found = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+            # What torch saved before version 1.6 cannot be mapped.
+            is_mapped = not _is_legacy(file)
+            found = torch.load(file, map_location="cpu", mmap=is_mapped, weights_only=True)
         except pickle.UnpicklingError:
             raise InputError(
                 f"{file} holds more than tensors, and loading it could run code: give a model that "
@@ -124,6 +127,13 @@ def _tensors(folder: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
         ):
             raise InputError(f"{file} does not hold the weights of a model: a tensor for each name")
         yield from found.items()
+
+
+def _is_legacy(file: Path) -> bool:
+    """Whether torch saved a file in its first format, a row of pickles, of which the first is a
+    number that marks it."""
+    with file.open("rb") as content:
+        return content.read(len(_LEGACY)) == _LEGACY
 
 
 def _files(folder: Path) -> list[Path]:

@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from filelock import FileLock
-
 from contract.errors import InputError
 from contract.runs import safe_join
 from training import storage
@@ -187,8 +185,7 @@ def _put(folder: Path, copy: str) -> None:
 def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
     """The files of a folder in S3 that match, in the node's cache; fetched once."""
     folder = sources.cache_dir() / "s3" / _digest(uri + "".join(patterns))
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    with sources.locked(folder.with_name(f"{folder.name}.lock")):
         try:
             listed = storage.filesystem(uri).ls(uri, detail=True)
         except FileNotFoundError:
@@ -208,7 +205,7 @@ def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
         # Other content under the same address is fetched anew.
         marks = {name: each.get("ETag", each["size"]) for name, each in wanted.items()}
         mark = folder / _COMPLETE
-        if mark.exists() and json.loads(mark.read_text(encoding="utf-8")) == marks:
+        if _read_marks(mark) == marks:
             return folder
         folder.mkdir(exist_ok=True)
         mark.unlink(missing_ok=True)
@@ -216,8 +213,16 @@ def _from_s3(uri: str, patterns: tuple[str, ...], *, what: str) -> Path:
             storage.filesystem(uri).get_file(
                 f"s3://{each['name']}", str(safe_join(folder, name, what="key"))
             )
-        mark.write_text(json.dumps(marks), encoding="utf-8")
+        storage.write_bytes(str(mark), json.dumps(marks).encode())
     return folder
+
+
+def _read_marks(mark: Path) -> object:
+    """What a finished fetch has written; None where there is none, or only a part of it."""
+    try:
+        return json.loads(mark.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
 
 
 def _byte_tokenizer() -> Path:
