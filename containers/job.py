@@ -7,6 +7,7 @@ command runs beside it; its exit code is the container's. At the deadline, or wh
 are needed at least do not come, the command is ended first and says goodbye in its own way.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -60,6 +61,8 @@ _SCALING: Final = "autoscaling.yaml"
 _ENV_RAY: Final = "TRAIN_RAY_OF_JOB"
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
+#: After SIGKILL; longer, and the kernel holds the process.
+_KILL_S: Final = 2
 
 
 class Job:
@@ -175,7 +178,8 @@ class Job:
 
     def _run_command(self, address: str, environment: Mapping[str, str]) -> int:
         spec = self._config.spec
-        with tempfile.TemporaryDirectory(prefix="program-") as folder:
+        # A process of Ray may still write there.
+        with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
             work = Path(folder) / WORK
             work.mkdir()
             try:
@@ -218,6 +222,7 @@ class Job:
             try:
                 return self._wait(command, self._ray)
             finally:
+                end_group(command, 0)  # what it has left behind writes no more
                 self._save_files()
 
     def _save_files(self) -> None:
@@ -286,11 +291,16 @@ class Job:
             on_nodes = self._config.spec.on == Placement.NODES
             # The programs end, and then their files are saved.
             saving = times.FILES_SAVE_S + times.FILES_SLACK_S if on_nodes else 0
-            _end(command, times.COMMAND_STOP_S + saving)
+            end_group(command, times.COMMAND_STOP_S + saving)
             return code
         own = command.returncode
         # The shell's way to say that a signal ended it.
-        return 128 - own if own < 0 else own
+        own = 128 - own if own < 0 else own
+        if own == exits.KILLED:
+            # From the head's container it would mean that the head was killed, and be tried again.
+            say(f"the command was killed (exit code {own}), maybe for its memory: the job fails")
+            return exits.FAILED
+        return own
 
     def _reason_to_end(self, ray: "subprocess.Popen[bytes]") -> int | None:
         """Exit code of a job that must not go on; None while it may."""
@@ -362,6 +372,37 @@ def _end(process: "subprocess.Popen[bytes]", within_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+def end_group(leader: "subprocess.Popen[bytes]", within_s: float) -> None:
+    """End a command and what it has started in its group: SIGTERM, then SIGKILL.
+
+    SIGTERM goes to the command, which may still need what it has started; to the rest once it has
+    ended, as a shell does without a word to what it runs.
+
+    Args:
+        leader: of a process group of its own.
+        within_s: until SIGKILL; 0: at once.
+    """
+    until = time.monotonic() + within_s
+    if within_s and leader.poll() is None:
+        leader.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            leader.wait(within_s)
+        if leader.poll() is not None:
+            _signal_group(leader.pid, signal.SIGTERM)
+        while processes.in_group(leader.pid) and time.monotonic() < until:
+            time.sleep(_POLL_S)
+    _signal_group(leader.pid, signal.SIGKILL)
+    leader.wait()
+    until = time.monotonic() + _KILL_S
+    while processes.in_group(leader.pid) and time.monotonic() < until:
+        time.sleep(_POLL_S)
+
+
+def _signal_group(group: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # all have ended
+        os.killpg(group, number)
 
 
 def run(environment: Mapping[str, str]) -> int:

@@ -29,6 +29,22 @@ def marked(name: str, value: str) -> list[int]:
     return found
 
 
+def in_group(group: int) -> list[int]:
+    """Ids of the processes of a process group that have not ended."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdecimal():
+            continue
+        try:
+            # After the program's name, in parentheses: state, parent, group.
+            state, _parent, its = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue  # it has ended
+        if int(its) == group and state not in ("Z", "X"):
+            found.append(int(entry.name))
+    return found
+
+
 def kill_marked(name: str, value: str, *, within_s: float = 5.0) -> int:
     """SIGKILL for all of them, again for those that were being started meanwhile; return how many.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from containers import demand, job, job_config
+from containers import demand, job, job_config, processes
 from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
@@ -273,3 +273,76 @@ def test_nodes_without_work_are_reported_and_released_after_the_idle_time(
     own._release_unused()
     assert least() == 0
     assert capfd.readouterr().err.count("1 worker node has had nothing to do for 1 s") == 1
+
+
+def wait_for(own: job.Job, *words: str) -> tuple[int, "subprocess.Popen[bytes]"]:
+    """What the head's container exits with after a command, and the command."""
+    command = subprocess.Popen(words, start_new_session=True)
+    ray: Any = Process()
+    return own._wait(command, ray), command
+
+
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 1), ("exit 137", 1)],
+)
+def test_a_command_that_was_killed_does_not_count_as_a_head_that_was(
+    script: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = job.Job(
+        config(**{nodes.ENV_DEADLINE: str(int(time.time()) + 600)}),
+        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
+    )
+    assert wait_for(own, "sh", "-c", script)[0] == code
+    assert ("the command was killed (exit code 137)" in capfd.readouterr().err) == (code == 1)
+
+
+PROGRAM = """
+import signal, sys, time
+def save(*_):
+    time.sleep(0.3)
+    open(sys.argv[1], "a").write("saved")
+    sys.exit()
+signal.signal(signal.SIGTERM, save if sys.argv[2] == "kind" else signal.SIG_IGN)
+open(sys.argv[1], "w").write("began ")
+time.sleep(60)
+"""
+
+
+def behind_a_shell(file: Path, kind: str) -> "subprocess.Popen[bytes]":
+    """A program that a shell waits for, once it runs."""
+    run = 'python="$1"; shift; "$python" -c "$@" && true'
+    words = ["sh", "-c", run, "sh", sys.executable, PROGRAM, str(file), kind]
+    shell = subprocess.Popen(words, start_new_session=True)
+    until = time.monotonic() + 60
+    while not (file.exists() and file.read_text()) and time.monotonic() < until:
+        time.sleep(0.02)
+    return shell
+
+
+def test_a_program_behind_a_shell_is_told_to_end_and_waited_for(tmp_path: Path) -> None:
+    shell = behind_a_shell(tmp_path / "file", "kind")
+    job.end_group(shell, 30)
+    assert (tmp_path / "file").read_text() == "began saved"
+    assert processes.in_group(shell.pid) == []
+
+
+@pytest.mark.parametrize("within_s", [0.5, 0])
+def test_a_program_behind_a_shell_that_does_not_end_is_killed(
+    tmp_path: Path, within_s: float
+) -> None:
+    shell = behind_a_shell(tmp_path / "file", "stubborn")
+    began = time.monotonic()
+    job.end_group(shell, within_s)
+    assert time.monotonic() - began < 10
+    assert processes.in_group(shell.pid) == []
+
+
+def test_a_command_that_has_ended_leaves_nothing_behind_in_its_group(tmp_path: Path) -> None:
+    shell = behind_a_shell(tmp_path / "file", "kind")
+    shell.kill()
+    shell.wait()
+    assert processes.in_group(shell.pid), "the program goes on"
+    job.end_group(shell, 0)
+    assert processes.in_group(shell.pid) == []
+    assert (tmp_path / "file").read_text() == "began "
