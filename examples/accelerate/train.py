@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 CHECKPOINT = Path("checkpoint")
+OLD = CHECKPOINT.with_suffix(".old")
 
 
 class Progress:
@@ -36,14 +37,24 @@ def save(accelerator: Accelerator) -> None:
     """Write a checkpoint beside the old one and then put it in its place.
 
     Each process writes its own random state, so every node has a folder: the first process of each
-    moves it.
+    moves it. The old one is removed last, so that a process that is killed leaves one of them.
     """
     new = CHECKPOINT.with_suffix(".new")
     accelerator.save_state(str(new))
     accelerator.wait_for_everyone()
     if accelerator.is_local_main_process:
-        shutil.rmtree(CHECKPOINT, ignore_errors=True)
+        shutil.rmtree(OLD, ignore_errors=True)
+        if CHECKPOINT.exists():
+            CHECKPOINT.rename(OLD)
         new.rename(CHECKPOINT)
+        shutil.rmtree(OLD, ignore_errors=True)
+    accelerator.wait_for_everyone()
+
+
+def recover(accelerator: Accelerator) -> None:
+    """Put the old checkpoint back where ``save`` was killed before the new one took its place."""
+    if accelerator.is_local_main_process and OLD.exists() and not CHECKPOINT.exists():
+        OLD.rename(CHECKPOINT)
     accelerator.wait_for_everyone()
 
 
@@ -68,6 +79,7 @@ def main() -> None:
     progress = Progress()
     accelerator.register_for_checkpointing(progress)
 
+    recover(accelerator)
     # The folders of the nodes may differ: the first process decides for all of them.
     (resume,) = broadcast_object_list([CHECKPOINT.exists()])
     if resume:

@@ -1,10 +1,12 @@
 """Each example trains on two processes, is killed, resumes, and ends as if it had not been."""
 
 import json
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,6 +81,44 @@ def test_an_example_that_was_killed_ends_like_one_that_was_not(
         assert group.wait() == [0, 0], group.text()
         assert example.fresh not in group.text(), "it began anew"
     assert result_of(killed) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_kill_while_a_checkpoint_takes_its_place_leaves_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = runpy.run_path(str(ROOT / "examples" / "accelerate" / "train.py"))
+    accelerator, progress = train["Accelerator"](cpu=True), train["Progress"]()
+    accelerator.register_for_checkpointing(progress)
+    progress.epoch = 1
+    train["save"](accelerator)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
+
+    done = 0
+
+    def or_killed(step: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **named: Any) -> Any:
+            nonlocal done
+            if done == steps:
+                raise KeyboardInterrupt
+            done += 1
+            return step(*arguments, **named)
+
+        return call
+
+    progress.epoch = 2
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", or_killed(Path.rename))
+        patch.setattr(shutil, "rmtree", or_killed(shutil.rmtree))
+        with pytest.raises(KeyboardInterrupt):
+            train["save"](accelerator)
+    progress.epoch = 0
+    train["recover"](accelerator)
+    accelerator.load_state("checkpoint")
+    assert progress.epoch == (2 if steps == 3 else 1)
+    train["save"](accelerator)
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
 def test_the_gpt_saves_when_it_is_asked_to_end(tmp_path: Path) -> None:
