@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,11 @@ def submit(rehearsal: Rehearsal, code: Path, run: str, *words: str) -> str:
 
 def log_of(rehearsal: Rehearsal, job: str) -> str:
     """Wait for a job, which must succeed; return its log."""
-    done = trainctl(rehearsal, "wait", job, "--json", timeout_s=400)
+    try:
+        done = trainctl(rehearsal, "wait", job, "--json", timeout_s=300)
+    except subprocess.TimeoutExpired:
+        trainctl(rehearsal, "stop", job, "--yes")  # it must not be in the way of other tests
+        raise
     log = trainctl(rehearsal, "logs", job).stdout
     assert done.returncode == 0, f"{done.stdout}\n{log}"
     return log
