@@ -31,6 +31,7 @@ from containers.job_config import (
 )
 from containers.log import say
 from containers.node import TOKEN, NodeConfig
+from containers.program import cache
 from containers.program import code as user_code
 from containers.program import head as on_head
 from containers.program.files import Mirror
@@ -89,6 +90,7 @@ class Job:
             for fault in faults:
                 say(f"not starting: {fault}")
             return exits.BAD_HOST
+        cache.start_trimming()
         task = metadata.own_task()
         if task is None:
             raise InputError("a job starts its workers on ECS, and this is no task of ECS")

@@ -8,6 +8,7 @@ first when the disk gets full; nothing in it is needed that could not be fetched
 import fcntl
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,6 +134,28 @@ class Cache:
         folder = self.root / PACKAGES
         folder.mkdir(parents=True, exist_ok=True)
         return (folder / f"{key}.lock").open("ab")
+
+
+def start_trimming(root: Path | None = None) -> threading.Thread | None:
+    """Trim the cache in a thread, which is returned: models and data of earlier jobs may have
+    filled the disk, also where this one installs nothing.
+
+    Args:
+        root: its folder; default: the host's. Where that cannot be written there is no thread.
+    """
+    root = root or Path(CACHE_DIR)
+    if not _is_usable(root):
+        return None
+    thread = threading.Thread(target=_trim, args=(root,), name="cache", daemon=True)
+    thread.start()
+    return thread
+
+
+def _trim(root: Path) -> None:
+    try:
+        Cache(root).trim()
+    except OSError as error:  # another container is at work in it, too
+        say(f"the cache is not trimmed: {error}")
 
 
 def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:

@@ -1,10 +1,10 @@
 """The packages that a user's code asks for: installed once on a host, found by all its jobs.
 
 They lie beside those of the image and never over them: what the image has already is not taken
-again. A list of requirements has a key, made of its content, the files that it names, this Python
-and the image's packages; what is installed under a key never changes. An installation is made under
-another name and renamed when it is complete, with a lock held, so that neither two at once nor one
-that was interrupted leave anything but whole ones.
+again. A list of requirements has a key, made of its content, the files that it names, this Python,
+the image's packages and the settings of pip and uv, such as their index; what is installed under a
+key never changes. An installation is made under another name and renamed when it is complete, with
+a lock held, so that neither two at once nor one that was interrupted leave anything but whole ones.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ def install(
     name = file_of(code)
     if not name:
         return None
-    wanted = _wanted(code, name)
+    wanted = _wanted(code, name, os.environ | (environment or {}))
     lease = cache.lock_file(wanted.key)
     try:
         _wait_for(lease, name, should_stop)
@@ -120,7 +120,7 @@ def _wait_for(lease: IO[bytes], name: str, should_stop: Callable[[], bool]) -> N
 
 
 # --- what is wanted -------------------------------------------------------------------------------
-def _wanted(code: Path, name: str) -> _Wanted:
+def _wanted(code: Path, name: str, environment: Mapping[str, str]) -> _Wanted:
     if name == UV_LOCK:
         text = _exported(code)
     elif name == PYPROJECT:
@@ -129,6 +129,11 @@ def _wanted(code: Path, name: str) -> _Wanted:
         text = "".join(f"{line}\n" for line in _lines(code / name, code))
     content = hashlib.sha256()
     about = [sys.version, sysconfig.get_platform(), *(f"{k} {v}" for k, v in _in_image().items())]
+    about += [
+        f"{name}={value}"
+        for name, value in sorted(environment.items())
+        if name.startswith(("PIP_", "UV_")) and not name.endswith("_CACHE_DIR")
+    ]
     for part in (name, text, *about):
         content.update(part.encode() + b"\0")
     for file in _named(text, code):

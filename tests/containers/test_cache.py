@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from containers import node
 from containers.program import cache
 from containers.program.cache import Cache, Space
+from contract.nodes import ENV_HEAD_ADDRESS, ENV_NUM_CPUS, HEAD, WORKER
 
 
 def fill(root: Path, **used: int) -> None:
@@ -97,3 +99,49 @@ def test_without_the_hosts_folder_a_cache_ends_with_its_container(
     assert "none cannot be written" in capsys.readouterr().err
     monkeypatch.setattr(cache, "CACHE_DIR", str(tmp_path))
     assert Cache.of_node().root == tmp_path
+
+
+def test_a_node_trims_the_cache_at_its_start_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, **ENTRIES)
+    disk = on_disk(tmp_path, 2600)
+    monkeypatch.setattr(cache, "Cache", lambda root: Cache(root, space=disk._space))
+    thread = cache.start_trimming(tmp_path)
+    assert thread is not None
+    thread.join(30)
+    assert not (tmp_path / "huggingface/hub/models--old").exists()
+    assert (tmp_path / "data/images").exists()
+    assert "removed from the cache: huggingface/hub/models--old" in capsys.readouterr().err
+
+
+def test_without_a_cache_of_the_host_nothing_is_trimmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cache.start_trimming(tmp_path / "missing") is None
+
+    def fail(_folder: Path) -> Space:
+        raise OSError("a disk that does not answer")
+
+    monkeypatch.setattr(cache, "Cache", lambda root: Cache(root, space=fail))
+    thread = cache.start_trimming(tmp_path)
+    assert thread is not None
+    thread.join(30)
+    assert "the cache is not trimmed: a disk that does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", [HEAD, WORKER])
+def test_head_and_worker_begin_with_it(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Begun(Exception):  # noqa: N818 - no error
+        pass
+
+    def begin() -> None:
+        raise Begun
+
+    monkeypatch.setattr(cache, "start_trimming", begin)
+    monkeypatch.setattr(node, "start_fork_server", lambda _config: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    environment = {node.TOKEN: "0" * 20, ENV_HEAD_ADDRESS: "127.0.0.1", ENV_NUM_CPUS: "1"}
+    own = node.NodeConfig.from_environment(kind, environment)
+    with pytest.raises(Begun):
+        node.Node(own).run()

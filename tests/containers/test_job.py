@@ -346,3 +346,14 @@ def test_a_command_that_has_ended_leaves_nothing_behind_in_its_group(tmp_path: P
     job.end_group(shell, 0)
     assert processes.in_group(shell.pid) == []
     assert (tmp_path / "file").read_text() == "began "
+
+
+def test_a_job_begins_with_the_cache_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    began: list[bool] = []
+    monkeypatch.setattr(job.cache, "start_trimming", lambda: began.append(True))
+    monkeypatch.setattr(job.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(job.node, "start_fork_server", lambda _head: None)
+    monkeypatch.setattr(job.metadata, "own_task", lambda: None)
+    with pytest.raises(InputError, match="no task of ECS"):
+        job.Job(config(), NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)).run()
+    assert began == [True]

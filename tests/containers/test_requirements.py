@@ -97,7 +97,15 @@ def test_a_second_job_with_the_same_requirements_downloads_nothing(
             tmp_path / "second", requirements__txt="greeting==1.0\n", train__py="1\n"
         )
         assert install(other_code, tmp_path / "cache", environment=given) == found
+        downloads = {"PIP_CACHE_DIR": str(tmp_path / "downloads")}
+        assert install(other_code, tmp_path / "cache", environment=given | downloads) == found
         assert asked == []
+        # Another index may have something else under the same name.
+        given = {"PIP_INDEX_URL": f"{address}/"}
+        other = install(other_code, tmp_path / "cache", environment=given)
+        assert names(other) == ["greeting.py"]
+        assert other != found
+        assert asked
     assert "requirements.txt: installed on this host already" in capsys.readouterr().err
 
 
