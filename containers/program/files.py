@@ -73,7 +73,7 @@ class Mirror:
             say_once=self._say_once,
         )
         self._manifest = Manifest(generation=0, writer=uuid.uuid4().hex)
-        self._is_restored = self._is_replaced = False
+        self._is_code_known = self._is_restored = self._is_replaced = False
         self._busy = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -204,10 +204,12 @@ class Mirror:
             self._borrow(NodeBucket(fallback, self._client))
 
     def _take_over(self) -> None:
-        if not self._saver.code:
+        if not self._is_code_known:
+            # Once: later, what an attempt that failed has brought lies beside it.
             seen = self._folders.look()
             self._saver.code = {name: self._digest(name) for name in seen.files}
             self._saver.code_links = seen.links
+            self._is_code_known = True
         given = dict(self._saver.code)
         found = self._bucket.manifest()
         # Before anything is read: an earlier start that still writes loses from here on.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from containers.program import saving
 from containers.program.files import Mirror
@@ -534,6 +535,33 @@ def test_a_bucket_that_answers_late_is_waited_for(start: Start, s3: S3) -> None:
     s3.is_down, s3.calls_until_up = True, 2
     again.mirror.restore()
     assert again.found() == {"work/a": "one"}
+
+
+def test_what_a_restore_brought_before_it_failed_is_not_taken_for_code(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+    node.write("work/a", "one")
+    node.write("work/b", "two")
+    node.mirror.save()
+    again = start(restore=False)
+    download = s3.download_file
+
+    def fail_once(bucket: str, key: str, target: str, **options: Any) -> None:
+        if key.endswith("/b"):
+            until = time.monotonic() + 20
+            while not (again.work / "a").exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            monkeypatch.setattr(s3, "download_file", download)
+            raise EndpointConnectionError(endpoint_url="s3")
+        download(bucket, key, target, **options)
+
+    monkeypatch.setattr(s3, "download_file", fail_once)
+    again.mirror.restore()
+    assert again.found() == {"work/a": "one", "work/b": "two"}
+    again.write("work/c", "three")
+    again.mirror.save()
+    assert saved(s3) == {"work/a": "one", "work/b": "two", "work/c": "three"}
 
 
 def test_an_object_that_is_not_what_was_saved_is_not_restored(start: Start, s3: S3) -> None:
