@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from containers import demand, job, job_config, processes
+from containers import demand, job, job_config, metadata, node, processes
 from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
+from containers.program import cache
 from contract import exits, nodes
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
@@ -350,10 +351,10 @@ def test_a_command_that_has_ended_leaves_nothing_behind_in_its_group(tmp_path: P
 
 def test_a_job_begins_with_the_cache_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[bool] = []
-    monkeypatch.setattr(job.cache, "start_trimming", lambda: began.append(True))
-    monkeypatch.setattr(job.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(job.node, "start_fork_server", lambda _head: None)
-    monkeypatch.setattr(job.metadata, "own_task", lambda: None)
+    monkeypatch.setattr(cache, "start_trimming", lambda: began.append(True))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(node, "start_fork_server", lambda _head: None)
+    monkeypatch.setattr(metadata, "own_task", lambda: None)
     with pytest.raises(InputError, match="no task of ECS"):
         job.Job(config(), NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)).run()
     assert began == [True]
