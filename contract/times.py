@@ -37,7 +37,8 @@ JOB_STOP_S: Final = 300  # ``trainctl stop`` waits this long for the last node t
 
 # --- a node that starts ---------------------------------------------------------------------------
 HOST_WARMUP_S: Final = 300  # a GPU host joins the cluster; ECS starts no second one meanwhile
-HEAD_ASKED_AGAIN_S: Final = 30  # after ECS has given up on a host for the head
+HEAD_ASKED_AGAIN_S: Final = 30  # after ECS has given up on a host for the head; at first
+HEAD_ASKED_LATER_S: Final = 1800  # the same for a job that has waited for days
 HEAD_WAIT_S: Final = 600  # a worker waits for its head, whose host may still pull the image
 RAY_START_S: Final = 120  # Ray on a job's head is up
 WORKER_REGISTER_S: Final = 600  # a process of Ray reports; Ray's default is a minute

@@ -18,10 +18,16 @@ from constructs import Construct
 
 from contract.job import DEFAULT_MAX_SECONDS, JOB_GROUP, JobStatus, head_variables
 from contract.nodes import CONTAINER
-from contract.times import HEAD_ASKED_AGAIN_S, HEAD_GRACE_S
+from contract.times import HEAD_ASKED_AGAIN_S, HEAD_ASKED_LATER_S, HEAD_GRACE_S
 from stacks.core_stack import CoreStack
 from stacks.gpu_cluster import GpuCluster
 
+#: Seconds between two requests for a head's host: a sixtieth of the time that it has been waited
+#: for, because an execution has at most 25,000 events.
+_PAUSE: Final = (
+    f"$min([{HEAD_ASKED_LATER_S}, $max([{HEAD_ASKED_AGAIN_S}, "
+    "$floor(($millis() / 1000 - $asked) / 60)])])"
+)
 _STARTED: Final = "$toMillis($states.context.Execution.StartTime) / 1000"
 
 
@@ -99,7 +105,7 @@ def job_states(
     pause = sfn.Wait.jsonata(
         scope,
         "Pause",
-        time=sfn.WaitTime.seconds(_value(f"{waits} ? {HEAD_ASKED_AGAIN_S} : 0")),
+        time=sfn.WaitTime.seconds(_value(f"{waits} ? {_PAUSE} : 0")),
     )
     again.next(pause).next(head)
     ended = sfn.Choice.jsonata(scope, "Ended")

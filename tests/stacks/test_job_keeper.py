@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from contract.job import (
+    MAX_SECONDS,
     STOP_ERROR,
     JobSpec,
     JobStatus,
@@ -29,6 +30,7 @@ from contract.job import (
 from contract.ranges import Range
 from stacks.job_runner import KEEPER
 from stacks.lambda_code import stage
+from tests.conftest import ROOT
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth, text
 
@@ -484,6 +486,41 @@ def test_every_way_out_of_the_head_goes_by_the_clean_up(synth: Synth) -> None:
     assert {each["ErrorEquals"][0] for each in states["CleanUp"]["Retry"]} == {"States.ALL"}
     ends = {name for name, state in states.items() if state["Type"] in ("Succeed", "Fail")}
     assert ends == {"Succeeded", "Failed"}
+
+
+PAUSES = """
+import json, sys, time
+from jsonata.jsonata import Jsonata
+expression = Jsonata.jsonata(json.loads(sys.argv[1]))
+frame = expression.create_frame()
+waited, pauses = 0, []
+while waited < int(sys.argv[2]):
+    frame.bind("asked", time.time() - waited)
+    frame.bind("outcome", {"status": sys.argv[3]})
+    pauses.append(expression.evaluate({}, frame))
+    waited += pauses[-1] or waited + 1
+print(json.dumps(pauses))
+"""
+
+
+def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(synth: Synth) -> None:
+    python = ROOT / ".venv-aws" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("nothing evaluates JSONata: `make venv-aws` installs it into .venv-aws")
+    seconds = definition(synth)["States"]["Pause"]["Seconds"].removeprefix("{%").removesuffix("%}")
+
+    def pauses(status: JobStatus) -> list[int]:
+        words = [str(python), "-c", PAUSES, json.dumps(seconds), str(MAX_SECONDS), status]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        found: list[int] = json.loads(done.stdout)
+        return found
+
+    found = pauses(JobStatus.NO_CAPACITY)
+    assert found[:50] == [30] * 50, "a host that comes soon is not kept waiting"
+    assert all(pause <= max(31, sum(found[:i]) / 59) for i, pause in enumerate(found))
+    events = 20  # at most, from one request to the next
+    assert len(found) * events < 25_000
+    assert set(pauses(JobStatus.HOST_LOST)) == {0}
 
 
 def test_the_head_is_told_what_it_reads_and_what_its_size_is_checked_by(synth: Synth) -> None:
