@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, Unp
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import RESULT_FILE
-from trainctl import follow, job_plan
+from trainctl import downloads, follow, job_plan
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job as FoundJob
 from trainctl.errors import CliError, UsageError, explained
@@ -168,6 +168,31 @@ class Job:
         file = bucket.run(self.run).file(RESULT_FILE)
         values = json_object(bucket.read(bucket.key(file)))
         return Result.from_json(values) if values else None
+
+    @_explains
+    def download(
+        self, to: Path | str = "", *, pattern: str = "*", node: int | None = None
+    ) -> list[Path]:
+        """Fetch the files that the run's program wrote: what has been copied so far.
+
+        Args:
+            to: folder for ``node-N/work``, ``node-N/output`` and ``ray``; one with the run's name
+                by default. Files that lie there already are replaced.
+            pattern: of a file's name or path: ``*.pt``, ``work/logs/*``.
+            node: only what this node wrote.
+
+        Returns:
+            Where they lie now, below ``to``.
+
+        Raises:
+            UsageError: there is no such file, or a name of one leads out of ``to``.
+            CliError: a file changed while it was fetched: call it again.
+        """
+        folder = Path(to or self.run)
+        found = downloads.download(
+            self._deployment.bucket, self.run, folder, pattern=pattern, node=node
+        )
+        return [each.target for each in found]
 
 
 class Options(TypedDict, total=False):

@@ -6,6 +6,7 @@ Only ``containers.program.files`` uses it, which decides what is saved and when.
 import hashlib
 import time
 from collections.abc import Sequence
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 from urllib.parse import urlsplit
@@ -28,8 +29,12 @@ class ReplacedError(Exception):
     """Another writer has taken over this node's files: a later start of the same node."""
 
 
-class OutOfTimeError(Exception):
-    """There is no time left for the rest."""
+class OutOfTimeError(CancelledError):
+    """There is no time left for the rest.
+
+    Of this kind, because botocore takes any other error in the middle of a request for one of the
+    network, and tries again.
+    """
 
 
 class Deadline:
@@ -120,7 +125,7 @@ class NodeBucket:
         deadline.check()
         try:
             self._client.upload_fileobj(
-                content,
+                _KeptOpen(content),
                 self._bucket,
                 self._prefix + key,
                 Callback=deadline.check,
@@ -174,6 +179,16 @@ class NodeBucket:
         finally:
             part.unlink(missing_ok=True)
         return True
+
+
+class _KeptOpen:
+    """A file for boto3, which closes what it has uploaded in one request."""
+
+    def __init__(self, content: BinaryIO) -> None:
+        self.read, self.seek, self.tell = content.read, content.seek, content.tell
+
+    def close(self) -> None:
+        """Leave it open: who opened it looks at it once more."""
 
 
 def digest(content: BinaryIO, *, size: int | None = None, deadline: Deadline | None = None) -> str:

@@ -1,5 +1,6 @@
 """``from trainctl import submit, Job``: the same orders and the same errors as the command line."""
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,9 @@ from typing import Any
 import pytest
 
 import trainctl
+from contract import runs
 from contract.errors import InputError
+from contract.files import MANIFEST, Manifest, SavedFile
 from contract.job import JobSpec, JobStatus
 from contract.nodes import CONTAINER, JOB
 from examples import sweep
@@ -199,6 +202,51 @@ def test_a_recipes_result_is_typed(account: Account) -> None:
     result = Job.find("j1").result()
     assert result is not None
     assert (result.measures["accuracy"], result.steps) == (0.5, 10)
+
+
+def save(account: Account, node: int, name: str, content: bytes) -> None:
+    """A node of the run r1 has saved one file."""
+    prefix = runs.output_prefix("r1", node)
+    file = SavedFile(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+    manifest = Manifest(generation=1, writer="w", files=(file,))
+    account.objects |= {prefix + MANIFEST: manifest.to_json().encode(), prefix + name: content}
+
+
+def test_what_the_program_wrote_is_fetched(
+    account: Account,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    account.add("j1", run="r1")
+    save(account, 0, "work/last.pt", b"weights")
+    save(account, 1, "output/log.txt", b"one")
+    job = Job.find("r1")
+    found = job.download(tmp_path / "all")
+    assert {path: path.read_bytes() for path in found} == {
+        tmp_path / "all/node-0/work/last.pt": b"weights",
+        tmp_path / "all/node-1/output/log.txt": b"one",
+    }
+    assert job.download(str(tmp_path / "some"), pattern="*.pt") == [
+        tmp_path / "some/node-0/work/last.pt"
+    ]
+    assert job.download(tmp_path / "one", node=1) == [tmp_path / "one/node-1/output/log.txt"]
+    monkeypatch.chdir(tmp_path)
+    assert job.download(node=1) == [Path("r1/node-1/output/log.txt")]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_download_that_fails_raises_the_command_lines_sentence(
+    account: Account, tmp_path: Path
+) -> None:
+    account.add("j1", run="r1")
+    job = Job.find("r1")
+    with pytest.raises(UsageError, match="run 'r1' has no files of a program"):
+        job.download(tmp_path / "new")
+    save(account, 0, "../../out", b"x")
+    with pytest.raises(UsageError, match=r"\.\./\.\./out' is refused"):
+        job.download(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_is_not_exported_is_no_attribute() -> None:

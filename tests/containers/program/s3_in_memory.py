@@ -77,6 +77,7 @@ class S3:
         self.on_upload(key)
         content = file.read()
         Callback(len(content))
+        file.close()  # as boto3 does after an upload in one request
         self._put(key, content)
 
     def download_file(self, _bucket: str, key: str, target: str, Config: Any) -> None:  # noqa: N803, ARG002
