@@ -357,7 +357,8 @@ def test_a_list_that_names_another_place_is_refused(start: Start, entry: dict[st
     node.write("work/a", b"one")
     assert node.mirror.save()
     manifest = Manifest.from_json(node.objects()[MANIFEST])
-    hostile = replace(manifest.files[0], **({"key": "work/a"} | entry))
+    changed: dict[str, Any] = {"key": "work/a", **entry}
+    hostile = replace(manifest.files[0], **changed)
     node.put(MANIFEST, replace(manifest, files=(hostile,)).to_json().encode())
     again = start()
     with pytest.raises(InputError, match=r"cannot be restored: .*(refused|lies in none)"):
