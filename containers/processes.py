@@ -17,32 +17,42 @@ def marked(name: str, value: str) -> list[int]:
     """Ids of the running processes whose environment began with ``name=value``, but this one."""
     wanted = f"{name}={value}".encode()
     found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal() or int(entry.name) == os.getpid():
+    for pid in _ids():
+        if pid == os.getpid():
             continue
         try:
             # Of a zombie it is empty.
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
         except OSError:
             continue  # it has ended, or is another user's
     return found
 
 
 def in_group(group: int) -> list[int]:
-    """Ids of the processes of a process group that have not ended."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            # After the program's name, in parentheses: state, parent, group.
-            state, _parent, its = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue  # it has ended
-        if int(its) == group and state not in ("Z", "X"):
-            found.append(int(entry.name))
-    return found
+    """Ids of the running processes of a process group, also where they have overwritten their
+    environment, as those do that change their title."""
+    return [pid for pid in _ids() if (found := _stat(pid)) and found[2] == group]
+
+
+def parent(pid: int) -> int:
+    """Id of a process's parent; 0 where the process has ended."""
+    found = _stat(pid)
+    return found[1] if found else 0
+
+
+def _ids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """State, parent and group of a process; None where it has ended, a zombie included."""
+    try:
+        # Its name, in brackets, may have spaces and brackets of its own.
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in "ZX" else (words[0], int(words[1]), int(words[2]))
 
 
 def kill_marked(name: str, value: str, *, within_s: float = 5.0) -> int:

@@ -281,10 +281,11 @@ class Launcher:
             **self._order.variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
+        if self._program is not None:
+            # Of a start that another node did not live to see; two in one folder would clash.
+            self.stop(times.COMMAND_STOP_S)
+            self._end.wait()
         with self._lock:
-            self._place, self._ended, self._told_at = place, None, None
-            self._kill_at = float("inf")
-            self._end.clear()
             try:
                 self._program = Program(
                     self._order.words, folder=work, environment=environment, emit=log.write
@@ -292,6 +293,9 @@ class Launcher:
             except OSError as error:
                 word = self._order.words[0]
                 raise InputError(f"{word} cannot be run: {error.strerror}") from None
+            self._place, self._ended, self._told_at = place, None, None
+            self._kill_at = float("inf")
+            self._end.clear()
         threading.Thread(target=self._watch, args=(self._program,), daemon=True).start()
         if self._notice.is_set():
             self.stop(self._seconds_left())
@@ -323,15 +327,26 @@ class Launcher:
         if self._mirror is not None:
             self._mirror.close()
 
-    def save(self) -> bool:
-        """Bring the files of the program, which has ended, to the bucket; return whether all are
-        there, as far as the time that this node has allows."""
+    def save(self, within_s: float | None = None) -> bool:
+        """Bring the files of the program, which has ended, to the bucket.
+
+        Args:
+            within_s: how long that may take; None: as long as it needs, or as this node has.
+
+        Returns:
+            Whether all are there.
+        """
         if self._mirror is None:
             return True
-        within = times.FILES_SAVE_S
         if self._notice.is_set():
-            within = min(within, max(1, round(self._notice_at() - time.time())))
-        return self._mirror.save(within)
+            left = self._seconds_to_notice()
+            within_s = left if within_s is None else min(left, within_s)
+        return self._mirror.save(within_s)
+
+    def hurry(self, within_s: float) -> None:
+        """What is being saved must be done within so many seconds: the job has to end."""
+        if self._mirror is not None:
+            self._mirror.hurry(within_s)
 
     def _watch(self, program: Program) -> None:
         """Wait for the program's end, and bring it about where it does not come."""
@@ -339,12 +354,13 @@ class Launcher:
             if time.monotonic() > self._kill_at:
                 break
             time.sleep(_POLL_S)
-        at = time.time()
+        at, was_told = time.time(), self._told_at is not None
+        # A shell ends at once, and what it has started has not been told.
+        while was_told and time.monotonic() < self._kill_at and program.terminate_rest():
+            time.sleep(_POLL_S)
         program.clean_up()
         code = program.poll() if code is None else code
-        ended = Ended(
-            code=exits.KILLED if code is None else code, at=at, was_told=self._told_at is not None
-        )
+        ended = Ended(code=exits.KILLED if code is None else code, at=at, was_told=was_told)
         with self._lock:
             self._ended = ended
         if self._notice.is_set():
@@ -358,6 +374,12 @@ class Launcher:
                 return
         self._notice.set()
         self.stop(self._seconds_left())
+        self.hurry(self._seconds_to_notice())
+        if self._end.is_set():
+            self.save()  # the others may run for longer than this node is there
+
+    def _seconds_to_notice(self) -> int:
+        return max(1, round(self._notice_at() - time.time()))
 
     def _notice_at(self) -> float:
         """Unix time at which this node must have ended."""

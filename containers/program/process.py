@@ -1,5 +1,7 @@
 """One start of a program's command: its lines, its end, and the end of all that it started."""
 
+import contextlib
+import os
 import signal
 import subprocess
 import threading
@@ -35,6 +37,7 @@ class Program:
             OSError: there is no such program.
         """
         self._mark = uuid.uuid4().hex
+        self._told: set[int] = set()
         self._process = subprocess.Popen(
             words,
             cwd=folder,
@@ -60,8 +63,24 @@ class Program:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
+    def terminate_rest(self) -> bool:
+        """SIGTERM, once each, for what has outlived the command; return whether anything is left.
+
+        Only for those whose parent is gone: a torchrun, say, ends its own processes.
+        """
+        left = {*processes.marked(ENV_START, self._mark), *processes.in_group(self._process.pid)}
+        for pid in left - self._told:
+            if processes.parent(pid) not in left:
+                self._told.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        return bool(left)
+
     def clean_up(self) -> None:
         """SIGKILL for all that is left of it, and the last of its lines."""
+        # The group first: a process that has changed its title has no mark any more.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         processes.kill_marked(ENV_START, self._mark)
         self._process.wait()
         self._reader.join(5)

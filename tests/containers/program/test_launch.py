@@ -16,6 +16,7 @@ import pytest
 
 from containers import processes
 from containers.program import launch
+from containers.program.files import Mirror
 from containers.program.launch import Ended, Launcher, Order, Place
 from containers.program.lines import Lines, NodeLog
 from contract import exits
@@ -302,6 +303,111 @@ def test_what_a_program_leaves_running_ends_with_it(folder: Path) -> None:
     here = Here(folder, "setsid sleep 1000 & echo $! > child")
     assert here.run().code == 0
     assert not is_running(int((folder / "work" / "child").read_text()))
+
+
+def test_what_a_shell_has_started_gets_sigterm_too_and_time_to_end(folder: Path) -> None:
+    here = Here(
+        folder,
+        'true && python -c "$CODE" && true',
+        variables={
+            "CODE": "import signal, sys, time, pathlib\n"
+            "def end(*_):\n"
+            "    time.sleep(0.5)\n"
+            "    pathlib.Path('saved').touch()\n"
+            "    sys.exit(0)\n"
+            "signal.signal(signal.SIGTERM, end)\n"
+            "pathlib.Path('up').touch()\n"
+            "time.sleep(1000)"
+        },
+    )
+    here.start()
+    here.wait_for("up")
+    began = time.monotonic()
+    here.launcher.stop(30)
+    assert here.launcher.wait().was_told
+    assert (folder / "work" / "saved").exists()
+    assert time.monotonic() - began < 20
+
+
+def test_a_program_that_has_overwritten_its_environment_is_killed(folder: Path) -> None:
+    # Writes over the area that /proc shows, as setproctitle does.
+    here = Here(
+        folder,
+        "",
+        words=(sys.executable, "-c", OVERWRITES),
+    )
+    here.start()
+    pid = int(here.wait_for("up").read_text())
+    assert processes.marked(launch.ENV_RUN, "r1") == []
+    here.launcher.stop(0.5)
+    assert here.launcher.wait().code == exits.KILLED
+    assert not is_running(pid)
+
+
+OVERWRITES = """
+import ctypes, os, signal, time
+from pathlib import Path
+
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+words = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+begin, end = int(words[47]), int(words[48])
+ctypes.memset(begin, 0, end - begin)
+Path("new").write_text(str(os.getpid()))
+Path("new").rename("up")
+time.sleep(1000)
+"""
+
+
+def test_a_second_start_ends_the_first_one(folder: Path) -> None:
+    here = Here(folder, "echo $$ >> pids; trap 'exit 0' TERM; while :; do sleep 0.05; done")
+    here.start()
+    first = int(here.wait_for("pids").read_text())
+    here.launcher.start(replace(PLACE, start=1))
+    assert not is_running(first)
+    here.launcher.stop(20)
+    assert here.launcher.wait().was_told
+
+
+class SavedFor(Mirror):
+    """Notes the limits of each last copy."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__({"work": folder}, "s3://bucket/runs/r1/output/node-1", client=object())
+        self.limits: list[float | None] = []
+
+    def save(self, within_s: float | None = None) -> bool:
+        self.limits.append(within_s)
+        return True
+
+
+def test_a_programs_last_files_have_all_the_time_that_the_node_has(
+    folder: Path, notice: Path
+) -> None:
+    here = Here(folder, "exit 0")
+    here.launcher._mirror = mirror = SavedFor(folder)
+    here.launcher.save()
+    here.launcher.save(60)
+    assert mirror.limits == [None, 60]
+    notice.write_text(str(time.time() + 30))
+    here.launcher.wait_for_notice()
+    here.launcher.save()
+    assert 20 < (mirror.limits[-1] or 0) <= 30
+
+
+def test_a_node_that_must_go_after_its_program_has_ended_saves_its_files(
+    folder: Path, notice: Path
+) -> None:
+    here = Here(folder, "exit 0")
+    assert here.run().code == 0
+    here.launcher._mirror = mirror = SavedFor(folder)
+    notice.write_text(str(time.time() + 30))
+    deadline = time.monotonic() + 20
+    while not mirror.limits:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert 20 < (mirror.limits[0] or 0) <= 30
+    ended = here.launcher.wait()
+    assert (ended.code, ended.was_told) == (0, False)
 
 
 def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
