@@ -46,6 +46,9 @@ _ANSWER_S: Final = 5.0
 _ACTOR_START_S: Final = 120.0
 #: After the first nodes of an elastic program, others are waited for this long.
 _SETTLE_S: Final = 10.0
+#: Nodes that go again and again without notice, soon after a start, go because of the program.
+_STARTS_IN_VAIN: Final = 5
+_LONG_RUN_S: Final = 600.0
 
 
 class Group:
@@ -54,10 +57,12 @@ class Group:
     def __init__(self, told: Told) -> None:
         self._told = told
         self._seats: list[Seat] = []
-        self._leaving: set[str] = set()  # nodes that have had notice
+        self._leaving: set[str] = set()  # nodes that have had notice, or cannot be used
         self._start = -1
         self._stopped = False
         self._has_lost = False  # a node, since the last start
+        self._is_surprised = False  # by such a loss: it came without notice
+        self._in_vain = 0  # starts in a row that ended so, soon
         self._store: Any = None
         self._nodes = told.workers  # with a head that trains, one more
         self._looked_at = 0.0
@@ -69,11 +74,35 @@ class Group:
         self._stopped = True
 
     def run(self) -> int:
-        """Exit code of the program, or of what ended it."""
+        """Exit code of the program, or of what ended it.
+
+        Raises:
+            InputError: the program cannot be started; it has been ended where it was.
+        """
+        try:
+            return self._run()
+        except Exception:
+            with contextlib.suppress(RayError):
+                self._end_all()
+            raise
+
+    def _run(self) -> int:
         while not self._stopped:
             if (code := self._gather()) is not None:
                 return code
-            code = self._watch() if self._begin() else None
+            began = time.monotonic()
+            if self._begin():
+                code = self._watch()
+            else:
+                self._end_all()
+            if code is None and self._is_in_vain(time.monotonic() - began):
+                say(
+                    f"nodes were lost without notice {self._in_vain} times in a row, each time "
+                    f"within {_LONG_RUN_S / 60:.0f} minutes of a start: the program may need more "
+                    "memory than a node has. Submit the run again with larger nodes or less memory "
+                    "in use"
+                )
+                return exits.FAILED
             if code is not None:
                 return code
             say(
@@ -81,6 +110,12 @@ class Group:
                 f"node{'s' if self._nodes.high > 1 else ''}"
             )
         return exits.TERMINATED
+
+    def _is_in_vain(self, ran_s: float) -> bool:
+        """Whether the program, which has lost a node, is not worth another start."""
+        if self._is_surprised:
+            self._in_vain = self._in_vain + 1 if ran_s < _LONG_RUN_S else 1
+        return self._in_vain >= _STARTS_IN_VAIN
 
     # --- nodes
     def _gather(self) -> int | None:
@@ -96,10 +131,11 @@ class Group:
             if len(self._seats) >= max(1, self._nodes.low) and self._has_settled():
                 return None
             waited = time.monotonic() - began
-            # The first nodes are waited for by the head, which knows when the job began.
-            if self._start >= 0 and waited > self._told.capacity_wait_s:
+            # The head counts too, but only until all have joined: one may be lost before the start.
+            if len(self._seats) < max(1, self._nodes.low) and waited > self._told.capacity_wait_s:
+                what = "after a loss" if self._start >= 0 else "for the first start"
                 say(
-                    f"{len(self._seats)} of {self._nodes.low} nodes {waited:.0f} s after a loss: "
+                    f"{len(self._seats)} of {self._nodes.low} nodes {waited:.0f} s {what}: "
                     "no capacity"
                 )
                 return exits.NO_CAPACITY
@@ -126,7 +162,9 @@ class Group:
                 say(f"node {node.address} did not start the program's launcher: {error}")
                 ray.kill(launcher)
                 continue
-            used = {seat.number for seat in self._seats}
+            # A node that has left the others saves its files under its number.
+            saving = [seat for seat in self._gone if seat.still_runs()]
+            used = {seat.number for seat in (*self._seats, *saving)}
             number = next(each for each in itertools.count() if each not in used)
             seat = Seat(number=number, node=node, launcher=launcher)
             seat.notice = launcher.wait_for_notice.remote()
@@ -195,7 +233,7 @@ class Group:
             InputError: the program cannot be started.
         """
         self._start += 1
-        self._has_lost = False
+        self._has_lost = self._is_surprised = False
         names = f"node{'s' if len(self._seats) > 1 else ''}"
         say(f"running {' '.join(self._told.words)} on {len(self._seats)} {names}")
         for rank, seat in enumerate(self._seats):
@@ -223,14 +261,21 @@ class Group:
         """Prepare or start the program on some nodes at once; return whether all did."""
         calls = [getattr(seat.launcher, step).remote(seat.place) for seat in seats]
         is_done = True
+        failure: Exception | None = None
         for seat, call in zip(seats, calls, strict=True):
             try:
                 ray.get(call)
             except RayActorError:
                 is_done = False
+                self._is_surprised |= seat.node.id not in self._leaving
+                continue
+            except (InputError, RayError) as error:
+                failure = failure or error  # after the others, which may have started
                 continue
             if step == "start":
                 seat.wait = seat.launcher.wait.remote()
+        if failure is not None:
+            raise failure
         return is_done
 
     def _watch(self) -> int | None:
@@ -270,7 +315,8 @@ class Group:
             except RayError:
                 say(f"node {seat.number} ({seat.node.address}) is lost")
                 seat.wait = seat.notice = None
-                if seat not in lost:
+                self._is_surprised |= seat.node.id not in self._leaving and not seat.is_done
+                if seat not in lost and not seat.is_done:
                     lost.append(seat)
                 continue
             if isinstance(found, Ended):
@@ -282,7 +328,8 @@ class Group:
                 say(f"node {seat.number} ({seat.node.address}) must end in {left:.0f} s")
                 seat.notice = None
                 self._leaving.add(seat.node.id)
-                lost.append(seat)
+                if not seat.is_done:
+                    lost.append(seat)
         return lost
 
     def _lost_behind(self, failed: Seat) -> list[Seat]:
@@ -296,7 +343,10 @@ class Group:
             lost = self._look() if any(seat.wait for seat in self._seats) else lost
         if lost:
             return lost
-        return [seat for seat in self._seats if seat is not failed and not self._answers(seat)]
+        others = [seat for seat in self._seats if seat is not failed and not seat.is_done]
+        lost = [seat for seat in others if not self._answers(seat)]
+        self._is_surprised |= bool(lost)
+        return lost
 
     def _goes_on_without(self, lost: Sequence[Seat]) -> bool:
         """Whether the program goes on with the nodes that are left: torchrun does, if elastic."""
@@ -309,7 +359,7 @@ class Group:
         for seat in lost:
             if seat.node.id in self._leaving:
                 # Its launcher ends the program in time, saves, and is not needed any more then.
-                seat.launcher.wait.remote()
+                seat.wait = seat.launcher.wait.remote()
             self._seats.remove(seat)
             self._gone.append(seat)  # or Ray would end an actor that nothing refers to
         return True
@@ -326,11 +376,19 @@ class Group:
         for seat in self._take(alive()):
             say(f"node {seat.number} ({seat.node.address}) joins the program")
             seat.place = self._place(seat, self._seats.index(seat), len(self._seats))
-            if self._on([seat], "prepare"):
-                self._on([seat], "start")
+            try:
+                has_joined = self._on([seat], "prepare") and self._on([seat], "start")
+            except (InputError, RayError) as error:
+                say(f"node {seat.number} is left out: {getattr(error, 'cause', error)}")
+                has_joined = False
+            if not has_joined:
+                self._leaving.add(seat.node.id)
+                self._seats.remove(seat)
+                ray.kill(seat.launcher)
 
     def _end_all(self) -> None:
-        """End the program wherever it runs, and save its files."""
+        """End the program wherever it runs, and save its files, all of them unless the job has to
+        end, too."""
         running = [seat for seat in self._seats if seat.is_running]
         for seat in running:
             seat.launcher.stop.remote(times.COMMAND_STOP_S)
@@ -338,12 +396,31 @@ class Group:
             with contextlib.suppress(RayError):  # lost, or about to be
                 seat.ended = ray.get(seat.wait, timeout=times.COMMAND_STOP_S + _ANSWER_S)
             seat.wait = None
-        saved = [seat.launcher.save.remote() for seat in self._seats]
-        for each in saved:
-            try:
-                ray.get(each, timeout=times.FILES_SAVE_S + _ANSWER_S)
-            except RayError:
-                continue
+        within = times.FILES_SAVE_S if self._stopped else None
+        saves = {seat.launcher.save.remote(within): seat for seat in self._seats}
+        until = float("inf")
+        while saves and time.monotonic() < until:
+            done, _ = ray.wait([*saves], timeout=_POLL_S)
+            for each in done:
+                seat = saves.pop(each)
+                try:
+                    is_complete = bool(ray.get(each))
+                except RayError:
+                    is_complete = False
+                if not is_complete:
+                    self._warn_of(seat)
+            if self._stopped and until == float("inf"):
+                until = time.monotonic() + times.FILES_SAVE_S + _ANSWER_S
+                for seat in saves.values() if within is None else ():
+                    seat.launcher.hurry.remote(times.FILES_SAVE_S)
+        for seat in saves.values():
+            self._warn_of(seat)
+
+    def _warn_of(self, seat: Seat) -> None:
+        say(
+            f"warning: not all files of node {seat.number} were saved; those that it wrote last "
+            "may be missing in the bucket"
+        )
 
 
 def main() -> int:

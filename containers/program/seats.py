@@ -42,6 +42,15 @@ class Seat:
     def is_running(self) -> bool:
         return self.wait is not None
 
+    def still_runs(self) -> bool:
+        """Whether the program still runs, or saves, on a node that the others go on without."""
+        return self.wait is not None and not ray.wait([self.wait], timeout=0)[0]
+
+    @property
+    def is_done(self) -> bool:
+        """The program has ended here as it should: it needs the node no more."""
+        return self.ended is not None and not self.ended.code and not self.ended.was_told
+
 
 def alive() -> list[NodeInfo]:
     """The nodes of the cluster on which a program may run, the head first."""

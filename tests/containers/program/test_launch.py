@@ -21,7 +21,7 @@ from containers.program.launch import Ended, Launcher, Order, Place
 from containers.program.lines import Lines, NodeLog
 from contract import exits
 from contract.errors import InputError
-from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, labelled_node, node_label
+from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, ENV_RUN, labelled_node, node_label
 from contract.ranges import Range
 from tests.conftest import ROOT
 
@@ -308,7 +308,7 @@ def test_what_a_program_leaves_running_ends_with_it(folder: Path) -> None:
 def test_what_a_shell_has_started_gets_sigterm_too_and_time_to_end(folder: Path) -> None:
     here = Here(
         folder,
-        'true && python -c "$CODE" && true',
+        f'true && {sys.executable} -c "$CODE" && true',
         variables={
             "CODE": "import signal, sys, time, pathlib\n"
             "def end(*_):\n"
@@ -338,7 +338,7 @@ def test_a_program_that_has_overwritten_its_environment_is_killed(folder: Path) 
     )
     here.start()
     pid = int(here.wait_for("up").read_text())
-    assert processes.marked(launch.ENV_RUN, "r1") == []
+    assert processes.marked(ENV_RUN, "r1") == []
     here.launcher.stop(0.5)
     assert here.launcher.wait().code == exits.KILLED
     assert not is_running(pid)
