@@ -1,0 +1,298 @@
+"""What a job does about its nodes, with real launchers and programs and no Ray: threads stand in
+for its actors, so that a node can be lost at any moment, also between two calls."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import GetTimeoutError, RayActorError
+
+from containers.program import nodes, seats
+from containers.program.launch import Launcher, Order
+from containers.program.nodes import Group
+from containers.program.seats import NodeInfo
+from containers.program.told import Told
+from contract import exits
+from contract.errors import InputError
+from contract.ranges import Range
+
+Ref = Future[Any]
+
+
+class Actor:
+    """A launcher as Ray shows it: each method has a ``remote``, which returns at once."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.is_lost = False
+        self.before: dict[str, Callable[[], None]] = {}
+        self.called: list[tuple[str, tuple[Any, ...]]] = []
+        self._refs: list[Ref] = []
+
+    def __getattr__(self, name: str) -> Any:
+        actor = self
+
+        class Method:
+            def remote(self, *given: Any) -> Ref:
+                ref: Ref = Future()
+                actor._refs.append(ref)
+                threading.Thread(target=actor._call, args=(ref, name, given), daemon=True).start()
+                return ref
+
+        return Method()
+
+    def _call(self, ref: Ref, name: str, given: tuple[Any, ...]) -> None:
+        self.called.append((name, given))
+        try:
+            if name in self.before:
+                self.before[name]()
+            found = None if self.is_lost else getattr(self.launcher, name)(*given)
+        except Exception as error:
+            if not ref.done():
+                ref.set_exception(error)
+            return
+        if self.is_lost:
+            self.lose()
+        elif not ref.done():
+            ref.set_result(found)
+
+    def lose(self) -> None:
+        """The node is gone: no call returns any more."""
+        self.is_lost = True
+        for ref in self._refs:
+            if not ref.done():
+                ref.set_exception(RayActorError())
+        self.launcher.stop(0)
+
+
+class Ray:
+    """What the programs' nodes use of Ray."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.there: dict[str, Actor] = {}
+        self.actors: list[Actor] = []
+        self.prepare: Callable[[str, Actor], None] = lambda _name, _actor: None
+
+    def alive(self) -> list[NodeInfo]:
+        return [
+            NodeInfo(id=name, address="127.0.0.1", cpus=1, gpus=0, is_head=False)
+            for name in self.there
+        ]
+
+    def start_launcher(self, order: Order, node: NodeInfo) -> Actor:
+        folder = self.folder / f"{len(self.actors)}-{node.id}"
+        actor = self.there[node.id] = Actor(Launcher(order, folder=str(folder)))
+        self.actors.append(actor)
+        self.prepare(node.id, actor)
+        return actor
+
+    def get(self, ref: Ref, timeout: float | None = None) -> Any:
+        try:
+            return ref.result(timeout)
+        except TimeoutError as error:
+            raise GetTimeoutError from error
+
+    def wait(
+        self, refs: Sequence[Ref], *, num_returns: int = 1, timeout: float | None = None
+    ) -> tuple[list[Ref], list[Ref]]:
+        wait(refs, timeout, FIRST_COMPLETED)
+        done = [ref for ref in refs if ref.done()][:num_returns]
+        return done, [ref for ref in refs if ref not in done]
+
+    def kill(self, actor: Actor) -> None:
+        actor.lose()
+
+
+@pytest.fixture
+def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
+    here = Ray(tmp_path)
+    for module in (nodes, seats):
+        monkeypatch.setattr(module, "ray", here)
+        monkeypatch.setattr(module, "alive", here.alive)
+        monkeypatch.setattr(module, "start_launcher", here.start_launcher)
+    monkeypatch.setattr(nodes, "_LOOK_S", 0.05)
+    yield here
+    for actor in here.actors:
+        actor.launcher.stop(0)
+        actor.launcher.close()
+
+
+def group(script: str, *, workers: str = "2", capacity_wait_s: float = 30) -> Group:
+    return Group(
+        Told(
+            run="r1",
+            words=("sh", "-c", script),
+            workers=Range.parse(workers, option="workers"),
+            variables={},
+            capacity_wait_s=capacity_wait_s,
+            address="127.0.0.1",
+            rendezvous_port=0,
+        )
+    )
+
+
+def add(ray: Ray, *names: str) -> None:
+    for name in names:
+        ray.there[name] = None  # type: ignore[assignment]
+
+
+def test_a_node_lost_before_the_start_leaves_no_program_behind(ray: Ray, tmp_path: Path) -> None:
+    def prepare(name: str, actor: Actor) -> None:
+        def lose() -> None:
+            actor.is_lost = True
+            del ray.there[name]
+            add(ray, "c")
+
+        if name == "b":
+            actor.before["start"] = lose
+
+    add(ray, "a", "b")
+    ray.prepare = prepare
+    end = tmp_path / "end"
+    count = tmp_path / "count"
+    script = f"trap 'echo told >> {count}; exit 0' TERM; echo up >> {count}; "
+    script += f"until test -e {end}; do sleep 0.05; done"
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(group(script).run()))
+    thread.start()
+    wait_until(lambda: count.exists() and count.read_text().count("up") == 3)
+    assert count.read_text().count("told") == 1
+    end.touch()
+    thread.join(30)
+    assert codes == [exits.OK]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_an_error_on_one_node_ends_the_program_on_the_others(ray: Ray, tmp_path: Path) -> None:
+    def prepare(name: str, actor: Actor) -> None:
+        def fail() -> None:
+            wait_until((tmp_path / "up").exists)
+            raise InputError("cannot be started here")
+
+        if name == "b":
+            actor.before["start"] = fail
+
+    add(ray, "a", "b")
+    ray.prepare = prepare
+    script = f"trap 'touch {tmp_path}/told; exit 0' TERM; touch {tmp_path}/up; "
+    script += "while :; do sleep 0.05; done"
+    with pytest.raises(InputError, match="cannot be started here"):
+        group(script).run()
+    assert (tmp_path / "told").exists()
+
+
+def test_a_node_that_is_lost_before_the_first_start_is_not_waited_for_without_end(
+    ray: Ray, capfd: pytest.CaptureFixture[str]
+) -> None:
+    add(ray, "a")
+    assert group("true", capacity_wait_s=0.5).run() == exits.NO_CAPACITY
+    assert "1 of 2 nodes" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["notice", "loss"])
+def test_a_node_that_goes_after_its_program_has_ended_is_no_loss(
+    ray: Ray, tmp_path: Path, how: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    add(ray, "a", "b")
+    end, count = tmp_path / "end", tmp_path / "count"
+    script = f"echo up >> {count}; test $NODE_RANK = 1 || until test -e {end}; do sleep 0.05; done"
+    running = group(script)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(running.run()))
+    thread.start()
+    wait_until(lambda: bool(running._seats[1:]) and running._seats[1].is_done)
+    leaves = running._seats[1].launcher
+    if how == "loss":
+        leaves.lose()
+    else:
+        leaves.launcher._notice_file.write_text(str(time.time() + 60))
+    wait_until(lambda: running._seats[1].notice is None)
+    time.sleep(0.2)
+    end.touch()
+    thread.join(30)
+    assert codes == [exits.OK]
+    assert count.read_text().count("up") == 2
+    assert "started again" not in capfd.readouterr().err
+
+
+def test_nodes_that_are_lost_at_each_start_end_the_job(
+    ray: Ray, capfd: pytest.CaptureFixture[str]
+) -> None:
+    number = 0
+
+    def prepare(name: str, actor: Actor) -> None:
+        def lose() -> None:
+            nonlocal number
+            number += 1
+            actor.is_lost = True
+            del ray.there[name]
+            add(ray, f"b{number}")
+
+        if name.startswith("b"):
+            actor.before["wait"] = lose
+
+    add(ray, "a", "b")
+    ray.prepare = prepare
+    assert group("sleep 1000").run() == exits.FAILED
+    assert number == 5
+    assert "5 times in a row" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_the_last_files_have_as_long_as_they_need_unless_the_job_must_end(
+    ray: Ray, is_told: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    running = group("true" if not is_told else "sleep 1000", workers="1")
+    hurried = threading.Event()
+
+    def prepare(_name: str, actor: Actor) -> None:
+        def save(_within_s: float | None) -> bool:
+            if is_told:
+                return True
+            running.stop()
+            return not hurried.wait(30)
+
+        actor.launcher.save = save  # type: ignore[method-assign, assignment]
+        actor.launcher.hurry = lambda _: hurried.set()  # type: ignore[method-assign, assignment]
+        if is_told:
+            actor.before["wait"] = running.stop
+
+    add(ray, "a")
+    ray.prepare = prepare
+    running.run()
+    (saved,) = [given for name, given in ray.actors[0].called if name == "save"]
+    assert saved == ((60,) if is_told else (None,))
+    assert hurried.is_set() is not is_told
+    assert ("not all files of node 0" in capfd.readouterr().err) is not is_told
+
+
+def test_a_replacement_does_not_get_the_number_of_a_node_that_still_saves(ray: Ray) -> None:
+    running = group("true", workers="1:2")
+    running._nodes = Range(1, 2)
+    add(ray, "a", "b")
+    (first, second) = running._take(ray.alive())
+    assert (first.number, second.number) == (0, 1)
+    running._seats.remove(second)
+    running._gone.append(second)
+    running._leaving.add(second.node.id)
+    second.wait = Future()
+    add(ray, "c", "d")
+    del ray.there["b"]
+    running._nodes = Range(1, 2)
+    (third,) = running._take(ray.alive())
+    assert third.number == 2
+    running._seats.remove(third)
+    second.wait.set_result(None)
+    (fourth,) = running._take([node for node in ray.alive() if node.id == "d"])
+    assert fourth.number == 1
