@@ -26,6 +26,7 @@ from containers.job_config import (
     JobConfig,
     autoscaling,
     capacity,
+    for_ray,
     recipe_of,
     worker_provider,
 )
@@ -110,6 +111,7 @@ class Job:
             "RAY_enable_autoscaler_v2": "1",
             "RAY_CLOUD_INSTANCE_ID": task.arn,
             "RAY_NODE_TYPE_NAME": HEAD,
+            **for_ray(self._config.spec),
         }
         ended = threading.Event()
         with tempfile.TemporaryDirectory(prefix="job-") as folder, log_pipe(Path(folder)) as pipe:

@@ -83,6 +83,15 @@ def recipe_of(command: Sequence[str]) -> str:
     return words[3] if is_ours and "--verbose" not in command else ""
 
 
+def for_ray(spec: JobSpec) -> dict[str, str]:
+    """Variables of Ray on all nodes of a job.
+
+    Where a program runs on its own, Linux ends what takes too much memory: the program. Ray would
+    end the launcher, as if the node were lost.
+    """
+    return {"RAY_memory_monitor_refresh_ms": "0"} if spec.on == Placement.NODES else {}
+
+
 def worker_provider(
     config: JobConfig, *, recipe: str, task: metadata.OwnTask, address: str
 ) -> "ProviderConfig":
@@ -108,6 +117,7 @@ def worker_provider(
             ENV_DEADLINE: f"{config.deadline:.0f}",
             **({ENV_RECIPE: recipe} if recipe else {}),
             **user_code.for_workers(config.spec),
+            **for_ray(config.spec),
         },
     }
 

@@ -58,6 +58,14 @@ def ordered(**changed: Any) -> job_config.JobConfig:
     return config(**{nodes.ENV_JOB_SPEC: replace(SPEC, **changed).to_json()})
 
 
+def test_ray_leaves_programs_on_nodes_to_linux_where_memory_runs_out() -> None:
+    name = "RAY_memory_monitor_refresh_ms"
+    for on, expected in ((Placement.NODES, "0"), (Placement.HEAD, None)):
+        own = ordered(on=on)
+        provider = job_config.worker_provider(own, recipe="", task=TASK, address="10.0.0.5")
+        assert provider["environment"].get(name) == expected
+
+
 def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
     found = autoscaling(head)
