@@ -10,17 +10,14 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror
+from containers.program.launch import LINES, STARTUP
 from contract import runs
 from contract.files import OUTPUT, WORK
 from contract.job import JobSpec
 from contract.nodes import ENV_OUTPUT, ENV_RAY_NAMES, ENV_RAY_STORAGE, ENV_RUN, ENV_STORAGE
-
-#: Of Python's path: a folder whose ``sitecustomize.py`` sets Ray's defaults.
-STARTUP: Final = Path(__file__).parent / "startup"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +75,7 @@ def prepare(
     return HeadProgram(
         folder=folders[WORK],
         environment={
+            "PYTHONUNBUFFERED": LINES,
             **own.environment,
             **given,
             RAY_VARIABLE: json.dumps({"runtime_env": runtime}),

@@ -36,6 +36,11 @@ from contract.nodes import (
 )
 from contract.ranges import Range
 
+#: Of Python's path: a folder whose ``sitecustomize.py`` each Python of a program runs first.
+STARTUP: Final = Path(__file__).parent / "startup"
+#: Value of PYTHONUNBUFFERED with which ``sitecustomize.py`` makes Python write whole lines. Where
+#: Python does not run that file, it has no buffer at all, so that its lines come at once too.
+LINES: Final = "lines"
 #: How often torchrun starts the processes of an elastic job anew when some have failed: those of a
 #: node that is lost take those of the others with them.
 ELASTIC_RESTARTS: Final = 3
@@ -127,7 +132,7 @@ def launcher_environment(order: Order, place: Place) -> dict[str, str]:
         "NODE_RANK": str(place.rank),
         "NUM_NODES": str(place.num_nodes),
         "GPUS_PER_NODE": str(place.gpus),
-        "PYTHONUNBUFFERED": "1",
+        "PYTHONUNBUFFERED": LINES,
     }
     if not place.gpus:
         # Else accelerate, and with it the Trainer, starts no process group without a GPU.
@@ -270,7 +275,9 @@ class Launcher:
         config.parent.mkdir(parents=True, exist_ok=True)
         config.write_text(accelerate_config(place), encoding="utf-8")
         own = base_environment(os.environ)
-        paths = (str(work), self._order.variables.get("PYTHONPATH"), own.get("PYTHONPATH"))
+        of_user = self._order.variables.get("PYTHONPATH")
+        # A sitecustomize of the user's comes after ours, which runs it.
+        paths = (str(STARTUP), str(work), of_user, own.get("PYTHONPATH"))
         environment = {
             **own,
             **launcher_environment(self._order, place),

@@ -1,12 +1,15 @@
 """Python imports this by itself at its start, where this folder is on PYTHONPATH.
 
-That is so for a job's own program on the head, and for what it starts through Ray: their Ray Train
-and Ray Tune get the defaults of ``containers/program/ray_defaults.py``. Files are found by their
-place, because a user's code may have a package called ``containers``.
+That is so for a job's own program, on the head and on all nodes, and for what it starts, also
+through Ray. Its Ray Train and Ray Tune get the defaults of ``containers/program/ray_defaults.py``;
+what it prints is written line by line. Files are found by their place, because a user's code may
+have a package called ``containers``.
 """
 
 import importlib.machinery
 import importlib.util
+import io
+import os
 import sys
 from pathlib import Path
 
@@ -21,6 +24,22 @@ def _load(name: str, file: str | Path) -> None:
         spec.loader.exec_module(module)
 
 
+def _print_whole_lines() -> None:
+    """Write each line at once and in one piece.
+
+    The processes of a node share one pipe. Without a buffer, ``print`` writes a text and its end
+    one after the other, and another process may write between them. torchrun and DeepSpeed start
+    their processes with ``python -u``, so this has to be undone here.
+    """
+    # As in containers.program.launch; a test compares them. Another value is the user's own.
+    if os.environ.get("PYTHONUNBUFFERED") != "lines":
+        return
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and not stream.isatty():
+            stream.reconfigure(line_buffering=True, write_through=False)
+
+
+_print_whole_lines()
 _load("_train_ray_defaults", _HERE.parent / "ray_defaults.py")
 sys.modules["_train_ray_defaults"].install()
 

@@ -264,6 +264,71 @@ def test_a_users_variables_win_over_those_of_the_launcher(folder: Path) -> None:
     assert (folder / "work" / "said").read_text() == "9 7\n"
 
 
+def printed(capfd: pytest.CaptureFixture[str], *, until: str) -> str:
+    """What this process has printed, once it holds some text."""
+    found = ""
+    deadline = time.monotonic() + 20
+    while until not in found:
+        assert time.monotonic() < deadline, found
+        found += capfd.readouterr().out
+        time.sleep(0.02)
+    return found
+
+
+def test_processes_of_one_node_write_each_line_in_one_piece(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # -u as torchrun starts its processes.
+    loop = "for i in range(500): print('process', n, 'has a line')"
+    start = f'for n in 0 1 2 3; do {sys.executable} -u -c "n = $n\n{loop}" & done; wait'
+    assert Here(folder, start).run().code == 0
+    found = capfd.readouterr().out.splitlines()
+    assert sorted(found) == [
+        f"{node_label(1)} process {n} has a line" for n in range(4) for _ in range(500)
+    ]
+
+
+@pytest.mark.parametrize("command", ["python", "python -u", "python -S", "sh"])
+def test_a_line_is_in_the_log_at_once(
+    folder: Path, capfd: pytest.CaptureFixture[str], command: str
+) -> None:
+    script = "echo first; sleep 1000"
+    if command != "sh":
+        options = command.removeprefix("python")
+        program = "import time; print('first'); time.sleep(1000)"
+        script = f'exec {sys.executable}{options} -c "{program}"'
+    here = Here(folder, script)
+    here.start()
+    assert printed(capfd, until="first\n") == f"{node_label(1)} first\n"
+    here.launcher.stop(0)
+    assert here.launcher.wait().was_told
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "True False"),
+        ({"PYTHONUNBUFFERED": "1"}, "False True"),
+        ({"PYTHONUNBUFFERED": ""}, "False False"),
+    ],
+)
+def test_a_user_may_say_how_python_buffers(
+    folder: Path, variables: dict[str, str], expected: str
+) -> None:
+    code = "import sys; print(sys.stdout.line_buffering, sys.stdout.write_through)"
+    Here(folder, f'{sys.executable} -c "{code}" > said', variables=variables).run()
+    assert (folder / "work" / "said").read_text() == f"{expected}\n"
+
+
+def test_a_sitecustomize_of_the_users_code_is_run_too(folder: Path) -> None:
+    here = Here(folder, f'{sys.executable} -c "" > said')
+    here.launcher.prepare(PLACE)
+    (folder / "work" / "sitecustomize.py").write_text("print('mine')")
+    here.launcher.start(PLACE)
+    assert here.launcher.wait().code == 0
+    assert (folder / "work" / "said").read_text() == "mine\n"
+
+
 def test_a_program_that_does_not_exist_is_the_users_mistake(folder: Path) -> None:
     here = Here(folder, "", words=("nosuch",))
     with pytest.raises(InputError, match="nosuch cannot be run: No such file"):

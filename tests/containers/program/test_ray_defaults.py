@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from containers.program import ray_defaults
-from containers.program.head import STARTUP
+from containers.program.launch import STARTUP
 from contract import nodes
 
 TRAIN = """
