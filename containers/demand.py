@@ -152,10 +152,10 @@ class Reader:
 
 def parse(state: Any) -> Seen:
     """Read ``ClusterResourceState``, the protocol buffer that Ray's autoscaler gets."""
+    # Labels, which a request may ask for beside resources, only leave it fewer nodes.
     single = [
         Request(bundles=(dict(each.request.resources_bundle),))
         for each in state.pending_resource_requests
-        if not each.request.label_selectors
     ]
     groups = []
     for gang in state.pending_gang_resource_requests:

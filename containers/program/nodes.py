@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, Final
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
 
 from containers.log import say
 from containers.program.launch import Ended, Order, Place, rendezvous_id
@@ -158,7 +158,8 @@ class Group:
         for node, launcher in started:
             try:
                 ray.get(launcher.address.remote(), timeout=_ACTOR_START_S)
-            except (RayActorError, GetTimeoutError) as error:
+            # Ray lists a node for some seconds after it is lost.
+            except (ActorUnschedulableError, RayActorError, GetTimeoutError) as error:
                 say(f"node {node.address} did not start the program's launcher: {error}")
                 ray.kill(launcher)
                 continue

@@ -51,6 +51,9 @@ class Run:
         """Wait until so many lines of the program, or of its start, contain ``text``."""
         deadline = time.monotonic() + seconds
         while sum(text in line for line in [*self.lines(), *self.said]) < times:
+            # What it said last may be read a moment after its end.
+            if self.process.poll() is not None and not self._reader.is_alive():
+                deadline = min(deadline, time.monotonic() + 5)
             assert time.monotonic() < deadline, f"no {times} x {text!r}:\n{self}"
             time.sleep(0.2)
 
@@ -82,7 +85,13 @@ class LocalNodes:
         # Ray's sockets have short paths, and its head must not be a node of the program's.
         self.cluster = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": head_cpus, "env_vars": self._variables("head")},
+            head_node_args={
+                "num_cpus": head_cpus,
+                "include_dashboard": False,
+                # Any free one: where the usual one is taken, Ray leaves a socket open.
+                "dashboard_port": None,
+                "env_vars": self._variables("head"),
+            },
         )
         self.address = str(self.cluster.address)
 
@@ -93,6 +102,7 @@ class LocalNodes:
             "TMPDIR": str(place),
             nodes.ENV_NOTICE: str(place / "notice"),
             nodes.ENV_LOG_PIPE: str(self.folder / "log"),
+            "RAY_NODE_TYPE_NAME": nodes.HEAD if name == "head" else nodes.WORKER,
         }
 
     def _read_log(self) -> None:

@@ -1,6 +1,10 @@
 """Programs on several nodes, with real Ray, real torchrun and real losses: each rank once, the exit
-code of the first to fail, and a start anew, or on, after a node is gone."""
+code of the first to fail, and a start anew, or on, after a node is gone. Also what Ray reports of a
+program that asks it for too much."""
 
+import os
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -8,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from containers import demand
 from contract import exits
 from tests.containers.program.nodes_here import LocalNodes, local_nodes
 
@@ -19,8 +24,7 @@ GROUP = """
 
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    # In one piece: what print writes, text and then its end, two processes of a node may mix.
-    os.write(1, f"rank {rank} of {size} on node {os.environ['NODE_RANK']}\n".encode())
+    print(f"rank {rank} of {size} on node {os.environ['NODE_RANK']}")
 """
 #: Ranks meet again and again until a file says that it is enough.
 UNTIL_TOLD = (
@@ -34,6 +38,28 @@ UNTIL_TOLD = (
     os._exit(0)
 """
 )
+#: Asks for what two nodes of one CPU can never hold, and for what only has to queue.
+ASKS = """
+    import time
+    import ray
+    from ray.util import placement_group
+
+    ray.init(log_to_driver=False)
+
+    @ray.remote
+    class OnGpu:
+        pass
+
+    @ray.remote
+    def waits():
+        time.sleep(1000)
+
+    task = waits.options(num_cpus=4, label_selector={"region": "near"}).remote()
+    actor = OnGpu.options(num_gpus=1).remote()
+    workers = placement_group([{"CPU": 1}] * 5)
+    queue = [waits.remote() for _ in range(20)]
+    time.sleep(1000)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +77,7 @@ def script(folder: Path, text: str) -> str:
 def test_torchrun_alone_makes_one_group_of_all_nodes(here: LocalNodes, tmp_path: Path) -> None:
     run = here.start("torchrun", "--nproc-per-node", "2", script(tmp_path, GROUP))
     assert run.wait() == exits.OK, run
+    # Each line in one piece, although two processes of a node print at the same time.
     ranks = sorted(line for line in run.lines() if line.startswith("rank"))
     assert [line.rpartition(" on")[0] for line in ranks] == [f"rank {n} of 4" for n in range(4)]
     for node in (0, 1):
@@ -87,6 +114,40 @@ def test_a_program_that_is_stopped_gets_sigterm_on_all_nodes(here: LocalNodes) -
     run.process.terminate()
     assert run.wait() == exits.TERMINATED, run
     assert run.lines(0) == run.lines(1) == ["up", "told"]
+
+
+def test_ray_reports_what_a_program_asks_for_and_can_never_have(
+    here: LocalNodes, tmp_path: Path
+) -> None:
+    nothing = {"CPU": 0.0, "GPU": 0.0}
+    capacity = demand.Capacity(head=nothing, worker={**nothing, "CPU": 1.0}, workers=2)
+    read = demand.Reader(here.address)
+    found: list[str] = []
+    queued = 0
+    seen = read()
+    with subprocess.Popen(
+        [sys.executable, script(tmp_path, ASKS)],
+        env={**os.environ, "RAY_ADDRESS": here.address},
+    ) as program:
+        deadline = time.monotonic() + 60
+        while (len(found) < 3 or not queued) and time.monotonic() < deadline:
+            assert program.poll() is None, "the program has ended"
+            time.sleep(0.2)
+            seen = read()
+            said = [
+                demand.impossible(*demand.comparable(each, capacity, seen))
+                for each in seen.requests
+            ]
+            found, queued = sorted(filter(None, said)), said.count(None)
+        program.kill()
+    assert queued, seen
+    assert [each.partition(";")[0] for each in found] == [
+        "asks for 5 workers of 1 CPU each",
+        "asks for a task or actor of 1 CPU and 1 GPU",
+        "asks for a task or actor of 4 CPUs",
+    ]
+    assert seen.totals.keys() == {"head", "worker"}
+    assert len(seen.idle_s) == len(here.nodes)
 
 
 def test_what_is_lost_with_a_node_is_started_again_with_another_one(
@@ -139,6 +200,15 @@ def test_an_elastic_program_shrinks_with_a_loss_and_grows_again(
     end.touch()
     assert run.wait() == exits.OK, run
     assert run.lines().count("done as one of 2") == 2
+
+
+def test_a_head_that_trains_is_node_0(tmp_path: Path) -> None:
+    words = "echo rank $NODE_RANK of $NUM_NODES in $(basename $TMPDIR)"
+    with local_nodes(tmp_path, 1, head_cpus=1) as here:
+        run = here.start("sh", "-c", words, workers="1")
+        assert run.wait() == exits.OK, run
+    assert run.lines(0) == ["rank 0 of 2 in head"]
+    assert run.lines(1) == ["rank 1 of 2 in n1"]
 
 
 def test_too_few_nodes_after_a_loss_are_no_capacity(here: LocalNodes) -> None:
