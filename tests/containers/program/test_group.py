@@ -144,6 +144,7 @@ def add(ray: Ray, *names: str) -> None:
 def test_a_node_lost_before_the_start_leaves_no_program_behind(ray: Ray, tmp_path: Path) -> None:
     def prepare(name: str, actor: Actor) -> None:
         def lose() -> None:
+            wait_until(count.exists)  # node a's program runs
             actor.is_lost = True
             del ray.there[name]
             add(ray, "c")
@@ -151,10 +152,10 @@ def test_a_node_lost_before_the_start_leaves_no_program_behind(ray: Ray, tmp_pat
         if name == "b":
             actor.before["start"] = lose
 
-    add(ray, "a", "b")
-    ray.prepare = prepare
     end = tmp_path / "end"
     count = tmp_path / "count"
+    add(ray, "a", "b")
+    ray.prepare = prepare
     script = f"trap 'echo told >> {count}; exit 0' TERM; echo up >> {count}; "
     script += f"until test -e {end}; do sleep 0.05; done"
     codes: list[int] = []
