@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ray.cluster_utils import Cluster
 
@@ -22,6 +22,9 @@ from containers.program.told import ENV_PROGRAM, Told
 from contract import nodes
 from contract.ranges import Range
 from tests.conftest import ROOT
+
+#: As in a container: the programs of this environment come first.
+PATH: Final = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 
 
 class Run:
@@ -147,7 +150,7 @@ class LocalNodes:
             run=run,
             words=words,
             workers=Range.parse(workers, option="workers"),
-            variables={"OMP_NUM_THREADS": "1", **(variables or {})},
+            variables={"OMP_NUM_THREADS": "1", "PATH": PATH, **(variables or {})},
             capacity_wait_s=capacity_wait_s,
             address=self.address.rpartition(":")[0],
             rendezvous_port=0,
