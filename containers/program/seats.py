@@ -65,9 +65,12 @@ def alive() -> list[NodeInfo]:
         for each in ray.nodes()
         if each["Alive"]
     ]
-    # A head that only coordinates has no CPUs to hand out.
+    # A head that only coordinates has no CPUs to hand out. By address, as torchrun numbers nodes
+    # that meet at a store (as text: PET_NODE_RANK does not count there): rank 0 is then on node 0
+    # at a first start.
     return sorted(
-        (node for node in found if node.cpus), key=lambda node: (not node.is_head, node.id)
+        (node for node in found if node.cpus),
+        key=lambda node: (node.address, not node.is_head, node.id),
     )
 
 

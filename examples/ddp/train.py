@@ -45,9 +45,13 @@ def main() -> None:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr)
 
-    # Only rank 0 has saved, and its file is the one that counts: it sends it to the others.
-    box = [torch.load(CHECKPOINT, map_location="cpu") if not rank and CHECKPOINT.exists() else None]
-    dist.broadcast_object_list(box)
+    # Rank 0 saves, and once a node was replaced it may be on another one: the newest file counts.
+    saved = torch.load(CHECKPOINT, map_location="cpu") if CHECKPOINT.exists() else None
+    steps = [0] * world
+    dist.all_gather_object(steps, saved["step"] if saved else 0)
+    newest = steps.index(max(steps))
+    box = [saved if rank == newest else None]
+    dist.broadcast_object_list(box, src=newest)
     start = 0
     if saved := box[0]:
         net.load_state_dict(saved["model"])

@@ -110,9 +110,12 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=given.lr)
 
     file, start = OUT / "checkpoint.pt", 0
-    box = [torch.load(file, map_location="cpu") if rank == 0 and file.exists() else None]
+    box = [torch.load(file, map_location="cpu") if file.exists() else None]
     if parallel:
-        dist.broadcast_object_list(box)  # only rank 0 has saved
+        # Rank 0 saves; once a node was replaced it may be another one: the newest file counts.
+        steps = [0] * world
+        dist.all_gather_object(steps, box[0]["step"] if box[0] else 0)
+        dist.broadcast_object_list(box, src=steps.index(max(steps)))
     if saved := box[0]:
         gpt.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
