@@ -53,7 +53,7 @@ class Seat:
 
 
 def alive() -> list[NodeInfo]:
-    """The nodes of the cluster on which a program may run, the head first."""
+    """The nodes of the cluster on which a program may run, in the order of their addresses."""
     found = [
         NodeInfo(
             id=each["NodeID"],
