@@ -8,6 +8,8 @@ nothing of this project, which the user's code may hide, and nothing of Ray unti
 
 What it changes in Ray 2.60, each with its reason:
 
+* ``ray.init``: many programs say how large the Ray shall be that they start on one machine, and Ray
+  refuses that where a cluster is there already.
 * ``RunConfig`` of Train and of Tune: the storage; for Train the name, and two restarts of a failed
   group of workers, as recipes have: the workers beside a lost one fail too.
 * ``TunerInternal`` and ``tune.run``: the name; and a search that is in the storage already is
@@ -22,12 +24,10 @@ starts has a new name each time, unless the program gives one.
 
 import copy
 import functools
-import importlib.machinery
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -40,41 +40,13 @@ RUN: Final = "TRAIN_RUN"
 MAX_FAILURES: Final = 2
 _WORKER_MODE: Final = 1  # of ray._private.worker: a process that Ray started
 _NODE_DIED: Final = "NODE_DIED"
+#: Of ``ray.init``: sizes of a cluster that it starts, which it refuses where there is one.
+_OF_CLUSTER: Final = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
 
-def install() -> None:
-    """Change Ray's modules from now on, where the variables say so."""
-    if os.environ.get(STORAGE):
-        sys.meta_path.insert(0, _Finder())
-
-
-class _Finder(MetaPathFinder):
-    """Runs a function of ``_CHANGES`` after the module that it changes."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        change = _CHANGES.get(fullname)
-        if change is None:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is None or spec.loader is None:
-            return spec
-        run: Callable[[ModuleType], None] = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            try:
-                change(module)
-            except (AttributeError, ImportError, TypeError) as error:
-                print(
-                    f"This version of Ray does not let its defaults be set ({fullname}: {error}): "
-                    "give storage_path and name in the program's RunConfig",
-                    file=sys.stderr,
-                )
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+def is_needed() -> bool:
+    """Whether this is a program that runs beside Ray, in a job that keeps what it saves."""
+    return bool(os.environ.get(STORAGE))
 
 
 # --- names ----------------------------------------------------------------------------------------
@@ -128,6 +100,20 @@ def _trial() -> str:
 
 
 # --- what is changed ------------------------------------------------------------------------------
+def _change_init(module: ModuleType) -> None:
+    init = module.init
+
+    @functools.wraps(init)
+    def new(address: str | None = None, **given: Any) -> Any:
+        of_cluster = [name for name in _OF_CLUSTER if given.get(name) is not None]
+        if of_cluster and address is None and os.environ.get("RAY_ADDRESS"):
+            given = {name: value for name, value in given.items() if name not in of_cluster}
+            _say(f"{', '.join(of_cluster)} of ray.init is left out: the job's nodes have their own")
+        return init(address, **given)
+
+    module.init = new  # type: ignore[attr-defined]
+
+
 def _change_train_config(module: ModuleType) -> None:
     config, failures = module.RunConfig, module.FailureConfig
     init = config.__post_init__
@@ -228,7 +214,8 @@ def _change_errors(module: ModuleType) -> None:
 
 
 #: Module -> what changes it, right after it has been imported.
-_CHANGES: Final[dict[str, Callable[[ModuleType], None]]] = {
+CHANGES: Final[dict[str, Callable[[ModuleType], None]]] = {
+    "ray._private.worker": _change_init,
     "ray.exceptions": _change_errors,
     "ray.train.v2.api.config": _change_train_config,
     "ray.tune.impl.config": _change_tune_config,

@@ -1,9 +1,9 @@
 """Python imports this by itself at its start, where this folder is on PYTHONPATH.
 
 That is so for a job's own program, on the head and on all nodes, and for what it starts, also
-through Ray. Its Ray Train and Ray Tune get the defaults of ``containers/program/ray_defaults.py``;
-what it prints is written line by line. Files are found by their place, because a user's code may
-have a package called ``containers``.
+through Ray. Its Ray Train and Ray Tune get the defaults of ``containers/program/ray_defaults.py``,
+its torchruns ids of their own (``torchruns.py``); what it prints is written line by line. Files are
+found by their place, because a user's code may have a package called ``containers``.
 """
 
 import importlib.machinery
@@ -14,6 +14,11 @@ import sys
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
+#: File -> what to do where a module that it changes is of a version that it does not know.
+_CHANGED = {
+    "ray_defaults": "give storage_path and name in the program's RunConfig",
+    "torchruns": "give each torchrun of the job an --rdzv-id of its own",
+}
 
 
 def _load(name: str, file: str | Path) -> None:
@@ -40,8 +45,11 @@ def _print_whole_lines() -> None:
 
 
 _print_whole_lines()
-_load("_train_ray_defaults", _HERE.parent / "ray_defaults.py")
-sys.modules["_train_ray_defaults"].install()
+_load("_train_imports", _HERE.parent / "imports.py")
+for _name, _otherwise in _CHANGED.items():
+    _load(f"_train_{_name}", _HERE.parent / f"{_name}.py")
+    if (_changes := sys.modules[f"_train_{_name}"]).is_needed():
+        sys.modules["_train_imports"].install(_changes.CHANGES, _otherwise)
 
 # Python takes the first one that it finds; the user's code or the system may have another.
 _others = [path for path in sys.path if Path(path or ".").resolve() != _HERE]

@@ -9,6 +9,9 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
+
+import pytest
 
 from containers.program import ray_defaults
 from containers.program.launch import STARTUP
@@ -68,7 +71,7 @@ def test_the_variables_are_those_that_the_head_sets() -> None:
 
 
 def test_every_module_that_is_changed_is_in_this_version_of_ray() -> None:
-    missing = [name for name in ray_defaults._CHANGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in ray_defaults.CHANGES if importlib.util.find_spec(name) is None]
     assert missing == []
 
 
@@ -81,7 +84,7 @@ def test_train_saves_below_the_run_unless_the_program_says_where(tmp_path: Path)
         ["mine", "/tmp/mine", 0],
     ]
     assert json.loads(done.stdout) == expected
-    assert "does not let its defaults be set" not in done.stderr
+    assert "cannot be changed" not in done.stderr
     assert json.loads(start(tmp_path, TRAIN, attempt=2).stdout) == expected, "so it resumes"
     other = json.loads(start(tmp_path, TRAIN, attempt=2).stdout)
     assert other[0][0] == "first-train-3", "a second program of the same job is another training"
@@ -106,3 +109,20 @@ def test_a_sitecustomize_of_the_users_is_run_too(tmp_path: Path) -> None:
     path = os.pathsep.join([str(STARTUP), str(own)])
     done = start(tmp_path, "import os; print(os.environ.get('SEEN'))", PYTHONPATH=path)
     assert done.stdout == "yes\n"
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
+def test_a_program_that_sizes_its_own_ray_runs_on_the_jobs(
+    address: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def init(address: str | None = None, **given: object) -> dict[str, object]:
+        return {"address": address, **given}
+
+    module = ModuleType("ray._private.worker")
+    module.init = init  # type: ignore[attr-defined]
+    ray_defaults.CHANGES["ray._private.worker"](module)
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    left = {} if address else {"num_cpus": 4}
+    assert module.init(num_cpus=4, namespace="own") == {"address": None, "namespace": "own"} | left
+    assert ("num_cpus of ray.init is left out" in capsys.readouterr().err) == bool(address)
+    assert module.init("local", num_cpus=4) == {"address": "local", "num_cpus": 4}

@@ -1,0 +1,57 @@
+"""Several torchruns in one job: ``sh -c "torchrun first.py && torchrun second.py"``.
+
+A torchrun closes its rendezvous when it ends. The store at which those of all nodes meet outlives
+it, so the next one, which has the same id in its environment, would find it closed and fail. This
+counts the torchruns of a node, and gives the second and later ones an id of their own.
+
+``startup/sitecustomize.py`` loads this file in each Python of a user's job; it imports nothing of
+this project, which the user's code may hide, and nothing of torch until the program does.
+"""
+
+import functools
+import os
+import pickle
+import sys
+from types import ModuleType
+from typing import Any, Final
+
+# As torchrun names them; ``containers.program.launch`` sets them.
+ENDPOINT: Final = "PET_RDZV_ENDPOINT"
+ID: Final = "PET_RDZV_ID"
+ADDRESS: Final = "PET_LOCAL_ADDR"
+
+
+def is_needed() -> bool:
+    """Whether this is a program on the nodes of a job."""
+    return all(os.environ.get(name) for name in (ENDPOINT, ID, ADDRESS))
+
+
+def _change_backend(module: ModuleType) -> None:
+    create, backend_of = module.create_backend, module.C10dRendezvousBackend
+
+    @functools.wraps(create)
+    def new(params: Any) -> Any:
+        backend, store = create(params)
+        if (params.endpoint, params.run_id) != (os.environ[ENDPOINT], os.environ[ID]):
+            return backend, store  # a rendezvous of the program's own
+        before = store.add(f"torchruns/{params.run_id}/{os.environ[ADDRESS]}", 1) - 1
+        if before:
+            # The handler, which is made next, takes the id from here.
+            params.run_id = f"{params.run_id}.{before}"
+            backend = backend_of(store, params.run_id)
+        if _is_closed(backend):
+            # A node that came while the others were at their end; its next torchrun is in time.
+            print("The other nodes have ended this torchrun already", file=sys.stderr, flush=True)
+            raise SystemExit(0)
+        return backend, store
+
+    module.create_backend = new  # type: ignore[attr-defined]
+
+
+def _is_closed(backend: Any) -> bool:
+    found = backend.get_state()
+    return bool(found and pickle.loads(found[0]).closed)  # as torchrun reads it
+
+
+#: Module -> what changes it, right after it has been imported.
+CHANGES: Final = {"torch.distributed.elastic.rendezvous.c10d_rendezvous_backend": _change_backend}

@@ -1,0 +1,78 @@
+"""torchruns of two nodes, one pair after the other, meet at the store that all of them share."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from containers.program import launch, torchruns
+from contract.ranges import Range
+
+#: What torchrun does before it starts processes, on two nodes of one process; and on a third node
+#: that comes when the first two have ended.
+NODES = """
+import json, os, threading
+import torch.distributed as dist
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+os.environ["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{store.port}"
+
+def torchrun(address, run_id=os.environ["PET_RDZV_ID"]):
+    os.environ["PET_LOCAL_ADDR"] = address
+    return get_rendezvous_handler(RendezvousParameters(
+        "c10d", os.environ["PET_RDZV_ENDPOINT"], run_id, 2, 2, local_addr=address))
+
+def pair(*ids):
+    handlers = [torchrun(address, *ids) for address in ("127.0.0.1", "127.0.0.2")]
+    met = {}
+    def join(handler):
+        info = handler.next_rendezvous()
+        met[info.rank] = (info.world_size, info.bootstrap_store_info.master_port)
+    threads = [threading.Thread(target=join, args=(handler,)) for handler in handlers]
+    [thread.start() for thread in threads]
+    [thread.join(30) for thread in threads]
+    [handler.shutdown() for handler in handlers]
+    return [sorted(met), len(set(met.values())), handlers[0].get_run_id()]
+
+print(json.dumps([pair(), pair(), pair(), pair("own")]), flush=True)
+torchrun("127.0.0.3")
+print("not reached")
+"""
+
+
+def test_each_torchrun_of_a_job_meets_its_own_kind(tmp_path: Path) -> None:
+    script = tmp_path / "nodes.py"
+    script.write_text(NODES)
+    variables = {"PYTHONPATH": str(launch.STARTUP), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    variables |= {torchruns.ENDPOINT: "later", torchruns.ID: "run-0", torchruns.ADDRESS: "later"}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    met = [[[0, 1], 1, name] for name in ("run-0", "run-0.1", "run-0.2", "own")]
+    assert json.loads(done.stdout) == met
+    assert "The other nodes have ended this torchrun already" in done.stderr
+
+
+def test_the_variables_are_those_that_the_launcher_sets() -> None:
+    order = launch.Order(
+        run="run", words=("torchrun",), variables={}, nodes=Range(2, 2), rendezvous="10.0.0.1"
+    )
+    place = launch.Place(
+        number=0, rank=0, num_nodes=2, start=0, address="10.0.0.2", master="10.0.0.2", gpus=0
+    )
+    found = launch.launcher_environment(order, place)
+    assert {torchruns.ENDPOINT, torchruns.ID, torchruns.ADDRESS} <= found.keys()
+
+
+def test_the_module_that_is_changed_is_in_this_version_of_torch() -> None:
+    assert all(importlib.util.find_spec(name) for name in torchruns.CHANGES)
