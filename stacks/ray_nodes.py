@@ -54,7 +54,7 @@ class RayNodes(Construct):
         super().__init__(scope, id_)
         self._settings, self._core, self._cluster = settings, core, cluster
         self.log_group = log_group(self, "Logs", settings=settings)
-        self._token = self._ray_token()
+        self.token = self._ray_token()
         self._execution_role = iam.Role(
             self,
             "ExecutionRole",
@@ -188,7 +188,7 @@ class RayNodes(Construct):
                 nodes.ENV_CLUSTER: self._cluster.cluster.cluster_name,
                 **(environment or {}),
             },
-            secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self._token)},
+            secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self.token)},
             logging=ecs.LogDrivers.aws_logs(
                 stream_prefix=command,
                 log_group=self.log_group,

@@ -70,6 +70,7 @@ class TrainingStack(cdk.Stack):
             stack_outputs.LOG_GROUP: self.nodes.log_group.log_group_name,
             stack_outputs.TASK_EVENTS: events.log_group.log_group_name,
             stack_outputs.DASHBOARD: dashboard.dashboard.dashboard_name,
+            stack_outputs.RAY_TOKEN: self.nodes.token.secret_arn,
             stack_outputs.SHAPE: json.dumps(
                 {
                     "preset": settings.preset,

@@ -33,6 +33,7 @@ from trainctl.commands.logs import logs
 from trainctl.commands.ls import ls
 from trainctl.commands.open import open_
 from trainctl.commands.plan import plan
+from trainctl.commands.report import report
 from trainctl.commands.settings import settings
 from trainctl.commands.shell import shell
 from trainctl.commands.show import show
@@ -75,6 +76,7 @@ app.command(rich_help_panel=_JOBS)(logs)
 app.command(rich_help_panel=_JOBS)(wait)
 app.command(rich_help_panel=_JOBS)(stop)
 app.command(rich_help_panel=_JOBS)(cost)
+app.command(rich_help_panel=_JOBS)(report)
 app.command(rich_help_panel=_JOBS)(download)
 app.command(rich_help_panel=_JOBS)(export)
 app.command(rich_help_panel=_JOBS)(generate)

@@ -17,6 +17,7 @@ JobName = Annotated[
     str,
     typer.Argument(metavar="JOB", help="ID of a job, or name of a run: its newest job."),
 ]
+Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]
 
 

@@ -298,6 +298,8 @@ def test_rays_token_comes_from_secrets_manager_and_stands_nowhere_else(synth: Sy
         runs = container(templates, node)
         assert runs["Secrets"] == [{"Name": "RAY_AUTH_TOKEN", "ValueFrom": {"Ref": name}}]
         assert {"Name": "RAY_AUTH_MODE", "Value": "token"} in runs["Environment"]
+    # Its name is among the outputs; who may read the secret can read the token.
+    assert templates.training["Outputs"][stack_outputs.RAY_TOKEN]["Value"] == {"Ref": name}
 
 
 def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:

@@ -40,6 +40,8 @@ OUTPUTS = {
         stack_outputs.LOG_GROUP: "logs",
         stack_outputs.TASK_EVENTS: "events",
         stack_outputs.JOBS: MACHINE,
+        stack_outputs.DASHBOARD: "training",
+        stack_outputs.RAY_TOKEN: "arn:token",
     },
 }
 NOW = datetime.now(tz=UTC)
@@ -62,6 +64,7 @@ class Account:
         self.shape: dict[str, Any] = dict(SHAPE)
         self.outputs: dict[str, dict[str, str]] = {name: {**each} for name, each in OUTPUTS.items()}
         self.stack_status = "CREATE_COMPLETE"
+        self.account_id = "123456789012"
         self.region: str | None = "eu-west-1"
         self.fails: dict[str, Exception] = {}
         """By the name of the operation."""
@@ -114,7 +117,7 @@ class Account:
         return [f"{each['service']}={each['desiredCount']}" for each in calls]
 
     def on_get_caller_identity(self) -> Any:
-        return {"Account": "123456789012"}
+        return {"Account": self.account_id}
 
     def on_describe_stacks(self, StackName: str) -> Any:  # noqa: N803
         if StackName not in self.outputs:
@@ -302,6 +305,10 @@ class Account:
 
     def on_download_file(self, _bucket: str, key: str, target: str) -> None:
         Path(target).write_bytes(self.objects[key])
+
+    def on_get_secret_value(self, *, SecretId: str) -> Any:  # noqa: N803
+        assert SecretId == self.outputs[stack_outputs.TRAINING_STACK][stack_outputs.RAY_TOKEN]
+        return {"SecretString": "the-token-of-ray"}
 
     def on_describe_secret(self, *, SecretId: str) -> Any:  # noqa: N803
         if SecretId not in self.secrets:

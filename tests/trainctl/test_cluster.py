@@ -60,7 +60,7 @@ def test_up_prints_the_price_starts_both_services_and_tells_how_to_go_on(
     # m5.xlarge 0.192, two g5.xlarge at 1.006, the NAT gateway and its address 0.05.
     assert "cost: $2.254 an hour" in captured.err
     assert "Up: 3 nodes, 8 CPUs, 2 GPUs" in captured.out
-    for told in ("trainctl shell", "trainctl cluster down", "ecs:cluster_head0_head-0"):
+    for told in ("trainctl shell", "trainctl cluster down", "trainctl open"):
         assert told in captured.out
 
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 #: No account of AWS has this number; the rehearsal's local AWS has.
 LOCAL_ACCOUNT: Final = "000000000000"
+#: Of regions with a console of their own, by the beginning of their names.
+_CONSOLES: Final = {"cn-": "console.amazonaws.cn", "us-gov-": "console.amazonaws-us-gov.com"}
 
 
 class Deployment:
@@ -133,6 +135,22 @@ class Deployment:
     @cached_property
     def sessions(self) -> Sessions:
         return Sessions(self._clients, cluster=self.output(stack_outputs.CLUSTER))
+
+    @cached_property
+    def ray_token(self) -> str:
+        """What Ray's dashboard asks for."""
+        secret = self.output(stack_outputs.RAY_TOKEN)
+        return self._clients.secrets.get_secret_value(SecretId=secret)["SecretString"]
+
+    @property
+    def console(self) -> str:
+        """Address of the console page with the deployment's CloudWatch dashboard."""
+        domain = next(
+            (domain for prefix, domain in _CONSOLES.items() if self.region.startswith(prefix)),
+            f"{self.region}.console.aws.amazon.com",
+        )
+        name = self.output(stack_outputs.DASHBOARD)
+        return f"https://{domain}/cloudwatch/home?region={self.region}#dashboards/dashboard/{name}"
 
     @cached_property
     def account(self) -> Account:

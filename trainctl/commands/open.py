@@ -1,4 +1,4 @@
-"""``trainctl open``: Ray's dashboard of a running cluster, on this machine."""
+"""``trainctl open``: Ray's dashboard of a running cluster, on this machine; CloudWatch's, too."""
 
 import contextlib
 import webbrowser
@@ -9,8 +9,9 @@ import typer
 from contract import nodes
 from trainctl import output
 from trainctl.aws.deployment import Deployment
-from trainctl.errors import CliError
-from trainctl.options import Profile, Region
+from trainctl.aws.tasks import Task
+from trainctl.errors import CliError, UsageError
+from trainctl.options import Browser, Profile, Region
 from trainctl.plugin import require_plugin, run_plugin
 
 
@@ -24,18 +25,61 @@ def open_(
             show_default=False,
         ),
     ] = None,
+    dashboard: Annotated[
+        bool,
+        typer.Option(
+            "--dashboard",
+            help="The deployment's CloudWatch dashboard instead, in the AWS console.",
+        ),
+    ] = False,
+    token: Annotated[
+        bool,
+        typer.Option("--token", help="Only print the token that Ray's dashboard asks for."),
+    ] = False,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="On this machine.")
     ] = nodes.DASHBOARD_PORT,
-    browser: Annotated[bool, typer.Option(help="Open a browser.")] = True,
+    browser: Browser = True,
     profile: Profile = None,
     region: Region = None,
 ) -> None:
     """Open Ray's dashboard: a tunnel to the head, until Ctrl-C.
 
-    Nothing of the cluster is reachable from outside; the tunnel is Systems Manager's.
+    Nothing of the cluster is reachable from outside; the tunnel is Systems Manager's. All clusters
+    of a deployment have the same token.
     """
+    if dashboard and (token or name):
+        raise UsageError("--dashboard shows the whole deployment: leave out JOB and --token")
     deployment = Deployment.find(profile=profile, region=region)
+    if dashboard:
+        _open_console(deployment, browser=browser)
+        return
+    if token:
+        output.print_text(deployment.ray_token)
+        return
+    head = running_head(deployment, name)
+    if deployment.is_local:  # its address is one of this machine's
+        address = f"http://{head.address}:{nodes.DASHBOARD_PORT}"
+        output.print_text(address)
+        output.say("It asks for the cluster's token: trainctl open --token")
+        return
+    plugin = require_plugin()
+    session = deployment.sessions.tunnel(head, port=nodes.DASHBOARD_PORT, local_port=port)
+    address = f"http://localhost:{port}"
+    output.print_text(address)
+    output.say("It asks for the cluster's token: trainctl open --token. Ctrl-C closes the tunnel.")
+    if browser:
+        webbrowser.open(address)
+    with contextlib.suppress(KeyboardInterrupt):
+        raise typer.Exit(run_plugin(plugin, session, region=deployment.region, profile=profile))
+
+
+def running_head(deployment: Deployment, name: str | None = None) -> Task:
+    """The head of a job or run, or that of the standing cluster.
+
+    Raises:
+        CliError: none is running.
+    """
     if name is None:
         tasks = [task for task in deployment.cluster.tasks() if task.node == nodes.HEAD]
         missing = "the standing cluster is down: trainctl cluster up, or name a job (trainctl ls)"
@@ -46,19 +90,12 @@ def open_(
     running = [task for task in tasks if task.status == "RUNNING"]
     if not running:
         raise CliError(missing)
-    head = running[-1]
-    if deployment.is_local:  # its address is one of this machine's
-        output.print_text(f"http://{head.address}:{nodes.DASHBOARD_PORT}")
-        return
-    plugin = require_plugin()
-    session = deployment.sessions.tunnel(head, port=nodes.DASHBOARD_PORT, local_port=port)
-    address = f"http://localhost:{port}"
-    output.print_text(address)
-    output.say(
-        "It asks for the cluster's token: aws secretsmanager get-secret-value, of the secret "
-        "'Token that every node and client of Ray must show'. Ctrl-C closes the tunnel."
-    )
+    return running[-1]
+
+
+def _open_console(deployment: Deployment, *, browser: bool) -> None:
+    if deployment.is_local:
+        raise CliError("a local deployment has no AWS console: trainctl open shows Ray's dashboard")
+    output.print_text(deployment.console)
     if browser:
-        webbrowser.open(address)
-    with contextlib.suppress(KeyboardInterrupt):
-        raise typer.Exit(run_plugin(plugin, session, region=deployment.region, profile=profile))
+        webbrowser.open(deployment.console)

@@ -93,7 +93,7 @@ def up(
             "  take it down    trainctl cluster down"
         )
         raise typer.Exit(exits.INTERRUPTED) from None
-    _print_how_to_use(deployment, num_nodes)
+    _print_how_to_use(deployment.shape, num_nodes)
 
 
 def _number(shape: Shape, given: str | None) -> int:
@@ -214,21 +214,13 @@ def _obituary(deployment: Deployment, task: Task) -> str:
 
 
 # --- once it is up -------------------------------------------------------------------------------
-def _print_how_to_use(deployment: Deployment, num_nodes: int) -> None:
-    head = next(task for task in deployment.cluster.tasks() if task.node == nodes.HEAD)
-    ports = f"localPortNumber={nodes.DASHBOARD_PORT},portNumber={nodes.DASHBOARD_PORT}"
-    dashboard = (
-        f"http://{head.address}:{nodes.DASHBOARD_PORT}"
-        if deployment.is_local
-        else f"aws ssm start-session --target {deployment.sessions.target(head)} "
-        f"--document-name AWS-StartPortForwardingSession --parameters {ports}"
-    )
+def _print_how_to_use(shape: Shape, num_nodes: int) -> None:
     output.print_text(
-        f"Up: {words.sized(deployment.shape.size(num_nodes))}\n"
+        f"Up: {words.sized(shape.size(num_nodes))}\n"
         f"  a shell         trainctl shell\n"
         f"  Ray's state     trainctl shell -- ray status\n"
         f"  train           trainctl shell -- python -m training.launch ddp\n"
-        f"  Ray dashboard   {dashboard}\n"
+        f"  Ray dashboard   trainctl open\n"
         f"  take it down    trainctl cluster down\n"
-        f"{words.price(deployment.shape, num_nodes)}"
+        f"{words.price(shape, num_nodes)}"
     )

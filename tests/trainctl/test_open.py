@@ -1,0 +1,153 @@
+"""``trainctl open`` and ``trainctl report``: pages about a deployment and a run."""
+
+from pathlib import Path
+
+import pytest
+
+from contract import exits
+from contract import outputs as stack_outputs
+from tests.trainctl.account import Account
+from trainctl.__main__ import main
+from trainctl.aws.deployment import LOCAL_ACCOUNT
+
+
+@pytest.fixture(autouse=True)
+def opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """What the browser was sent to; commands write to a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    found: list[str] = []
+    monkeypatch.setattr("webbrowser.open", found.append)
+    return found
+
+
+# --- report
+def test_a_report_is_fetched_and_opened(
+    account: Account, capsys: pytest.CaptureFixture[str], opened: list[str], tmp_path: Path
+) -> None:
+    account.objects["runs/first/report.html"] = b"<html>first"
+    assert main(["report", "first"]) == 0
+    assert capsys.readouterr().out == "first-report.html\n"
+    file = tmp_path / "first-report.html"
+    assert file.read_bytes() == b"<html>first"
+    assert opened == [file.as_uri()]
+    # Written again when the run goes on; the newest one counts.
+    account.objects["runs/first/report.html"] = b"<html>more"
+    assert main(["report", "first", "--no-browser"]) == 0
+    assert file.read_bytes() == b"<html>more"
+    assert len(opened) == 1
+
+
+def test_a_report_goes_where_it_is_told_to(
+    account: Account, capsys: pytest.CaptureFixture[str], opened: list[str], tmp_path: Path
+) -> None:
+    account.objects["runs/first/report.html"] = b"<html>"
+    assert main(["report", "first", "--output", "new/page.html", "--no-browser"]) == 0
+    assert capsys.readouterr().out == "new/page.html\n"
+    assert (tmp_path / "new" / "page.html").read_bytes() == b"<html>"
+    assert opened == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["unknown"], exits.BAD_INPUT, "there is no run 'unknown' in s3://bucket: trainctl ls"),
+        (["a/b"], exits.BAD_INPUT, "run name 'a/b' is not usable"),
+        (["training"], exits.FAILED, "run training has no report: a recipe writes one when it"),
+        (["broken"], exits.FAILED, "has a result and no report: trainctl logs broken shows"),
+        (["first", "-o", "folder"], exits.BAD_INPUT, "folder is a folder: give the name of a"),
+        (["first", "-o", "file/x"], exits.BAD_INPUT, "cannot write file/x"),
+    ],
+)
+def test_a_report_that_cannot_be_fetched_is_one_error(
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+    opened: list[str],
+    tmp_path: Path,
+    arguments: list[str],
+    exit_code: int,
+    message: str,
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("")
+    account.objects["runs/first/report.html"] = b"<html>"
+    account.objects["runs/training/config.json"] = b"{}"
+    account.objects["runs/broken/result.json"] = b"{}"
+    assert main(["report", *arguments]) == exit_code
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert opened == []
+
+
+# --- open
+def test_the_token_is_printed_for_other_commands(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["open", "--token"]) == 0
+    assert capsys.readouterr().out == "the-token-of-ray\n"
+    assert account.changes == []
+
+
+@pytest.mark.parametrize(
+    ("region", "page"),
+    [
+        ("eu-west-1", "https://eu-west-1.console.aws.amazon.com/cloudwatch/home?region=eu-west-1"),
+        ("cn-north-1", "https://console.amazonaws.cn/cloudwatch/home?region=cn-north-1"),
+        ("us-gov-west-1", "https://console.amazonaws-us-gov.com/cloudwatch/home?region=us-gov-w"),
+    ],
+)
+def test_the_cloudwatch_dashboard_opens_in_the_console_of_the_region(
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+    opened: list[str],
+    region: str,
+    page: str,
+) -> None:
+    account.region = region
+    assert main(["open", "--dashboard"]) == 0
+    shown = capsys.readouterr().out.strip()
+    assert shown.startswith(page)
+    assert shown.endswith("#dashboards/dashboard/training")
+    assert opened == [shown]
+    assert main(["open", "--dashboard", "--no-browser"]) == 0
+    assert len(opened) == 1
+
+
+def test_a_local_deployment_has_no_console(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.account_id = LOCAL_ACCOUNT
+    assert main(["open", "--dashboard"]) == exits.FAILED
+    assert "no AWS console: trainctl open shows Ray's dashboard" in capsys.readouterr().err
+    # Its nodes are containers of this machine: no tunnel.
+    account.wanted["head-service"] = 1
+    assert main(["open"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == "http://10.0.0.0:8265\n"
+    assert "trainctl open --token" in captured.err
+
+
+def test_open_says_which_plug_in_is_lacking_before_it_opens_a_session(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.wanted["head-service"] = 1
+    assert main(["open"]) == exits.FAILED
+    assert "session-manager-plugin is not installed" in capsys.readouterr().err
+    assert account.changes == []
+
+
+@pytest.mark.parametrize("more", [["first"], ["--token"]])
+def test_the_dashboard_of_the_deployment_belongs_to_no_job(
+    account: Account, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    assert main(["open", "--dashboard", *more]) == exits.BAD_INPUT
+    assert "leave out JOB and --token" in capsys.readouterr().err
+    assert account.calls == []
+
+
+def test_stacks_of_an_older_version_have_no_token_to_read(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del account.outputs[stack_outputs.TRAINING_STACK][stack_outputs.RAY_TOKEN]
+    assert main(["open", "--token"]) == exits.FAILED
+    assert "make deploy brings them up to date" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""``trainctl report``: a run's report, on this machine."""
+
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from contract.runs import REPORT_FILE, RESULT_FILE, check_run_name, run_prefix
+from trainctl import output
+from trainctl.aws.deployment import Deployment
+from trainctl.errors import CliError, UsageError
+from trainctl.options import Browser, Profile, Region
+
+
+def report(
+    *,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            help="File here.",
+            metavar="FILE",
+            show_default="RUN-report.html",
+        ),
+    ] = "",
+    browser: Browser = True,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Fetch a run's report and open it.
+
+    A page that needs nothing else: it can be sent to others. An earlier one is replaced.
+    """
+    check_run_name(run)
+    file = Path(to or f"{run}-report.html")
+    if file.is_dir():
+        raise UsageError(f"--output {to} is a folder: give the name of a file")
+    bucket = Deployment.find(profile=profile, region=region).bucket
+    paths = bucket.run(run)
+    page = bucket.read(bucket.key(paths.file(REPORT_FILE)))
+    if page is None:
+        keys, folders = bucket.listed(run_prefix(run))
+        if not keys and not folders:
+            raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl ls")
+        raise _missing(run, has_ended=bucket.key(paths.file(RESULT_FILE)) in keys)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(page)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {file}: {error.strerror or error}. Give another --output"
+        ) from None
+    output.print_text(str(file))
+    if browser:
+        webbrowser.open(file.resolve().as_uri())
+
+
+def _missing(run: str, *, has_ended: bool) -> CliError:
+    if has_ended:
+        return CliError(
+            f"run {run} has a result and no report: trainctl logs {run} shows the reason"
+        )
+    return CliError(
+        f"run {run} has no report: a recipe writes one when it ends. trainctl show {run} tells how "
+        "far it is; files of your own program: trainctl download"
+    )
