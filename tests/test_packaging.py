@@ -1,16 +1,21 @@
 """What is installed is what the lock says, and the lock says what the requirement files ask for."""
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from contract import exits
 from tests.conftest import ROOT
 
 SOURCES = ["requirements.txt", "requirements-dev.txt", "containers/requirements.txt"]
@@ -88,6 +93,132 @@ def test_every_file_beside_the_code_is_shipped_with_it() -> None:
 
 def test_a_laptop_needs_neither_torch_nor_ray() -> None:
     assert not {"torch", "ray", "transformers", "pyarrow"} & pins(ROOT / "requirements.txt").keys()
+
+
+def test_the_command_line_takes_the_versions_that_a_checkout_pins() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pinned = pins(ROOT / "requirements.txt")
+    for_deploying = {name: pinned.pop(name) for name in ("aws-cdk-lib", "constructs")}
+    assert all(for_deploying.values())
+    # From the version that the tests run with; the next one that may break things is not taken.
+    ranges = {name: f"{name}>={version},<" for name, version in pinned.items()}
+    assert len(project["dependencies"]) == len(ranges)
+    for name, each in ranges.items():
+        assert [asked for asked in project["dependencies"] if asked.startswith(each)], name
+
+
+# --- the wheel ------------------------------------------------------------------------------------
+class Installed(NamedTuple):
+    """The command line as `pipx install` gives it: the wheel in an environment of its own."""
+
+    wheel: Path
+    bin: Path
+    home: Path
+
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """A program of the environment, with no account and nothing of the checkout in reach."""
+        return subprocess.run(
+            [self.bin / command[0], *command[1:]],
+            cwd=self.home,
+            env={
+                "PATH": os.defpath,
+                "HOME": str(self.home),
+                "AWS_REGION": "us-east-1",
+                "AWS_EC2_METADATA_DISABLED": "true",
+            },
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    folder = tmp_path_factory.mktemp("installed")
+    # Built from a copy, because a build writes beside the sources.
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.split("\0"):
+        if (ROOT / name).is_file():
+            (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / "source" / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    options = ["--no-deps", "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*pip, "wheel", *options, str(folder / "source")], check=True)
+    (wheel,) = folder.glob("*.whl")
+    environment = folder / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], check=True)
+    # The lock, so that the test sees today what it sees next year.
+    options = ["--no-compile", "--constraint", str(ROOT / LOCK)]
+    subprocess.run([*pip, "--python", environment, "install", *options, wheel], check=True)
+    (folder / "home").mkdir()
+    return Installed(wheel, environment / "bin", folder / "home")
+
+
+@pytest.mark.slow
+def test_the_wheel_has_the_command_line_and_the_files_beside_it(installed: Installed) -> None:
+    names = set(zipfile.ZipFile(installed.wheel).namelist())
+    packages = ("contract", "training", "trainctl")
+    there = {
+        str(path.relative_to(ROOT))
+        for package in packages
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+    assert len(there) > 100
+    assert there - names == set()
+    assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {*packages}
+
+
+@pytest.mark.slow
+def test_the_command_line_alone_brings_neither_cdk_nor_torch(installed: Installed) -> None:
+    path = [str(found) for found in installed.bin.parent.glob("lib/python*/site-packages")]
+    names = {canonical(found.metadata["Name"]) for found in metadata.distributions(path=path)}
+    assert {"ecs-train", "boto3", "typer", "rich"} <= names
+    assert not {"aws-cdk-lib", "constructs", "torch", "ray", "numpy"} & names
+
+
+@pytest.mark.slow
+def test_the_installed_command_line_works_without_a_checkout(installed: Installed) -> None:
+    helped = installed.run("trainctl", "--help")
+    assert helped.returncode == 0, helped.stderr
+    assert "submit" in helped.stdout
+    # Recipes, presets and estimates come with it.
+    settings = installed.run("trainctl", "settings", "fsdp")
+    assert settings.returncode == 0, settings.stderr
+    assert "--epochs" in settings.stdout
+    estimate = ("fsdp", "--model", "databricks/dolly-v2-7b", "--workers", "8")
+    planned = installed.run("python", "-m", "training.plan", *estimate)
+    assert planned.returncode == 0, planned.stderr
+    assert "memory per GPU" in planned.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "exit_code", "words"),
+    [
+        (["trainctl", "ls"], exits.BAD_INPUT, "no AWS credentials were found"),
+        (["trainctl", "local", "up"], exits.FAILED, "in a checkout"),
+        (["python", "-m", "training.launch", "ddp"], exits.BAD_INPUT, "ecs-train[training]"),
+    ],
+    ids=["without credentials", "without the rehearsal", "without torch"],
+)
+def test_what_the_installed_command_line_lacks_is_one_sentence(
+    installed: Installed, command: list[str], exit_code: int, words: str
+) -> None:
+    run = installed.run(*command)
+    assert run.returncode == exit_code, run.stderr
+    assert run.stdout == ""
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert words in line
 
 
 def test_the_lock_is_free_of_cuda() -> None:

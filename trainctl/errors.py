@@ -44,7 +44,7 @@ def explained(error: Exception) -> CliError | None:
         case aws.ProfileNotFound():
             return UsageError(f"{error}. List the existing profiles: aws configure list-profiles")
         case aws.NoCredentialsError() | aws.PartialCredentialsError():
-            return CliError(
+            return UsageError(
                 "no AWS credentials were found: log in (aws sso login, aws configure), name a "
                 "profile with --profile, or use a local deployment (trainctl local up)"
             )

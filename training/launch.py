@@ -39,6 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(error, OptionError):
             print(f"see: python -m training.launch {words[0]} --help", file=sys.stderr)
         return exits.BAD_INPUT
+    except ModuleNotFoundError as error:
+        # The command line is installed without the packages that train.
+        if error.name not in {"fsspec", "ray", "torch"}:
+            raise
+        print(
+            f"error: training needs packages that are not installed, {error.name} first of all: "
+            "install ecs-train[training], or run make venv in a checkout and use its "
+            ".venv/bin/python",
+            file=sys.stderr,
+        )
+        return exits.BAD_INPUT
 
 
 def start(command: Command) -> int:

@@ -131,7 +131,7 @@ STATUS = ["cluster", "status"]
         (["cluster", "up", "--timeout-minutes", "0"], {}, 2, "0.1"),
         ([*STATUS, "--profile", "unknown"], {}, 2, "aws configure list-profiles"),
         (STATUS, {"region": None}, 2, "give --region, or set AWS_REGION"),
-        (STATUS, {"fails": {IDENTITY: NoCredentialsError()}}, 1, "aws sso login"),
+        (STATUS, {"fails": {IDENTITY: NoCredentialsError()}}, 2, "aws sso login"),
         (
             STATUS,
             {"fails": {IDENTITY: SSOTokenLoadError(error_msg="x")}},

@@ -227,13 +227,23 @@ def test_a_damaged_record_of_a_run_is_as_none(account: Account) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operation", "error", "words"),
+    ("operation", "error", "exit_code", "words"),
     [
-        ("get_caller_identity", refused("ExpiredToken"), "the AWS login has expired"),
-        ("get_caller_identity", NoCredentialsError(), "no AWS credentials were found"),
-        ("start_execution", refused("AccessDeniedException"), "not allowed: Operation"),
-        ("upload_file", refused("AccessDenied"), "not allowed"),
-        ("list_executions", refused("StateMachineDoesNotExist"), "AWS refused Operation"),
+        ("get_caller_identity", refused("ExpiredToken"), exits.FAILED, "the AWS login has expired"),
+        ("get_caller_identity", NoCredentialsError(), exits.BAD_INPUT, "no AWS credentials were"),
+        (
+            "start_execution",
+            refused("AccessDeniedException"),
+            exits.FAILED,
+            "not allowed: Operation",
+        ),
+        ("upload_file", refused("AccessDenied"), exits.FAILED, "not allowed"),
+        (
+            "list_executions",
+            refused("StateMachineDoesNotExist"),
+            exits.FAILED,
+            "AWS refused Operation",
+        ),
     ],
 )
 def test_what_aws_refuses_is_explained_in_a_users_words(
@@ -242,10 +252,11 @@ def test_what_aws_refuses_is_explained_in_a_users_words(
     capsys: pytest.CaptureFixture[str],
     operation: str,
     error: Exception,
+    exit_code: int,
     words: str,
 ) -> None:
     account.fails[operation] = error
-    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == exits.FAILED
+    assert main(["submit", "--code", str(code), "--yes", "--", "true"]) == exit_code
     assert words in capsys.readouterr().err
 
 
