@@ -7,7 +7,6 @@ command runs beside it; its exit code is the container's. At the deadline, or wh
 are needed at least do not come, the command is ended first and says goodbye in its own way.
 """
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -37,6 +36,7 @@ from containers.program import code as user_code
 from containers.program import head as on_head
 from containers.program.files import Mirror
 from containers.program.lines import log_pipe
+from containers.program.process import Program
 from containers.program.requirements import Stopped
 from containers.program.told import ENV_PROGRAM, Told
 from contract import exits, times
@@ -63,8 +63,6 @@ _SCALING: Final = "autoscaling.yaml"
 _ENV_RAY: Final = "TRAIN_RAY_OF_JOB"
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
-#: After SIGKILL; longer, and the kernel holds the process.
-_KILL_S: Final = 2
 
 
 class Job:
@@ -81,6 +79,7 @@ class Job:
         self._has_released = False
         self._mirror: Mirror | None = None
         self._is_told = False  # to end, and has little time left
+        self._ending: int | None = None  # exit code, of a reason to end before the command runs
 
     def run(self) -> int:
         """Return the container's exit code."""
@@ -186,48 +185,48 @@ class Job:
         with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
             work = Path(folder) / WORK
             work.mkdir()
+            words, variables, place = spec.command, dict[str, str](), None
             try:
-                own = user_code.prepare(
-                    spec,
-                    work,
-                    should_stop=lambda: self._reason_to_end(self._ray) is not None,
-                )
+                own = user_code.prepare(spec, work, should_stop=self._must_end)
+                if spec.on == Placement.NODES:
+                    # Ray's own variable is for programs that use Ray.
+                    of_user = {k: v for k, v in own.environment.items() if k[:4] != "RAY_"}
+                    words = (sys.executable, "-m", "containers.program.nodes")
+                    variables = {ENV_PROGRAM: self._program(address, of_user).to_json()}
+                else:
+                    program = on_head.prepare(spec, own, Path(folder), environment)
+                    variables, place = program.environment, program.folder
+                    if program.mirror:
+                        program.mirror.restore(should_stop=self._must_end)
+                        program.mirror.start()
+                        self._mirror = program.mirror
+                    say(f"running {' '.join(words)}")
             except Stopped:
-                return self._reason_to_end(self._ray) or exits.FAILED
-            words, variables, place = spec.command, own.environment, None
-            if spec.on == Placement.NODES:
-                # Ray's own variable is for programs that use Ray.
-                of_user = {k: v for k, v in variables.items() if not k.startswith("RAY_")}
-                words = (sys.executable, "-m", "containers.program.nodes")
-                variables = {ENV_PROGRAM: self._program(address, of_user).to_json()}
-            else:
-                program = on_head.prepare(spec, own, Path(folder), environment)
-                variables, place = program.environment, program.folder
-                self._mirror = program.mirror
-                if self._mirror:
-                    self._mirror.restore()
-                    self._mirror.start()
-                say(f"running {' '.join(words)}")
-            # A group of its own, so that what it starts ends with it.
+                return self._ending or exits.FAILED
             try:
-                command = subprocess.Popen(
+                command = Program(
                     words,
-                    cwd=place,
-                    env={
+                    folder=place,
+                    environment={
                         **environment,
                         **variables,
                         ENV_RUN: spec.run,
                         "RAY_ADDRESS": f"{address}:{GCS_PORT}",
                     },
-                    start_new_session=True,
                 )
             except OSError as error:
                 raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
             try:
                 return self._wait(command, self._ray)
             finally:
-                end_group(command, 0)  # what it has left behind writes no more
+                command.end()  # what it has left behind writes no more
                 self._save_files()
+
+    def _must_end(self) -> bool:
+        """Whether there is a reason to end, before the command runs; says it once."""
+        if self._ending is None:
+            self._ending = self._reason_to_end(self._ray)
+        return self._ending is not None
 
     def _save_files(self) -> None:
         """What the command on the head wrote last."""
@@ -279,7 +278,7 @@ class Job:
                 "on every node)"
             )
 
-    def _wait(self, command: "subprocess.Popen[bytes]", ray: "subprocess.Popen[bytes]") -> int:
+    def _wait(self, command: Program, ray: "subprocess.Popen[bytes]") -> int:
         """Exit code of the command, or of what ended it."""
         code: int | None = None
         while command.poll() is None and code is None:
@@ -295,11 +294,12 @@ class Job:
             on_nodes = self._config.spec.on == Placement.NODES
             # The programs end, and then their files are saved.
             saving = times.FILES_SAVE_S + times.FILES_SLACK_S if on_nodes else 0
-            end_group(command, times.COMMAND_STOP_S + saving)
+            until = time.monotonic() + times.COMMAND_STOP_S + saving
+            command.terminate()
+            command.wait(lambda: until)
+            command.end(lambda: until)
             return code
-        own = command.returncode
-        # The shell's way to say that a signal ended it.
-        own = 128 - own if own < 0 else own
+        own = command.end()
         if own == exits.KILLED:
             # From the head's container it would mean that the head was killed, and be tried again.
             say(f"the command was killed (exit code {own}), maybe for its memory: the job fails")
@@ -376,37 +376,6 @@ def _end(process: "subprocess.Popen[bytes]", within_s: float) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def end_group(leader: "subprocess.Popen[bytes]", within_s: float) -> None:
-    """End a command and what it has started in its group: SIGTERM, then SIGKILL.
-
-    SIGTERM goes to the command, which may still need what it has started; to the rest once it has
-    ended, as a shell does without a word to what it runs.
-
-    Args:
-        leader: of a process group of its own.
-        within_s: until SIGKILL; 0: at once.
-    """
-    until = time.monotonic() + within_s
-    if within_s and leader.poll() is None:
-        leader.send_signal(signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            leader.wait(within_s)
-        if leader.poll() is not None:
-            _signal_group(leader.pid, signal.SIGTERM)
-        while processes.in_group(leader.pid) and time.monotonic() < until:
-            time.sleep(_POLL_S)
-    _signal_group(leader.pid, signal.SIGKILL)
-    leader.wait()
-    until = time.monotonic() + _KILL_S
-    while processes.in_group(leader.pid) and time.monotonic() < until:
-        time.sleep(_POLL_S)
-
-
-def _signal_group(group: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):  # all have ended
-        os.killpg(group, number)
 
 
 def run(environment: Mapping[str, str]) -> int:

@@ -53,6 +53,10 @@ class Deadline:
         """Whether it came at least ``by_s`` seconds ago."""
         return self.at is not None and time.monotonic() > self.at + by_s
 
+    def leaves(self, seconds: float) -> bool:
+        """Whether more than so many seconds are left."""
+        return self.at is None or self.at - time.monotonic() > seconds
+
     def check(self, _num_bytes: int = 0) -> None:
         """Raises OutOfTimeError when it has come."""
         if self.is_over():
@@ -156,18 +160,24 @@ class NodeBucket:
                 Bucket=self._bucket, Delete={"Objects": listed, "Quiet": True}
             )
 
-    def download(self, file: SavedFile, folder: Path, target: Path) -> bool:
+    def download(self, file: SavedFile, folder: Path, target: Path, deadline: Deadline) -> bool:
         """Fetch a file of the list to ``target``; return whether it is the one that was saved.
 
         Args:
             folder: for the time until it is whole; on the same disk.
+
+        Raises:
+            OutOfTimeError: the deadline has come before.
         """
+        deadline.check()
         part = safe_join(folder, hashlib.sha256(file.name.encode()).hexdigest())
         try:
             key = self._prefix + file.object
-            self._client.download_file(self._bucket, key, str(part), Config=_transfers())
+            self._client.download_file(
+                self._bucket, key, str(part), Callback=deadline.check, Config=_transfers()
+            )
             with part.open("rb") as content:
-                if digest(content) != file.sha256:
+                if digest(content, deadline=deadline) != file.sha256:
                     return False
             part.chmod(file.mode & 0o777 | 0o600)  # this node must be able to replace it
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -175,6 +185,9 @@ class NodeBucket:
         except ClientError as error:
             if error.response.get("Error", {}).get("Code") in ("NoSuchKey", "404"):
                 return False
+            raise
+        except ERRORS:
+            deadline.check()  # as in ``upload``
             raise
         finally:
             part.unlink(missing_ok=True)

@@ -22,19 +22,22 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from containers.log import say as say_to_log
 from containers.program import bucket as store
 from containers.program.bucket import Deadline, NodeBucket, ReplacedError, digest
 from containers.program.look import Folders
+from containers.program.requirements import Stopped
 from containers.program.saving import CHANGED, Saver
 from contract import runs, times
 from contract.errors import InputError
 from contract.files import Manifest, SavedFile
+
+_POLL_S: Final = 0.1
 
 
 class Mirror:
@@ -73,23 +76,48 @@ class Mirror:
             say_once=self._say_once,
         )
         self._manifest = Manifest(generation=0, writer=uuid.uuid4().hex)
-        self._is_code_known = self._is_restored = self._is_replaced = False
+        self._is_code_known = self._is_restored = self._is_replaced = self._is_broken_off = False
+        self._restoring = Deadline()  # of a restore, once it has to be broken off
         self._busy = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def restore(self, fallback: str = "") -> None:
+    def restore(
+        self, fallback: str = "", *, should_stop: Callable[[], bool] = lambda: False
+    ) -> None:
         """Bring back what the run's program wrote on this node, and take over its copy.
 
         Args:
             fallback: address of node 0, whose files are taken where this node has none.
+            should_stop: whether the node has to end; asked while files are on their way.
 
         Raises:
             InputError: the bucket does not answer, or holds what it should not. To start without
                 the files would be to lose them.
+            Stopped: ``should_stop`` returned true. Nothing is saved from then on: what is here is
+                less than what the bucket has.
         """
+        done: Future[None] = Future()
+        threading.Thread(target=self._fulfil, args=(done, fallback), daemon=True).start()
+        while not wait([done], timeout=_POLL_S).done:
+            if should_stop():
+                self._is_broken_off = True
+                self._restoring.bring_forward(0)
+                raise Stopped
+        done.result()
+
+    def _fulfil(self, done: "Future[None]", fallback: str) -> None:
+        try:
+            self._restore_or_try_again(fallback)
+        except Exception as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    def _restore_or_try_again(self, fallback: str) -> None:
         began = time.monotonic()
         while True:
+            self._restoring.check()
             try:
                 with self._busy:
                     self._restore(fallback)
@@ -103,6 +131,7 @@ class Mirror:
                 raise self._not_restored(str(error)) from None
             if time.monotonic() - began > times.FILES_RESTORE_S:
                 raise self._not_restored(reason)
+            self._restoring.check()
             self._say_once("restore", f"not restored: {reason}; trying again")
             time.sleep(min(2.0, self._every_s))
 
@@ -130,6 +159,8 @@ class Mirror:
         Returns:
             Whether the copy is complete.
         """
+        if self._is_broken_off:
+            return True  # the program has not run since its files were saved
         if within_s is not None:
             # Of a copy that is being made, too. The list is written after the files.
             self._deadline.bring_forward(within_s - min(within_s / 6, times.FILES_LIST_S))
@@ -169,7 +200,7 @@ class Mirror:
 
     def _round(self, *, final: bool) -> bool:
         """Save; whatever happens, the program goes on."""
-        if self._is_replaced or not self._is_restored:
+        if self._is_replaced or self._is_broken_off or not self._is_restored:
             return False
         try:
             self._manifest, late = self._saver.save(self._manifest, final=final)
@@ -288,7 +319,7 @@ class Mirror:
 
             def fetch(file: SavedFile) -> bool:
                 target = self._folders.path(file.name)
-                if not source.download(file, Path(folder), target):
+                if not source.download(file, Path(folder), target, self._restoring):
                     return False
                 os.utime(target, ns=(file.modified_ns, file.modified_ns))
                 return True
@@ -321,4 +352,4 @@ class Mirror:
 
     def _digest(self, name: str) -> str:
         with self._folders.path(name).open("rb") as content:
-            return digest(content)
+            return digest(content, deadline=self._restoring)

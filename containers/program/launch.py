@@ -22,7 +22,8 @@ from containers.program import code
 from containers.program.files import Mirror
 from containers.program.lines import NodeLog
 from containers.program.process import Program
-from contract import exits, runs, times
+from containers.program.requirements import Stopped
+from contract import runs, times
 from contract.errors import InputError
 from contract.files import OUTPUT, WORK
 from contract.nodes import (
@@ -227,6 +228,7 @@ class Launcher:
         self._ended: Ended | None = None
         self._notice = threading.Event()
         self._closed = threading.Event()
+        self._is_broken_off = threading.Event()
         default = self._base.with_name(f"{self._base.name}-notice")
         self._notice_file = Path(os.environ.get(ENV_NOTICE) or default)
         threading.Thread(target=self._watch_notice, daemon=True).start()
@@ -235,8 +237,11 @@ class Launcher:
         """This node's, as the others reach it; also shows that the node is alive."""
         return network.address_towards(self._order.rendezvous)
 
-    def prepare(self, place: Place) -> None:
+    def prepare(self, place: Place) -> bool:
         """Bring the code and the files of the run to this node; again before each start.
+
+        Returns:
+            Whether they are here; not after ``break_off``.
 
         Raises:
             InputError: the files cannot be restored.
@@ -256,8 +261,17 @@ class Launcher:
                     say=self._log.write,
                 )
         if self._mirror is not None:
-            self._mirror.restore("" if place.number == 0 else self._address_of_files(0))
+            other = "" if place.number == 0 else self._address_of_files(0)
+            try:
+                self._mirror.restore(other, should_stop=self._is_broken_off.is_set)
+            except Stopped:
+                return False
             self._mirror.start()
+        return True
+
+    def break_off(self) -> None:
+        """End what ``prepare`` is doing: the job has to end."""
+        self._is_broken_off.set()
 
     def _address_of_files(self, number: int) -> str:
         return f"{self._order.storage}/{runs.output_prefix(self._order.run, number)}"
@@ -357,17 +371,11 @@ class Launcher:
 
     def _watch(self, program: Program) -> None:
         """Wait for the program's end, and bring it about where it does not come."""
-        while (code := program.poll()) is None:
-            if time.monotonic() > self._kill_at:
-                break
-            time.sleep(_POLL_S)
+        program.wait(lambda: self._kill_at)
         at, was_told = time.time(), self._told_at is not None
-        # A shell ends at once, and what it has started has not been told.
-        while was_told and time.monotonic() < self._kill_at and program.terminate_rest():
-            time.sleep(_POLL_S)
-        program.clean_up()
-        code = program.poll() if code is None else code
-        ended = Ended(code=exits.KILLED if code is None else code, at=at, was_told=was_told)
+        # What outlives a program that has ended by itself is not waited for.
+        code = program.end(lambda: self._kill_at if was_told else 0.0)
+        ended = Ended(code=code, at=at, was_told=was_told)
         with self._lock:
             self._ended = ended
         if self._notice.is_set():

@@ -29,7 +29,16 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorErr
 
 from containers.log import say
 from containers.program.launch import Ended, Order, Place, rendezvous_id
-from containers.program.seats import NodeInfo, Seat, alive, first_failure, start_launcher
+from containers.program.seats import (
+    ANSWER_S,
+    NodeInfo,
+    Seat,
+    alive,
+    answers,
+    first_failure,
+    save_all,
+    start_launcher,
+)
 from containers.program.told import ENV_PROGRAM, Told
 from contract import exits, times
 from contract.errors import InputError
@@ -40,9 +49,6 @@ _POLL_S: Final = 0.5
 _LOOK_S: Final = 1.0
 #: After a first failure, those of the other nodes are waited for: the earliest is the cause.
 _OTHERS_S: Final = 1.5
-#: A node that does not answer for this long is lost: Ray itself needs up to 24 s to see it.
-_LOST_S: Final = 40.0
-_ANSWER_S: Final = 5.0
 _ACTOR_START_S: Final = 120.0
 #: After the first nodes of an elastic program, others are waited for this long.
 _SETTLE_S: Final = 10.0
@@ -57,6 +63,7 @@ class Group:
     def __init__(self, told: Told) -> None:
         self._told = told
         self._seats: list[Seat] = []
+        self._joining: list[Seat] = []  # nodes that come while an elastic program runs
         self._leaving: set[str] = set()  # nodes that have had notice, or cannot be used
         self._start = -1
         self._stopped = False
@@ -145,16 +152,22 @@ class Group:
             time.sleep(_LOOK_S)
         return exits.TERMINATED
 
-    def _take(self, here: Sequence[NodeInfo]) -> list[Seat]:
-        """Give free seats to nodes that have none; return those seats."""
-        taken = {seat.node.id for seat in self._seats}
-        free = [node for node in here if node.id not in taken | self._leaving]
-        free = free[: self._nodes.high - len(self._seats)]
-        if not free:
-            return []
-        order = self._order()
-        started = [(node, start_launcher(order, node)) for node in free]
-        new: list[Seat] = []
+    def _free(self, here: Sequence[NodeInfo]) -> list[NodeInfo]:
+        """Nodes that have no seat, as many as there are seats for."""
+        seats = [*self._seats, *self._joining]
+        taken = {seat.node.id for seat in seats} | self._leaving
+        return [node for node in here if node.id not in taken][: self._nodes.high - len(seats)]
+
+    def _number(self) -> int:
+        """Of the next seat."""
+        # A node that has left the others saves its files under its number.
+        saving = [seat for seat in self._gone if seat.still_runs()]
+        used = {seat.number for seat in (*self._seats, *self._joining, *saving)}
+        return next(each for each in itertools.count() if each not in used)
+
+    def _take(self, here: Sequence[NodeInfo]) -> None:
+        """Give free seats to nodes that have none, once they answer."""
+        started = [(node, start_launcher(self._order(), node)) for node in self._free(here)]
         for node, launcher in started:
             try:
                 ray.get(launcher.address.remote(), timeout=_ACTOR_START_S)
@@ -163,36 +176,23 @@ class Group:
                 say(f"node {node.address} did not start the program's launcher: {error}")
                 ray.kill(launcher)
                 continue
-            # A node that has left the others saves its files under its number.
-            saving = [seat for seat in self._gone if seat.still_runs()]
-            used = {seat.number for seat in (*self._seats, *saving)}
-            number = next(each for each in itertools.count() if each not in used)
-            seat = Seat(number=number, node=node, launcher=launcher)
-            seat.notice = launcher.wait_for_notice.remote()
-            self._seats.append(seat)
-            new.append(seat)
+            self._sit(Seat(number=self._number(), node=node, launcher=launcher))
+
+    def _sit(self, seat: Seat) -> None:
+        seat.notice = seat.launcher.wait_for_notice.remote()
+        self._seats.append(seat)
         self._seats.sort(key=lambda seat: seat.number)
-        return new
 
     def _order(self) -> Order:
+        told = self._told
         if self._store is None:
             # Takes seconds, in which nodes are on their way.
             import torch.distributed as dist
 
-            told = self._told
             self._store = dist.TCPStore(  # type: ignore[attr-defined]
                 told.address, told.rendezvous_port, is_master=True, wait_for_workers=False
             )
-        return Order(
-            run=self._told.run,
-            words=self._told.words,
-            variables=self._told.variables,
-            nodes=self._nodes,
-            rendezvous=self._told.address,
-            rendezvous_port=int(self._store.port),
-            archive=self._told.archive,
-            storage=self._told.storage,
-        )
+        return told.order(nodes=self._nodes, port=int(self._store.port))
 
     def _is_torchrun(self) -> bool:
         """Whether torchruns have met at the store since the last start."""
@@ -207,17 +207,7 @@ class Group:
         return self._answers(seat)
 
     def _answers(self, seat: Seat) -> bool:
-        """Whether a node is still there; waits until that is known."""
-        deadline = time.monotonic() + _LOST_S
-        while time.monotonic() < deadline and not self._stopped:
-            try:
-                ray.get(seat.launcher.address.remote(), timeout=_ANSWER_S)
-                return True
-            except GetTimeoutError:
-                continue
-            except RayError:
-                return False
-        return self._stopped
+        return answers(seat, lambda: self._stopped)
 
     def _has_settled(self) -> bool:
         """Whether an elastic program need not wait for nodes that come just after the first."""
@@ -260,21 +250,28 @@ class Group:
 
     def _on(self, seats: Sequence[Seat], step: str) -> bool:
         """Prepare or start the program on some nodes at once; return whether all did."""
-        calls = [getattr(seat.launcher, step).remote(seat.place) for seat in seats]
-        is_done = True
+        calls = {getattr(seat.launcher, step).remote(seat.place): seat for seat in seats}
+        is_done, is_told = True, False
         failure: Exception | None = None
-        for seat, call in zip(seats, calls, strict=True):
-            try:
-                ray.get(call)
-            except RayActorError:
-                is_done = False
-                self._is_surprised |= seat.node.id not in self._leaving
-                continue
-            except (InputError, RayError) as error:
-                failure = failure or error  # after the others, which may have started
-                continue
-            if step == "start":
-                seat.wait = seat.launcher.wait.remote()
+        while calls:
+            done, _ = ray.wait([*calls], timeout=_POLL_S)
+            if self._stopped and not is_told:
+                is_told = True
+                for seat in calls.values():
+                    seat.launcher.break_off.remote()
+            for call in done:
+                seat = calls.pop(call)
+                try:
+                    is_done &= ray.get(call) is not False
+                except RayActorError:
+                    is_done = False
+                    self._is_surprised |= seat.node.id not in self._leaving
+                    continue
+                except (InputError, RayError) as error:
+                    failure = failure or error  # after the others, which may have started
+                    continue
+                if step == "start":
+                    seat.wait = seat.launcher.wait.remote()
         if failure is not None:
             raise failure
         return is_done
@@ -355,7 +352,7 @@ class Group:
         is_elastic = self._nodes.low < self._nodes.high
         if not is_elastic or len(left) < max(1, self._nodes.low) or not self._is_torchrun():
             return False
-        say(f"the program goes on with {len(left)} nodes")
+        say(f"the program goes on with {len(left)} node{'s' if len(left) > 1 else ''}")
         self._has_lost = True
         for seat in lost:
             if seat.node.id in self._leaving:
@@ -366,62 +363,63 @@ class Group:
         return True
 
     def _grow(self) -> None:
-        """Let nodes that have come later take part, where torchrun lets them."""
+        """Let nodes that have come later take part, where torchrun lets them.
+
+        It waits for none of them: their files may take long, and another node may be lost.
+        """
+        for seat in [*self._joining]:
+            if ray.wait([seat.call], timeout=0)[0]:
+                self._advance(seat)
         now = time.monotonic()
-        is_full = len(self._seats) >= self._nodes.high
+        is_full = len(self._seats) + len(self._joining) >= self._nodes.high
         if is_full or self._nodes.low == self._nodes.high or now - self._looked_at < _LOOK_S:
             return
         self._looked_at = now
         if not any(seat.is_running for seat in self._seats) or not self._is_torchrun():
             return
-        for seat in self._take(alive()):
-            say(f"node {seat.number} ({seat.node.address}) joins the program")
-            seat.place = self._place(seat, self._seats.index(seat), len(self._seats))
-            try:
-                has_joined = self._on([seat], "prepare") and self._on([seat], "start")
-            except (InputError, RayError) as error:
-                say(f"node {seat.number} is left out: {getattr(error, 'cause', error)}")
-                has_joined = False
-            if not has_joined:
-                self._leaving.add(seat.node.id)
-                self._seats.remove(seat)
-                ray.kill(seat.launcher)
+        for node in self._free(alive()):
+            launcher = start_launcher(self._order(), node)
+            seat = Seat(number=self._number(), node=node, launcher=launcher)
+            say(f"node {seat.number} ({node.address}) joins the program")
+            seat.place = self._place(seat, len(self._seats), len(self._seats) + 1)
+            seat.call = launcher.prepare.remote(seat.place)
+            self._joining.append(seat)
+
+    def _advance(self, seat: Seat) -> None:
+        """A node that joins has its files: start the program; or it has started it."""
+        try:
+            ray.get(seat.call)
+        except (InputError, RayError) as error:
+            say(f"node {seat.number} is left out: {getattr(error, 'cause', error)}")
+            self._leaving.add(seat.node.id)
+            self._joining.remove(seat)
+            ray.kill(seat.launcher)
+            return
+        if not seat.is_prepared:
+            seat.is_prepared = True
+            seat.call = seat.launcher.start.remote(seat.place)
+            return
+        self._joining.remove(seat)
+        self._sit(seat)
+        seat.wait = seat.launcher.wait.remote()
 
     def _end_all(self) -> None:
         """End the program wherever it runs, and save its files, all of them unless the job has to
         end, too."""
+        for seat in [*self._joining]:
+            if seat.is_prepared and ray.wait([seat.call], timeout=ANSWER_S)[0]:
+                self._advance(seat)  # the program runs there, or it cannot
+            else:
+                ray.kill(seat.launcher)
+        self._joining.clear()
         running = [seat for seat in self._seats if seat.is_running]
         for seat in running:
             seat.launcher.stop.remote(times.COMMAND_STOP_S)
         for seat in running:
             with contextlib.suppress(RayError):  # lost, or about to be
-                seat.ended = ray.get(seat.wait, timeout=times.COMMAND_STOP_S + _ANSWER_S)
+                seat.ended = ray.get(seat.wait, timeout=times.COMMAND_STOP_S + ANSWER_S)
             seat.wait = None
-        within = times.FILES_SAVE_S if self._stopped else None
-        saves = {seat.launcher.save.remote(within): seat for seat in self._seats}
-        until = float("inf")
-        while saves and time.monotonic() < until:
-            done, _ = ray.wait([*saves], timeout=_POLL_S)
-            for each in done:
-                seat = saves.pop(each)
-                try:
-                    is_complete = bool(ray.get(each))
-                except RayError:
-                    is_complete = False
-                if not is_complete:
-                    self._warn_of(seat)
-            if self._stopped and until == float("inf"):
-                until = time.monotonic() + times.FILES_SAVE_S + _ANSWER_S
-                for seat in saves.values() if within is None else ():
-                    seat.launcher.hurry.remote(times.FILES_SAVE_S)
-        for seat in saves.values():
-            self._warn_of(seat)
-
-    def _warn_of(self, seat: Seat) -> None:
-        say(
-            f"warning: not all files of node {seat.number} were saved; those that it wrote last "
-            "may be missing in the bucket"
-        )
+        save_all(self._seats, lambda: self._stopped)
 
 
 def main() -> int:

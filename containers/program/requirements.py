@@ -37,7 +37,7 @@ _FIXED: Final = "ray"
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the node was told to end
-    """The installation was ended because the node has to end."""
+    """What a node does before its program runs was broken off, because the node has to end."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ class Saver:
         # Only now: what did not get into the list has to be uploaded again.
         self._known |= done
         self._known = {name: self._known[name] for name in found.files if name in self._known}
-        if self._deadline.at is None:
+        if self._deadline.leaves(times.FILES_SAVE_S):
             wanted = self._promote(wanted, old)
         return wanted, sorted(late)
 

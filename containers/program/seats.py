@@ -1,16 +1,25 @@
 """The nodes that a program may have, as Ray sees them, and which of them it has."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import ray
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from containers.log import say
 from containers.program.launch import Ended, Launcher, Order, Place
+from contract import times
 
 #: What ``ray.nodes()`` calls the head.
 _HEAD: Final = "node:__internal_head__"
+#: A node that does not answer for this long is lost: Ray itself needs up to 24 s to see it.
+_LOST_S: Final = 40.0
+#: For an answer that a node gives at once.
+ANSWER_S: Final = 5.0
+_POLL_S: Final = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +44,10 @@ class Seat:
     place: Place | None = None
     wait: Any = None
     """What ``Launcher.wait`` will return; None before a start and after an end."""
+    call: Any = None
+    """Of a node that joins a program that runs: what its ``prepare`` or ``start`` will return."""
+    is_prepared: bool = False
+    """Of such a node: ``call`` is its ``start``."""
     notice: Any = None
     ended: Ended | None = None
 
@@ -78,6 +91,55 @@ def first_failure(seats: Sequence[Seat]) -> Seat | None:
     """The node whose program failed first, of those that were not told to end."""
     failed = [seat for seat in seats if seat.ended and seat.ended.code and not seat.ended.was_told]
     return min(failed, key=lambda seat: seat.ended.at if seat.ended else 0.0, default=None)
+
+
+def answers(seat: Seat, is_stopped: Callable[[], bool]) -> bool:
+    """Whether a node is still there; waits until that is known, or the job has to end."""
+    deadline = time.monotonic() + _LOST_S
+    while time.monotonic() < deadline and not is_stopped():
+        try:
+            ray.get(seat.launcher.address.remote(), timeout=ANSWER_S)
+            return True
+        except GetTimeoutError:
+            continue
+        except RayError:
+            return False
+    return is_stopped()
+
+
+def save_all(seats: Sequence[Seat], is_stopped: Callable[[], bool]) -> None:
+    """Bring the files of a program, which has ended, to the bucket from all of its nodes.
+
+    Args:
+        is_stopped: whether the job has to end; asked until all are there. Else a node has as long
+            as it needs.
+    """
+    until = time.monotonic() + times.FILES_SAVE_S + ANSWER_S if is_stopped() else float("inf")
+    within = None if until == float("inf") else times.FILES_SAVE_S
+    saves = {seat.launcher.save.remote(within): seat for seat in seats}
+    while saves and time.monotonic() < until:
+        done, _ = ray.wait([*saves], timeout=_POLL_S)
+        for each in done:
+            seat = saves.pop(each)
+            try:
+                is_complete = bool(ray.get(each))
+            except RayError:
+                is_complete = False
+            if not is_complete:
+                _warn_of(seat)
+        if is_stopped() and until == float("inf"):
+            until = time.monotonic() + times.FILES_SAVE_S + ANSWER_S
+            for seat in saves.values():
+                seat.launcher.hurry.remote(times.FILES_SAVE_S)
+    for seat in saves.values():
+        _warn_of(seat)
+
+
+def _warn_of(seat: Seat) -> None:
+    say(
+        f"warning: not all files of node {seat.number} were saved; those that it wrote last "
+        "may be missing in the bucket"
+    )
 
 
 def start_launcher(order: Order, node: NodeInfo) -> Any:

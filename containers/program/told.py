@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final, Self
 
+from containers.program.launch import Order
 from contract.nodes import RENDEZVOUS_PORT
 from contract.ranges import Range
 
@@ -29,6 +30,19 @@ class Told:
     """As in ``containers.program.launch.Order``."""
     storage: str = ""
     """The same."""
+
+    def order(self, *, nodes: Range, port: int) -> Order:
+        """What its launcher is told on each node; ``port`` is that of the rendezvous store."""
+        return Order(
+            run=self.run,
+            words=self.words,
+            variables=self.variables,
+            nodes=nodes,
+            rendezvous=self.address,
+            rendezvous_port=port,
+            archive=self.archive,
+            storage=self.storage,
+        )
 
     def to_json(self) -> str:
         values = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -1,10 +1,12 @@
 """The head of a job reads what it is told, tells Ray's autoscaler the right things and refuses what
 cannot be right. What it does with real Ray in real containers: tests/rehearsal."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,17 +14,21 @@ from typing import Any
 
 import pytest
 
-from containers import demand, job, job_config, metadata, node, processes
+from containers import demand, job, job_config, metadata, node
 from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
-from containers.program import cache
+from containers.program import cache, head
+from containers.program.code import RAY_VARIABLE, Prepared
+from containers.program.files import Mirror
+from containers.program.process import Program
 from contract import exits, nodes
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
 from contract.nodes import ClusterSize
 from contract.ranges import Range
 from tests.conftest import ROOT
+from tests.containers.program.s3_in_memory import S3
 
 TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
 SPEC = JobSpec(run="r1", command=("python", "-c", "print(1)"), nodes=Range(1, 4), idle_s=90)
@@ -284,11 +290,18 @@ def test_nodes_without_work_are_reported_and_released_after_the_idle_time(
     assert capfd.readouterr().err.count("1 worker node has had nothing to do for 1 s") == 1
 
 
-def wait_for(own: job.Job, *words: str) -> tuple[int, "subprocess.Popen[bytes]"]:
-    """What the head's container exits with after a command, and the command."""
-    command = subprocess.Popen(words, start_new_session=True)
+def doing_well() -> job.Job:
+    """A job that has no reason to end."""
+    return job.Job(
+        config(**{nodes.ENV_DEADLINE: str(int(time.time()) + 600)}),
+        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
+    )
+
+
+def wait_for(own: job.Job, *words: str) -> int:
+    """What the head's container exits with after a command."""
     ray: Any = Process()
-    return own._wait(command, ray), command
+    return own._wait(Program(words, folder=None, environment=os.environ), ray)
 
 
 @pytest.mark.parametrize(
@@ -298,11 +311,7 @@ def wait_for(own: job.Job, *words: str) -> tuple[int, "subprocess.Popen[bytes]"]
 def test_a_command_that_was_killed_does_not_count_as_a_head_that_was(
     script: str, code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    own = job.Job(
-        config(**{nodes.ENV_DEADLINE: str(int(time.time()) + 600)}),
-        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
-    )
-    assert wait_for(own, "sh", "-c", script)[0] == code
+    assert wait_for(doing_well(), "sh", "-c", script) == code
     assert ("the command was killed (exit code 137)" in capfd.readouterr().err) == (code == 1)
 
 
@@ -318,11 +327,11 @@ time.sleep(60)
 """
 
 
-def behind_a_shell(file: Path, kind: str) -> "subprocess.Popen[bytes]":
+def behind_a_shell(file: Path, kind: str) -> Program:
     """A program that a shell waits for, once it runs."""
     run = 'python="$1"; shift; "$python" -c "$@" && true'
-    words = ["sh", "-c", run, "sh", sys.executable, PROGRAM, str(file), kind]
-    shell = subprocess.Popen(words, start_new_session=True)
+    words = ("sh", "-c", run, "sh", sys.executable, PROGRAM, str(file), kind)
+    shell = Program(words, folder=None, environment=os.environ)
     until = time.monotonic() + 60
     while not (file.exists() and file.read_text()) and time.monotonic() < until:
         time.sleep(0.02)
@@ -331,9 +340,10 @@ def behind_a_shell(file: Path, kind: str) -> "subprocess.Popen[bytes]":
 
 def test_a_program_behind_a_shell_is_told_to_end_and_waited_for(tmp_path: Path) -> None:
     shell = behind_a_shell(tmp_path / "file", "kind")
-    job.end_group(shell, 30)
+    own, ray = doing_well(), Process(1)  # Ray's end is a reason to end
+    assert own._wait(shell, ray) == exits.FAILED  # type: ignore[arg-type]
     assert (tmp_path / "file").read_text() == "began saved"
-    assert processes.in_group(shell.pid) == []
+    assert shell._left() == set()
 
 
 @pytest.mark.parametrize("within_s", [0.5, 0])
@@ -342,19 +352,155 @@ def test_a_program_behind_a_shell_that_does_not_end_is_killed(
 ) -> None:
     shell = behind_a_shell(tmp_path / "file", "stubborn")
     began = time.monotonic()
-    job.end_group(shell, within_s)
+    shell.terminate()
+    shell.wait(lambda: began + within_s)
+    shell.end(lambda: began + within_s)
     assert time.monotonic() - began < 10
-    assert processes.in_group(shell.pid) == []
+    assert shell._left() == set()
 
 
-def test_a_command_that_has_ended_leaves_nothing_behind_in_its_group(tmp_path: Path) -> None:
+def test_a_command_that_has_ended_leaves_nothing_behind(tmp_path: Path) -> None:
     shell = behind_a_shell(tmp_path / "file", "kind")
-    shell.kill()
-    shell.wait()
-    assert processes.in_group(shell.pid), "the program goes on"
-    job.end_group(shell, 0)
-    assert processes.in_group(shell.pid) == []
+    shell._process.kill()
+    shell._process.wait()
+    assert shell._left(), "the program goes on"
+    assert shell.end() == exits.KILLED
+    assert shell._left() == set()
     assert (tmp_path / "file").read_text() == "began "
+
+
+# --- the files of a program on the head -----------------------------------------------------------
+class OnHead(job.Job):
+    """A job whose head has brought up Ray, at one attempt; its bucket is in memory."""
+
+    def __init__(self, s3: S3, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+        given = ENVIRONMENT | {
+            nodes.ENV_DEADLINE: str(int(time.time()) + 600),
+            nodes.ENV_JOB_SPEC: replace(SPEC, command=words, on=Placement.HEAD).to_json(),
+        }
+        super().__init__(
+            job_config.JobConfig.from_environment(given),
+            NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
+        )
+        self._ray = Process()  # type: ignore[assignment]
+        prepare = functools.partial(
+            head.prepare, make_mirror=functools.partial(Mirror, client=s3, every_s=0.05)
+        )
+        monkeypatch.setattr(head, "prepare", prepare)
+
+    def run(self) -> int:
+        return self._run_command("10.0.0.5", {**os.environ, nodes.ENV_STORAGE: "s3://bucket"})
+
+
+def test_a_program_on_the_head_gets_back_what_it_wrote_at_an_earlier_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3 = S3()
+    script = "cat said $TRAIN_OUTPUT/said; echo $TRAIN_RUN >> said; echo $TRAIN_RAY_STORAGE"
+    words = (
+        "sh",
+        "-c",
+        f"({script}) > $TRAIN_OUTPUT/said.new 2>&1; mv -f $TRAIN_OUTPUT/said.new "
+        "$TRAIN_OUTPUT/said",
+    )
+    for _ in range(2):
+        assert OnHead(s3, monkeypatch, *words).run() == 0
+    prefix = "runs/r1/output/node-0"
+    assert s3.objects[f"{prefix}/work/said"] == b"r1\nr1\n"
+    lines = s3.objects[f"{prefix}/output/said"].decode().splitlines()
+    assert lines[0] == "r1", "of the working directory"
+    assert lines.count("s3://bucket/runs/r1/ray") == 2, "of the output, and of this attempt"
+
+
+def test_files_are_saved_while_the_program_on_the_head_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3 = S3()
+    own = OnHead(s3, monkeypatch, "sh", "-c", "echo 1 > step; sleep 600")
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(own.run()))
+    thread.start()
+    until = time.monotonic() + 30
+    while "runs/r1/output/node-0/work/step" not in s3.objects:
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    own._stop(0, None)
+    thread.join(30)
+    assert codes == [exits.TERMINATED]
+
+
+def test_a_stop_does_not_wait_for_the_files_of_a_program_on_the_head(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    s3 = S3()
+    assert OnHead(s3, monkeypatch, "sh", "-c", "echo 1 > step").run() == 0
+    before = dict(s3.objects)
+    own = OnHead(s3, monkeypatch, "sh", "-c", "echo 2 > step")
+    told = threading.Event()
+
+    def download(_key: str) -> None:
+        own._stop(0, None)
+        told.wait(30)
+
+    s3.on_download = download
+    began = time.monotonic()
+    assert own.run() == exits.TERMINATED
+    assert time.monotonic() - began < 10
+    told.set()
+    said = capfd.readouterr().err
+    assert said.count("stopped as told") == 1
+    assert "running" not in said.partition("stopped")[2], "the command is not started"
+    assert (
+        s3.objects["runs/r1/output/node-0/work/step"] == before["runs/r1/output/node-0/work/step"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "storage"),
+    [
+        (("python", "-m", "training.launch", "ddp"), "s3://bucket"),
+        (("python", "train.py"), ""),
+    ],
+)
+def test_neither_recipes_nor_programs_without_a_bucket_have_files_that_are_kept(
+    tmp_path: Path, words: tuple[str, ...], storage: str
+) -> None:
+    own = Prepared(folder=None, environment={"A": "b"})
+    spec = replace(SPEC, command=words)
+    found = head.prepare(spec, own, tmp_path, {nodes.ENV_STORAGE: storage})
+    assert found == head.HeadProgram(folder=None, environment={"A": "b"}, mirror=None)
+
+
+def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variables(
+    tmp_path: Path,
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "train.py").touch()
+    runtime = {"working_dir": str(work), "env_vars": {"A": "b", "PYTHONPATH": "/mine"}}
+    own = Prepared(
+        folder=work,
+        environment={"A": "b", RAY_VARIABLE: json.dumps({"runtime_env": runtime})},
+    )
+    made: list[tuple[dict[str, Path], str]] = []
+
+    def make_mirror(folders: dict[str, Path], address: str) -> Mirror:
+        made.append((folders, address))
+        return Mirror(folders, address, client=S3())
+
+    spec = replace(SPEC, command=("python", "train.py"), code="s3://bucket/code.zip")
+    environment = {nodes.ENV_STORAGE: "s3://bucket"}
+    found = head.prepare(spec, own, tmp_path, environment, make_mirror=make_mirror)
+    told = json.loads(found.environment[RAY_VARIABLE])["runtime_env"]
+    for name in (nodes.ENV_RUN, nodes.ENV_RAY_STORAGE, "PYTHONPATH", "A"):
+        assert told["env_vars"][name] == found.environment[name]
+    assert found.environment["PYTHONPATH"].endswith(f"startup{os.pathsep}/mine")
+    assert found.folder == work
+    assert [*Path(told["working_dir"]).iterdir()] == [Path(told["working_dir"]) / "train.py"]
+    assert told["working_dir"] != str(work), "what it writes is not sent to other nodes"
+    assert made == [
+        ({"work": work, "output": tmp_path / "output"}, "s3://bucket/runs/r1/output/node-0/")
+    ]
 
 
 def test_a_job_begins_with_the_cache_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

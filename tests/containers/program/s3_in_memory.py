@@ -30,6 +30,8 @@ class S3:
         """So many calls are not answered, and all after them."""
         self.on_upload: Callable[[str], object] = lambda _key: None
         """Called before the content of an object is read."""
+        self.on_download: Callable[[str], object] = lambda _key: None
+        """Called before a part of an object is handed over."""
 
     def _check(self) -> None:
         if self.calls_left is not None:
@@ -80,10 +82,19 @@ class S3:
         file.close()  # as boto3 does after an upload in one request
         self._put(key, content)
 
-    def download_file(self, _bucket: str, key: str, target: str, Config: Any) -> None:  # noqa: N803, ARG002
+    def download_file(
+        self,
+        _bucket: str,
+        key: str,
+        target: str,
+        Callback: Callable[[int], None],  # noqa: N803
+        Config: Any,  # noqa: N803, ARG002
+    ) -> None:
         self._check()
         if key not in self.objects:
             raise refused("404", 404)
+        self.on_download(key)
+        Callback(len(self.objects[key]))
         Path(target).write_bytes(self.objects[key])
 
     def copy(self, source: dict[str, str], _bucket: str, key: str, Config: Any) -> None:  # noqa: N803, ARG002

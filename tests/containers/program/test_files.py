@@ -17,6 +17,7 @@ from botocore.exceptions import EndpointConnectionError
 
 from containers.program import saving
 from containers.program.files import Mirror
+from containers.program.requirements import Stopped
 from contract import times
 from contract.errors import InputError
 from contract.files import MANIFEST, OUTPUT, WORK, Manifest
@@ -535,6 +536,35 @@ def test_a_bucket_that_answers_late_is_waited_for(start: Start, s3: S3) -> None:
     s3.is_down, s3.calls_until_up = True, 2
     again.mirror.restore()
     assert again.found() == {"work/a": "one"}
+
+
+def test_a_restore_that_is_broken_off_returns_at_once_and_changes_nothing(
+    start: Start, s3: S3
+) -> None:
+    first = start()
+    first.write("work/a", "1")
+    first.mirror.save()
+    saved = dict(s3.objects)
+    second, asked, ended = start(restore=False), threading.Event(), threading.Event()
+
+    def download(_key: str) -> None:
+        asked.set()
+        assert ended.wait(30)
+
+    s3.on_download = download
+    with pytest.raises(Stopped):
+        second.mirror.restore(should_stop=asked.is_set)
+    ended.set()
+    # What the program of another start may have written here is no news for the bucket.
+    second.write("work/b", "2")
+    assert second.mirror.save(), "the bucket has all that there is"
+    assert not second.mirror.copy()
+    for _ in range(50):
+        time.sleep(0.02)
+        assert not (second.work / "a").exists(), "nor does it go on behind one's back"
+    assert {key for key in s3.objects if MANIFEST not in key} == {
+        key for key in saved if MANIFEST not in key
+    }
 
 
 def test_what_a_restore_brought_before_it_failed_is_not_taken_for_code(

@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from containers.program import nodes, seats
-from containers.program.launch import Launcher, Order
+from containers.program.launch import Launcher, Order, rendezvous_id
 from containers.program.nodes import Group
 from containers.program.seats import NodeInfo
 from containers.program.told import Told
@@ -282,7 +282,8 @@ def test_a_replacement_does_not_get_the_number_of_a_node_that_still_saves(ray: R
     running = group("true", workers="1:2")
     running._nodes = Range(1, 2)
     add(ray, "a", "b")
-    (first, second) = running._take(ray.alive())
+    running._take(ray.alive())
+    first, second = running._seats
     assert (first.number, second.number) == (0, 1)
     running._seats.remove(second)
     running._gone.append(second)
@@ -291,9 +292,83 @@ def test_a_replacement_does_not_get_the_number_of_a_node_that_still_saves(ray: R
     add(ray, "c", "d")
     del ray.there["b"]
     running._nodes = Range(1, 2)
-    (third,) = running._take(ray.alive())
+    running._take(ray.alive())
+    third = running._seats[-1]
     assert third.number == 2
     running._seats.remove(third)
     second.wait.set_result(None)
-    (fourth,) = running._take([node for node in ray.alive() if node.id == "d"])
-    assert fourth.number == 1
+    running._take([node for node in ray.alive() if node.id == "d"])
+    assert [seat.number for seat in running._seats] == [0, 1]
+
+
+def test_a_node_that_restores_its_files_while_it_joins_holds_nothing_up(
+    ray: Ray, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    restored, end = threading.Event(), tmp_path / "end"
+
+    def prepare(name: str, actor: Actor) -> None:
+        if name == "b":
+            actor.before["prepare"] = lambda: wait_until(restored.is_set)
+
+    add(ray, "a")
+    ray.prepare = prepare
+    script = f"touch {tmp_path}/up-$NODE_RANK; until test -e {end}; do sleep 0.05; done"
+    running = group(script, workers="1:3")
+    running._seen_at, running._num_seen = -100.0, 1  # nothing is waited for before the start
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(running.run()))
+    thread.start()
+    wait_until((tmp_path / "up-0").exists)
+    running._store.set(f"torch.rendezvous.{rendezvous_id('r1', 0)}", "")  # as a torchrun does
+    add(ray, "b")
+    wait_until(lambda: any(seat.node.id == "b" for seat in running._joining))
+    # Another one that joins is not kept waiting, and its loss is seen.
+    add(ray, "c")
+    wait_until(lambda: any(seat.node.id == "c" and seat.is_running for seat in running._seats))
+    lost = ray.there.pop("c")
+    lost.lose()
+    wait_until(lambda: [seat.node.id for seat in running._seats] == ["a"])
+    assert not restored.is_set()
+    restored.set()
+    wait_until(lambda: [seat.node.id for seat in running._seats if seat.is_running] == ["a", "b"])
+    end.touch()
+    thread.join(30)
+    assert codes == [exits.OK]
+    said = capfd.readouterr().err
+    assert "the program goes on with 1 node\n" in said
+    assert "started again" not in said
+
+
+@pytest.mark.parametrize("is_joining", [False, True])
+def test_a_stop_does_not_wait_for_files_that_are_restored(
+    ray: Ray, tmp_path: Path, is_joining: bool
+) -> None:
+    restoring = threading.Event()
+
+    def prepare(name: str, actor: Actor) -> None:
+        def restore(_place: object) -> bool:
+            restoring.set()
+            return not actor.launcher._is_broken_off.wait(30)
+
+        if name == "b":
+            actor.launcher.prepare = restore  # type: ignore[method-assign, assignment]
+
+    add(ray, "a", *([] if is_joining else "b"))
+    ray.prepare = prepare
+    script = f"trap 'touch {tmp_path}/told; exit 0' TERM; touch {tmp_path}/up; "
+    running = group(f"{script} while :; do sleep 0.05; done", workers="1:2" if is_joining else "2")
+    running._seen_at, running._num_seen = -100.0, 1
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(running.run()))
+    thread.start()
+    if is_joining:
+        wait_until((tmp_path / "up").exists)
+        running._store.set(f"torch.rendezvous.{rendezvous_id('r1', 0)}", "")
+        add(ray, "b")
+    assert restoring.wait(30)
+    began = time.monotonic()
+    running.stop()
+    thread.join(30)
+    assert time.monotonic() - began < 10
+    assert codes == [exits.TERMINATED]
+    assert (tmp_path / "told").exists() is is_joining, "the program ran, and was told to end"

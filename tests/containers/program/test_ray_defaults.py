@@ -29,6 +29,31 @@ print(json.dumps([
     for each in (plain, second, own)
 ]))
 """
+#: A search as far as its ``Tuner`` decides whether it is a new one; nothing of it is run.
+TUNE = """
+import json, sys
+from pathlib import Path
+from ray import tune
+
+def objective(config):
+    tune.report({"loss": config["x"]})
+
+space = {"x": tune.grid_search(json.loads(sys.argv[1]))} if sys.argv[1:] else {}
+found = []
+for run_config in (None, tune.RunConfig(name="mine"), None):
+    tuner = tune.Tuner(objective, param_space=space, run_config=run_config)
+    inside = tuner._local_tuner
+    resume = inside._resume_config
+    found.append([
+        inside.get_run_config().name,
+        resume is not None and resume.errored == tune.ResumeConfig.ResumeType.RESUME,
+    ])
+    # What a search has in its storage after its first results.
+    place = Path(inside.get_run_config().storage_path) / inside.get_run_config().name
+    assert (place / "tuner.pkl").exists(), [*place.iterdir()]
+    (place / "experiment_state-1.json").touch()
+print(json.dumps(found))
+"""
 ERRORS = """
 import json
 from ray.core.generated.common_pb2 import ActorDiedErrorContext as Cause
@@ -126,3 +151,12 @@ def test_a_program_that_sizes_its_own_ray_runs_on_the_jobs(
     assert module.init(num_cpus=4, namespace="own") == {"address": None, "namespace": "own"} | left
     assert ("num_cpus of ray.init is left out" in capsys.readouterr().err) == bool(address)
     assert module.init("local", num_cpus=4) == {"address": "local", "num_cpus": 4}
+
+
+def test_a_search_that_is_started_again_resumes_and_one_that_is_new_begins(tmp_path: Path) -> None:
+    first = json.loads(start(tmp_path, TUNE).stdout)
+    assert first == [["first-train", False], ["mine", False], ["first-train-2", False]]
+    again = start(tmp_path, TUNE, attempt=2)
+    assert json.loads(again.stdout) == [[name, True] for name, _ in first]
+    place = f"{tmp_path}/store/first-train"
+    assert f"[ray] resuming the search in {place}\n" in again.stderr
