@@ -50,6 +50,8 @@ _KEPT: Final = (ENV_JOB, ENV_NOTICE, ENV_RUN, ENV_STORAGE)
 #: Ray sets it for its workers to the processors that they ask for; torchrun has its own default.
 _OF_RAY: Final = ("OMP_NUM_THREADS",)
 _POLL_S: Final = 0.1
+#: Addresses of all nodes, by rank.
+NODES: Final = "TRAIN_NODES"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,17 +80,24 @@ class Place:
     number: int
     """Of this node in the log and in the bucket; a node that replaces it has the same."""
     rank: int
-    """0 to ``num_nodes - 1``; the same as its number unless an elastic program has lost nodes."""
-    num_nodes: int
-    """Nodes that begin together."""
+    """The same as its number, unless an elastic program has lost nodes."""
     start: int
     """0, and 1 more each time that the program is started again on all nodes."""
     address: str
     """Of this node."""
-    master: str
-    """Address of node 0."""
+    addresses: tuple[str, ...]
+    """Of the nodes that begin together, by rank."""
     gpus: int
     """Of this node."""
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.addresses)
+
+    @property
+    def master(self) -> str:
+        """Address of the node with rank 0."""
+        return self.addresses[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +134,8 @@ def launcher_environment(order: Order, place: Place) -> dict[str, str]:
         "PET_RDZV_ID": rendezvous_id(order.run, place.start),
         # Else its full name, which other nodes may not be able to resolve.
         "PET_LOCAL_ADDR": place.address,
+        # In which order torchrun numbers them, see containers.program.torchruns.
+        NODES: ",".join(place.addresses),
         # Or processes that torchrun starts again hang: the store has the keys of the first ones.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "MASTER_ADDR": place.master,

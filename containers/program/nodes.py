@@ -228,7 +228,7 @@ class Group:
         names = f"node{'s' if len(self._seats) > 1 else ''}"
         say(f"running {' '.join(self._told.words)} on {len(self._seats)} {names}")
         for rank, seat in enumerate(self._seats):
-            seat.place, seat.ended = self._place(seat, rank, len(self._seats)), None
+            seat.place, seat.ended = self._place(seat, rank, self._seats), None
         first, *others = self._seats
         # The others may take files of the first one, which must have them.
         return (
@@ -237,14 +237,13 @@ class Group:
             and self._on(self._seats, "start")
         )
 
-    def _place(self, seat: Seat, rank: int, num_nodes: int) -> Place:
+    def _place(self, seat: Seat, rank: int, seats: Sequence[Seat]) -> Place:
         return Place(
             number=seat.number,
             rank=rank,
-            num_nodes=num_nodes,
             start=self._start,
             address=seat.node.address,
-            master=self._seats[0].node.address,
+            addresses=tuple(each.node.address for each in seats),
             gpus=int(seat.node.gpus),
         )
 
@@ -381,7 +380,7 @@ class Group:
             launcher = start_launcher(self._order(), node)
             seat = Seat(number=self._number(), node=node, launcher=launcher)
             say(f"node {seat.number} ({node.address}) joins the program")
-            seat.place = self._place(seat, len(self._seats), len(self._seats) + 1)
+            seat.place = self._place(seat, len(self._seats), [*self._seats, seat])
             seat.call = launcher.prepare.remote(seat.place)
             self._joining.append(seat)
 

@@ -78,9 +78,8 @@ def alive() -> list[NodeInfo]:
         for each in ray.nodes()
         if each["Alive"]
     ]
-    # A head that only coordinates has no CPUs to hand out. By address, as torchrun numbers nodes
-    # that meet at a store (as text: PET_NODE_RANK does not count there): rank 0 is then on node 0
-    # at a first start.
+    # A head that only coordinates has no CPUs to hand out. By address, as a torchrun that is not
+    # told otherwise numbers nodes that meet at a store.
     return sorted(
         (node for node in found if node.cpus),
         key=lambda node: (node.address, not node.is_head, node.id),

@@ -1,8 +1,12 @@
-"""Several torchruns in one job: ``sh -c "torchrun first.py && torchrun second.py"``.
+"""torchrun in a job: more than one of them, and the order in which it numbers the nodes.
 
 A torchrun closes its rendezvous when it ends. The store at which those of all nodes meet outlives
-it, so the next one, which has the same id in its environment, would find it closed and fail. This
-counts the torchruns of a node, and gives the second and later ones an id of their own.
+it, so that in ``sh -c "torchrun first.py && torchrun second.py"`` the second one, which has the
+same id in its environment, would find it closed and fail. This counts the torchruns of a node, and
+gives the second and later ones an id of their own.
+
+Where nodes meet at a store, torchrun numbers them by the text of their addresses. This numbers them
+as the job does, so that a node that replaces another one has its rank, beside its files.
 
 ``startup/sitecustomize.py`` loads this file in each Python of a user's job; it imports nothing of
 this project, which the user's code may hide, and nothing of torch until the program does.
@@ -19,6 +23,9 @@ from typing import Any, Final
 ENDPOINT: Final = "PET_RDZV_ENDPOINT"
 ID: Final = "PET_RDZV_ID"
 ADDRESS: Final = "PET_LOCAL_ADDR"
+
+
+NODES: Final = "TRAIN_NODES"
 
 
 def is_needed() -> bool:
@@ -53,5 +60,27 @@ def _is_closed(backend: Any) -> bool:
     return bool(found and pickle.loads(found[0]).closed)  # as torchrun reads it
 
 
+def _change_order(module: ModuleType) -> None:
+    executor = module._DistributedRendezvousOpExecutor
+    complete = executor._mark_rendezvous_complete
+    order = os.environ.get(NODES, "").split(",")
+
+    def rank(node: Any) -> tuple[int, Any]:
+        # One that came later is not in the list of those that were there before.
+        return (order.index(node.addr) if node.addr in order else len(order), node)
+
+    @functools.wraps(complete)
+    def new(self: Any) -> None:
+        complete(self)
+        for number, node in enumerate(sorted(self._state.participants, key=rank)):
+            self._state.participants[node] = number
+
+    executor._mark_rendezvous_complete = new
+
+
+_RENDEZVOUS: Final = "torch.distributed.elastic.rendezvous"
 #: Module -> what changes it, right after it has been imported.
-CHANGES: Final = {"torch.distributed.elastic.rendezvous.c10d_rendezvous_backend": _change_backend}
+CHANGES: Final = {
+    f"{_RENDEZVOUS}.c10d_rendezvous_backend": _change_backend,
+    f"{_RENDEZVOUS}.dynamic_rendezvous": _change_order,
+}

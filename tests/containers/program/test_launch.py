@@ -26,7 +26,8 @@ from contract.ranges import Range
 from tests.conftest import ROOT
 
 ORDER = Order(run="r1", words=("true",), variables={}, nodes=Range(2, 2), rendezvous="127.0.0.1")
-PLACE = Place(number=1, rank=1, num_nodes=2, start=0, address="10.0.0.7", master="10.0.0.6", gpus=4)
+BOTH = ("10.0.0.6", "10.0.0.7")
+PLACE = Place(number=1, rank=1, start=0, address=BOTH[1], addresses=BOTH, gpus=4)
 
 
 def environment(place: Place = PLACE, **order: object) -> dict[str, str]:
@@ -77,7 +78,7 @@ def test_plain_programs_find_node_0_and_their_own_number() -> None:
 def test_ranks_are_given_together_and_only_to_single_processes_of_several_nodes(
     gpus: int, num_nodes: int, expected: dict[str, str]
 ) -> None:
-    found = environment(replace(PLACE, gpus=gpus, num_nodes=num_nodes))
+    found = environment(replace(PLACE, gpus=gpus, addresses=BOTH[:num_nodes]))
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     assert {name: found[name] for name in names if name in found} == expected
 

@@ -1,4 +1,5 @@
-"""torchruns of two nodes, one pair after the other, meet at the store that all of them share."""
+"""torchruns of two nodes, one pair after the other, meet at the store that all of them share, and
+number the nodes as the job does."""
 
 import importlib.util
 import json
@@ -27,15 +28,18 @@ def torchrun(address, run_id=os.environ["PET_RDZV_ID"]):
         "c10d", os.environ["PET_RDZV_ENDPOINT"], run_id, 2, 2, local_addr=address))
 
 def pair(*ids):
-    handlers = [torchrun(address, *ids) for address in ("127.0.0.1", "127.0.0.2")]
-    met = {}
-    def join(handler):
+    addresses = ("127.0.0.1", "127.0.0.2")
+    handlers = [torchrun(address, *ids) for address in addresses]
+    met, order = {}, {}
+    def join(handler, address):
         info = handler.next_rendezvous()
         met[info.rank] = (info.world_size, info.bootstrap_store_info.master_port)
-    threads = [threading.Thread(target=join, args=(handler,)) for handler in handlers]
+        order[info.rank] = address
+    threads = [threading.Thread(target=join, args=each) for each in zip(handlers, addresses)]
     [thread.start() for thread in threads]
     [thread.join(30) for thread in threads]
     [handler.shutdown() for handler in handlers]
+    assert order == {0: "127.0.0.2", 1: "127.0.0.1"}, order  # as TRAIN_NODES says
     return [sorted(met), len(set(met.values())), handlers[0].get_run_id()]
 
 print(json.dumps([pair(), pair(), pair(), pair("own")]), flush=True)
@@ -49,6 +53,7 @@ def test_each_torchrun_of_a_job_meets_its_own_kind(tmp_path: Path) -> None:
     script.write_text(NODES)
     variables = {"PYTHONPATH": str(launch.STARTUP), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     variables |= {torchruns.ENDPOINT: "later", torchruns.ID: "run-0", torchruns.ADDRESS: "later"}
+    variables[torchruns.NODES] = "127.0.0.9,127.0.0.2,127.0.0.1"  # the first has been lost
     done = subprocess.run(
         [sys.executable, str(script)],
         env={**os.environ, **variables},
@@ -68,10 +73,11 @@ def test_the_variables_are_those_that_the_launcher_sets() -> None:
         run="run", words=("torchrun",), variables={}, nodes=Range(2, 2), rendezvous="10.0.0.1"
     )
     place = launch.Place(
-        number=0, rank=0, num_nodes=2, start=0, address="10.0.0.2", master="10.0.0.2", gpus=0
+        number=0, rank=0, start=0, address="10.0.0.2", addresses=("10.0.0.2", "10.0.0.1"), gpus=0
     )
     found = launch.launcher_environment(order, place)
     assert {torchruns.ENDPOINT, torchruns.ID, torchruns.ADDRESS} <= found.keys()
+    assert found[torchruns.NODES] == "10.0.0.2,10.0.0.1"
 
 
 def test_the_module_that_is_changed_is_in_this_version_of_torch() -> None:
