@@ -291,10 +291,7 @@ class Job:
                 # Nothing trains; no node is paid for while the command ends.
                 self._scale(least=0, most=0)
                 release_workers(self._provider)
-            on_nodes = self._config.spec.on == Placement.NODES
-            # The programs end, and then their files are saved.
-            saving = times.FILES_SAVE_S + times.FILES_SLACK_S if on_nodes else 0
-            until = time.monotonic() + times.COMMAND_STOP_S + saving
+            until = time.monotonic() + self._stop_s()
             command.terminate()
             command.wait(lambda: until)
             command.end(lambda: until)
@@ -305,6 +302,15 @@ class Job:
             say(f"the command was killed (exit code {own}), maybe for its memory: the job fails")
             return exits.FAILED
         return own
+
+    def _stop_s(self) -> int:
+        """How long the command may take to end, in seconds."""
+        if not self._is_program():
+            return times.RECIPE_STOP_S  # it saves a checkpoint
+        if self._config.spec.on == Placement.NODES:
+            # The programs end, and then their files are saved.
+            return times.COMMAND_STOP_S + times.FILES_SAVE_S + times.FILES_SLACK_S
+        return times.COMMAND_STOP_S
 
     def _reason_to_end(self, ray: "subprocess.Popen[bytes]") -> int | None:
         """Exit code of a job that must not go on; None while it may."""

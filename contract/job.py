@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.nodes import CONTAINER, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC
+from contract.prices import Prices
 from contract.ranges import Range
 from contract.runs import check_run_name
 
@@ -26,7 +27,7 @@ SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Of ``JobSpec``'s JSON. Raise it where an older deployment would run a job other than what a newer
 #: trainctl orders; trainctl then refuses the older deployment.
-ORDER_VERSION: Final = 3
+ORDER_VERSION: Final = 4
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -90,6 +91,8 @@ class JobSpec:
     """Variables for the command, and for every process that it starts through Ray."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """The same, but name of the variable -> name of the secret that holds its value."""
+    prices: Prices | None = None
+    """What its hosts are and cost; None in orders of the versions before."""
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -157,6 +160,7 @@ class JobSpec:
             "code_sha256": self.code_sha256,
             "variables": dict(self.variables),
             "secrets": dict(self.secrets),
+            "prices": self.prices and self.prices.to_json(),
         }
 
     @classmethod
@@ -195,6 +199,8 @@ class JobSpec:
         for name, allowed in _TEXTS.items():
             if not isinstance(given.get(name, ""), str):
                 raise _wrong(name, given[name], allowed)
+        if (prices := given.pop("prices", None)) is not None:
+            given["prices"] = Prices.from_json(prices)
         nodes = Range.parse(str(given.pop("nodes")), option="nodes")
         return cls(**given, nodes=nodes)
 

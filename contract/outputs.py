@@ -26,4 +26,4 @@ TASK_EVENTS: Final = "TaskEventsLogGroupName"
 DASHBOARD: Final = "DashboardName"
 RAY_TOKEN: Final = "RayTokenSecretArn"  # what Ray's dashboard and its clients must show
 PUSH_ROLE: Final = "ImagePushRoleArn"
-SHAPE: Final = "ClusterShape"  # JSON: preset, instances, counts, spot, image tag, order
+SHAPE: Final = "ClusterShape"  # JSON: preset, hosts, counts, limits, image tag, order

@@ -13,6 +13,7 @@ ENVIRONMENT_FILE: Final = "environment.json"
 METRICS_FILE: Final = "metrics.jsonl"
 EVALUATION_FILE: Final = "evaluation.json"
 RESULT_FILE: Final = "result.json"
+PROGRESS_FILE: Final = "progress.json"
 REPORT_FILE: Final = "report.html"
 OVERWRITTEN_FILE: Final = "overwritten-by"  # the job that removed an earlier run of the name
 PLOTS_DIR: Final = "plots"

@@ -9,7 +9,9 @@ from typing import Final
 
 # --- a node that is told to end: SIGTERM, then SIGKILL --------------------------------------------
 PROCESS_GROUP_STOP_S: Final = 5  # workers that are about to be killed leave their process group
-COMMAND_STOP_S: Final = 20  # a job's command saves a checkpoint and writes its result
+COMMAND_STOP_S: Final = 20  # a user's program ends; its files are saved after that
+CHECKPOINT_STOP_S: Final = 75  # the workers of a recipe save a checkpoint, of many GB maybe
+RECIPE_STOP_S: Final = 92  # a recipe's command: the checkpoint, then result and report
 RAY_STOP_S: Final = 10  # Ray on a job's head, after the command: its workers go with the job
 RAY_DRAIN_S: Final = 30  # Ray on a node that trains hands over what runs there; Ray's default
 COORDINATOR_DRAIN_S: Final = 1  # Ray on a head that does not train would only wait for itself
@@ -34,6 +36,10 @@ SWEEP_GRACE_S: Final = 300  # an execution cleans up; after this the sweep ends 
 SWEEP_EVERY_S: Final = 300  # what escapes is found within this, and a day of it costs nothing
 KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the next sweep begins
 JOB_STOP_S: Final = 300  # ``trainctl stop`` waits this long for the last node to be gone
+JOB_TAIL_S: Final = HEAD_GRACE_S + STOP_TIMEOUT_S + KEEPER_TIMEOUT_S  # until its hosts are gone
+SURPLUS_HOST_S: Final = (
+    2400  # managed scaling starts a host that no task needs: its start, and 15 minutes or more idle
+)
 
 # --- a node that starts ---------------------------------------------------------------------------
 HOST_WARMUP_S: Final = 300  # a GPU host joins the cluster; ECS starts no second one meanwhile

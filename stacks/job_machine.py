@@ -38,8 +38,13 @@ def job_states(
     cluster: GpuCluster,
     task: ecs.TaskDefinition,
     keeper: lambda_.Function,
+    max_seconds: int,
 ) -> sfn.IChainable:
-    """The states, from the first. Their input is the JSON of ``contract.job.JobSpec``."""
+    """The states, from the first. Their input is the JSON of ``contract.job.JobSpec``.
+
+    Args:
+        max_seconds: longest time to a job's deadline, whatever its order says.
+    """
     begin = sfn.Pass.jsonata(
         scope,
         "Begin",
@@ -50,9 +55,10 @@ def job_states(
             "attempt": 1,
             "began": _value(_STARTED),
             "asked": _value(_STARTED),
+            # Enforced here too: an execution can be started without trainctl, with any order.
             "deadline": _value(
-                f"$floor({_STARTED}) + ($exists($states.input.max_seconds) ? "
-                f"$states.input.max_seconds : {DEFAULT_MAX_SECONDS})"
+                f"$floor({_STARTED}) + $min([{max_seconds}, $exists($states.input.max_seconds) ? "
+                f"$states.input.max_seconds : {DEFAULT_MAX_SECONDS}])"
             ),
         },
     )

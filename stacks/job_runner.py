@@ -150,7 +150,12 @@ class JobRunner(Construct):
             keeper_arn=self.keeper.function_arn,
         ).grant(role)
         states = job_states(
-            self, core=self._core, cluster=self._cluster, task=self.task, keeper=self.keeper
+            self,
+            core=self._core,
+            cluster=self._cluster,
+            task=self.task,
+            keeper=self.keeper,
+            max_seconds=self._settings.max_job_hours * 3600,
         )
         machine = stepfunctions.StateMachine(
             self,

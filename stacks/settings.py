@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn
 from contract.errors import InputError
 from contract.images import content_tag
 from contract.instance_types import InstanceType, instance_type
+from contract.job import MAX_SECONDS
 
 ROOT: Final = Path(__file__).parents[1]
 PRESETS_KEY: Final = "presets"
@@ -72,6 +73,10 @@ class Settings:
     deployment does not have: they then get that of one network card."""
     root_volume_gib: int
     """Root volume of each host in GiB; 0: as large as the host's images need."""
+    max_job_hours: int
+    """Longest time from a job's submission to its deadline; the state machine enforces it."""
+    confirm_above_usd: int
+    """Jobs whose maximum cost is above this, or unknown, start only if their user types y."""
 
     image_tag: str
     """Tag of both images in the two repositories; ``load`` puts the hash of what goes into them in
@@ -217,6 +222,8 @@ class Settings:
             )
         if self.root_volume_gib:
             _in_range("root_volume_gib", self.root_volume_gib, 30, 16384, zero="as needed")
+        _in_range("max_job_hours", self.max_job_hours, 1, MAX_SECONDS // 3600)
+        _in_range("confirm_above_usd", self.confirm_above_usd, 0, 1_000_000)
 
     @property
     def num_training_nodes(self) -> int:

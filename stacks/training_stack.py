@@ -80,6 +80,11 @@ class TrainingStack(cdk.Stack):
                     "max_workers": settings.max_workers,
                     "spot": settings.spot,
                     "image_tag": settings.image_tag,
+                    "max_heads": settings.max_heads,
+                    "root_volume_gib": settings.root_volume_gib,
+                    "max_job_hours": settings.max_job_hours,
+                    "confirm_above_usd": settings.confirm_above_usd,
+                    "log_retention_days": settings.log_retention_days,
                     "order": ORDER_VERSION,
                 }
             ),

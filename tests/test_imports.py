@@ -79,6 +79,7 @@ STANDARD = {
     *(f"{name}.settings" for name in RECIPES),
     *("training.record", "training.record.fields", "training.record.result"),
     *("training.record.events", "training.record.lines", "training.record.measures"),
+    *("training.record.progress", "training.plan"),
     *("training.models", "training.models.estimates", "training.models.model_shapes"),
 }
 #: What others may import of ``training``, beside ``STANDARD``.

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, Unp
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import RESULT_FILE
-from trainctl import downloads, follow, job_plan
+from trainctl import downloads, follow, job_plan, pricing
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job as FoundJob
 from trainctl.errors import CliError, UsageError, explained
@@ -154,9 +154,8 @@ class Job:
 
     @_explains
     def cost(self) -> float | None:
-        """What it has cost so far, in US dollars at list prices of us-east-1; None: not known."""
-        usd, _seconds = follow.cost_of(self._deployment, self._found)
-        return usd
+        """What it has cost so far, in US dollars at list prices; None: not known."""
+        return pricing.cost_of(self._deployment, self._found).usd
 
     @_explains
     def result(self) -> Result | None:
@@ -206,6 +205,8 @@ class Options(TypedDict, total=False):
     """Where the command of ``code`` runs: once on the head, or on every node."""
     max_hours: float
     """Deadline, in hours after the submission, waiting included."""
+    max_cost: float
+    """US dollars that the maximum cost may reach; without ``max_hours`` the deadline follows."""
     wait_minutes: float
     """How long to wait for hosts."""
     spot: bool
@@ -228,6 +229,7 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "nodes": ((int, str), 'a number, or a range such as "1:4"'),
     "on": ((str,), f"one of {', '.join(On)}"),
     "max_hours": ((int, float), "a number"),
+    "max_cost": ((int, float), "a number"),
     "wait_minutes": ((int, float), "a number"),
     "spot": ((bool,), "True or False"),
     "env": ((Mapping,), "a dictionary"),

@@ -26,6 +26,7 @@ from training.recipes.recipe import Recipe
 PREFIX: Final = "data/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CHUNK_BYTES: Final = 1 << 20
+_PLAIN_TEXT: Final = (".txt", ".md", ".jsonl")
 _OPTION: Final = "--data"
 
 Report = Callable[[int, int], None]
@@ -221,6 +222,24 @@ def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
         f"{catalog.by_name(data)}. Upload your own with trainctl data put DIR --as NAME; trainctl "
         "data ls lists them"
     )
+
+
+def text_bytes(data: str, bucket: Bucket) -> int | None:
+    """Size of the plain text of a data set, from which its number of tokens follows.
+
+    Args:
+        data: as ``resolve`` returns it.
+
+    Returns:
+        None where that is not known here.
+    """
+    if (published := catalog.find(data)) is not None:
+        return published.num_bytes if published.kind == catalog.TEXT else None
+    name = data.removeprefix(f"{bucket.uri}/{PREFIX}").rstrip("/")
+    there = find(bucket, name) if _NAME.fullmatch(name) else None
+    if there is None or not all(each.endswith(_PLAIN_TEXT) for each in there.files):
+        return None
+    return there.size
 
 
 def _list_key(name: str) -> str:

@@ -10,6 +10,7 @@ import typer
 
 from contract import exits, nodes
 from contract.job import Placement
+from contract.runs import PROGRESS_FILE
 from contract.text import duration
 from contract.times import JOB_STOP_S
 from trainctl import output
@@ -17,7 +18,8 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.errors import CliError
-from trainctl.pricing import Price, dollars
+from trainctl.pricing import cost_of, dollars
+from training.record.progress import Progress
 
 #: Each look makes up to seven calls, two of a kind, and all clients of an account share limits of
 #: roughly 10 to 25 calls a second of each kind: a few people may follow their jobs at a time.
@@ -186,31 +188,27 @@ def wait_until_gone(
         time.sleep(POLL_S)
 
 
-def cost_of(deployment: Deployment, job: Job) -> tuple[float | None, dict[str, float]]:
-    """What a job has cost so far, and the seconds of each kind of node."""
-    jobs = deployment.jobs
-    ended = jobs.ended_tasks(job)
-    seen = {task.id for task in ended}
-    now = datetime.now(tz=UTC)
-    seconds = {nodes.HEAD: 0.0, nodes.WORKER: 0.0}
-    for task in ended:
-        seconds[task.node] += task.seconds
-    for running in [*jobs.heads(job), *jobs.workers(job)]:
-        if running.id not in seen and not running.has_stopped and running.since:
-            node = nodes.WORKER if running.node == nodes.WORKER else nodes.HEAD
-            seconds[node] += (now - running.since).total_seconds()
-    price = Price.of(deployment.shape)
-    return price.spent(seconds), seconds
-
-
 def ending(deployment: Deployment, job: Job) -> str:
     """How a job ended, in a line or two."""
     assert job.ended is not None
     lasted = duration(round((job.ended - job.began).total_seconds()))
     with contextlib.suppress(Exception):  # how it ended matters more than its price
-        usd, _ = cost_of(deployment, job)
-        return f"{job.id}: {job.reason}, after {lasted}, {dollars(usd)}"
+        cost = cost_of(deployment, job)
+        return f"{job.id}: {job.reason}, after {lasted}, cost {dollars(cost.usd)}"
     return f"{job.id}: {job.reason}, after {lasted}"
+
+
+def progress_of(deployment: Deployment, job: Job) -> Progress | None:
+    """How far a running job's run is; None where it has not written that, or is over."""
+    if job.is_over or not job.run:
+        return None
+    bucket = deployment.bucket
+    content = bucket.read(bucket.key(bucket.run(job.run).file(PROGRESS_FILE)))
+    try:
+        found = Progress.from_json(output.json_object(content))
+    except ValueError:
+        return None
+    return found if found.job == job.id else None  # else it is of an earlier job
 
 
 def lasted(job: Job) -> str:

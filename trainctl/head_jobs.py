@@ -37,10 +37,10 @@ def run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: bo
     if not recorded:
         raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl ls")
     recipes.by_name(str(recorded.get("recipe"))).check_sharded(run, run_uri=paths.uri)
-    plan = job_plan.head_only(deployment.shape, run=run, command=command)
+    plan = job_plan.head_only(deployment, run=run, command=command)
     job_plan.check(deployment, plan)
     output.say(plan.text())
-    output.confirm("Start it?", yes=yes)
+    output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
     job = job_plan.start(deployment, plan)
     if code := follow.follow(deployment, job):
         raise CliError(f"{job} did not succeed; its log above tells why", exit_code=code)

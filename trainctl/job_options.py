@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
@@ -77,9 +78,24 @@ class JobOptions:
     workers: NoWorkers = None
     """Always refused, with the name of the option that was meant."""
     max_hours: Annotated[
-        float,
-        typer.Option("--max-hours", help="Deadline after the submission, waiting included."),
-    ] = DEFAULT_MAX_SECONDS / 3600
+        float | None,
+        typer.Option(
+            "--max-hours",
+            help="Deadline after the submission, waiting included.",
+            show_default=f"{DEFAULT_MAX_SECONDS / 3600:g}, or what --max-cost and the deployment "
+            "allow",
+        ),
+    ] = None
+    max_cost: Annotated[
+        float | None,
+        typer.Option(
+            "--max-cost",
+            metavar="DOLLARS",
+            help="Refuse a job whose maximum cost is above this; without --max-hours, give it the "
+            "longest deadline that stays within it.",
+            show_default=False,
+        ),
+    ] = None
     wait_minutes: Annotated[
         float,
         typer.Option(
@@ -120,11 +136,19 @@ class JobOptions:
         Raises:
             UsageError: an option has a value that no job can have, or this deployment cannot.
         """
-        if not _MIN_HOURS <= self.max_hours <= MAX_HOURS:
+        if self.max_hours is not None and not _MIN_HOURS <= self.max_hours <= MAX_HOURS:
             raise UsageError(
                 f"--max-hours is {self.max_hours:g}: it must be above 0 (at least a second) and at "
                 f"most {MAX_HOURS:g}; it limits the bill"
             )
+        if self.max_hours is not None and self.max_hours > shape.max_job_hours:
+            raise UsageError(
+                f"--max-hours is {self.max_hours:g}: this deployment allows at most "
+                f"{shape.max_job_hours} (max_job_hours); give less, or deploy again: make deploy "
+                f'ARGS="-c preset={shape.preset} -c max_job_hours={math.ceil(self.max_hours)} ..."'
+            )
+        if self.max_cost is not None and not 0 < self.max_cost < math.inf:
+            raise UsageError(f"--max-cost is {self.max_cost:g}: it must be above 0, in US dollars")
         if not 0 < self.wait_minutes <= _MAX_WAIT_MINUTES:
             raise UsageError(
                 f"--wait-minutes is {self.wait_minutes:g}: it must be above 0 and at most "
@@ -136,6 +160,12 @@ class JobOptions:
                 f"this deployment starts {has} instances; for {wanted} ones, deploy again: make "
                 f'deploy ARGS="-c preset={shape.preset} -c spot={str(self.spot).lower()} ..."'
             )
+
+    def max_seconds(self, shape: Shape) -> int:
+        """Deadline after the submission, before ``max_cost`` shortens it."""
+        if self.max_hours is None:
+            return min(DEFAULT_MAX_SECONDS, shape.max_job_hours * 3600)
+        return round(self.max_hours * 3600)
 
     def num_nodes(self, shape: Shape) -> Range:
         """How many worker nodes the job has. Raises InputError where that cannot be."""

@@ -17,8 +17,9 @@ from typing import Final
 
 from contract import runs
 from contract.job import MAX_JOB_ID, JobSpec, Placement
-from contract.nodes import Gpus
+from contract.prices import Prices
 from contract.ranges import Range
+from contract.text import duration
 from trainctl import code_folder, data_sets, published_models, variables
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.files import Bucket
@@ -26,12 +27,18 @@ from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
 from trainctl.job_options import JobOptions, On
 from trainctl.options import refuse_workers
-from trainctl.pricing import Price, dollars
+from trainctl.pricing import NOT_INCLUDED, Maximum, at_list_prices, dollars
 from training import recipes
+from training.plan import Expected, expected
 from training.recipes.command import Recorded, read_command
+from training.recipes.settings import RunConfig
 
 #: Among how many running jobs one of the same run is looked for.
 _RUNNING_LOOKED_AT: Final = 50
+#: A deadline that --max-cost may give a job: hosts alone take minutes to start.
+_LEAST_S: Final = 900
+#: Deadline of a job that only works on a run's files.
+_HEAD_ONLY_S: Final = 2 * 3600
 _CONSONANTS: Final = "bdfghjklmnprstvz"
 _VOWELS: Final = "aiou"
 
@@ -50,17 +57,48 @@ class JobPlan:
     """What would be uploaded, in words."""
     why_on: str = ""
     """Why the command runs where it does, in words; empty for recipes."""
+    why_deadline: str = ""
+    """Why the deadline is shorter than usual, in words."""
+    expected: Expected | None = None
+    """How long it will train; None where that cannot be computed."""
+
+    @property
+    def prices(self) -> Prices:
+        """Those of its order."""
+        assert self.spec.prices is not None
+        return self.spec.prices
+
+    @property
+    def maximum(self) -> Maximum:
+        """Its maximum cost."""
+        spec = self.spec
+        return Maximum.of(
+            self.prices, self.shape, num_nodes=spec.nodes.high, max_seconds=spec.max_seconds
+        )
 
     @property
     def usd_per_hour(self) -> float | None:
-        """With all worker nodes, at list prices of us-east-1."""
-        return Price.of(self.shape).per_hour(self.spec.nodes.high)
+        """US dollars, with all worker nodes, disks and the NAT gateway; None: not known."""
+        return self.maximum.usd_per_hour
 
     @property
     def usd_at_most(self) -> float | None:
-        """Until the deadline."""
+        """US dollars until its last host is gone; None: not known."""
+        return self.maximum.usd
+
+    @property
+    def usd_expected(self) -> float | None:
+        """US dollars for the training itself; None: not known."""
         hourly = self.usd_per_hour
-        return None if hourly is None else hourly * self.spec.max_seconds / 3600
+        if self.expected is None or hourly is None:
+            return None
+        return hourly * self.expected.hours
+
+    @property
+    def is_expensive(self) -> bool:
+        """Whether its maximum cost is high or unknown, so that Enter must not start it."""
+        usd = self.usd_at_most
+        return usd is None or usd > self.shape.confirm_above_usd
 
     def text(self) -> str:
         spec, shape = self.spec, self.shape
@@ -68,7 +106,6 @@ class JobPlan:
         count = f"{low}" if low == high else f"{low} to {high}"
         head = f"{shape.head.name}{', trains too' if shape.head_trains else ''}"
         hosts = f"head on {head}; {count} x {shape.worker.name}{' (spot)' if shape.spot else ''}"
-        less = "; spot instances usually cost less" if shape.spot else ""
         per = "GPU" if shape.worker.num_gpus else "node"
         rows = {
             "run": spec.run,
@@ -78,12 +115,31 @@ class JobPlan:
             "hosts": hosts,
             "workers": f"{self.workers}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
-            "deadline": f"{spec.max_seconds / 3600:g} h after submission; waits up to "
-            f"{spec.capacity_wait_s / 60:g} min for hosts",
-            "price": f"{dollars(self.usd_per_hour)} an hour, NAT gateway included{less}",
-            "at most": dollars(self.usd_at_most),
+            "deadline": f"{duration(spec.max_seconds)} after submission{self.why_deadline}; waits "
+            f"up to {spec.capacity_wait_s / 60:g} min for hosts",
+            **self._money(),
         }
         return "\n".join(f"{name:10}{value}" for name, value in rows.items() if value)
+
+    def _money(self) -> dict[str, str]:
+        """Rows of ``text``."""
+        if self.usd_at_most is None:
+            return {"price": f"unknown: {self.prices.why_unknown}", "at most": "unknown"}
+        rows = {
+            "price": f"{dollars(self.usd_per_hour)} an hour with disks and the NAT gateway, "
+            f"{at_list_prices(self.prices)}",
+            "at most": f"{dollars(self.usd_at_most)} until its hosts are gone, without "
+            f"{NOT_INCLUDED}",
+        }
+        if self.expected is not None:
+            hours = duration(round(self.expected.hours * 3600))
+            rows["expected"] = (
+                f"{dollars(self.usd_expected)} for {hours} of training: computed, not measured, "
+                "and without the start of hosts and the evaluations"
+            )
+        if self.expected is not None and not self.expected.fits:
+            rows["warning"] = "does not fit these GPUs by the arithmetic of training.plan"
+        return rows
 
     def values(self) -> dict[str, object]:
         """For ``--json``."""
@@ -103,6 +159,8 @@ class JobPlan:
             "image_tag": shape.image_tag,
             "usd_per_hour": self.usd_per_hour,
             "usd_at_most": self.usd_at_most,
+            "usd_expected": self.usd_expected,
+            "prices": self.prices.to_json(),
             "code": self.code,
             "variables": dict(spec.variables),
             "secrets": dict(spec.secrets),
@@ -128,11 +186,11 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
     )
     if given.code is None:
         # The recipe is checked before the name that begins with it: its error is the better one.
-        command = _recipe_command(
+        command, expected = _recipe_command(
             words,
             run=run,
             workers=workers,
-            gpus=shape.gpus,
+            shape=shape,
             bucket=deployment.bucket,
             is_new=given.run is None,
         )
@@ -144,7 +202,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
             )
     else:
         runs.check_run_name(run)
-        command = [*words]
+        command, expected = [*words], None
         if not command:
             raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
         code = code_folder.look_at(given.code)
@@ -155,7 +213,8 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
     from_secrets = variables.secrets(given.secret or [], deployment.account)
     if both := from_here.keys() & from_secrets.keys():
         raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")
-    max_seconds = round(given.max_hours * 3600)
+    prices = shape.prices(deployment.region)
+    max_seconds, why_deadline = _deadline(given, prices, shape, nodes)
     spec = JobSpec(
         run=run,
         command=tuple(command),
@@ -165,10 +224,46 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
         variables=from_here,
         secrets=from_secrets,
+        prices=prices,
     )
-    plan = JobPlan(spec=spec, shape=shape, workers=workers, code=code, why_on=why)
+    plan = JobPlan(
+        spec=spec,
+        shape=shape,
+        workers=workers,
+        code=code,
+        why_on=why,
+        why_deadline=why_deadline,
+        expected=expected,
+    )
     check(deployment, plan)
     return plan
+
+
+def _deadline(given: JobOptions, prices: Prices, shape: Shape, wanted: Range) -> tuple[int, str]:
+    """Seconds to the deadline, and why they are fewer than usual, in words.
+
+    Raises:
+        UsageError: the job can cost more than ``--max-cost``.
+    """
+    seconds, limit = given.max_seconds(shape), given.max_cost
+    if limit is None:
+        return seconds, ""
+    maximum = Maximum.of(prices, shape, num_nodes=wanted.high, max_seconds=seconds)
+    if maximum.usd is None:
+        raise UsageError(
+            f"--max-cost {limit:g} cannot be kept: {prices.why_unknown}; leave it out, and give "
+            "--max-hours"
+        )
+    if maximum.usd <= limit:
+        return seconds, ""
+    within = maximum.seconds_for(limit)
+    if given.max_hours is not None or within is None or within < _LEAST_S:
+        can = "" if within is None or within < _LEAST_S else f", or --max-hours {within / 3600:.2f}"
+        raise UsageError(
+            f"--max-cost is {limit:g}, and this job can cost up to {dollars(maximum.usd)} within "
+            f"{duration(seconds)}: give fewer --nodes{can}, or a higher --max-cost"
+        )
+    return within, f", to stay within --max-cost {limit:g}"
 
 
 def placement(given: JobOptions, command: Sequence[str]) -> tuple[Placement, str]:
@@ -227,9 +322,13 @@ def _code_address(deployment: Deployment, run: str, job: str) -> str:
 
 
 def _recipe_command(
-    words: Sequence[str], *, run: str, workers: Range, gpus: Gpus, bucket: Bucket, is_new: bool
-) -> list[str]:
-    """The command that trains a recipe. ``is_new``: nothing can be recorded under this name."""
+    words: Sequence[str], *, run: str, workers: Range, shape: Shape, bucket: Bucket, is_new: bool
+) -> tuple[list[str], Expected | None]:
+    """The command that trains a recipe, and how long it will take.
+
+    Args:
+        is_new: nothing can be recorded under this name.
+    """
     if not words:
         raise UsageError(
             f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
@@ -247,17 +346,47 @@ def _recipe_command(
     storage = paths.uri.rpartition("/")[0]
     words = data_sets.resolve(words, recipe, bucket)
     config = read_command(
-        words, run=run, workers=workers, gpus=gpus, storage=storage, recorded=recorded
+        words, run=run, workers=workers, gpus=shape.gpus, storage=storage, recorded=recorded
     )
+    _check_places(config, bucket)
     published_models.check_model(str(config.to_json().get("model", "")))
     launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
-    return [*launch, "--workers", str(workers), *words[1:]]
+    takes = expected(config, shape.worker, num_bytes=data_sets.text_bytes(config.data, bucket))
+    return [*launch, "--workers", str(workers), *words[1:]], takes
 
 
-def head_only(shape: Shape, *, run: str, command: Sequence[str]) -> JobPlan:
+def _check_places(config: RunConfig, bucket: Bucket) -> None:
+    """
+    Raises:
+        UsageError: data, model or tokenizer are where no node of a job can read them.
+    """
+    values = config.to_json()
+    for name in ("data", "model", "tokenizer"):
+        place = str(values.get(name) or "")
+        if place.startswith("s3://") and not f"{place}/".startswith(f"{bucket.uri}/"):
+            raise UsageError(
+                f"--{name} {place} is in another bucket, and jobs may read {bucket.uri} only: copy "
+                f"it there, for example with aws s3 cp --recursive {place} {bucket.uri}/{name}/"
+            )
+        # A name such as owner/model is the Hub's, even if there is a folder that is called so.
+        is_path = place.startswith((".", "/", "~"))
+        if name != "data" and is_path and "://" not in place:
+            raise UsageError(
+                f"--{name} {place} is a path of this machine, which no node can read: upload it, "
+                f"for example with aws s3 cp --recursive {place} {bucket.uri}/{name}s/NAME/, and "
+                "give that address"
+            )
+
+
+def head_only(deployment: Deployment, *, run: str, command: Sequence[str]) -> JobPlan:
     """A job of a head by itself, for commands that work on a run's files and train nothing."""
+    shape = deployment.shape
     spec = JobSpec(
-        run=run, command=tuple(command), nodes=Range(0, 0), max_seconds=round(2.0 * 3600)
+        run=run,
+        command=tuple(command),
+        nodes=Range(0, 0),
+        max_seconds=min(_HEAD_ONLY_S, shape.max_job_hours * 3600),
+        prices=shape.prices(deployment.region),
     )
     return JobPlan(spec=spec, shape=shape, workers=None)
 

@@ -61,13 +61,17 @@ def print_table(
         console.print(line)
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask; end the command where the answer is no. Raises UsageError without a terminal."""
+def confirm(question: str, *, yes: bool, default: bool = True) -> None:
+    """Ask; end the command where the answer is no. Raises UsageError without a terminal.
+
+    Args:
+        default: what Enter means.
+    """
     if yes:
         return
     if not sys.stdin.isatty():
         raise UsageError("stdin is not a terminal: pass --yes to skip the prompt")
-    if not typer.confirm(question, default=True, err=True):
+    if not typer.confirm(question, default=default, err=True):
         raise typer.Exit(exits.OK)
 
 

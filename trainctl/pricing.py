@@ -1,44 +1,156 @@
-"""What hosts cost, at list prices: before money is spent, and after."""
+"""What a job can cost before it starts, and what it has cost: at list prices.
 
-from collections.abc import Mapping
+``docs/cost.md`` explains the figures, and a test computes its example with this module.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from contract import nodes
+from contract import nodes, times
+from contract.prices import PRICED_REGION, Prices
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.jobs import EndedTask, Job
 from trainctl.aws.shape import Shape
+from trainctl.aws.tasks import Task
 
-#: List prices of us-east-1 per hour, which is how instance types are priced too: a NAT gateway and
-#: its public address.
-NAT_USD_PER_HOUR: Final = 0.045 + 0.005
+#: What no figure here includes.
+NOT_INCLUDED: Final = "data through the NAT gateway ($0.045 a GB), S3 and CloudWatch"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Price:
-    """US dollars per hour of a head and of one worker node; None where a type has no list price."""
+class Maximum:
+    """A job's maximum cost, in US dollars at list prices; None where a price is missing.
 
-    head: float | None
-    worker: float | None
+    Its head and all its worker nodes run from the submission until the deadline and the time that
+    the clean-up may take, with the NAT gateway. Managed scaling may start one host too many in
+    each group, which waits there until it is scaled in.
+    """
+
+    usd_per_hour: float | None
+    """With all worker nodes and the NAT gateway."""
+    surplus_usd: float | None
+    """Of the hosts that managed scaling may start too many."""
+    max_seconds: int
+    """Deadline after the submission."""
+    num_surplus: int
+    """Hosts that managed scaling may start too many."""
 
     @classmethod
-    def of(cls, shape: Shape) -> "Price":
-        return cls(head=shape.head.usd_per_hour, worker=shape.worker.usd_per_hour)
+    def of(cls, prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> "Maximum":
+        """Of a job with up to ``num_nodes`` worker nodes."""
+        # A group that is full cannot start one more.
+        heads = min(1, shape.max_heads - 1)
+        workers = min(1, shape.max_workers - num_nodes) if num_nodes else 0
+        hours = times.SURPLUS_HOST_S / 3600
+        surplus: float | None = 0.0
+        for number, host in ((heads, prices.head), (workers, prices.worker)):
+            if number and surplus is not None:
+                hourly = host.usd_per_hour
+                surplus = None if hourly is None else surplus + number * hourly * hours
+        return cls(
+            usd_per_hour=prices.usd_per_hour(num_nodes),
+            surplus_usd=surplus,
+            max_seconds=max_seconds,
+            num_surplus=heads + workers,
+        )
 
-    def per_hour(self, num_nodes: int) -> float | None:
-        """Of a head and ``num_nodes`` worker nodes, the NAT gateway included."""
-        if self.head is None or (num_nodes and self.worker is None):
+    @property
+    def usd(self) -> float | None:
+        if self.usd_per_hour is None or self.surplus_usd is None:
             return None
-        return self.head + num_nodes * (self.worker or 0) + NAT_USD_PER_HOUR
+        return self.usd_per_hour * (self.max_seconds + times.JOB_TAIL_S) / 3600 + self.surplus_usd
 
-    def spent(self, seconds: Mapping[str, float]) -> float | None:
-        """Cost of nodes that ran for so many seconds, by kind; without the NAT gateway."""
-        if self.head is None or self.worker is None:
+    def seconds_for(self, usd: float) -> int | None:
+        """The longest deadline, in seconds after the submission, with which the maximum stays
+        within ``usd``; may be 0 or less. None where a price is missing."""
+        if self.usd_per_hour is None or self.surplus_usd is None:
             return None
-        hourly = {nodes.HEAD: self.head, nodes.WORKER: self.worker}
-        return sum(hourly[node] * each / 3600 for node, each in seconds.items())
+        return int((usd - self.surplus_usd) / self.usd_per_hour * 3600 - times.JOB_TAIL_S)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What a job has cost so far."""
+
+    usd: float | None
+    """Of its hosts while its nodes ran, disks included; None: not known."""
+    nat_usd: float | None
+    """Of the NAT gateway in the meantime."""
+    seconds: dict[str, float] | None
+    """How long its nodes ran, by kind; None: not known."""
+    why_unknown: str = ""
+    """Why ``usd`` is None, in a phrase."""
+
+
+def cost_of(deployment: Deployment, job: Job) -> Cost:
+    """What a job has cost so far, with the hosts and prices of its order."""
+    jobs, now = deployment.jobs, datetime.now(tz=UTC)
+    prices = job.spec.prices if job.spec else None
+    ran_s = ((job.ended or now) - job.began).total_seconds()
+    nat = prices.nat_usd_per_hour if prices else None
+    nat_usd = None if nat is None else nat * ran_s / 3600
+    kept = timedelta(days=deployment.shape.log_retention_days)
+    seconds = None
+    if now - job.began < kept:
+        seconds = _seconds(jobs.ended_tasks(job), [*jobs.heads(job), *jobs.workers(job)], now=now)
+    why = ""
+    if seconds is None:
+        why = (
+            f"ECS's events of this job have expired (log_retention_days is {kept.days})"
+            if now - job.began >= kept
+            else "ECS's events of this job are missing"
+        )
+    elif prices is None:
+        why = "its order has no prices, as those of older versions"
+    usd = None
+    if prices is not None and seconds is not None:
+        usd = 0.0
+        for node, host in ((nodes.HEAD, prices.head), (nodes.WORKER, prices.worker)):
+            if not seconds[node]:
+                continue
+            if host.usd_per_hour is None:
+                usd, why = None, prices.why_unknown
+                break
+            usd += host.usd_per_hour * seconds[node] / 3600
+    return Cost(usd=usd, nat_usd=nat_usd, seconds=seconds, why_unknown=why)
+
+
+def _seconds(
+    ended: Sequence[EndedTask], seen: Sequence[Task], *, now: datetime
+) -> dict[str, float] | None:
+    """How long nodes ran, by kind; None where one of them ended and nothing tells when.
+
+    Args:
+        ended: from ECS's events, which come within seconds of an end.
+        seen: what ECS knows now; of tasks that it has forgotten, only the id.
+    """
+    seconds = {nodes.HEAD: 0.0, nodes.WORKER: 0.0}
+    for each in ended:
+        seconds[each.node] += each.seconds
+    known = {each.id for each in ended}
+    for task in seen:
+        if task.id in known:
+            continue
+        if task.has_stopped and task.stopped is None:
+            return None
+        if task.pulled is not None:
+            node = nodes.WORKER if task.node == nodes.WORKER else nodes.HEAD
+            seconds[node] += max(0.0, ((task.stopped or now) - task.pulled).total_seconds())
+    return seconds
 
 
 def dollars(usd: float | None) -> str:
-    """``$1.23``, with as many digits as matter."""
+    """``$1.23``, with as many digits as matter; ``unknown`` where it is not known."""
     if usd is None:
-        return "no list price: these hosts are reserved by capacity blocks"
-    return f"${usd:.2f}" if usd >= 1 else f"${usd:.3f}"
+        return "unknown"
+    if not usd:
+        return "$0"
+    return f"${usd:,.2f}" if usd >= 1 else f"${usd:.3f}"
+
+
+def at_list_prices(prices: Prices) -> str:
+    """``at us-east-1's list prices``, and what that leaves open."""
+    less = "; spot instances usually cost less" if prices.spot else ""
+    return f"at {PRICED_REGION}'s list prices{less}"

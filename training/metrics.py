@@ -282,6 +282,8 @@ class StepLog:
         self._loss_sums: list[torch.Tensor] = []
         self._norms: list[torch.Tensor] = []
         self._sizes: list[int] = []
+        self.save_asked = False
+        """Whether any rank asked for a checkpoint at the last ``collect``."""
 
     def add(self, *, loss_sum: torch.Tensor, norm: torch.Tensor, size: int) -> None:
         """Note a step: this rank's summed loss (scalar), the gradient norm, the global batch."""
@@ -289,27 +291,29 @@ class StepLog:
         self._norms.append(norm)
         self._sizes.append(size)
 
-    def collect(self, *, stop: bool) -> tuple[list[StepMetrics], bool]:
+    def collect(self, *, stop: bool, save: bool = False) -> tuple[list[StepMetrics], bool]:
         """Sum the losses over all ranks in one reduction; every rank gets the same answer.
 
         Args:
             stop: Whether this rank was asked to end.
+            save: Whether a checkpoint is due by this rank's clock; ``save_asked`` is the answer.
 
         Returns:
             The steps since the last call, and whether any rank was asked to end.
         """
-        vote = torch.tensor([float(stop)], device=self._device)
-        reduced = torch.cat([torch.stack(self._loss_sums), vote])
+        own_votes = torch.tensor([float(stop), float(save)], device=self._device)
+        reduced = torch.cat([torch.stack(self._loss_sums), own_votes])
         if dist.get_world_size() > 1:
             dist.all_reduce(reduced)
-        *sums, votes = reduced.tolist()
+        *sums, stop_votes, save_votes = reduced.tolist()
+        self.save_asked = save_votes > 0
         norms = torch.stack(self._norms).tolist()
         steps = [
             StepMetrics(loss=total / size, grad_norm=norm, size=size)
             for total, norm, size in zip(sums, norms, self._sizes, strict=True)
         ]
         self._loss_sums, self._norms, self._sizes = [], [], []
-        return steps, votes > 0
+        return steps, stop_votes > 0
 
 
 class Communication:

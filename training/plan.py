@@ -10,14 +10,15 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from contract.errors import InputError
 from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import OK as EXIT_OK
-from contract.instance_types import INSTANCE_TYPES, instance_type
+from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 from training import recipes
 from training.models.estimates import (
     GIB,
@@ -30,7 +31,7 @@ from training.models.estimates import (
     smaller,
 )
 from training.models.model_shapes import SHAPES, ModelShape, read_config
-from training.recipes.settings import fields_of
+from training.recipes.settings import RunConfig, fields_of
 
 
 def cheapest(shape: ModelShape, wanted: Setup, *, tokens: float) -> Plan | None:
@@ -100,6 +101,54 @@ _KNOWN: Final = {
 }
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """What a run is expected to take. Computed, not measured."""
+
+    hours: float
+    """Of training, with all workers from the first step."""
+    tokens: float
+    """To train on, over all epochs."""
+    fits: bool
+    """Whether it fits the GPUs."""
+
+
+#: UTF-8 bytes of English text to a token of a vocabulary of some ten thousand; a byte is a token
+#: where a model has no tokenizer of its own.
+_BYTES_PER_TOKEN: Final = 4
+
+
+def expected(config: RunConfig, machine: InstanceType, *, num_bytes: int | None) -> Expected | None:
+    """How long a run will train.
+
+    Args:
+        config: of the run.
+        machine: host of its workers.
+        num_bytes: size of its text; None where that is not known.
+
+    Returns:
+        None where it cannot be computed: the recipe is not planned, the hosts have no GPUs, or the
+        shape of the model or the number of tokens is not known here.
+    """
+    if not recipes.by_name(config.recipe).is_planned or machine.gpu is None:
+        return None
+    values: dict[str, Any] = config.to_json()
+    tokens = values["max_steps"] * values["global_batch"] * values["seq_len"]
+    if not tokens and num_bytes:
+        of_bytes = values["model"].startswith("new:") and not values["tokenizer"]
+        text = num_bytes * (1 - 1 / values["held_out_every"])
+        tokens = values["epochs"] * text / (1 if of_bytes else _BYTES_PER_TOKEN)
+    if not tokens:
+        return None
+    try:
+        shape = shape_of(values["model"].partition("@")[0])
+        plan = make(shape, _setup_of(values, machine, num_workers=config.num_workers))
+    except InputError:
+        return None
+    hours, _ = cost(plan, tokens)
+    return Expected(hours=hours, tokens=tokens, fits=plan.fits)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m training.plan",
@@ -158,6 +207,12 @@ def _setup(options: argparse.Namespace) -> Setup:
     defaults = {name: field.default for name, field in fields_of(recipe.config).items()}
     values: dict[str, Any] = {**defaults, **recipe.presets[preset]}
     values |= {name: value for name, value in vars(options).items() if value is not None}
+    num_workers = machine.num_gpus if options.workers is None else options.workers
+    return _setup_of(values, machine, num_workers=num_workers)
+
+
+def _setup_of(values: Mapping[str, Any], machine: InstanceType, *, num_workers: int) -> Setup:
+    """The set-up of a recipe's settings on a machine."""
     names = (
         "seq_len",
         "global_batch",
@@ -169,7 +224,7 @@ def _setup(options: argparse.Namespace) -> Setup:
     )
     return Setup(
         machine=machine,
-        num_workers=machine.num_gpus if options.workers is None else options.workers,
+        num_workers=num_workers,
         **{name: values[name] for name in names},
     )
 

@@ -14,8 +14,18 @@ IN_ORDER = [
     (times.PROCESS_GROUP_STOP_S, driver._STOP_GRACE_S, "processes end before the driver gives up"),
     (
         driver._STOP_GRACE_S,
-        times.COMMAND_STOP_S,
-        "the driver writes its result before it is killed",
+        times.CHECKPOINT_STOP_S,
+        "a checkpoint on a cluster may take longer than on a laptop",
+    ),
+    (
+        times.CHECKPOINT_STOP_S + 15,
+        times.RECIPE_STOP_S,
+        "the driver writes result and report before it is killed",
+    ),
+    (
+        times.RECIPE_STOP_S + times.RAY_STOP_S,
+        times.STOP_TIMEOUT_S - 5,
+        "a job's head releases its workers before ECS kills it",
     ),
     (
         times.COMMAND_STOP_S + times.RAY_STOP_S,
@@ -43,7 +53,7 @@ IN_ORDER = [
         "a node that heard of its notice drains before its host goes",
     ),
     (
-        times.COMMAND_STOP_S + times.RAY_STOP_S,
+        times.RECIPE_STOP_S + times.RAY_STOP_S,
         times.HEAD_GRACE_S,
         "a job ends at its deadline by itself before the state machine ends it",
     ),

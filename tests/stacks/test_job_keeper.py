@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from contract.job import (
+    DEFAULT_MAX_SECONDS,
     MAX_SECONDS,
     STOP_ERROR,
     JobSpec,
@@ -521,6 +522,34 @@ def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(synth:
     events = 20  # at most, from one request to the next
     assert len(found) * events < 25_000
     assert set(pauses(JobStatus.HOST_LOST)) == {0}
+
+
+DEADLINES = """
+import json, sys
+from jsonata.jsonata import Jsonata
+found = []
+for order in json.loads(sys.argv[2]):
+    expression = Jsonata.jsonata(json.loads(sys.argv[1]))
+    frame = expression.create_frame()
+    context = {"Execution": {"StartTime": "2026-11-22T00:00:00.500Z"}}
+    frame.bind("states", {"input": order, "context": context})
+    found.append(expression.evaluate({}, frame))
+print(json.dumps(found))
+"""
+
+
+def test_no_order_outlasts_the_hours_that_the_deployment_allows(synth: Synth) -> None:
+    python = ROOT / ".venv-aws" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("nothing evaluates JSONata: `make venv-aws` installs it into .venv-aws")
+    deadline = definition(synth)["States"]["Begin"]["Assign"]["deadline"]
+    orders = [{"max_seconds": 60}, {"max_seconds": 10**9}, {}]
+    expression = deadline.removeprefix("{%").removesuffix("%}")
+    words = [str(python), "-c", DEADLINES, json.dumps(expression), json.dumps(orders)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    began = 1_795_305_600
+    limit = 336 * 3600
+    assert json.loads(done.stdout) == [began + 60, began + limit, began + DEFAULT_MAX_SECONDS]
 
 
 def test_the_head_is_told_what_it_reads_and_what_its_size_is_checked_by(synth: Synth) -> None:

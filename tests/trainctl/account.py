@@ -13,7 +13,9 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from contract import outputs as stack_outputs
+from contract.instance_types import instance_type
 from contract.job import ORDER_VERSION
+from contract.prices import Prices
 
 SHAPE = {
     "preset": "ddp",
@@ -23,8 +25,20 @@ SHAPE = {
     "max_workers": 4,
     "spot": False,
     "image_tag": "abc123",
+    "max_heads": 1,
+    "root_volume_gib": 0,
+    "max_job_hours": 336,
+    "confirm_above_usd": 100,
+    "log_retention_days": 30,
     "order": ORDER_VERSION,
 }
+#: Of the orders that are there: of another deployment than today's.
+PRICES = Prices.of(
+    region="us-east-1",
+    head=instance_type("m5.large"),
+    worker=instance_type("g5.xlarge"),
+    spot=False,
+)
 MACHINE = "arn:aws:states:eu-west-1:1:stateMachine:jobs"
 OUTPUTS = {
     stack_outputs.CORE_STACK: {
@@ -65,7 +79,7 @@ class Account:
         self.outputs: dict[str, dict[str, str]] = {name: {**each} for name, each in OUTPUTS.items()}
         self.stack_status = "CREATE_COMPLETE"
         self.account_id = "123456789012"
-        self.region: str | None = "eu-west-1"
+        self.region: str | None = "us-east-1"
         self.fails: dict[str, Exception] = {}
         """By the name of the operation."""
         self.calls: list[tuple[str, dict[str, Any]]] = []
@@ -176,6 +190,7 @@ class Account:
     # --- jobs
     def add(self, job: str, *, run: str = "r1", status: str = "RUNNING", **more: Any) -> None:
         spec = {"run": run, "nodes": "1:2", "max_seconds": 3600, "command": ["true"]}
+        spec["prices"] = PRICES.to_json()
         self.executions[job] = {
             "name": job,
             "executionArn": f"{MACHINE.replace(':stateMachine:', ':execution:')}:{job}",

@@ -106,7 +106,7 @@ def test_plan_prices_what_submit_would_start_and_starts_nothing(account: Account
     found = plan("ddp", nodes=2, max_hours=2)
     assert found.usd_at_most is not None
     assert found.usd_per_hour is not None
-    assert found.usd_at_most == pytest.approx(2 * found.usd_per_hour)
+    assert 2 * found.usd_per_hour < found.usd_at_most < 3 * found.usd_per_hour
     assert account.changes == []
 
 

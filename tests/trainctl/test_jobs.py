@@ -1,7 +1,6 @@
 """``trainctl ls | show | wait | logs | stop | cost | open``: jobs that were submitted."""
 
 import json
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -9,11 +8,10 @@ import pytest
 from contract import exits
 from contract.job import JobSpec, JobStatus, Placement
 from contract.ranges import Range
-from tests.trainctl.account import NOW, Account
+from tests.trainctl.account import Account
 from trainctl import follow
 from trainctl.__main__ import main
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.jobs import EndedTask
 
 
 @pytest.mark.parametrize(
@@ -136,36 +134,6 @@ def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
     assert stopped["reason"] == "stopped by user"
     assert len(account.sent("stop_execution")) == 1
     assert "Resume it" in capsys.readouterr().err
-
-
-def event(task: str, seconds: float, **more: Any) -> dict[str, Any]:
-    began = NOW - timedelta(minutes=9)
-    return {
-        "taskArn": f"arn/{task}",
-        "group": "job:job",
-        "startedBy": "AWS Step Functions",
-        "pullStartedAt": began.isoformat(),
-        "stoppedAt": (began + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z"),
-        **more,
-    }
-
-
-def test_cost_adds_up_what_ran_for_how_long(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    account.add("job", status="SUCCEEDED", output="{}")
-    account.task_events = [
-        event("head", 360),
-        event("w1", 180, startedBy="job"),
-        event("w2", 180, startedBy="job"),
-        event("other", 999, group="job:other"),
-        event("never", 0, pullStartedAt=None, startedBy="job"),
-    ]
-    assert main(["cost", "job", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["node_seconds"] == {"head": 360, "worker": 360}
-    assert found["usd"] == pytest.approx(0.1 * 0.192 + 0.1 * 5.672)
-    assert EndedTask.from_event(event("x", 5, pullStartedAt=None), "job").seconds == 0
 
 
 # --- lists ----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from training.record.events import (
 )
 from training.record.fields import Rate
 from training.record.measures import Measure
+from training.record.progress import Progress
 from training.record.result import Result
 
 START = start()
@@ -99,6 +100,14 @@ def test_a_log_has_a_line_for_what_happened(
     display.show(event)
     out, err = capsys.readouterr()
     assert (out, err) == ("", line + "\n" if line else "")
+
+
+def test_a_log_has_a_line_of_how_far_the_run_is(capsys: pytest.CaptureFixture[str]) -> None:
+    reached = Progress(time=1.0, step=1200, total_steps=20000, loss=2.31, rate=TOKENS)
+    LiveDisplay(Console(file=io.StringIO())).progress(reached)
+    assert capsys.readouterr().err == ""
+    PlainDisplay().progress(reached)
+    assert capsys.readouterr().err == "step 1,200/20,000, loss 2.3100, 98,765 tokens/s\n"
 
 
 def test_a_terminal_shows_how_fast_it_goes_and_what_is_left() -> None:

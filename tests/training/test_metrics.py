@@ -78,7 +78,9 @@ def two_ranks(rank: int, port: int) -> None:
     assert (steps[0].loss, steps[0].grad_norm, steps[0].size) == (2.0, 1.5, 8)
     assert not steps[1].is_finite
     log.add(loss_sum=torch.tensor(4.0), norm=torch.tensor(1.0), size=8)
-    steps, stopping = log.collect(stop=False)
+    assert not log.save_asked
+    steps, stopping = log.collect(stop=False, save=rank == 0)
+    assert log.save_asked
     assert not stopping
     assert [step.loss for step in steps] == [1.0]
     gathered = metrics.gather({"a": rank + 0.1, "b": 7.0}, CPU)

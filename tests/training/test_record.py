@@ -26,6 +26,7 @@ from training.record.events import (
 from training.record.fields import Rate
 from training.record.lines import parse_metrics
 from training.record.measures import Measure
+from training.record.progress import Progress
 from training.record.result import Classification, Result, Table
 from training.record.writer import FLUSH_EVERY_S, RunRecord
 
@@ -37,9 +38,13 @@ class Silent:
 
     def __init__(self) -> None:
         self.shown: list[Event] = []
+        self.reached: list[Progress] = []
 
     def show(self, event: Event) -> None:
         self.shown.append(event)
+
+    def progress(self, progress: Progress) -> None:
+        self.reached.append(progress)
 
 
 def opened_at(

@@ -8,6 +8,7 @@ from contract.errors import InputError
 from contract.instance_types import InstanceType, instance_type
 from contract.job import ORDER_VERSION
 from contract.nodes import ClusterSize, Gpus
+from contract.prices import Prices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,6 +23,16 @@ class Shape:
     """Worker nodes at a time, of all jobs and the standing cluster together."""
     spot: bool
     image_tag: str
+    max_heads: int
+    """Heads at a time, of all jobs and the standing cluster together."""
+    root_volume_gib: int
+    """Root volume of each host in GiB; 0: as large as its instance type has it."""
+    max_job_hours: int
+    """Longest deadline of a job."""
+    confirm_above_usd: float
+    """Jobs whose maximum cost is above this start only if their user types y."""
+    log_retention_days: int
+    """How long ECS's events are kept, from which costs are computed."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -45,6 +56,21 @@ class Shape:
             max_workers=values["max_workers"],
             spot=values["spot"],
             image_tag=values["image_tag"],
+            max_heads=values["max_heads"],
+            root_volume_gib=values["root_volume_gib"],
+            max_job_hours=values["max_job_hours"],
+            confirm_above_usd=values["confirm_above_usd"],
+            log_retention_days=values["log_retention_days"],
+        )
+
+    def prices(self, region: str) -> Prices:
+        """Of its hosts, at today's list prices."""
+        return Prices.of(
+            region=region,
+            head=self.head,
+            worker=self.worker,
+            spot=self.spot,
+            disk_gib=self.root_volume_gib,
         )
 
     @property

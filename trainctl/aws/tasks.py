@@ -32,6 +32,10 @@ class Task:
     host: str
     """ARN of the host as ECS knows it; "" while there is none."""
     since: datetime | None
+    pulled: datetime | None
+    """When its host began to fetch the image; None before that: there may be no host."""
+    stopped: datetime | None
+    """When it ended; None before that, and of tasks that ECS has forgotten."""
     stop_code: str
     stopped_reason: str
     exit_code: int | None
@@ -55,6 +59,8 @@ class Task:
             runtime_id=container.get("runtimeId", ""),
             host=task.get("containerInstanceArn", ""),
             since=task.get("startedAt") or task.get("createdAt"),
+            pulled=task.get("pullStartedAt") or task.get("startedAt"),
+            stopped=task.get("stoppedAt"),
             stop_code=task.get("stopCode", ""),
             stopped_reason=container.get("reason") or task.get("stoppedReason", ""),
             exit_code=container.get("exitCode"),

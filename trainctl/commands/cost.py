@@ -1,49 +1,57 @@
 """``trainctl cost``: what a job has cost, from how long each of its nodes ran."""
 
-from datetime import UTC, datetime
+from dataclasses import asdict
 
 from contract.nodes import HEAD, WORKER
-from trainctl import follow, output
+from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.options import AsJson, JobName, Profile, Region
-from trainctl.pricing import NAT_USD_PER_HOUR, Price, dollars
+from trainctl.pricing import NOT_INCLUDED, at_list_prices, cost_of, dollars
 
 
 def cost(
     *, name: JobName, as_json: AsJson = False, profile: Profile = None, region: Region = None
 ) -> None:
-    """Print what a job has cost, at list prices, while its nodes ran."""
+    """Print what a job has cost while its nodes ran, at the list prices of its submission."""
     deployment = Deployment.find(profile=profile, region=region)
     job = deployment.jobs.find(name)
-    usd, seconds = follow.cost_of(deployment, job)
-    price, shape = Price.of(deployment.shape), deployment.shape
-    ran_s = ((job.ended or datetime.now(tz=UTC)) - job.began).total_seconds()
-    nat = NAT_USD_PER_HOUR * ran_s / 3600
+    found = cost_of(deployment, job)
+    prices = job.spec.prices if job.spec else None
+    hosts = {HEAD: prices.head, WORKER: prices.worker} if prices else {}
     if as_json:
         output.print_json(
             {
                 "job": job.id,
                 "is_over": job.is_over,
-                "node_seconds": seconds,
-                "usd_per_hour": {"head": price.head, "worker": price.worker},
-                "usd": usd,
-                "nat_usd": nat,
+                "node_seconds": found.seconds,
+                "usd_per_hour": {node: host.usd_per_hour for node, host in hosts.items()},
+                "usd": found.usd,
+                "nat_usd": found.nat_usd,
+                "why_unknown": found.why_unknown,
+                "prices": asdict(prices) if prices else None,
             }
         )
         return
-    kinds = {
-        HEAD: (shape.head.name, price.head),
-        WORKER: (shape.worker.name, price.worker),
-    }
     rows = [
-        [node, type_, f"{seconds[node] / 3600:.3f}", dollars(hourly)]
-        for node, (type_, hourly) in kinds.items()
+        [
+            node,
+            host.type,
+            f"{host.disk_gib} GiB",
+            f"{found.seconds[node] / 3600:.3f}" if found.seconds else "unknown",
+            dollars(host.usd_per_hour),
+        ]
+        for node, host in hosts.items()
     ]
-    output.print_table(["nodes", "type", "hours", "an hour"], rows)
+    if rows:
+        output.print_table(["nodes", "type", "disk", "hours", "an hour"], rows)
+        output.print_text("")
     so_far = "" if job.is_over else " so far"
-    spot = " Spot instances usually cost less." if shape.spot else ""
+    if prices is None or found.usd is None:
+        output.print_text(f"unknown{so_far}: {found.why_unknown}")
+        return
     output.print_text(
-        f"\n{dollars(usd)}{so_far} at us-east-1's list prices, from the pull of the image to the "
-        f"end of each node; the NAT gateway meanwhile {dollars(nat)}. A host's own start and end "
-        f"add a few minutes each.{spot}"
+        f"{dollars(found.usd)}{so_far} {at_list_prices(prices)}, disks included, from the pull of "
+        f"the image to the end of each node. The NAT gateway meanwhile: {dollars(found.nat_usd)}. "
+        "A host's own start and end, and hosts that managed scaling started too many, add "
+        f"minutes. Not included: {NOT_INCLUDED}."
     )

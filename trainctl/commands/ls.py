@@ -6,7 +6,14 @@ import typer
 
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.jobs import Job
 from trainctl.options import AsJson, Profile, Region
+
+
+def _state(deployment: Deployment, job: Job) -> str:
+    """How it ended, or how far its run is."""
+    progress = follow.progress_of(deployment, job)
+    return f"{job.reason}: {progress.short()}" if progress else job.reason
 
 
 def ls(
@@ -26,7 +33,13 @@ def ls(
         output.print_text("No jobs. Start one: trainctl submit ddp")
     else:
         rows = [
-            [job.id, job.run, job.reason, f"{job.began:%Y-%m-%d %H:%M %Z}", follow.lasted(job)]
+            [
+                job.id,
+                job.run,
+                _state(deployment, job),
+                f"{job.began:%Y-%m-%d %H:%M %Z}",
+                follow.lasted(job),
+            ]
             for job in jobs
         ]
         output.print_table(["job", "run", "state", "submitted", "for"], rows, prose=["state"])

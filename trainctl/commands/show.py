@@ -9,7 +9,7 @@ from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, JobName, Profile, Region
-from trainctl.pricing import dollars
+from trainctl.pricing import cost_of, dollars
 from training import recipes
 from training.record.measures import described
 from training.record.result import measures_of
@@ -28,15 +28,17 @@ def show(
         record = bucket.run(job.run).uri
         result = output.json_object(bucket.read(bucket.key(f"{record}/{RESULT_FILE}")))
     waits = "" if job.is_over else follow.waiting(deployment, job, heads)
-    usd, seconds = follow.cost_of(deployment, job)
+    reached = follow.progress_of(deployment, job)
+    cost = cost_of(deployment, job)
     if as_json:
         output.print_json(
             {
                 **follow.values(job),
                 "waiting": waits,
                 "tasks": [asdict(task) for task in [*heads, *workers]],
-                "node_seconds": seconds,
-                "usd": usd,
+                "node_seconds": cost.seconds,
+                "usd": cost.usd,
+                "progress": reached and reached.to_json(),
                 "result": result,
             }
         )
@@ -45,6 +47,7 @@ def show(
         "job": job.id,
         "run": job.run,
         "state": f"{job.reason}{f': {waits}' if waits else ''}",
+        "progress": reached.line() if reached else "",
         "submitted": f"{job.began:%Y-%m-%d %H:%M:%S %Z}",
         "lasted" if job.is_over else "for": follow.lasted(job),
         "deadline": ""
@@ -52,7 +55,7 @@ def show(
         else f"{job.deadline:%Y-%m-%d %H:%M:%S %Z}",
         "command": " ".join(job.spec.command) if job.spec else "",
         "nodes": str(job.spec.nodes) if job.spec else "",
-        "cost": dollars(usd),
+        "cost": dollars(cost.usd) if cost.usd is not None else f"unknown: {cost.why_unknown}",
         "record": f"{record}/" if record else "",
     }
     output.print_text("\n".join(f"{key:10}{value}" for key, value in rows.items() if value))

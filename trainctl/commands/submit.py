@@ -24,8 +24,9 @@ def submit(
 ) -> None:
     """Start a job: a head and its workers, which end with it.
 
-    Prints the maximum cost before starting. The job keeps running after this command exits. With
-    --follow the exit code is the job's.
+    Prints the maximum cost before starting; above the deployment's confirm_above_usd, or where it
+    is not known, Enter means no. The job keeps running after this command exits. With --follow the
+    exit code is the job's.
 
     Examples: trainctl submit ddp --nodes 2 --epochs 10 --data fashion-mnist;
     trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1
@@ -33,7 +34,7 @@ def submit(
     deployment = Deployment.find(profile=profile, region=region)
     plan = job_plan.plan_of(deployment, given)
     output.say(plan.text())
-    output.confirm("Start it?", yes=yes)
+    output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
     job = job_plan.start(deployment, plan, given.code)
     if as_json:
         output.print_json({"job": job, "run": plan.spec.run})

@@ -101,6 +101,13 @@ class TrainingConfig(RunConfig):
     report_every: int = option(
         10, low=1, help="steps between two reports of the loss", same_on_resume=False
     )
+    checkpoint_minutes: float = option(
+        15.0,
+        low=0,
+        help="a checkpoint is saved at least this often, beside those that other settings ask for "
+        "(0: only those)",
+        same_on_resume=False,
+    )
     checkpoints_to_keep: int = option(
         2, low=1, help="number of newest checkpoints that are kept", same_on_resume=False
     )

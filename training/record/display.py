@@ -31,6 +31,8 @@ from training.record.events import (
 )
 from training.record.fields import Rate
 from training.record.measures import Measure, described
+from training.record.progress import Pace
+from training.record.progress import Progress as RunProgress
 from training.record.result import Result
 
 
@@ -50,7 +52,7 @@ class LiveDisplay:
             transient=True,
         )
         self._task: TaskID = self._progress.add_task("starting", total=None, figures="")
-        self._pace = _Pace()
+        self._pace = Pace()
         self._start: Start | None = None
         self._progress.start()
 
@@ -69,7 +71,7 @@ class LiveDisplay:
         match event:
             case Start():
                 self._start = event
-                self._pace = _Pace()
+                self._pace = Pace()
                 total = event.total_steps
                 self._progress.update(self._task, total=total, completed=event.step)
                 self.say(_start_line(event))
@@ -81,18 +83,21 @@ class LiveDisplay:
                     completed=event.step,
                     description=_epoch_of(event.epoch, self._start),
                     figures=f"step {event.step}/{self._start.total_steps}  "
-                    f"loss {event.loss:.4f}  {self._pace.text(self._start, event)}",
+                    f"loss {event.loss:.4f}  {_pace_text(self._pace, self._start, event)}",
                 )
             case _:
                 if line := _line_of(event, self._measures):
                     self.say(line)
+
+    def progress(self, progress: RunProgress) -> None:
+        """The bar shows it already."""
 
     def close(self) -> None:
         self._progress.stop()
 
 
 class PlainDisplay:
-    """A line per epoch and rank: what a log file or a CI job can use."""
+    """A line every half a minute, per epoch and rank: what a log file or a CI job can use."""
 
     def __init__(self, *, measures: Sequence[Measure] = ()) -> None:
         self._measures = measures
@@ -119,6 +124,9 @@ class PlainDisplay:
             case _:
                 if line := _line_of(event, self._measures):
                     self.say(line)
+
+    def progress(self, progress: RunProgress) -> None:
+        self.say(progress.line())
 
     def close(self) -> None:
         pass
@@ -169,28 +177,12 @@ def result_table(
     return table
 
 
-class _Pace:
-    """Steps per second over the last dozen reports."""
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, int]] = []
-
-    def add(self, event: Step) -> None:
-        if self._seen and self._seen[-1][0] == event.time:
-            self._seen[-1] = (event.time, event.step)
-        else:
-            self._seen = [*self._seen[-12:], (event.time, event.step)]
-
-    def text(self, start: Start, event: Step) -> str:
-        if len(self._seen) < 2:
-            return ""
-        (t0, s0), (t1, s1) = self._seen[0], self._seen[-1]
-        if t1 <= t0 or s1 <= s0:
-            return ""
-        per_s = (s1 - s0) / (t1 - t0)
-        left = (start.total_steps - event.step) / per_s
-        rate = Rate(items=start.items, per_s=per_s * start.items_per_step)
-        return "  ".join([*_rate(rate), f"{duration(left)} left"])
+def _pace_text(pace: Pace, start: Start, event: Step) -> str:
+    """``64 images/s  4.0 s left``; empty before that is known."""
+    left = pace.left_s(start, event)
+    if left is None:
+        return ""
+    return "  ".join([*_rate(pace.rate(start)), f"{duration(left)} left"])
 
 
 def _start_line(event: Start) -> str:

@@ -5,7 +5,9 @@ written line by line. In S3 nothing can be appended to: ``metrics.jsonl`` is wri
 whole, whenever its lines must survive the loss of this process, and once a minute.
 """
 
+import contextlib
 import json
+import math
 import shutil
 import statistics
 import tempfile
@@ -37,6 +39,7 @@ from training.record.events import (
 from training.record.fields import Rate
 from training.record.lines import Metrics, without_redone
 from training.record.measures import Measure
+from training.record.progress import EVERY_S, Pace, Progress, Spending
 from training.record.result import SUCCEEDED, Result, Status
 
 #: How long new lines may be missing in S3: what a lost head costs of the record at most.
@@ -49,6 +52,8 @@ class Display(Protocol):
     """Shows events to a person as they come."""
 
     def show(self, event: Event) -> None: ...
+
+    def progress(self, progress: Progress) -> None: ...
 
 
 class RunRecord:
@@ -64,6 +69,8 @@ class RunRecord:
         environment: Mapping[str, object],
         display: Display,
         measures: Sequence[Measure] = (),
+        job: str = "",
+        spending: Spending | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open a run's record, which may hold the lines of earlier attempts.
@@ -72,6 +79,8 @@ class RunRecord:
             settings: content of ``config.json``.
             environment: content of ``environment.json``.
             measures: what the recipe is judged by.
+            job: id of the job that trains the run; empty without one.
+            spending: counts what that job costs.
             clock: seconds, from any beginning.
         """
         self.run_uri = run_uri
@@ -86,6 +95,13 @@ class RunRecord:
         self._clock = clock
         self._is_flushed = True
         self._flush_at = clock() + FLUSH_EVERY_S
+        self._job, self._spending = job, spending
+        self._pace = Pace()
+        self._last_step: Step | None = None
+        self._shown_step = 0
+        self._progress_at = math.inf
+        if job and spending is not None:
+            self._take_over_spending(job, spending)
         self._in_s3 = storage.is_s3(run_uri)
         self.folder = Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(run_uri)
         self._metrics = self.folder / runs.METRICS_FILE
@@ -107,8 +123,14 @@ class RunRecord:
         self._first_step_at: float | None = None
         self._evaluations: list[Evaluation] = []
 
-    def handle(self, event: Event) -> None:
-        """Take one event: write it down and show it."""
+    def handle(self, *found: Event) -> None:
+        """Take the events of one report: write them down and show them."""
+        for event in found:
+            self._take(event)
+            self._display.show(event)
+        self.flush_in_time()
+
+    def _take(self, event: Event) -> None:
         match event:
             case Start():
                 self._on_start(event)
@@ -116,9 +138,13 @@ class RunRecord:
                 self._phases.append(event)
                 if event.hosts is not None:
                     self._hosts = event.hosts
+                    if self._spending is not None:
+                        self._spending.set_hosts(event.hosts)
             case Step():
                 self._append(event)
                 self._step = event.step
+                self._last_step = event
+                self._pace.add(event)
                 if self._first_step_at is None:
                     self._first_step_at = event.time
                 if self._is_starting:
@@ -144,12 +170,11 @@ class RunRecord:
                 if event.evaluation is not None:
                     self._write_json(runs.EVALUATION_FILE, event.evaluation.to_json())
                 self._step = event.step
+                self._last_step = None
                 self.is_finished = True
                 if event.shortfall is not None:
                     self.error, self.exit_code = event.shortfall, exits.FAILED
                 self._write_result(SUCCEEDED if self.error is None else "failed", event)
-        self.flush_in_time()
-        self._display.show(event)
 
     @property
     def is_complete(self) -> bool:
@@ -193,8 +218,40 @@ class RunRecord:
 
     def flush_in_time(self) -> None:
         """Flush if lines have waited for long. To be called often, also while no events come."""
-        if self._clock() >= self._flush_at:
+        now = self._clock()
+        if now >= self._flush_at:
             self.flush()
+        last = self._last_step
+        if now >= self._progress_at and last is not None and last.step != self._shown_step:
+            self._report_progress(last)
+            self._progress_at = now + EVERY_S
+
+    def _report_progress(self, last: Step) -> None:
+        """Say and write down how far the run is."""
+        assert self._start is not None
+        self._shown_step = last.step
+        progress = Progress(
+            time=time.time(),
+            job=self._job,
+            step=last.step,
+            total_steps=self._start.total_steps,
+            loss=last.loss,
+            rate=self._pace.rate(self._start),
+            left_s=self._pace.left_s(self._start, last),
+            usd=None if self._spending is None else self._spending.usd(),
+        )
+        self._display.progress(progress)
+        # A storage that fails for a moment must not end the training.
+        with contextlib.suppress(Exception):
+            self._write_json(runs.PROGRESS_FILE, progress.to_json())
+
+    def _take_over_spending(self, job: str, spending: Spending) -> None:
+        """Add what a lost head of the same job had counted."""
+        with contextlib.suppress(Exception):
+            content = storage.read_bytes(storage.join(self.run_uri, runs.PROGRESS_FILE))
+            earlier = Progress.from_json(json.loads(content or b"{}"))
+            if earlier.job == job and earlier.usd is not None:
+                spending.begin_with(earlier.usd)
 
     def _on_start(self, event: Start) -> None:
         """Forget what an earlier attempt did after its last checkpoint: it is done again now."""
@@ -226,7 +283,9 @@ class RunRecord:
         if self._start is None and event.resumed:
             self._resumed_from = event.step
         self._start = event
-        self._step = event.step
+        self._step = self._shown_step = event.step
+        self._pace, self._last_step = Pace(), None
+        self._progress_at = self._clock() + EVERY_S
         self._evaluations = [line.event for line in kept if isinstance(line.event, Evaluation)]
 
     def _write_result(self, status: Status, last: Finished | Evaluation | None) -> None:

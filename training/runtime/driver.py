@@ -1,8 +1,9 @@
 """Runs a recipe under Ray Train: starts Ray or joins its cluster, keeps the record, ends cleanly.
 
 The trainer runs in a Ray task (``training.runtime.trainer``); this process reads events, shows
-them and waits for signals. The first Ctrl-C lets the workers save and leave; a second one, or
-ten seconds, ends them as they are.
+them and waits for signals. The first Ctrl-C or SIGTERM lets the workers save and leave; a second
+one ends them as they are, and so do ten seconds on one machine, or ``CHECKPOINT_STOP_S`` on a
+cluster.
 """
 
 import os
@@ -20,9 +21,11 @@ from contract.job import JobSpec
 from contract.nodes import Gpus
 from contract.ranges import Range
 from contract.runs import RunPaths
+from contract.times import CHECKPOINT_STOP_S
 from training import machine, storage
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
+from training.record import progress
 from training.record.display import make_display
 from training.record.environment import environment
 from training.record.events import Failed, Reading, phase
@@ -36,6 +39,8 @@ from training.runtime.trainer import Submission
 #: A person does not notice a tenth of a second, nor does a processor.
 _POLL_S: Final = 0.1
 _STOP_GRACE_S: Final = 10.0
+#: Of Ray's last answers, once its work has ended.
+_LAST_EVENTS_S: Final = 10.0
 #: How often Ray's logs are searched for a worker that ended before it joined.
 _LOOK_EVERY_S: Final = 0.5
 #: A worker that is slow to start is waited for so long; Ray's and Ray Train's defaults are 60.
@@ -97,6 +102,7 @@ class Driver:
         if not self._prepare(events):
             return self._finish_early()
 
+        job, spending = progress.of_job()
         self._record = RunRecord(
             self._run_uri,
             run=self._config.run,
@@ -105,6 +111,8 @@ class Driver:
             environment=environment(),
             display=self._display,
             measures=self._options.recipe.measures,
+            job=job,
+            spending=spending,
         )
         self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
@@ -121,15 +129,16 @@ class Driver:
             if self._signals and stop_by is None:
                 if self._record.first_step_at is None:
                     break  # nothing has been trained that could be saved
-                stop_by = time.monotonic() + _STOP_GRACE_S
+                grace_s = _STOP_GRACE_S if self._options.local else CHECKPOINT_STOP_S
+                stop_by = time.monotonic() + grace_s
                 events.request_stop.remote()
                 self._display.say("saving a checkpoint and stopping; Ctrl-C again stops at once")
             if stop_by is not None and (len(self._signals) > 1 or time.monotonic() > stop_by):
                 break
         else:
             # What was asked for before the end may not have the last events.
-            if self._failure is None and self._take(events, timeout_s=_STOP_GRACE_S):
-                self._take(events, timeout_s=_STOP_GRACE_S)
+            if self._failure is None and self._take(events, timeout_s=_LAST_EVENTS_S):
+                self._take(events, timeout_s=_LAST_EVENTS_S)
             if wrong := self._result_of(fit):
                 self._failure = RuntimeError(wrong)
         if server is not None and (complaint := server.complaint()):
@@ -229,13 +238,11 @@ class Driver:
             self._failure = error
             return False
         for event in found:
-            if isinstance(event, Reading):
-                if self._record is not None:
-                    continue  # it comes late: reading is over
+            if isinstance(event, Reading) and self._record is None:  # else it comes late
                 share = event.done / max(event.total, 1)
                 self._display.phase(f"reading the data: {share:.0%}", transient=True)
-            elif self._record is not None:
-                self._record.handle(event)
+        if self._record is not None:
+            self._record.handle(*(each for each in found if not isinstance(each, Reading)))
         return True
 
     def _finish_early(self) -> int:

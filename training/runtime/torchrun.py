@@ -43,7 +43,7 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
             display=display,
             measures=recipe.measures,
         )
-        worker.on_event = kept.handle
+        worker.on_events = kept.handle
     code = exits.OK
     try:
         recipe.train()(worker, config)
@@ -79,7 +79,7 @@ class TorchrunWorker:
         else:
             self.device = torch.device("cpu")
         self.run_uri = run_uri
-        self.on_event: Callable[[Event], None] | None = None
+        self.on_events: Callable[..., None] | None = None
         self._stop = False
         self._saving: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -94,9 +94,8 @@ class TorchrunWorker:
         self._stop = True
 
     def emit(self, *events: Event) -> None:
-        if self.rank == 0 and self.on_event is not None:
-            for event in events:
-                self.on_event(event)
+        if self.rank == 0 and self.on_events is not None:
+            self.on_events(*events)
 
     def stop_requested(self) -> bool:
         return self._stop

@@ -1,15 +1,16 @@
 """``trainctl cluster status``: what runs in the standing cluster, what Ray sees, what it costs."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from contract import nodes
 from trainctl import output
 from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.shape import Shape
+from trainctl.aws.tasks import Task
 from trainctl.commands.cluster import words
 from trainctl.options import AsJson, Profile, Region
-from trainctl.pricing import NAT_USD_PER_HOUR
+from trainctl.pricing import dollars
 
 
 def status(
@@ -22,7 +23,7 @@ def status(
     deployment = Deployment.find(profile=profile, region=region)
     services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
     size = words.ray_size(deployment, tasks)
-    usd = sum(_usd(deployment.shape, task.node) or 0 for task in tasks) + NAT_USD_PER_HOUR
+    usd = _usd_per_hour(deployment, tasks)
     if as_json:
         output.print_json(
             {
@@ -31,15 +32,15 @@ def status(
                 "running": {node: services[node].running for node in NODES},
                 "tasks": [asdict(task) for task in tasks],
                 "ray": asdict(size) if size else None,
-                "usd_per_hour": round(usd, 3),
+                "usd_per_hour": None if usd is None else round(usd, 3),
                 "image_tag": deployment.shape.image_tag,
             }
         )
         return
     if not tasks and not any(service.wanted for service in services.values()):
         output.print_text(
-            f"The standing cluster is down; the NAT gateway costs ${NAT_USD_PER_HOUR:.3f} an hour."
-            "\nStart it: trainctl cluster up"
+            f"The standing cluster is down; the NAT gateway costs {dollars(usd)} an hour.\n"
+            "Start it: trainctl cluster up"
         )
         return
     rows = [
@@ -51,10 +52,17 @@ def status(
     output.print_text(
         f"\nwanted: a head, {words.workers(wanted)}; images: {deployment.shape.image_tag}\n"
         f"Ray:    {words.sized(size)}\n"
-        f"cost:   ${usd:.3f} an hour at list prices, NAT gateway included"
+        f"cost:   {dollars(usd)} an hour at list prices, NAT gateway included"
     )
 
 
-def _usd(shape: Shape, node: str) -> float | None:
-    machine = shape.head if node == nodes.HEAD else shape.worker
-    return machine.usd_per_hour
+def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:
+    """Of the hosts of these nodes and the NAT gateway, in US dollars; None: not known."""
+    prices = deployment.shape.prices(deployment.region)
+    total = prices.nat_usd_per_hour
+    for task in tasks:
+        host = prices.head if task.node == nodes.HEAD else prices.worker
+        if total is None or host.usd_per_hour is None:
+            return None
+        total += host.usd_per_hour
+    return total

@@ -74,7 +74,7 @@ def up(
     if now == wanted:
         output.say(f"Already requested: a head, {words.workers(num_nodes)}.")
     else:
-        output.say(f"{words.described(shape, num_nodes)}\n{words.price(shape, num_nodes)}")
+        output.say(f"{words.described(shape, num_nodes)}\n{words.price(deployment, num_nodes)}")
         output.confirm("Start it?" if not any(now.values()) else "Change it?", yes=yes)
     began = datetime.now(tz=UTC)
     for node in NODES:
@@ -93,7 +93,7 @@ def up(
             "  take it down    trainctl cluster down"
         )
         raise typer.Exit(exits.INTERRUPTED) from None
-    _print_how_to_use(deployment.shape, num_nodes)
+    _print_how_to_use(deployment, num_nodes)
 
 
 def _number(shape: Shape, given: str | None) -> int:
@@ -214,13 +214,13 @@ def _obituary(deployment: Deployment, task: Task) -> str:
 
 
 # --- once it is up -------------------------------------------------------------------------------
-def _print_how_to_use(shape: Shape, num_nodes: int) -> None:
+def _print_how_to_use(deployment: Deployment, num_nodes: int) -> None:
     output.print_text(
-        f"Up: {words.sized(shape.size(num_nodes))}\n"
+        f"Up: {words.sized(deployment.shape.size(num_nodes))}\n"
         f"  a shell         trainctl shell\n"
         f"  Ray's state     trainctl shell -- ray status\n"
         f"  train           trainctl shell -- python -m training.launch ddp\n"
         f"  Ray dashboard   trainctl open\n"
         f"  take it down    trainctl cluster down\n"
-        f"{words.price(shape, num_nodes)}"
+        f"{words.price(deployment, num_nodes)}"
     )

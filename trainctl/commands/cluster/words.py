@@ -9,7 +9,7 @@ from contract.text import duration
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
-from trainctl.pricing import Price
+from trainctl.pricing import at_list_prices
 
 
 def ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | None:
@@ -18,15 +18,15 @@ def ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | Non
     return deployment.logs.ray_size(heads[0]) if heads else None
 
 
-def price(shape: Shape, num_nodes: int) -> str:
+def price(deployment: Deployment, num_nodes: int) -> str:
     """What a cluster costs per hour, as one sentence."""
-    total = Price.of(shape).per_hour(num_nodes)
+    prices = deployment.shape.prices(deployment.region)
+    total = prices.usd_per_hour(num_nodes)
     if total is None:
-        return "cost: these hosts have no list price, they are reserved by capacity blocks"
-    less = "; spot instances usually cost less" if shape.spot else ""
+        return f"cost: unknown, because {prices.why_unknown}"
     return (
-        f"cost: ${total:.3f} an hour at us-east-1's list prices, NAT gateway included{less}, until "
-        "trainctl cluster down"
+        f"cost: ${total:.3f} an hour with disks and the NAT gateway, {at_list_prices(prices)}, "
+        "until trainctl cluster down"
     )
 
 

@@ -110,6 +110,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     timer = metrics.StepTimer(phases, device)
     log = metrics.StepLog(device)
     clock = metrics.Clock(earlier_s=position.seconds)
+    timetable = checkpoints.Timetable(config.checkpoint_minutes)
     evaluation: Evaluation | None = None
     model.train()
     for step in range(start_step, total_steps):
@@ -145,8 +146,8 @@ def train(worker: Worker, config: DdpConfig) -> None:
             continue
 
         # One small reduction per report: the losses since the last one, and whether any worker
-        # was asked to stop, so that all of them leave at the same step.
-        steps, stopping = log.collect(stop=worker.stop_requested())
+        # was asked to stop or has a checkpoint due, so that all of them do so at the same step.
+        steps, stopping = log.collect(stop=worker.stop_requested(), save=timetable.is_due())
         # Checked before every save, so a diverged model never becomes a checkpoint.
         checkpoints.stop_if_diverged(steps, num_done - len(steps) + 1, lr=config.lr, worker=worker)
         position.advance(num_done, steps)
@@ -154,9 +155,9 @@ def train(worker: Worker, config: DdpConfig) -> None:
 
         last = num_done == total_steps
         # With a node about to go, every report is saved: what is lost is what comes after it.
-        losing = worker.is_losing_a_node()
-        due = last or losing or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
-        if end_of_epoch or stopping or losing:
+        saves_now = worker.is_losing_a_node() or log.save_asked
+        due = last or saves_now or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
+        if end_of_epoch or stopping or saves_now:
             _average_running_statistics(model, world_size)
         if end_of_epoch:
             ranks = course.ranks(timer.means(), step=num_done, epoch=epoch)
@@ -171,6 +172,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
             )
             worker.emit(*ranks, evaluated)
         if due or stopping:
+            timetable.saved()
             position.seconds = clock.seconds()
             if rank == 0:
                 snapshot = checkpoints.take_snapshot(

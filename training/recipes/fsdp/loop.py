@@ -78,8 +78,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         seed=config.seed,
     )
     total_steps = config.max_steps or config.epochs * order.steps_per_epoch
-    evaluate_every = config.evaluate_every or order.steps_per_epoch
-    checkpoint_every = config.checkpoint_every or evaluate_every
+    evaluate_every = config.steps_between_evaluations(total_steps, order.steps_per_epoch)
+    checkpoint_every = config.checkpoint_every or config.evaluate_every or order.steps_per_epoch
     tokens_per_step = config.global_batch * config.seq_len
     held_out = HeldOut(store, config)
 
@@ -145,6 +145,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     timer = metrics.StepTimer(_PHASES, device)
     log = metrics.StepLog(device)
     clock = metrics.Clock(earlier_s=position.seconds)
+    timetable = checkpoints.Timetable(config.checkpoint_minutes)
     profiled: metrics.Communication | None = None
     communication_s, num_timed = 0.0, 0
     trained.train()
@@ -186,13 +187,14 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             continue
 
         # One small reduction per report: the losses since the last one, and whether any worker
-        # was asked to stop, so that all of them leave at the same step.
-        steps, stopping = log.collect(stop=worker.stop_requested())
+        # was asked to stop or has a checkpoint due, so that all of them do so at the same step.
+        steps, stopping = log.collect(stop=worker.stop_requested(), save=timetable.is_due())
         checkpoints.stop_if_diverged(steps, num_done - len(steps) + 1, lr=config.lr, worker=worker)
         position.advance(num_done, steps)
         worker.emit(*course.steps(steps, last=num_done))
         # With a node about to go, every report is saved: what is lost is what comes after it.
-        if saves or stopping or worker.is_losing_a_node():
+        if worker.is_losing_a_node() or saves or stopping or log.save_asked:
+            timetable.saved()
             # The loss since the last evaluation is reported by the next one.
             position.seconds = clock.seconds()
             after = checkpoints.Position(step=num_done, seconds=position.seconds)

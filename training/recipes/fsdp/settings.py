@@ -11,6 +11,10 @@ from training.recipes.settings import TrainingConfig, Value, divisors, option
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
 SCHEDULES: Final = ("cosine", "constant")
+#: Evaluations in a run that is not told how often: a curve to look at, for a percent of the time.
+_EVALUATIONS: Final = 20
+#: Steps between them at least, so that a short run does not spend its time on them.
+_LEAST_STEPS: Final = 50
 OPTIMIZERS: Final = ("adamw", "adamw-8bit")
 
 
@@ -99,13 +103,20 @@ class FsdpConfig(TrainingConfig):
         False, help="compile each block with torch.compile (GPU)", same_on_resume=False
     )
     evaluate_every: int = option(
-        0, low=0, help="steps between two evaluations (0: once an epoch)", same_on_resume=False
+        0,
+        low=0,
+        help="steps between two evaluations (0: 20 times in a run, in short runs every 50 steps, "
+        "and at least once an epoch)",
+        same_on_resume=False,
     )
     eval_sequences: int = option(
         64, low=0, help="held-out sequences evaluated, the first ones (0: all)"
     )
     checkpoint_every: int = option(
-        0, low=0, help="steps between two checkpoints (0: at each evaluation)", same_on_resume=False
+        0,
+        low=0,
+        help="steps between two checkpoints (0: as evaluate-every is given, else once an epoch)",
+        same_on_resume=False,
     )
     sample_tokens: int = option(
         40,
@@ -134,6 +145,18 @@ class FsdpConfig(TrainingConfig):
     def begun(self, recorded: Mapping[str, object]) -> Self:
         key: Any = recorded.get("text_key") or self.text_key
         return dataclasses.replace(self, text_key=key)
+
+    def steps_between_evaluations(self, total_steps: int, steps_per_epoch: int) -> int:
+        """Steps from one evaluation to the next.
+
+        Args:
+            total_steps: of the run.
+            steps_per_epoch: in which all of the data is seen once.
+        """
+        if self.evaluate_every:
+            return self.evaluate_every
+        in_run = max(_LEAST_STEPS, -(-total_steps // _EVALUATIONS))
+        return min(steps_per_epoch, in_run)
 
     @property
     def num_microbatches(self) -> int:

@@ -1,0 +1,157 @@
+"""Prices of a job's hosts: list prices, frozen into the job's order when it is submitted.
+
+What a job has cost follows from its order, so that a later deploy of other hosts, or a newer price
+list, does not change it. Not for prices to pay by: they are list prices without discounts.
+
+Sources, looked up in 2026-11: AWS's public price pages of EC2, EBS and VPC. Prices are those of
+us-east-1; what costs how much in another region is not known here.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from contract.errors import InputError
+from contract.instance_types import InstanceType
+
+#: The region whose list prices this project knows.
+PRICED_REGION: Final = "us-east-1"
+
+_HOURS_PER_MONTH: Final = 730  # by which AWS converts what it bills by the month
+# gp3, US dollars per month: a GiB; a MiB/s above those that come with it; an operation/s likewise.
+_GP3_GIB: Final = 0.08
+_GP3_MIBPS: Final = 0.04
+_GP3_IOPS: Final = 0.005
+_GP3_FREE_MIBPS: Final = 125
+_GP3_FREE_IOPS: Final = 3000
+
+#: A NAT gateway and its public address, US dollars per hour. A GB through it costs 0.045 more.
+NAT_USD_PER_HOUR: Final = 0.045 + 0.005
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostPrice:
+    """What one host costs."""
+
+    type: str
+    """Instance type."""
+    disk_gib: int
+    """Root volume."""
+    usd_per_hour: float | None
+    """Instance and root volume; None: not known."""
+
+    @classmethod
+    def of(cls, machine: InstanceType, *, region: str, disk_gib: int = 0) -> Self:
+        """Of a type in a region.
+
+        Args:
+            disk_gib: root volume; 0: as large as the type has it by default.
+        """
+        size = disk_gib or machine.root_volume_gib
+        usd = machine.usd_per_hour if region == PRICED_REGION else None
+        if usd is not None:
+            usd = round(usd + disk_usd_per_hour(machine, size), 6)
+        return cls(type=machine.name, disk_gib=size, usd_per_hour=usd)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """What the hosts of a job cost. On demand: spot instances usually cost less."""
+
+    region: str
+    head: HostPrice
+    worker: HostPrice
+    spot: bool
+    """Whether worker hosts are spot instances."""
+    nat_usd_per_hour: float | None
+    """The deployment's NAT gateway; None: not known."""
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        region: str,
+        head: InstanceType,
+        worker: InstanceType,
+        spot: bool,
+        disk_gib: int = 0,
+    ) -> Self:
+        """At today's list prices."""
+        return cls(
+            region=region,
+            head=HostPrice.of(head, region=region, disk_gib=disk_gib),
+            worker=HostPrice.of(worker, region=region, disk_gib=disk_gib),
+            spot=spot,
+            nat_usd_per_hour=NAT_USD_PER_HOUR if region == PRICED_REGION else None,
+        )
+
+    def hosts_usd_per_hour(self, num_nodes: int) -> float | None:
+        """Of a head and ``num_nodes`` worker nodes."""
+        if self.head.usd_per_hour is None:
+            return None
+        if not num_nodes:
+            return self.head.usd_per_hour
+        if self.worker.usd_per_hour is None:
+            return None
+        return self.head.usd_per_hour + num_nodes * self.worker.usd_per_hour
+
+    def usd_per_hour(self, num_nodes: int) -> float | None:
+        """The same, with the NAT gateway."""
+        hosts = self.hosts_usd_per_hour(num_nodes)
+        if hosts is None or self.nat_usd_per_hour is None:
+            return None
+        return hosts + self.nat_usd_per_hour
+
+    @property
+    def why_unknown(self) -> str:
+        """Why a price is missing, in a phrase; "" where none is."""
+        if self.region != PRICED_REGION:
+            return f"list prices are known for {PRICED_REGION} only, not for {self.region}"
+        for host in (self.head, self.worker):
+            if host.usd_per_hour is None:
+                return f"{host.type} has no list price"
+        return ""
+
+    def to_json(self) -> dict[str, object]:
+        """As ``from_json`` reads it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """
+        Raises:
+            InputError: it is not what ``to_json`` wrote.
+        """
+        try:
+            hosts = {name: _host(values[name]) for name in ("head", "worker")}
+            return cls(
+                region=str(values["region"]),
+                spot=bool(values["spot"]),
+                nat_usd_per_hour=_usd(values["nat_usd_per_hour"]),
+                **hosts,
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"prices of a job's order are not understood ({error!r}): trainctl submit sets them"
+            ) from None
+
+
+def disk_usd_per_hour(machine: InstanceType, gib: int) -> float:
+    """Of a root volume of ``gib`` GiB with the throughput that hosts of this type have."""
+    throughput = max(0, machine.root_volume_mibps - _GP3_FREE_MIBPS)
+    operations = max(0, machine.root_volume_iops - _GP3_FREE_IOPS)
+    month = gib * _GP3_GIB + throughput * _GP3_MIBPS + operations * _GP3_IOPS
+    return month / _HOURS_PER_MONTH
+
+
+def _host(values: Mapping[str, Any]) -> HostPrice:
+    return HostPrice(
+        type=str(values["type"]),
+        disk_gib=int(values["disk_gib"]),
+        usd_per_hour=_usd(values["usd_per_hour"]),
+    )
+
+
+def _usd(value: Any) -> float | None:
+    return None if value is None else float(value)

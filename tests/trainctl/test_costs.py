@@ -1,0 +1,293 @@
+"""What a job can cost and has cost: with the hosts and prices of its order, and never a guess."""
+
+import json
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from contract import exits, times
+from contract.instance_types import instance_type
+from contract.job import JobSpec
+from contract.prices import HostPrice, Prices
+from tests.trainctl.account import NOW, PRICES, Account
+from trainctl import output
+from trainctl.__main__ import main
+from trainctl.aws.jobs import EndedTask
+from trainctl.aws.shape import Shape
+from trainctl.pricing import Maximum, dollars
+
+SUBMIT = ["submit", "ddp", "--yes"]
+
+
+def event(task: str, seconds: float, **more: Any) -> dict[str, Any]:
+    began = NOW - timedelta(minutes=9)
+    return {
+        "taskArn": f"arn/{task}",
+        "group": "job:job",
+        "startedBy": "AWS Step Functions",
+        "pullStartedAt": began.isoformat(),
+        "stoppedAt": (began + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z"),
+        **more,
+    }
+
+
+def cost_of(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["cost", "job", "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+# --- before it starts -----------------------------------------------------------------------------
+def maximum(account: Account, *, nodes: int = 4, hours: int = 10, **shape: Any) -> Maximum:
+    found = Shape.from_json(json.dumps({**account.shape, **shape}))
+    return Maximum.of(found.prices("us-east-1"), found, num_nodes=nodes, max_seconds=hours * 3600)
+
+
+def test_the_maximum_covers_every_host_until_the_clean_up_is_over(account: Account) -> None:
+    found = maximum(account)
+    head, worker = 0.192 + 9.8 / 730, 5.672 + 35 / 730
+    assert found.usd_per_hour == pytest.approx(head + 4 * worker + 0.05)
+    assert found.usd == pytest.approx((head + 4 * worker + 0.05) * (10 + 530 / 3600))
+    assert times.JOB_TAIL_S == 530
+
+
+@pytest.mark.parametrize(
+    ("nodes", "heads", "surplus"), [(4, 1, 0), (3, 1, 1), (4, 2, 1), (1, 4, 2), (0, 1, 0)]
+)
+def test_a_group_that_is_not_full_may_start_one_host_too_many(
+    account: Account, nodes: int, heads: int, surplus: int
+) -> None:
+    found = maximum(account, nodes=nodes, max_heads=heads)
+    assert found.num_surplus == surplus
+    assert found.surplus_usd is not None
+    assert (found.surplus_usd > 0) == bool(surplus)
+
+
+def test_a_larger_disk_costs_more(account: Account) -> None:
+    small, large = maximum(account), maximum(account, root_volume_gib=1000)
+    assert small.usd_per_hour is not None
+    assert large.usd_per_hour is not None
+    added = 4 * (1000 - 200) + (1000 - 60)
+    assert large.usd_per_hour - small.usd_per_hour == pytest.approx(added * 0.08 / 730, abs=1e-4)
+
+
+def test_max_cost_shortens_the_deadline_and_prints_it(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SUBMIT, "--nodes", "2", "--max-cost", "60"]) == exits.OK
+    (sent,) = account.sent("start_execution")
+    spec = JobSpec.from_json(sent["input"])
+    assert 4 * 3600 < spec.max_seconds < 5 * 3600
+    said = capsys.readouterr().err
+    assert re.search(r"deadline  4 h \d+ min after submission, to stay within --max-cost 60;", said)
+    found = re.search(r"at most   \$([\d.]+)", said)
+    assert found is not None
+    assert 59.9 < float(found[1]) <= 60
+    # A second more would cost more than that.
+    longer = maximum(account, nodes=2).seconds_for(60)
+    assert longer == spec.max_seconds
+
+
+def test_max_cost_leaves_a_deadline_alone_that_is_within_it(account: Account) -> None:
+    assert main([*SUBMIT, "--nodes", "1", "--max-cost", "60", "--max-hours", "2"]) == exits.OK
+    assert main([*SUBMIT, "--nodes", "1", "--max-cost", "1000", "--run", "r2"]) == exits.OK
+    orders = [JobSpec.from_json(sent["input"]) for sent in account.sent("start_execution")]
+    assert [each.max_seconds for each in orders] == [2 * 3600, 24 * 3600]
+
+
+def test_the_deployment_limits_the_hours_of_a_job(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.shape["max_job_hours"] = 8
+    assert main([*SUBMIT, "--max-hours", "9"]) == exits.BAD_INPUT
+    said = capsys.readouterr().err
+    assert "--max-hours is 9: this deployment allows at most 8 (max_job_hours)" in said
+    assert "-c max_job_hours=9" in said
+    assert account.changes == []
+    assert main(SUBMIT) == exits.OK
+    (sent,) = account.sent("start_execution")
+    assert JobSpec.from_json(sent["input"]).max_seconds == 8 * 3600
+
+
+@pytest.mark.parametrize(
+    ("hours", "region", "starts"),
+    [("2", "us-east-1", True), ("24", "us-east-1", False), ("2", "eu-west-1", False)],
+)
+def test_enter_starts_no_job_that_is_dear_or_whose_price_is_unknown(
+    account: Account, monkeypatch: pytest.MonkeyPatch, hours: str, region: str, starts: bool
+) -> None:
+    account.region = region
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", lambda _question, default, **_named: default)
+    assert main(["submit", "ddp", "--max-hours", hours]) == exits.OK
+    assert bool(account.changes) == starts
+
+
+def test_in_a_region_without_known_prices_nothing_has_a_price(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.region = "eu-west-1"
+    assert main(["plan", "ddp"]) == exits.OK
+    said = capsys.readouterr().out
+    assert "price     unknown: list prices are known for us-east-1 only, not for eu-west-1" in said
+    assert "at most   unknown" in said
+    assert "$" not in said
+    assert main([*SUBMIT, "--max-cost", "60"]) == exits.BAD_INPUT
+    assert "--max-cost 60 cannot be kept: list prices are known for" in capsys.readouterr().err
+    assert account.changes == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_known"),
+    [
+        (["--model", "new:6.9b", "--max-steps", "100"], True),
+        (["--model", "databricks/dolly-v2-7b@main", "--max-steps", "100"], True),
+        (["--model", "new:160m", "--data", "tiny-shakespeare"], True),
+        (["--model", "new:160m", "--data", "s3://bucket/data/corpus/"], False),
+        (["--model", "own/model", "--max-steps", "100"], False),
+    ],
+)
+@pytest.mark.usefixtures("account")
+def test_the_expected_cost_is_computed_where_model_and_text_are_known(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    settings: list[str],
+    is_known: bool,
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    data = [] if "--data" in settings else ["--data", "s3://bucket/data"]
+    assert main(["plan", "fsdp", "--json", *data, *settings]) == exits.OK
+    found = json.loads(capsys.readouterr().out)
+    assert (found["usd_expected"] is not None) == is_known
+    if is_known:
+        assert 0 < found["usd_expected"] < found["usd_at_most"]
+
+
+# --- after it -------------------------------------------------------------------------------------
+def test_cost_adds_up_what_ran_for_how_long_with_the_hosts_of_the_order(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add("job", status="SUCCEEDED", output="{}")
+    account.task_events = [
+        event("head", 360),
+        event("w1", 180, startedBy="job"),
+        event("w2", 180, startedBy="job"),
+        event("other", 999, group="job:other"),
+        event("never", 0, pullStartedAt=None, startedBy="job"),
+    ]
+    found = cost_of(capsys)
+    assert found["node_seconds"] == {"head": 360, "worker": 360}
+    head, worker = 0.096 + 9.8 / 730, 1.006 + 35 / 730
+    assert found["usd"] == pytest.approx(0.1 * head + 0.1 * worker, abs=1e-6)
+    assert found["nat_usd"] == pytest.approx(0.05 / 6)
+    assert EndedTask.from_event(event("x", 5, pullStartedAt=None), "job").seconds == 0
+    # Another deployment and another region change nothing: the order has them.
+    account.shape["worker_instance_type"], account.region = "p5.48xlarge", "eu-west-1"
+    assert cost_of(capsys)["usd"] == found["usd"]
+
+
+def test_nodes_that_run_or_whose_event_is_on_its_way_count(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add("job", status="SUCCEEDED", output="{}")
+    pulled = NOW - timedelta(seconds=600)
+    account.add_head(
+        "job",
+        "head",
+        lastStatus="STOPPED",
+        pullStartedAt=pulled,
+        stoppedAt=pulled + timedelta(seconds=360),
+    )
+    # It waits for a host: there is nothing to pay.
+    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PROVISIONING", "startedBy": "job"}
+    account.tasks["w1"]["createdAt"] = NOW - timedelta(seconds=300)
+    assert cost_of(capsys)["node_seconds"] == {"head": 360, "worker": 0}
+
+
+def unknown(account: Account, name: str) -> None:
+    """Make the cost of the job unknown in one of several ways."""
+    if name == "are missing":
+        account.add_head("job", "forgotten")
+        del account.tasks["forgotten"]
+    elif name == "have expired":
+        account.task_events = [event("head", 360)]
+        account.executions["job"]["startDate"] = NOW - timedelta(days=31)
+    elif name == "has no prices":
+        account.task_events = [event("head", 360)]
+        order = json.loads(account.executions["job"]["input"])
+        account.executions["job"]["input"] = json.dumps({**order, "prices": None})
+    else:
+        account.task_events = [event("head", 360), event("w1", 180, startedBy="job")]
+        reserved = HostPrice.of(instance_type("p5e.48xlarge"), region="us-east-1")
+        prices = {**PRICES.to_json(), "worker": json.loads(json.dumps(_plain(reserved)))}
+        order = json.loads(account.executions["job"]["input"])
+        account.executions["job"]["input"] = json.dumps({**order, "prices": prices})
+
+
+def _plain(host: HostPrice) -> dict[str, object]:
+    return {"type": host.type, "disk_gib": host.disk_gib, "usd_per_hour": host.usd_per_hour}
+
+
+@pytest.mark.parametrize(
+    "why", ["are missing", "have expired", "has no prices", "p5e.48xlarge has no list price"]
+)
+def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
+    account: Account, capsys: pytest.CaptureFixture[str], why: str
+) -> None:
+    account.add("job", status="SUCCEEDED", output="{}")
+    unknown(account, why)
+    found = cost_of(capsys)
+    assert found["usd"] is None
+    assert why in found["why_unknown"]
+    for command in ("cost", "show", "wait"):
+        assert main([command, "job"]) == exits.OK
+        said = capsys.readouterr().out
+        assert "unknown" in said
+        assert "$0.000" not in said
+
+
+# --- the parts ------------------------------------------------------------------------------------
+def test_prices_survive_the_way_through_an_order() -> None:
+    assert Prices.from_json(json.loads(json.dumps(PRICES.to_json()))) == PRICES
+
+
+@pytest.mark.parametrize(
+    ("usd", "words"),
+    [(None, "unknown"), (0.0, "$0"), (0.5, "$0.500"), (1.234, "$1.23"), (1234.5, "$1,234.50")],
+)
+def test_dollars_have_as_many_digits_as_matter(usd: float | None, words: str) -> None:
+    assert dollars(usd) == words
+
+
+def test_a_question_names_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def confirm(_question: str, *, default: bool, err: bool) -> bool:
+        assert err
+        asked.append(default)
+        return default
+
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", confirm)
+    output.confirm("Start it?", yes=False)
+    with pytest.raises(typer.Exit):
+        output.confirm("Start it?", yes=False, default=False)
+    assert asked == [True, False]
+
+
+def test_the_example_of_the_docs_is_what_the_program_prints(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.shape |= {"worker_instance_type": "g5.xlarge", "max_workers": 2}
+    assert main(["plan", "ddp", "--nodes", "2", "--max-hours", "4"]) == exits.OK
+    rows = capsys.readouterr().out.splitlines()
+    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text("utf-8")
+    example = page.partition("<!-- example")[2].partition("```\n")[2].partition("```")[0]
+    assert len(example.splitlines()) == 2
+    assert [line for line in example.splitlines() if line not in rows] == []
+    assert f"deadline + {times.JOB_TAIL_S} s" in page
+    assert f"x  {times.SURPLUS_HOST_S} s" in page

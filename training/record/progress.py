@@ -1,0 +1,159 @@
+"""How far a run is: a line of a plain log, and at the same pace ``progress.json`` in the bucket."""
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from contract.errors import InputError
+from contract.job import JobSpec
+from contract.nodes import ENV_JOB, ENV_JOB_SPEC, Gpus
+from contract.prices import Prices
+from contract.text import duration
+from training.record import fields
+from training.record.events import Start, Step
+from training.record.fields import Rate
+
+#: Between two lines of a log. Steps that take longer have a line each.
+EVERY_S: Final = 30.0
+#: Reports of steps over which the rate is measured.
+_REPORTS: Final = 13
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far a run is. ``progress.json``."""
+
+    time: float
+    """Unix time in seconds."""
+    job: str = ""
+    """Id of the job that trains it; empty without one."""
+    step: int
+    """Optimizer steps done."""
+    total_steps: int
+    """The whole run's."""
+    loss: float
+    """Of that step."""
+    rate: Rate | None = None
+    """Items per second of all workers together, over the last reports."""
+    left_s: float | None = None
+    """Seconds until the last step, at this rate, without evaluations to come; None before it is
+    known."""
+    usd: float | None = None
+    """About what the job has cost so far, in US dollars at the list prices of its order; None where
+    that is not known."""
+
+    def line(self) -> str:
+        """``step 1,200/20,000, loss 2.3100, 2,540 tokens/s, 2 h 5 min left, $3.20 so far``."""
+        parts = [f"step {self.step:,}/{self.total_steps:,}, loss {self.loss:.4f}"]
+        if self.rate and self.rate.per_s is not None:
+            parts.append(f"{self.rate.per_s:,.0f} {self.rate.items}/s")
+        if self.left_s is not None:
+            parts.append(f"{duration(round(self.left_s))} left")
+        if self.usd is not None:
+            parts.append(f"about ${self.usd:,.2f} so far")
+        return ", ".join(parts)
+
+    def short(self) -> str:
+        """``6%, 2 h 5 min left``."""
+        share = f"{self.step / max(1, self.total_steps):.0%}"
+        left = "" if self.left_s is None else f", {duration(round(self.left_s))} left"
+        return share + left
+
+    def to_json(self) -> dict[str, object]:
+        return fields.to_json(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> "Progress":
+        """
+        Raises:
+            ValueError: the steps are missing.
+        """
+        return fields.from_json(cls, values)
+
+
+class Pace:
+    """Steps per second over the last dozen reports."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int]] = []
+
+    def add(self, event: Step) -> None:
+        if self._seen and self._seen[-1][0] == event.time:
+            self._seen[-1] = (event.time, event.step)
+        else:
+            self._seen = [*self._seen[1 - _REPORTS :], (event.time, event.step)]
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """None before the second report."""
+        if len(self._seen) < 2:
+            return None
+        (t0, s0), (t1, s1) = self._seen[0], self._seen[-1]
+        return (s1 - s0) / (t1 - t0) if t1 > t0 and s1 > s0 else None
+
+    def rate(self, start: Start) -> Rate | None:
+        """Items per second; None before it is known."""
+        per_s = self.steps_per_s
+        if per_s is None or not start.items:
+            return None
+        return Rate(items=start.items, per_s=per_s * start.items_per_step)
+
+    def left_s(self, start: Start, event: Step) -> float | None:
+        """Seconds until the last step; None before that is known."""
+        per_s = self.steps_per_s
+        return None if per_s is None else (start.total_steps - event.step) / per_s
+
+
+class Spending:
+    """About what a job costs while it trains: the hosts that are there, since this process began.
+
+    Hosts that come before training begins, and their start, are not in it: ``trainctl cost`` knows
+    better, once ECS has told of the nodes' ends.
+    """
+
+    def __init__(
+        self, prices: Prices, *, head_trains: bool, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``clock``: seconds, from any beginning."""
+        self._prices, self._head_trains, self._clock = prices, head_trains, clock
+        self._at = clock()
+        self._num_nodes = 0
+        self._usd: float | None = 0.0
+
+    def begin_with(self, usd: float) -> None:
+        """Add what an earlier head of the same job has counted."""
+        if self._usd is not None:
+            self._usd += usd
+
+    def set_hosts(self, hosts: tuple[str, ...]) -> None:
+        """Take note of the node of each rank, by address."""
+        self.usd()
+        self._num_nodes = max(0, len({*hosts}) - self._head_trains)
+
+    def usd(self) -> float | None:
+        """US dollars so far; None where a price is missing."""
+        now = self._clock()
+        hourly = self._prices.usd_per_hour(self._num_nodes)
+        if hourly is None or self._usd is None:
+            self._usd = None
+        else:
+            self._usd += hourly * (now - self._at) / 3600
+        self._at = now
+        return self._usd
+
+
+def of_job(environment: Mapping[str, str] = os.environ) -> tuple[str, Spending | None]:
+    """Id of the job whose head this process runs on, and what counts its cost.
+
+    Returns:
+        "" and None without a job; no ``Spending`` where its order has no prices.
+    """
+    job, order = environment.get(ENV_JOB, ""), environment.get(ENV_JOB_SPEC, "")
+    try:
+        prices = JobSpec.from_json(order, ignore_unknown=True).prices if order else None
+        head_trains = Gpus.from_environment(environment).on_head is not None
+    except InputError:
+        return job, None
+    return job, Spending(prices, head_trains=head_trains) if prices else None
