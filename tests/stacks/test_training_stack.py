@@ -485,6 +485,11 @@ def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
         "max_workers": 1,
         "spot": False,
         "image_tag": content_tag(ROOT),
+        "max_heads": 1,
+        "root_volume_gib": 0,
+        "max_job_hours": 336,
+        "confirm_above_usd": 100,
+        "log_retention_days": 30,
         "order": ORDER_VERSION,
     }
 
