@@ -19,13 +19,15 @@ from typing import Any, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, Unp
 
 from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import RESULT_FILE
-from trainctl import downloads, follow, job_plan, pricing
+from trainctl import downloads, follow, job_log, job_plan, pricing
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job as FoundJob
 from trainctl.errors import CliError, UsageError, explained
+from trainctl.job_log import JobLog, Wanted
 from trainctl.job_options import JobOptions, On
 from trainctl.job_plan import JobPlan
 from trainctl.output import json_object
+from trainctl.pace import Pace
 from training.record.result import Result
 
 __all__ = ["CliError", "Job", "UsageError", "plan", "submit"]
@@ -124,22 +126,26 @@ class Job:
             TimeoutError: it is still running after ``timeout_s``.
         """
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
+        pace = Pace(is_local=self._deployment.is_local)
         while not self._look().is_over:
-            if give_up is not None and time.monotonic() > give_up:
+            left = None if give_up is None else give_up - time.monotonic()
+            if left is not None and left < 0:
                 raise TimeoutError(f"{self.id} is still running after {timeout_s:g} s")
-            time.sleep(follow.POLL_S)
+            pace.wait(changed=False, at_most=left)
         return self._found.outcome
 
     @_explains
     def logs(self, *, node: int | None = None) -> list[str]:
-        """The lines that it has printed so far, those of nodes with a label, in order of time.
+        """The lines of all its nodes so far, those of workers with a label, in order of time.
 
         Args:
             node: only what its command printed on this node, of a command that runs on all nodes.
         """
         found = self._look()
-        heads = self._deployment.jobs.heads(found)
-        return follow.JobLog(self._deployment, only=node).lines(found, heads)
+        log = JobLog(self._deployment.logs, Wanted(node=node))
+        return [
+            job_log.text(line) for line in log.new(found, self._deployment.jobs.all_nodes(found))
+        ]
 
     @_explains
     def stop(self) -> Outcome:

@@ -2,14 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import typer
 
 from contract import exits, nodes
-from contract.job import Placement
 from contract.runs import PROGRESS_FILE
 from contract.text import duration
 from contract.times import JOB_STOP_S
@@ -18,83 +17,84 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.errors import CliError
+from trainctl.job_log import ALL, JobLog, Printer, Wanted, end_of
+from trainctl.pace import Pace
 from trainctl.pricing import cost_of, dollars
 from training.record.progress import Progress
 
-#: Each look makes up to seven calls, two of a kind, and all clients of an account share limits of
-#: roughly 10 to 25 calls a second of each kind: a few people may follow their jobs at a time.
-POLL_S: Final = 1.0
 #: CloudWatch shows a line a second or two after it was written, which may be after the job's end.
 LAST_LINES_S: Final = 3.0
 #: The log of a job that ended this long ago is complete.
 COMPLETE_AFTER: Final = timedelta(minutes=1)
 
 
-class Log:
-    """The log of one node, line by line, each once."""
+class Watch:
+    """A job that is looked at until it ends, no more often than needed."""
 
-    def __init__(self, deployment: Deployment, task: Task) -> None:
-        self._deployment, self._task = deployment, task
-        self._token: str | None = None
+    def __init__(self, deployment: Deployment, name: str) -> None:
+        self._deployment, self._name = deployment, name
+        self._looked_at_nodes = False
+        self._workers: dict[str, Task] = {}
+        self.heads: list[Task] = []
+        self.waits = ""
+        """What it waits for, in words; empty when it runs with all that it asked for."""
+        self._pace = Pace(is_local=deployment.is_local)
+        self._changed = True
 
-    def lines(self) -> Iterator[str]:
-        """What is new since the last call."""
-        for _, line in self.timed():
-            yield line
+    def look(self) -> Job:
+        """The job as it is now. Once it has all of its nodes, they are asked for less often."""
+        jobs = self._deployment.jobs
+        job = jobs.find(self._name)
+        if not self._looked_at_nodes:
+            self._keep(jobs.all_nodes(job))
+        elif job.is_over or self.waits or self._pace.nodes_are_due():
+            self._keep([*jobs.heads(job), *jobs.workers(job)])
+        before = self.waits
+        self.waits = "" if job.is_over else waiting(self._deployment, job, self.heads, self.workers)
+        self._changed = self.waits != before
+        return job
 
-    def timed(self) -> Iterator[tuple[int, str]]:
-        """The same, each with its Unix time in milliseconds."""
-        while True:
-            page = self._deployment.logs.page(self._task, self._token)
-            yield from zip(page.times, page.lines, strict=True)
-            # A page may be empty before the end: at the end the token stays as it is.
-            if page.token == self._token:
-                return
-            self._token = page.token
+    def pause(self, *, changed: bool = False) -> None:
+        """Wait until the next look; ``changed``: the caller has seen something new."""
+        self._pace.wait(changed=changed or self._changed)
 
+    def _keep(self, tasks: Sequence[Task]) -> None:
+        self._looked_at_nodes = True
+        self.heads = [task for task in tasks if task.node != nodes.WORKER]
+        # Those that ECS has forgotten since have logs all the same.
+        self._workers |= {task.id: task for task in tasks if task.node == nodes.WORKER}
 
-class JobLog:
-    """What a job has written: its heads' logs, and what its program prints on other nodes.
+    @property
+    def workers(self) -> list[Task]:
+        return [*self._workers.values()]
 
-    Lines of nodes are in the order of their times, as far as they were there at the same call.
-    """
-
-    def __init__(self, deployment: Deployment, *, only: int | None = None) -> None:
-        """``only``: the number of a node whose program's lines are wanted, and nothing else."""
-        self._deployment, self._only = deployment, only
-        self._logs: dict[str, Log] = {}
-
-    def lines(self, job: Job, heads: Sequence[Task]) -> list[str]:
-        """What is new since the last call. ``heads``: of the job, the newest last."""
-        tasks = [*heads]
-        if job.spec and job.spec.on == Placement.NODES:
-            jobs = self._deployment.jobs
-            tasks += jobs.all_workers(job) if job.is_over else jobs.workers(job)
-        found: list[tuple[int, str]] = []
-        for task in tasks:
-            log = self._logs.setdefault(task.id, Log(self._deployment, task))
-            found += [
-                (at, line)
-                for at, line in log.timed()
-                if self._is_wanted(nodes.labelled_node(line), task)
-            ]
-        # Sorting keeps the lines of a node in their order.
-        return [line for _, line in sorted(found, key=lambda each: each[0])]
-
-    def _is_wanted(self, number: int | None, task: Task) -> bool:
-        if self._only is not None:
-            return number == self._only
-        # A worker's own lines are about how it joined: trainctl logs --rank shows them.
-        return number is not None or task.node != nodes.WORKER
+    @property
+    def nodes(self) -> list[Task]:
+        """All tasks that the job has had, heads first."""
+        return [*self.heads, *self.workers]
 
 
-def follow(deployment: Deployment, name: str) -> int:
+def follow(
+    deployment: Deployment,
+    name: str,
+    *,
+    wanted: Wanted = ALL,
+    tail: int | None = None,
+    printer: Printer | None = None,
+) -> int:
     """Show a job's log until it ends; return what the command should exit with.
 
     Ctrl-C leaves the job running, and prints how to come back.
+
+    Args:
+        deployment: where it runs.
+        name: its id.
+        wanted: which lines.
+        tail: how many of those that are there already; all by default.
+        printer: how they are shown; as text by default.
     """
     try:
-        job = _follow(deployment, name)
+        job = _follow(deployment, name, wanted=wanted, tail=tail, printer=printer or Printer())
     except KeyboardInterrupt:
         output.say(
             f"\nDetached; the job keeps running.\n  follow it   trainctl logs {name} --follow\n"
@@ -105,32 +105,35 @@ def follow(deployment: Deployment, name: str) -> int:
     return job.shell_code
 
 
-def _follow(deployment: Deployment, name: str) -> Job:
-    log = JobLog(deployment)
+def _follow(
+    deployment: Deployment, name: str, *, wanted: Wanted, tail: int | None, printer: Printer
+) -> Job:
+    watch, log = Watch(deployment, name), JobLog(deployment.logs, wanted)
     num_heads = 0
     with output.Progress() as progress:
         while True:
-            job = deployment.jobs.find(name)
-            heads = deployment.jobs.heads(job)
-            if len(heads) > max(1, num_heads):
+            job = watch.look()
+            if len(watch.heads) > max(1, num_heads):
                 output.say("the head was lost; another one takes over")
-            num_heads = len(heads)
-            for line in log.lines(job, heads):
-                output.print_text(line)
+            num_heads = len(watch.heads)
+            lines = log.new(job, watch.nodes)
+            printer.print(lines if tail is None else end_of(lines, tail))
+            tail = None
             if job.is_over:
                 break
-            if waits := waiting(deployment, job, heads):
-                progress.update(waits)
-            time.sleep(POLL_S)
+            if watch.waits:
+                progress.update(watch.waits)
+            watch.pause(changed=bool(lines))
     assert job.ended is not None
     if datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
         time.sleep(LAST_LINES_S)
-    for line in log.lines(job, heads):
-        output.print_text(line)
+        printer.print(log.new(job, watch.nodes))
     return job
 
 
-def waiting(deployment: Deployment, job: Job, heads: Sequence[Task]) -> str:
+def waiting(
+    deployment: Deployment, job: Job, heads: Sequence[Task], workers: Sequence[Task]
+) -> str:
     """What a running job waits for, in words; "" when it has all that it asked for."""
     shape = deployment.shape
     if not heads:
@@ -143,22 +146,22 @@ def waiting(deployment: Deployment, job: Job, heads: Sequence[Task]) -> str:
     if head.status != "RUNNING":
         return "waiting for the head to pull its image and start"
     wanted = job.spec.nodes.high if job.spec else 0
-    workers = [task for task in deployment.jobs.workers(job) if not task.has_stopped]
-    placed = [task for task in workers if task.status != "PROVISIONING"]
+    present = [task for task in workers if not task.has_stopped]
+    placed = [task for task in present if task.status != "PROVISIONING"]
     if len(placed) < wanted:
         return f"waiting for {wanted - len(placed)} x {shape.worker.name}"
-    if pulling := [task for task in workers if task.status != "RUNNING"]:
-        return f"waiting for {len(pulling)} of {len(workers)} workers to pull their image and start"
+    if pulling := [task for task in present if task.status != "RUNNING"]:
+        return f"waiting for {len(pulling)} of {len(present)} workers to pull their image and start"
     return ""
 
 
 def wait_until_over(deployment: Deployment, name: str) -> Job:
     """Wait until a job has ended, without its log."""
+    watch = Watch(deployment, name)
     with output.Progress() as progress:
-        while not (job := deployment.jobs.find(name)).is_over:
-            what = waiting(deployment, job, deployment.jobs.heads(job)) or "running"
-            progress.update(f"{job.id}: {what}")
-            time.sleep(POLL_S)
+        while not (job := watch.look()).is_over:
+            progress.update(f"{job.id}: {watch.waits or 'running'}")
+            watch.pause()
     return job
 
 
@@ -174,6 +177,7 @@ def wait_until_gone(
         CliError: nodes are left after the time that they have to end.
     """
     deadline = time.monotonic() + JOB_STOP_S
+    pace = Pace(is_local=deployment.is_local)
     while True:
         job = deployment.jobs.find(name)
         left = deployment.jobs.alive(job)
@@ -185,7 +189,7 @@ def wait_until_gone(
                 f"minutes. Their state: trainctl show {job.id}"
             )
         hear(f"waiting for {len(left)} nodes to save and end")
-        time.sleep(POLL_S)
+        pace.wait(changed=True)
 
 
 def ending(deployment: Deployment, job: Job) -> str:

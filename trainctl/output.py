@@ -15,6 +15,7 @@ from trainctl.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 @cache
@@ -47,6 +48,11 @@ def json_object(text: str | bytes | None) -> dict[str, object]:
 def print_text(text: str) -> None:
     """Data for people."""
     _console(stderr=False).print(text, markup=False)
+
+
+def print_line(line: "Text") -> None:
+    """A line for people, whose parts may have colors."""
+    _console(stderr=False).print(line)
 
 
 def print_table(

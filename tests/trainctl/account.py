@@ -5,6 +5,7 @@ all clients. What AWS makes of what is sent is shown in ``tests/rehearsal``.
 """
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,8 +84,9 @@ class Account:
         self.fails: dict[str, Exception] = {}
         """By the name of the operation."""
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.logs: dict[str, list[str]] = {}
-        """By the name of the stream."""
+        self.logs: dict[str, list[str | tuple[float, str]]] = {}
+        """By the name of the stream: lines, which are written a second after the other, or with the
+        second at which they are."""
         # The standing cluster.
         self.wanted = {"head-service": 0, "worker-service": 0}
         self.starts = True
@@ -266,17 +268,46 @@ class Account:
         return {}
 
     # --- logs
-    def on_get_log_events(self, *, logStreamName: str, nextToken: str = "", **_: Any) -> Any:  # noqa: N803
-        if logStreamName not in self.logs:
+    def events_of(self, stream: str, *, since: int) -> list[dict[str, Any]]:
+        if stream not in self.logs:
             raise refused("ResourceNotFoundException")
-        lines = [] if nextToken else self.logs[logStreamName]
-        return {
-            "events": [{"timestamp": 1_800_000_000_000, "message": line} for line in lines],
-            "nextForwardToken": "end",
-        }
+        began = (NOW - timedelta(minutes=10)).timestamp()
+        found = []
+        for number, line in enumerate(self.logs[stream]):
+            second, message = line if isinstance(line, tuple) else (number, line)
+            at = int((began + second) * 1000)
+            if at >= since:
+                event = {"timestamp": at, "message": message, "logStreamName": stream}
+                found.append({**event, "eventId": f"{stream}-{number}"})
+        return found
 
-    def on_filter_log_events(self, **_: Any) -> Any:
-        return {"events": [{"message": json.dumps({"detail": e})} for e in self.task_events]}
+    def on_get_log_events(
+        self,
+        *,
+        logStreamName: str,  # noqa: N803
+        limit: int,
+        startFromHead: bool,  # noqa: N803
+        startTime: int = 0,  # noqa: N803
+        **_: Any,
+    ) -> Any:
+        assert not startFromHead
+        return {"events": self.events_of(logStreamName, since=startTime)[-limit:]}
+
+    def on_filter_log_events(
+        self,
+        *,
+        logGroupName: str,  # noqa: N803
+        logStreamNames: Sequence[str] = (),  # noqa: N803
+        startTime: int = 0,  # noqa: N803
+        filterPattern: str = "",  # noqa: N803
+    ) -> Any:
+        if logGroupName == "events":
+            return {"events": [{"message": json.dumps({"detail": e})} for e in self.task_events]}
+        found = [each for name in logStreamNames for each in self.events_of(name, since=startTime)]
+        if filterPattern:
+            assert filterPattern[0] == filterPattern[-1] == "%"
+            found = [each for each in found if filterPattern[1:-1] in each["message"]]
+        return {"events": sorted(found, key=lambda each: each["timestamp"])}
 
     # --- bucket and secrets
     def on_get_object(self, *, Key: str, **_: Any) -> Any:  # noqa: N803

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from contract import exits
-from contract.job import JobSpec, JobStatus, Placement
-from contract.ranges import Range
+from contract.job import JobStatus
 from tests.trainctl.account import Account
 from trainctl import follow
 from trainctl.__main__ import main
@@ -71,7 +70,8 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
 
     def waits() -> str:
         job = deployment.jobs.find("job")
-        return follow.waiting(deployment, job, deployment.jobs.heads(job))
+        jobs = deployment.jobs
+        return follow.waiting(deployment, job, jobs.heads(job), jobs.workers(job))
 
     assert waits() == "waiting for the head to be started"
     account.add_head("job", "head", lastStatus="PROVISIONING")
@@ -84,41 +84,6 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
     assert waits() == "waiting for 1 of 2 workers to pull their image and start"
     account.tasks["w1"]["lastStatus"] = "RUNNING"
     assert waits() == ""
-
-
-def test_follow_shows_each_line_once_and_how_it_ended(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    account.add(
-        "job", status="FAILED", cause='{"status": "failed", "reason": "why", "exit_code": 5}'
-    )
-    account.add_head("job", "first", lastStatus="STOPPED")
-    account.add_head("job", "second", lastStatus="STOPPED")
-    account.logs = {"job/ray/first": ["one"], "job/ray/second": ["two", "three"]}
-    assert main(["logs", "job", "--follow"]) == 5
-    said = capsys.readouterr()
-    assert said.out.splitlines() == ["one", "two", "three"]
-    assert "another one takes over" in said.err
-    assert "job: why, after 10 min" in said.err
-
-
-def test_an_empty_page_is_not_the_end_of_a_log(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    account.add("job")
-    account.add_head("job", "t1")
-    pages = {"": ([], "a"), "a": (["one"], "b"), "b": ([], "c"), "c": (["two"], "d")}
-
-    def page(*, nextToken: str = "", **_: Any) -> Any:  # noqa: N803
-        lines, token = pages.get(nextToken, ([], nextToken))
-        return {
-            "events": [{"timestamp": 1_800_000_000_000, "message": line} for line in lines],
-            "nextForwardToken": token,
-        }
-
-    account.__dict__["on_get_log_events"] = page
-    assert main(["logs", "job"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["one", "two"]
 
 
 def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
@@ -212,63 +177,3 @@ def test_what_the_console_stopped_does_not_count_as_a_users_stop(account: Accoun
     job = Deployment.find(profile=None, region=None).jobs.find("job")
     assert job.status is JobStatus.STOPPED
     assert job.reason == "its execution was aborted: Maintenance: window"
-
-
-def on_nodes(account: Account, **changed: Any) -> None:
-    """A job whose command runs on two nodes, with the logs of its head and of them."""
-    spec = JobSpec(run="r1", command=("x",), nodes=Range(2, 2), on=Placement.NODES)
-    account.add("job", input=spec.to_json(), **changed)
-    account.add_head("job", "head", lastStatus="STOPPED")
-    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "STOPPED", "startedBy": "job"}
-    account.task_events = [
-        {
-            "taskArn": f"arn:aws:ecs:eu-west-1:1:task/c/{name}",
-            "startedBy": "job",
-            "group": "job:job",
-            "startedAt": "2026-11-21T09:00:00Z",
-            "stoppedAt": "2026-11-21T09:10:00Z",
-        }
-        for name in ("w1", "w2")
-    ]
-    account.logs = {
-        "job/ray/head": ["node: running x on 2 nodes"],
-        "worker/ray/w1": ["node: worker on 10.0.0.7", "[node 1] one"],
-        "worker/ray/w2": ["[node 0] zero", "[node 0] again"],
-    }
-
-
-def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    on_nodes(account, status="SUCCEEDED", output='{"status": "succeeded", "reason": "succeeded"}')
-    assert main(["logs", "job"]) == 0
-    said = capsys.readouterr().out.splitlines()
-    # ECS has forgotten the second one.
-    assert sorted(said) == [
-        "[node 0] again",
-        "[node 0] zero",
-        "[node 1] one",
-        "node: running x on 2 nodes",
-    ]
-    assert said.index("[node 0] zero") < said.index("[node 0] again")
-    assert main(["logs", "job", "--follow"]) == 0
-    assert sorted(capsys.readouterr().out.splitlines()) == sorted(said)
-    assert main(["logs", "job", "--node", "0"]) == 0
-    assert capsys.readouterr().out.splitlines() == ["[node 0] zero", "[node 0] again"]
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["logs", "job", "--node", "3"], "--node is 3: job has nodes 0 to 2"),
-        (["logs", "job", "--rank", "0"], "--rank is for recipes; trainctl logs job --node N"),
-        (["logs", "other", "--node", "0"], "--node: the command of other runs on its head only"),
-    ],
-)
-def test_a_node_is_shown_only_where_a_command_runs_on_it(
-    account: Account, capsys: pytest.CaptureFixture[str], words: list[str], error: str
-) -> None:
-    on_nodes(account)
-    account.add("other")
-    assert main(words) == 2
-    assert error in capsys.readouterr().err

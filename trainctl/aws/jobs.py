@@ -2,9 +2,9 @@
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from contract import exits, nodes
 from contract.errors import InputError
@@ -18,7 +18,7 @@ from contract.job import (
     execution_arn,
 )
 from trainctl.aws.clients import Clients, code_of
-from trainctl.aws.tasks import Task, Tasks
+from trainctl.aws.tasks import Task, Tasks, address_in
 from trainctl.errors import UsageError
 from trainctl.output import json_object
 
@@ -128,17 +128,23 @@ class EndedTask:
     node: str
     seconds: float
     """From when its host began to fetch the image; before that there may have been no host."""
+    address: str = ""
+    stopped_reason: str = ""
 
     @classmethod
-    def from_event(cls, detail: Mapping[str, object], job: str) -> Self:
+    def from_event(cls, event: Mapping[str, object], job: str) -> Self:
         """From the event that ECS sends when a task stops."""
+        detail: dict[str, Any] = {**event}
         times = [detail.get(name) for name in ("pullStartedAt", "startedAt")]
         began = next((_time(each) for each in times if each), None)
         ended = _time(detail.get("stoppedAt") or detail["updatedAt"])
+        container: dict[str, Any] = next(iter(detail.get("containers") or []), {})
         return cls(
             id=str(detail["taskArn"]).rpartition("/")[2],
             node=nodes.WORKER if detail.get("startedBy") == job else nodes.HEAD,
             seconds=(ended - began).total_seconds() if began else 0.0,
+            address=address_in(detail.get("attachments") or []),
+            stopped_reason=str(container.get("reason") or detail.get("stoppedReason") or ""),
         )
 
 
@@ -223,16 +229,21 @@ class Jobs:
         arns = tasks.started_by(job.id) + tasks.started_by(job.id, stopped=True)
         return tasks.described(nodes.WORKER, [*dict.fromkeys(arns)])
 
-    def all_workers(self, job: Job) -> list[Task]:
-        """The worker tasks of a job, those too that ECS has forgotten: of them, only the id."""
-        found = {task.id: task for task in self.workers(job)}
-        old = [each.id for each in self.ended_tasks(job) if each.node == nodes.WORKER]
-        forgotten = [
-            Task.from_ecs(nodes.WORKER, {"taskArn": name, "lastStatus": "STOPPED"})
-            for name in old
-            if name not in found
-        ]
-        return [*forgotten, *found.values()]
+    def all_nodes(self, job: Job) -> list[Task]:
+        """All tasks that a job has had, heads first; of those that ECS has forgotten, the id and
+        what the log of its events tells: the address and why they ended."""
+        found = {task.id: task for task in self.heads(job)}
+        present = {task.id: task for task in self.workers(job)}
+        for each in self.ended_tasks(job):
+            task = found.get(each.id) or present.get(each.id)
+            if task is None:
+                task = Task.from_ecs(nodes.WORKER, {"taskArn": each.id, "lastStatus": "STOPPED"})
+            found[each.id] = replace(
+                task,
+                address=task.address or each.address,
+                stopped_reason=task.stopped_reason or each.stopped_reason,
+            )
+        return [*found.values(), *(task for name, task in present.items() if name not in found)]
 
     def alive(self, job: Job) -> list[Task]:
         """The tasks of a job that have not ended yet, heads first."""

@@ -1,5 +1,6 @@
 """What nodes write: their log streams in CloudWatch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -9,21 +10,29 @@ from trainctl.aws.clients import Clients, code_of
 from trainctl.aws.tasks import Task
 
 if TYPE_CHECKING:
-    from mypy_boto3_logs.type_defs import GetLogEventsRequestTypeDef
+    from mypy_boto3_logs.type_defs import (
+        FilterLogEventsRequestPaginateTypeDef,
+        GetLogEventsRequestTypeDef,
+    )
 
 #: Lines of the head's newest log that may stand between two of the cluster's sizes.
 _SIZE_WITHIN_LINES: Final = 500
+#: As many streams as one FilterLogEvents takes.
+_STREAMS_MOST: Final = 100
+#: As many lines as one GetLogEvents returns.
+PAGE_LINES: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LogPage:
-    """A part of a node's log."""
+class LogLine:
+    """A line that a node has written."""
 
-    lines: tuple[str, ...]
-    times: tuple[int, ...]
-    """When each of them was written: Unix time in milliseconds."""
-    token: str | None
-    """Where the next part begins; the same as before at the end of what there is."""
+    task: Task
+    at: int
+    """When it was written: Unix time in milliseconds."""
+    text: str
+    id: str
+    """CloudWatch's; empty where it was not asked for."""
 
 
 class NodeLogs:
@@ -31,20 +40,84 @@ class NodeLogs:
 
     def __init__(self, clients: Clients, *, group: str) -> None:
         self._clients, self.group = clients, group
+        self._exist: set[str] = set()
+        self._never: set[str] = set()
 
-    def page(self, task: Task, token: str | None) -> LogPage:
-        """A node's log from its beginning, or from where ``token`` of the last page left off."""
-        request = self._request(task)
-        request["startFromHead"] = True
-        if token:
-            request["nextToken"] = token
-        return self._read(request, token)
+    def lines(self, tasks: Sequence[Task], *, since: int, pattern: str = "") -> list[LogLine]:
+        """What several nodes have written, in the order of the times.
+
+        One call for up to 100 nodes, and one more for each further megabyte.
+
+        Args:
+            tasks: the nodes; those that have not written yet are left out.
+            since: Unix time in milliseconds.
+            pattern: a filter of CloudWatch's; empty: all lines.
+        """
+        from botocore.exceptions import ClientError
+
+        of_stream = {self.stream(task): task for task in tasks}
+        names = [name for name in of_stream if name not in self._never]
+        found: list[LogLine] = []
+        for first in range(0, len(names), _STREAMS_MOST):
+            some = names[first : first + _STREAMS_MOST]
+            try:
+                lines = self._filtered(some, since=since, pattern=pattern, of_stream=of_stream)
+            except ClientError as error:
+                if code_of(error) != "ResourceNotFoundException":
+                    raise
+                # One stream that is not there yet fails the call for all of them.
+                some = [name for name in some if self._exists(name, of_stream[name])]
+                lines = self._filtered(some, since=since, pattern=pattern, of_stream=of_stream)
+            found += lines
+        # Sorting keeps the lines of a node that have the same time in their order.
+        return sorted(found, key=lambda line: line.at)
+
+    def _filtered(
+        self, names: Sequence[str], *, since: int, pattern: str, of_stream: dict[str, Task]
+    ) -> list[LogLine]:
+        if not names:
+            return []
+        request: FilterLogEventsRequestPaginateTypeDef = {
+            "logGroupName": self.group,
+            "logStreamNames": [*names],
+            "startTime": max(since, 0),
+        }
+        if pattern:
+            request["filterPattern"] = pattern
+        pages = self._clients.logs.get_paginator("filter_log_events").paginate(**request)
+        return [
+            LogLine(
+                task=of_stream[event["logStreamName"]],
+                at=event["timestamp"],
+                text=event["message"].rstrip(),
+                id=event.get("eventId", ""),
+            )
+            for page in pages
+            for event in page["events"]
+        ]
+
+    def _exists(self, name: str, task: Task) -> bool:
+        """Whether a stream is there; asked until it is, or will never be."""
+        if name not in self._exist:
+            there = self._read(name, limit=1) is not None
+            if there or task.has_stopped:
+                (self._exist if there else self._never).add(name)
+        return name in self._exist
+
+    def last(self, task: Task, number: int, *, since: int = 0) -> list[LogLine]:
+        """The end of a node's log, up to ``PAGE_LINES`` lines of it, at most one call.
+
+        Args:
+            task: the node.
+            number: of lines.
+            since: Unix time in milliseconds.
+        """
+        found = self._read(self.stream(task), limit=min(number, PAGE_LINES), since=since) or []
+        return [LogLine(task=task, at=at, text=text, id="") for at, text in found]
 
     def last_lines(self, task: Task, number: int = 5) -> list[str]:
-        """The end of a node's log; empty when it has none."""
-        request = self._request(task)
-        request |= {"startFromHead": False, "limit": number}
-        return [*self._read(request, None).lines]
+        """The same, only what they say; empty when it has none."""
+        return [line.text for line in self.last(task, number)]
 
     def ray_size(self, head: Task) -> ClusterSize | None:
         """What the head's log reports that Ray has; None while it has reported nothing."""
@@ -52,25 +125,27 @@ class NodeLogs:
         sizes = (ClusterSize.from_line(line) for line in reversed(lines))
         return next((size for size in sizes if size), None)
 
-    def _request(self, task: Task) -> "GetLogEventsRequestTypeDef":
-        return {
-            "logGroupName": self.group,
-            "logStreamName": f"{task.node}/{nodes.CONTAINER}/{task.id}",
-        }
+    def stream(self, task: Task) -> str:
+        """Name of a node's log stream. Tasks have their log settings from the task definition, so
+        it cannot hold the job's id."""
+        return f"{task.node}/{nodes.CONTAINER}/{task.id}"
 
-    def _read(self, request: "GetLogEventsRequestTypeDef", token: str | None) -> LogPage:
+    def _read(self, stream: str, *, limit: int, since: int = 0) -> list[tuple[int, str]] | None:
+        """Time and text of the last lines; None where there is no such stream."""
         from botocore.exceptions import ClientError
 
+        request: GetLogEventsRequestTypeDef = {
+            "logGroupName": self.group,
+            "logStreamName": stream,
+            "startFromHead": False,
+            "limit": limit,
+        }
+        if since:
+            request["startTime"] = since
         try:
             found = self._clients.logs.get_log_events(**request)
         except ClientError as error:
             if code_of(error) == "ResourceNotFoundException":
-                return LogPage(
-                    lines=(), times=(), token=token
-                )  # the container has not written a line yet
+                return None  # the container has not written a line yet
             raise
-        return LogPage(
-            lines=tuple(each["message"].rstrip() for each in found["events"]),
-            times=tuple(each["timestamp"] for each in found["events"]),
-            token=found.get("nextForwardToken", token),
-        )
+        return [(each["timestamp"], each["message"].rstrip()) for each in found["events"]]

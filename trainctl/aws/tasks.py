@@ -9,7 +9,7 @@ from contract.endings import Ending, ending
 from trainctl.aws.clients import Clients
 
 if TYPE_CHECKING:
-    from mypy_boto3_ecs.type_defs import ContainerTypeDef, TaskTypeDef
+    from mypy_boto3_ecs.type_defs import AttachmentTypeDef, ContainerTypeDef, TaskTypeDef
 
 #: As many as one DescribeTasks takes.
 DESCRIBE_MOST: Final = 100
@@ -44,18 +44,12 @@ class Task:
     def from_ecs(cls, node: str, task: "TaskTypeDef") -> Self:
         containers = task.get("containers", [])
         container: ContainerTypeDef = containers[0] if containers else {}
-        details = [
-            detail
-            for attachment in task.get("attachments", [])
-            for detail in attachment.get("details", [])
-        ]
-        addresses = [each["value"] for each in details if each.get("name") == "privateIPv4Address"]
         return cls(
             node=node,
             id=task["taskArn"].rpartition("/")[2],
             status=task.get("lastStatus", ""),
             health=container.get("healthStatus") or task.get("healthStatus", "UNKNOWN"),
-            address=addresses[0] if addresses else "",
+            address=address_in(task.get("attachments", [])),
             runtime_id=container.get("runtimeId", ""),
             host=task.get("containerInstanceArn", ""),
             since=task.get("startedAt") or task.get("createdAt"),
@@ -76,6 +70,13 @@ class Task:
     @property
     def has_stopped(self) -> bool:
         return self.status == "STOPPED"
+
+
+def address_in(attachments: "Sequence[AttachmentTypeDef]") -> str:
+    """The address of a task's network interface; "" while it has none."""
+    details = [detail for each in attachments for detail in each.get("details", [])]
+    found = (each["value"] for each in details if each.get("name") == "privateIPv4Address")
+    return next(found, "")
 
 
 class Tasks:

@@ -1,20 +1,23 @@
 """``trainctl logs``: what a job's nodes write."""
 
-import time
-from typing import Annotated
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Final
 
 import typer
 
 from contract.job import Placement
 from contract.runs import METRICS_FILE
-from trainctl import follow, output
+from trainctl import follow
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
-from trainctl.aws.tasks import Task
 from trainctl.errors import CliError, UsageError
+from trainctl.job_log import JobLog, Printer, Wanted
 from trainctl.options import JobName, Profile, Region
 from training.record.events import Phase
 from training.record.lines import parse_metrics
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def logs(
@@ -23,6 +26,17 @@ def logs(
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Until it ends; exits with its status.")
     ] = False,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Only the last N lines so far.", metavar="N")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(help="Only what was written within this time: 90s, 10m, 2h, 1d.", metavar="T"),
+    ] = None,
+    grep: Annotated[
+        str | None,
+        typer.Option(help="Only lines in which this regular expression is found."),
+    ] = None,
     rank: Annotated[
         int | None, typer.Option(min=0, help="Of the node on which this rank trained.")
     ] = None,
@@ -30,26 +44,49 @@ def logs(
         int | None,
         typer.Option(min=0, help="Only what its command printed on this node of a job on nodes."),
     ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object for each line.")
+    ] = False,
     profile: Profile = None,
     region: Region = None,
 ) -> None:
-    """Show a job's log: of its head and what its command prints on all nodes, or of one node."""
+    """Show the log of a job: of all its nodes, in the order of the times.
+
+    Lines of the head have no label, those of worker nodes begin with [worker ID], and what a
+    command prints on several nodes with [node N]. Logs are kept for as long as the deployment says
+    (log_retention_days).
+    """
+    pattern = None if grep is None else _pattern(grep)
+    began = None if since is None else datetime.now(tz=UTC) - _time(since)
     deployment = Deployment.find(profile=profile, region=region)
     job = deployment.jobs.find(name)
     if node is not None:
         _check_node(job, node)
-    if rank is None and node is None and following:
-        raise typer.Exit(follow.follow(deployment, job.id))
-    of_rank = None if rank is None else follow.Log(deployment, _node_of(deployment, job, rank))
-    of_job = follow.JobLog(deployment, only=node)
-    while True:
-        job = deployment.jobs.find(job.id)
-        new = of_rank.lines() if of_rank else of_job.lines(job, deployment.jobs.heads(job))
-        for line in new:
-            output.print_text(line)
-        if not following or job.is_over:
-            return
-        time.sleep(follow.POLL_S)
+    task = None if rank is None else _task_of(deployment, job, rank)
+    wanted = Wanted(node=node, task=task, pattern=pattern, since=began)
+    printer = Printer(as_json=as_json)
+    if following:
+        code = follow.follow(deployment, job.id, wanted=wanted, tail=tail, printer=printer)
+        raise typer.Exit(code)
+    log, nodes = JobLog(deployment.logs, wanted), deployment.jobs.all_nodes(job)
+    printer.print(log.new(job, nodes) if tail is None else log.last(job, nodes, tail))
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise UsageError(
+            f"--grep {text!r} is not a regular expression: {error}; put a backslash before "
+            "characters that stand for themselves"
+        ) from None
+
+
+def _time(text: str) -> timedelta:
+    match = re.fullmatch(r"(\d{1,6})([smhd])", text)
+    if not match:
+        raise UsageError(f"--since is {text!r}: it must be a number and s, m, h or d, such as 10m")
+    return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
 
 
 def _check_node(job: Job, node: int) -> None:
@@ -62,8 +99,8 @@ def _check_node(job: Job, node: int) -> None:
         raise UsageError(f"--node is {node}: {job.id} has nodes 0 to {job.spec.nodes.high}")
 
 
-def _node_of(deployment: Deployment, job: Job, rank: int) -> Task:
-    """The worker node that a rank trained on, according to the run's record."""
+def _task_of(deployment: Deployment, job: Job, rank: int) -> str:
+    """The task of the node that a rank trained on, according to the run's record."""
     if job.spec and job.spec.on == Placement.NODES:
         raise UsageError(f"--rank is for recipes; trainctl logs {job.id} --node N shows one node")
     hosts = _hosts_of_ranks(deployment, job)
@@ -73,13 +110,12 @@ def _node_of(deployment: Deployment, job: Job, rank: int) -> Task:
         )
     if rank >= len(hosts):
         raise UsageError(f"--rank is {rank}: {job.run} has ranks 0 to {len(hosts) - 1}")
-    for task in [*deployment.jobs.workers(job), *deployment.jobs.heads(job)]:
+    for task in reversed(deployment.jobs.all_nodes(job)):
         if task.address == hosts[rank]:
-            return task
+            return task.id
     raise CliError(
-        f"the node of rank {rank} ({hosts[rank]}) ended more than an hour ago, and ECS has "
-        "forgotten which one it was; all logs of workers: aws logs tail "
-        f"{deployment.logs.group} --log-stream-name-prefix worker/"
+        f"rank {rank} trained on {hosts[rank]}, and no node of {job.id} has that address: the run "
+        f"was trained by another job since. All nodes of this one: trainctl logs {job.id}"
     )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from contract.nodes import JOB
+from contract.nodes import JOB, WORKER
 from contract.runs import RESULT_FILE
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
@@ -21,13 +21,15 @@ def show(
     """Show a job: its state, its nodes, what its run has reached."""
     deployment = Deployment.find(profile=profile, region=region)
     job = deployment.jobs.find(name)
-    heads, workers = deployment.jobs.heads(job), deployment.jobs.workers(job)
+    tasks = deployment.jobs.all_nodes(job)
+    heads = [task for task in tasks if task.node != WORKER]
     record, result = "", {}
     if job.run:
         bucket = deployment.bucket
         record = bucket.run(job.run).uri
         result = output.json_object(bucket.read(bucket.key(f"{record}/{RESULT_FILE}")))
-    waits = "" if job.is_over else follow.waiting(deployment, job, heads)
+    workers = [task for task in tasks if task.node == WORKER]
+    waits = "" if job.is_over else follow.waiting(deployment, job, heads, workers)
     reached = follow.progress_of(deployment, job)
     cost = cost_of(deployment, job)
     if as_json:
@@ -35,7 +37,9 @@ def show(
             {
                 **follow.values(job),
                 "waiting": waits,
-                "tasks": [asdict(task) for task in [*heads, *workers]],
+                "tasks": [
+                    {**asdict(task), "log_stream": deployment.logs.stream(task)} for task in tasks
+                ],
                 "node_seconds": cost.seconds,
                 "usd": cost.usd,
                 "progress": reached and reached.to_json(),
@@ -63,7 +67,7 @@ def show(
         output.print_text(f"{'result':10}{result.get('status')}: {', '.join(_reached(result))}")
     if damaged := result.get("damaged_lines"):
         output.print_text(f"{'note':10}{damaged} damaged lines were left out of metrics.jsonl")
-    if tasks := [*heads, *workers]:
+    if tasks:
         columns = ["node", "task", "status", "address", "why it ended"]
         output.print_table(columns, [_row(task) for task in tasks], prose=columns[-1:])
 

@@ -1,0 +1,358 @@
+"""``trainctl logs``: all nodes of a job in one log, searched, and with few calls."""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from contract.job import JobSpec, Placement
+from contract.ranges import Range
+from tests.trainctl.account import NOW, Account, refused
+from trainctl import follow, output, pace
+from trainctl.__main__ import main
+
+SUCCEEDED = {"status": "SUCCEEDED", "output": '{"status": "succeeded", "reason": "succeeded"}'}
+
+
+def ended(task: str, address: str = "", **more: Any) -> dict[str, Any]:
+    """The event of a job's task that ended."""
+    details = [{"name": "privateIPv4Address", "value": address}] if address else []
+    return {
+        "taskArn": f"arn:aws:ecs:eu-west-1:1:task/c/{task}",
+        "startedBy": "job",
+        "group": "job:job",
+        "startedAt": "2026-11-21T09:00:00Z",
+        "stoppedAt": "2026-11-21T09:10:00Z",
+        "attachments": [{"details": details}],
+        **more,
+    }
+
+
+def on_nodes(account: Account, **changed: Any) -> None:
+    """A job whose command runs on two nodes, with the logs of its head and of them."""
+    spec = JobSpec(run="r1", command=("x",), nodes=Range(2, 2), on=Placement.NODES)
+    account.add("job", input=spec.to_json(), **changed)
+    account.add_head("job", "head", lastStatus="STOPPED")
+    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "STOPPED", "startedBy": "job"}
+    account.task_events = [ended("w1"), ended("w2")]  # ECS has forgotten the second one
+    account.logs = {
+        "job/ray/head": ["node: running x on 2 nodes"],
+        "worker/ray/w1": ["node: worker on 10.0.0.7", (3, "[node 1] one")],
+        "worker/ray/w2": [(2, "[node 0] zero"), (4, "[node 0] again")],
+    }
+
+
+def of_recipe(account: Account) -> None:
+    """A recipe's job that ended long ago: a head, which was replaced, and two workers, all of which
+    ECS has forgotten."""
+    account.add("job", startDate=NOW - timedelta(hours=3), **SUCCEEDED)
+    account.add_head("job", "first")
+    account.add_head("job", "second")
+    account.tasks = {}
+    account.task_events = [
+        ended("first", "10.0.0.5", startedBy="AWS Step Functions"),
+        ended("0a1b2c3d4e5f", "10.0.0.7", stoppedReason="Host was taken"),
+        ended("f9e8d7c6b5a4", "10.0.0.8"),
+    ]
+    account.logs = {
+        "job/ray/first": [(-9000, "epoch 1: loss 2.5"), (-8980, "epoch 2: loss 2.25")],
+        "job/ray/second": [(60, "epoch 3: loss 2.125")],
+        "worker/ray/0a1b2c3d4e5f": [(-8990, "node: worker on 10.0.0.7")],
+        "worker/ray/f9e8d7c6b5a4": [(-8989, "node: worker on 10.0.0.8"), (70, "node: bye")],
+    }
+    ready = {"type": "phase", "name": "workers_ready", "hosts": ["10.0.0.8", "10.0.0.7"]}
+    account.objects["runs/r1/metrics.jsonl"] = json.dumps(ready).encode()
+
+
+WHOLE = [
+    "epoch 1: loss 2.5",
+    "[worker 0a1b2c] node: worker on 10.0.0.7",
+    "[worker f9e8d7] node: worker on 10.0.0.8",
+    "epoch 2: loss 2.25",
+    "epoch 3: loss 2.125",
+    "[worker f9e8d7] node: bye",
+]
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("following", [[], ["--follow"]])
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ([], WHOLE),
+        (["--tail", "2"], WHOLE[-2:]),
+        (["--tail", "0"], []),
+        (["--grep", "loss"], [WHOLE[0], *WHOLE[3:5]]),
+        (["--grep", r"loss \d\.\d\d$"], [WHOLE[3]]),
+        (["--grep", "loss", "--tail", "1"], [WHOLE[4]]),
+        (["--since", "90m"], WHOLE[4:]),
+        (["--rank", "0"], [WHOLE[2], WHOLE[5]]),
+        (["--rank", "1"], [WHOLE[1]]),
+        (["--rank", "0", "--grep", "bye"], [WHOLE[5]]),
+    ],
+    ids=lambda value: " ".join(value) if value and value[0].startswith("--") else "",
+)
+def test_the_log_of_all_nodes_is_merged_and_searched_when_ecs_has_forgotten_them(
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    shown: list[str],
+    following: list[str],
+) -> None:
+    of_recipe(account)
+    assert main(["logs", "job", *words, *following]) == 0
+    assert lines(capsys) == shown
+
+
+def test_lines_as_json_tell_when_and_where_they_were_written(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_recipe(account)
+    assert main(["logs", "job", "--json", "--tail", "2"]) == 0
+    epoch, bye = map(json.loads, lines(capsys))
+    assert datetime.fromisoformat(epoch.pop("at")) == pytest.approx(
+        NOW - timedelta(seconds=540), abs=timedelta(milliseconds=1)
+    )
+    assert epoch == {
+        "node": "head",
+        "task": "second",
+        "program_node": None,
+        "line": "epoch 3: loss 2.125",
+    }
+    assert (bye["node"], bye["task"], bye["line"]) == ("worker", "f9e8d7c6b5a4", "node: bye")
+    on_nodes(account)
+    assert main(["logs", "job", "--json", "--node", "1"]) == 0
+    (one,) = map(json.loads, lines(capsys))
+    assert (one["program_node"], one["line"]) == (1, "[node 1] one")
+
+
+def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_nodes(account, **SUCCEEDED)
+    assert main(["logs", "job"]) == 0
+    said = lines(capsys)
+    assert said == [
+        "node: running x on 2 nodes",
+        "[worker w1] node: worker on 10.0.0.7",
+        "[node 0] zero",
+        "[node 1] one",
+        "[node 0] again",
+    ]
+    assert main(["logs", "job", "--follow"]) == 0
+    assert lines(capsys) == said
+    assert main(["logs", "job", "--node", "0"]) == 0
+    assert lines(capsys) == ["[node 0] zero", "[node 0] again"]
+    assert main(["logs", "job", "--node", "0", "--tail", "1"]) == 0
+    assert lines(capsys) == ["[node 0] again"]
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (["logs", "job", "--node", "3"], "--node is 3: job has nodes 0 to 2"),
+        (["logs", "job", "--rank", "0"], "--rank is for recipes; trainctl logs job --node N"),
+        (["logs", "other", "--node", "0"], "--node: the command of other runs on its head only"),
+        (["logs", "job", "--grep", "x("], "--grep 'x(' is not a regular expression: missing ),"),
+        (["logs", "job", "--since", "yesterday"], "--since is 'yesterday': it must be a number"),
+    ],
+)
+def test_what_no_log_can_be_asked_for_is_refused(
+    account: Account, capsys: pytest.CaptureFixture[str], words: list[str], error: str
+) -> None:
+    on_nodes(account)
+    account.add("other")
+    assert main(words) == 2
+    assert error in capsys.readouterr().err
+
+
+def test_on_a_terminal_each_node_has_a_color_and_nothing_else_is_colored(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_nodes(account)
+    account.logs["job/ray/head"] = ["a :warning: of [red]Ray[/red] on 10.0.0.7"]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    output._console.cache_clear()
+    try:
+        assert main(["logs", "job"]) == 0
+    finally:
+        output._console.cache_clear()
+    head, worker, zero, one, again = lines(capsys)
+    assert head == "a :warning: of [red]Ray[/red] on 10.0.0.7"
+    colors = [each.partition("m")[0] for each in (worker, zero, one, again)]
+    assert all(color.startswith("\x1b[") for color in colors)
+    assert len({*colors[:3]}) == 3
+    assert colors[1] == colors[3]
+    assert again.endswith("\x1b[0m again")
+
+
+def test_follow_shows_each_line_once_and_how_it_ended(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add(
+        "job", status="FAILED", cause='{"status": "failed", "reason": "why", "exit_code": 5}'
+    )
+    account.add_head("job", "first", lastStatus="STOPPED")
+    account.add_head("job", "second", lastStatus="STOPPED")
+    account.logs = {"job/ray/first": ["one"], "job/ray/second": [(1, "two"), (2, "three")]}
+    assert main(["logs", "job", "--follow"]) == 5
+    said = capsys.readouterr()
+    assert said.out.splitlines() == ["one", "two", "three"]
+    assert "another one takes over" in said.err
+    assert "job: why, after 10 min" in said.err
+
+
+def test_an_empty_page_is_not_the_end_of_a_log(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add("job")
+    account.add_head("job", "t1")
+    account.logs = {"job/ray/t1": ["one", "two"]}
+    (one, two) = account.events_of("job/ray/t1", since=0)
+
+    def paginated(operation: str) -> Any:
+        def pages(**named: Any) -> list[Any]:
+            if named.get("logGroupName") == "logs":
+                return [{"events": each} for each in ([], [one], [], [two], [])]
+            return [getattr(account, operation)(**named)]
+
+        return SimpleNamespace(paginate=pages)
+
+    account.__dict__["on_get_paginator"] = paginated
+    assert main(["logs", "job"]) == 0
+    assert lines(capsys) == ["one", "two"]
+
+
+def test_a_node_that_has_not_written_yet_hides_no_other(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add("job")
+    account.add_head("job", "head")
+    for name, status in (("w1", "RUNNING"), ("w2", "PROVISIONING"), ("w3", "STOPPED")):
+        account.tasks[name] = {"taskArn": name, "lastStatus": status, "startedBy": "job"}
+    account.logs = {"job/ray/head": ["one"]}
+    assert main(["logs", "job"]) == 0
+    assert lines(capsys) == ["one"]
+    asked = [named["logStreamNames"] for named in account.sent("filter_log_events")[1:]]
+    assert asked == [["job/ray/head", "worker/ray/w1", "worker/ray/w3"], ["job/ray/head"]]
+
+
+def test_a_fault_of_cloudwatch_is_not_taken_for_an_empty_log(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_recipe(account)
+    account.fails["filter_log_events"] = refused("ThrottlingException", "FilterLogEvents")
+    assert main(["logs", "job"]) == 1
+    assert "ThrottlingException" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("pattern", "sent"), [("loss", "%loss%"), ("lo+ss", ""), ("(?i)LOSS", ""), ("epoch 1", "")]
+)
+def test_cloudwatch_searches_for_what_means_the_same_to_it(
+    account: Account, capsys: pytest.CaptureFixture[str], pattern: str, sent: str
+) -> None:
+    of_recipe(account)
+    assert main(["logs", "job", "--grep", pattern]) == 0
+    assert WHOLE[0] in lines(capsys)
+    (_events, log) = account.sent("filter_log_events")
+    assert log.get("filterPattern", "") == sent
+
+
+class Clock:
+    """A clock that only moves when somebody sleeps; ``at`` are things that happen then."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.at: list[tuple[float, Callable[[], None]]] = []
+        monkeypatch.setattr("time.sleep", self.sleep)
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+        monkeypatch.setattr(pace, "SHORTEST_S", 5.0)
+        monkeypatch.setattr(pace, "LONGEST_S", 15.0)
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        while self.at and self.at[0][0] <= self.now:
+            self.at.pop(0)[1]()
+
+
+def running(account: Account, *, num_workers: int = 2) -> None:
+    """A job that has all of its nodes."""
+    account.add("job")
+    account.executions["job"]["startDate"] = datetime.now(tz=UTC) - timedelta(minutes=10)
+    account.add_head("job", "head")
+    for number in range(num_workers):
+        name = f"w{number}"
+        account.tasks[name] = {"taskArn": name, "lastStatus": "RUNNING", "startedBy": "job"}
+    account.logs = {"job/ray/head": [], **{f"worker/ray/w{i}": [] for i in range(num_workers)}}
+
+
+def test_a_line_that_comes_late_is_shown_and_none_is_shown_twice(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    running(account)
+    account.logs["job/ray/head"] += [(590, "one"), (599, "two")]
+    clock.at = [
+        (8, lambda: account.logs["worker/ray/w0"].append((580, "late"))),
+        (20, lambda: account.logs["job/ray/head"].append((600, "three"))),
+        (60, lambda: account.executions["job"].update(SUCCEEDED, stopDate=NOW)),
+    ]
+    assert main(["logs", "job", "--follow"]) == 0
+    assert lines(capsys) == ["one", "two", "[worker w0] late", "three"]
+
+
+def per_minute(account: Account, minutes: float) -> dict[str, float]:
+    names = {name for name, _ in account.calls} - {"get_paginator"}
+    return {name: len(account.sent(name)) / minutes for name in names}
+
+
+@pytest.mark.parametrize(
+    ("words", "prints", "most"),
+    [
+        (["logs", "job", "--follow"], True, 36),
+        (["logs", "job", "--follow"], False, 20),
+        (["wait", "job"], False, 16),
+    ],
+    ids=["follow a job that prints", "follow a silent job", "wait"],
+)
+def test_ten_people_can_follow_their_jobs_in_one_account(
+    account: Account,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    prints: bool,
+    most: float,
+) -> None:
+    """docs/operations.md states these figures. CloudWatch allows 5 FilterLogEvents a second."""
+    clock = Clock(monkeypatch)
+    running(account, num_workers=16)
+    minutes = 30
+    if prints:
+        for second in range(0, 60 * minutes, 2):
+            line = (600 + second, f"step {second}")
+            clock.at.append((second, lambda line=line: account.logs["job/ray/head"].append(line)))  # type: ignore[misc]
+    end = (60 * minutes, lambda: account.executions["job"].update(SUCCEEDED, stopDate=NOW))
+    clock.at.append(end)
+    assert main(words) == 0
+    assert 60 * minutes <= clock.now <= 60 * minutes + pace.LONGEST_S + follow.LAST_LINES_S
+    calls = per_minute(account, minutes)
+    assert sum(calls.values()) <= most, calls
+    assert 10 * calls.get("filter_log_events", 0) / 60 < 5 / 2
+
+
+def test_a_local_aws_is_asked_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    local = pace.Pace(is_local=True)
+    for _ in range(10):
+        assert local.nodes_are_due()
+        local.wait(changed=False)
+    assert clock.now == 10
+    local.wait(changed=True, at_most=0.25)
+    assert clock.now == 10.25
