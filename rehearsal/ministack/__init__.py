@@ -12,6 +12,7 @@ process; nothing in the project's environment imports the modules in here.
     step_functions.py     runTask.sync as on AWS
     events.py             log groups as targets of EventBridge rules
     lambda_logs.py        functions write into their own log group only
+    log_filters.py        regular expressions in the filters of logs
     calls.py              which role called what
     lambda_modules/       what AWS gives Lambda functions, in Python and Node.js
 """

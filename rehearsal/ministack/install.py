@@ -2,7 +2,7 @@
 
 import os
 
-from rehearsal.ministack import cloudformation, events, lambda_logs, step_functions
+from rehearsal.ministack import cloudformation, events, lambda_logs, log_filters, step_functions
 from rehearsal.ministack.internals import ssm
 
 ECS_IMAGES = "/aws/service/ecs/optimized-ami"
@@ -23,6 +23,7 @@ def install() -> None:
     cloudformation.install()
     events.install()
     lambda_logs.install()
+    log_filters.install()
     step_functions.install()
     # The parameters under which AWS publishes the images for ECS instances.
     for family in ECS_IMAGE_FAMILIES:

@@ -68,7 +68,11 @@ router = _module("ministack.core.router", "detect_service", "extract_region")
 
 autoscaling = _module("ministack.services.autoscaling", "_asgs")
 cloudwatch_logs = _module(
-    "ministack.services.cloudwatch_logs", "_create_log_stream", "_log_groups", "_put_log_events"
+    "ministack.services.cloudwatch_logs",
+    "_compile_filter_pattern",
+    "_create_log_stream",
+    "_log_groups",
+    "_put_log_events",
 )
 ec2 = _module(
     "ministack.services.ec2",

@@ -546,6 +546,8 @@ def test_function_with_a_log_group_of_its_own_makes_no_other(account: Account) -
     functions.invoke(FunctionName=ids["Function"], Payload=b"{}")
     found = logs.filter_log_events(logGroupName=ids["Logs"])["events"]
     assert "here" in [event["message"] for event in found]
+    searched = logs.filter_log_events(logGroupName=ids["Logs"], filterPattern="%^h[e]re$%")
+    assert [event["message"] for event in searched["events"]] == ["here"]
     # As when a stack is deleted while a function of it runs.
     logs.delete_log_group(logGroupName=ids["Logs"])
     functions.invoke(FunctionName=ids["Function"], Payload=b"{}")

@@ -317,9 +317,9 @@ def per_minute(account: Account, minutes: float) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("words", "prints", "most"),
     [
-        (["logs", "job", "--follow"], True, 36),
-        (["logs", "job", "--follow"], False, 20),
-        (["wait", "job"], False, 16),
+        (["logs", "job", "--follow"], True, 38),
+        (["logs", "job", "--follow"], False, 22),
+        (["wait", "job"], False, 18),
     ],
     ids=["follow a job that prints", "follow a silent job", "wait"],
 )
@@ -333,7 +333,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
     """docs/operations.md states these figures. CloudWatch allows 5 FilterLogEvents a second."""
     clock = Clock(monkeypatch)
     running(account, num_workers=16)
-    minutes = 30
+    minutes = 10
     if prints:
         for second in range(0, 60 * minutes, 2):
             line = (600 + second, f"step {second}")
@@ -343,7 +343,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
     assert main(words) == 0
     assert 60 * minutes <= clock.now <= 60 * minutes + pace.LONGEST_S + follow.LAST_LINES_S
     calls = per_minute(account, minutes)
-    assert sum(calls.values()) <= most, calls
+    assert most - 2 <= sum(calls.values()) <= most, calls
     assert 10 * calls.get("filter_log_events", 0) / 60 < 5 / 2
 
 
