@@ -19,6 +19,7 @@ OVERWRITTEN_FILE: Final = "overwritten-by"  # the job that removed an earlier ru
 PLOTS_DIR: Final = "plots"
 MODEL_DIR: Final = "model"
 CHECKPOINTS_DIR: Final = "checkpoints"
+MANIFEST_FILE: Final = "manifest.json"  # of a checkpoint: lists its files; written last
 
 # Bare buckets keep their runs under this prefix, as local runs do under ./runs.
 RUNS_PREFIX: Final = "runs"

@@ -1,5 +1,7 @@
 """Figures in words, for people."""
 
+from datetime import UTC, datetime
+
 
 def duration(seconds: float) -> str:
     """``12 s`` of a whole number, ``42.1 s``, ``3 min 5 s`` or ``2 h 7 min``."""
@@ -10,6 +12,11 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
+
+
+def utc(moment: datetime) -> str:
+    """``2026-11-22 09:05 UTC`` of any moment with a time zone."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def percent(share: float) -> str:

@@ -15,6 +15,7 @@ import typer
 
 from contract import exits
 from trainctl import output
+from trainctl.commands.checkpoints import checkpoints
 from trainctl.commands.cluster import down as cluster_down
 from trainctl.commands.cluster import status as cluster_status
 from trainctl.commands.cluster import up as cluster_up
@@ -34,6 +35,7 @@ from trainctl.commands.ls import ls
 from trainctl.commands.open import open_
 from trainctl.commands.plan import plan
 from trainctl.commands.report import report
+from trainctl.commands.runs import runs
 from trainctl.commands.settings import settings
 from trainctl.commands.shell import shell
 from trainctl.commands.show import show
@@ -76,6 +78,8 @@ app.command(rich_help_panel=_JOBS)(logs)
 app.command(rich_help_panel=_JOBS)(wait)
 app.command(rich_help_panel=_JOBS)(stop)
 app.command(rich_help_panel=_JOBS)(cost)
+app.command(rich_help_panel=_JOBS)(runs)
+app.command(rich_help_panel=_JOBS)(checkpoints)
 app.command(rich_help_panel=_JOBS)(report)
 app.command(rich_help_panel=_JOBS)(download)
 app.command(rich_help_panel=_JOBS)(export)

@@ -229,7 +229,7 @@ def values(job: Job) -> dict[str, object]:
         "status": job.status,
         "reason": job.reason,
         "exit_code": job.outcome.exit_code,
-        "began": job.began.isoformat(),
-        "ended": job.ended and str(job.ended),
+        "began": job.began.astimezone(UTC).isoformat(),
+        "ended": job.ended and job.ended.astimezone(UTC).isoformat(),
         "spec": spec,
     }

@@ -34,7 +34,7 @@ from training.recipes.command import Recorded, read_command
 from training.recipes.settings import RunConfig
 
 #: Among how many running jobs one of the same run is looked for.
-_RUNNING_LOOKED_AT: Final = 50
+RUNNING_LOOKED_AT: Final = 50
 #: A deadline that --max-cost may give a job: hosts alone take minutes to start.
 _LEAST_S: Final = 900
 #: Deadline of a job that only works on a run's files.
@@ -308,7 +308,7 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
 
 
 def _check_not_running(deployment: Deployment, run: str) -> None:
-    for other in deployment.jobs.newest(limit=_RUNNING_LOOKED_AT, running=True):
+    for other in deployment.jobs.newest(limit=RUNNING_LOOKED_AT, running=True):
         if other.run == run:
             raise UsageError(
                 f"run {run!r} is being trained already, by job {other.id}: two would overwrite "

@@ -100,6 +100,8 @@ class Account:
         self.tasks: dict[str, dict[str, Any]] = {}
         self.task_events: list[dict[str, Any]] = []
         self.objects: dict[str, bytes] = {}
+        self.modified: dict[str, datetime] = {}
+        """Of objects that were not written just now."""
         self.metadata: dict[str, dict[str, str]] = {}
         self.secrets = {"training/key"}
         self.quota = 1000.0
@@ -344,7 +346,13 @@ class Account:
         folders = {Prefix + key.removeprefix(Prefix).partition("/")[0] + "/" for key in below}
         return {
             "Contents": [
-                {"Key": key, "Size": len(self.objects[key])} for key in keys if key not in below
+                {
+                    "Key": key,
+                    "Size": len(self.objects[key]),
+                    "LastModified": self.modified.get(key, NOW),
+                }
+                for key in keys
+                if key not in below
             ],
             "CommonPrefixes": [{"Prefix": each} for each in sorted(folders)],
         }

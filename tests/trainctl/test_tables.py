@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.trainctl.account import Account
+from tests.trainctl.test_runs import checkpoint, four_runs
 from trainctl import output, tables
 from trainctl.__main__ import main
 from training import recipes
@@ -58,12 +59,27 @@ def cost(account: Account) -> list[str]:
     return ["m5.large", "g5.xlarge", "an hour"]
 
 
+def runs_in_the_bucket(account: Account) -> list[str]:
+    four_runs(account)
+    account.objects[f"runs/{RUN}/config.json"] = b'{"recipe": "ddp"}'
+    assert main(["runs"]) == 0
+    return [RUN, "goes-on", "failed: user code exit 3", "accuracy 93.61%", "1,200", "UTC"]
+
+
+def checkpoints_of_a_run(account: Account) -> list[str]:
+    checkpoint(account, "r1", 12_345_678, hours_ago=1)
+    assert main(["checkpoints", "r1"]) == 0
+    return ["12,345,678", "UTC", "kB"]
+
+
 TABLES: dict[str, Callable[[Account], list[str]]] = {
     "ls": jobs,
     "show": job,
     "doctor": checks,
     "cluster status": cluster,
     "cost": cost,
+    "runs": runs_in_the_bucket,
+    "checkpoints": checkpoints_of_a_run,
     **{f"settings {name}": settings_of(name) for name in recipes.NAMES},
 }
 

@@ -1,6 +1,8 @@
 """The deployment's bucket."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +11,16 @@ from trainctl.aws.clients import Clients, code_of
 
 #: Of an object's metadata.
 _SHA256: Final = "sha256"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stored:
+    """An object, as the bucket lists it."""
+
+    key: str
+    size: int
+    """In bytes."""
+    modified: datetime
 
 
 class Bucket:
@@ -84,10 +96,18 @@ class Bucket:
 
     def sizes(self, prefix: str) -> dict[str, int]:
         """Keys of all objects below a prefix, and their bytes."""
+        return {each.key: each.size for each in self.stored(prefix)}
+
+    def stored(self, prefix: str) -> list[Stored]:
+        """All objects below a prefix."""
         pages = self._clients.s3.get_paginator("list_objects_v2").paginate(
             Bucket=self.name, Prefix=prefix
         )
-        return {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", [])}
+        return [
+            Stored(key=each["Key"], size=each["Size"], modified=each["LastModified"])
+            for page in pages
+            for each in page.get("Contents", [])
+        ]
 
     def listed(self, prefix: str) -> tuple[list[str], list[str]]:
         """Keys of the objects directly below a prefix, which ends in a slash, and the names of the

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from contract.text import utc
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
@@ -33,13 +34,7 @@ def ls(
         output.print_text("No jobs. Start one: trainctl submit ddp")
     else:
         rows = [
-            [
-                job.id,
-                job.run,
-                _state(deployment, job),
-                f"{job.began:%Y-%m-%d %H:%M %Z}",
-                follow.lasted(job),
-            ]
+            [job.id, job.run, _state(deployment, job), utc(job.began), follow.lasted(job)]
             for job in jobs
         ]
         output.print_table(["job", "run", "state", "submitted", "for"], rows, prose=["state"])

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from contract.nodes import JOB, WORKER
 from contract.runs import RESULT_FILE
+from contract.text import utc
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
@@ -52,11 +53,9 @@ def show(
         "run": job.run,
         "state": f"{job.reason}{f': {waits}' if waits else ''}",
         "progress": reached.line() if reached else "",
-        "submitted": f"{job.began:%Y-%m-%d %H:%M:%S %Z}",
+        "submitted": utc(job.began),
         "lasted" if job.is_over else "for": follow.lasted(job),
-        "deadline": ""
-        if job.is_over or not job.deadline
-        else f"{job.deadline:%Y-%m-%d %H:%M:%S %Z}",
+        "deadline": "" if job.is_over or not job.deadline else utc(job.deadline),
         "command": " ".join(job.spec.command) if job.spec else "",
         "nodes": str(job.spec.nodes) if job.spec else "",
         "cost": dollars(cost.usd) if cost.usd is not None else f"unknown: {cost.why_unknown}",

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch import nn
 
 from contract.errors import InputError
-from contract.runs import RunPaths, check_relative, checkpoint_step
+from contract.runs import MANIFEST_FILE, RunPaths, check_relative, checkpoint_step
 from training import storage
 from training.metrics import StepMetrics
 from training.models import classifiers as models
@@ -37,7 +37,6 @@ from training.worker import Worker
 MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
 STATE_FILE: Final = "state.pt"
-MANIFEST_FILE: Final = "manifest.json"
 
 
 class DamagedError(Exception):

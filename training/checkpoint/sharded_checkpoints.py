@@ -41,10 +41,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
-from contract.runs import RunPaths, check_relative
+from contract.runs import MANIFEST_FILE, RunPaths, check_relative
 from training import storage
 from training.checkpoint import checkpoints
-from training.checkpoint.checkpoints import MANIFEST_FILE, DamagedError, Position
+from training.checkpoint.checkpoints import DamagedError, Position
 from training.record.events import Warned
 from training.worker import Worker
 

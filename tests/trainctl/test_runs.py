@@ -1,0 +1,155 @@
+"""``trainctl runs`` and ``trainctl checkpoints``: what there is in the bucket."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from contract.job import JobSpec, JobStatus, Outcome, record_json
+from contract.ranges import Range
+from tests.trainctl.account import NOW, Account
+from trainctl.__main__ import main
+
+
+def put(account: Account, key: str, content: object, *, hours_ago: float = 0.0) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    account.objects[f"runs/{key}"] = text.encode()
+    account.modified[f"runs/{key}"] = NOW - timedelta(hours=hours_ago)
+
+
+def checkpoint(account: Account, run: str, step: int, *, hours_ago: float, lost: str = "") -> None:
+    """A checkpoint of two files; ``lost`` is missing or cut off."""
+    files = {"model.safetensors": "x" * 1000, "state.pt": "y" * 500}
+    folder = f"{run}/checkpoints/step-{step:08d}"
+    listed = {name: {"bytes": len(text), "sha256": "0"} for name, text in files.items()}
+    for name, text in files.items():
+        content = text[:10] if lost == f"end of {name}" else text
+        if lost != name:
+            put(account, f"{folder}/{name}", content, hours_ago=hours_ago)
+    if lost != "manifest.json":
+        put(account, f"{folder}/manifest.json", {"files": listed}, hours_ago=hours_ago)
+
+
+def ended(account: Account, run: str, job: str, reason: str, *, hours_ago: float) -> None:
+    spec = JobSpec(run=run, command=("true",), nodes=Range(1, 1))
+    outcome = Outcome(status=JobStatus.FAILED, reason=reason)
+    put(account, f"{run}/jobs/{job}.json", record_json(job, spec, outcome), hours_ago=hours_ago)
+
+
+def four_runs(account: Account) -> None:
+    put(account, "done/config.json", {"recipe": "ddp"}, hours_ago=30)
+    result = {"recipe": "ddp", "status": "succeeded", "steps": 470}
+    result |= {"measures": ["accuracy"], "accuracy": 0.93612}
+    put(account, "done/result.json", result, hours_ago=29)
+    # A second job resumed it, and was stopped.
+    ended(account, "done", "done-aaaaa", "succeeded", hours_ago=29)
+    ended(account, "done", "done-bbbbb", "stopped by user", hours_ago=20)
+    put(account, "goes-on/config.json", {"recipe": "fsdp"}, hours_ago=3)
+    checkpoint(account, "goes-on", 400, hours_ago=2)
+    checkpoint(account, "goes-on", 1200, hours_ago=1)
+    checkpoint(account, "goes-on", 1600, hours_ago=0.5, lost="manifest.json")
+    account.add("goes-on-job", run="goes-on")
+    account.executions["goes-on-job"]["input"] = JobSpec(
+        run="goes-on", command=("true",), nodes=Range(1, 1)
+    ).to_json()
+    put(account, "mine/output/node-0/output/a.pt", "z" * 2000, hours_ago=50)
+    ended(account, "mine", "mine-aaaaa", "failed: user code exit 3", hours_ago=50)
+    put(account, "from-a-shell/config.json", {"recipe": "ddp"}, hours_ago=70)
+    put(account, "from-a-shell/result.json", {"status": "failed"}, hours_ago=69)
+
+
+def test_runs_are_listed_newest_first_with_what_they_have_reached(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four_runs(account)
+    assert main(["runs", "--json"]) == 0
+    found = {run["name"]: run for run in json.loads(capsys.readouterr().out)}
+    assert [*found] == ["goes-on", "done", "mine", "from-a-shell"]
+    assert {name: run["state"] for name, run in found.items()} == {
+        "goes-on": "running",
+        "done": "stopped by user",
+        "mine": "failed: user code exit 3",
+        "from-a-shell": "failed",
+    }
+    assert {name: run["step"] for name, run in found.items()} == {
+        "goes-on": 1200,
+        "done": 470,
+        "mine": None,
+        "from-a-shell": None,
+    }
+    assert found["done"]["measure"] == "accuracy 93.61%"
+    sizes = {
+        name: sum(
+            len(content)
+            for key, content in account.objects.items()
+            if key.startswith(f"runs/{name}/")
+        )
+        for name in found
+    }
+    assert {name: run["size"] for name, run in found.items()} == sizes
+    assert main(["runs", "--limit", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()] == ["run", "goes-on", "done"]
+    assert f"{NOW - timedelta(hours=0.5):%Y-%m-%d %H:%M} UTC" in shown
+    assert account.changes == []
+
+
+def test_a_run_whose_records_are_damaged_is_listed_all_the_same(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in ("config.json", "result.json", "jobs/a.json"):
+        put(account, f"torn/{file}", '{"status": ')
+    put(account, "torn/checkpoints/step-00000010/manifest.json", '{"files": 3}')
+    assert main(["runs", "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert (run["name"], run["recipe"], run["state"], run["step"]) == ("torn", "", "", None)
+
+
+def test_checkpoints_tell_which_is_resumed_from(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step, lost in (
+        (100, ""),
+        (200, ""),
+        (300, "state.pt"),
+        (400, "end of state.pt"),
+        (500, "manifest.json"),
+    ):
+        checkpoint(account, "r1", step, hours_ago=10 - step / 100, lost=lost)
+    put(account, "r1/checkpoints/damaged-step-00000090/manifest.json", "{}")
+    assert main(["checkpoints", "r1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["step"] for each in found] == [500, 400, 300, 200, 100]
+    assert [each["is_complete"] for each in found] == [False, False, False, True, True]
+    assert [each["step"] for each in found if each["is_next"]] == [200]
+    assert main(["checkpoints", "r1"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:]
+    assert f"{NOW - timedelta(hours=8):%Y-%m-%d %H:%M} UTC" in rows[3]
+    assert rows[3].startswith("200 ")
+    assert rows[3].endswith("complete; the run resumes from it")
+    assert rows[0].endswith("not complete, not used")
+
+
+@pytest.mark.parametrize(
+    ("run", "code", "words"),
+    [
+        ("nothing", 2, "there is no run 'nothing' in s3://bucket: trainctl runs lists them"),
+        ("a/b", 2, "run name 'a/b' is not usable"),
+        ("mine", 0, "Files of your own program: trainctl download mine"),
+    ],
+)
+def test_a_run_without_checkpoints_is_a_sentence(
+    account: Account, capsys: pytest.CaptureFixture[str], run: str, code: int, words: str
+) -> None:
+    put(account, "mine/output/node-0/output/a.pt", "z")
+    assert main(["checkpoints", run]) == code
+    said = capsys.readouterr()
+    assert words in said.out + said.err
+
+
+def test_an_empty_bucket_is_a_sentence(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert account.objects == {}
+    assert main(["runs"]) == 0
+    assert "No runs in s3://bucket" in capsys.readouterr().out

@@ -1,0 +1,55 @@
+"""``trainctl checkpoints``: what a run can resume from."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from contract.text import byte_size, utc
+from trainctl import output, run_list
+from trainctl.aws.deployment import Deployment
+from trainctl.errors import UsageError
+from trainctl.options import AsJson, Profile, Region
+
+
+def checkpoints(
+    *,
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
+    as_json: AsJson = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """List the checkpoints of a recipe's run, newest first.
+
+    A run resumes from the newest complete one. What your own program saves: trainctl download.
+    """
+    bucket = Deployment.find(profile=profile, region=region).bucket
+    found = run_list.checkpoints(bucket, run)
+    if found is None:
+        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs lists them")
+    first = next((each for each in found if each.is_complete), None)
+    if as_json:
+        output.print_json(
+            [
+                {**asdict(each), "saved": each.saved.isoformat(), "is_next": each is first}
+                for each in found
+            ]
+        )
+        return
+    if not found:
+        output.print_text(
+            f"Run {run} has no checkpoints of a recipe. Files of your own program: trainctl "
+            f"download {run}"
+        )
+        return
+    rows = [
+        [f"{each.step:,}", utc(each.saved), byte_size(each.size), _state(each, first)]
+        for each in found
+    ]
+    output.print_table(["step", "saved", "size", "state"], rows, prose=["state"])
+
+
+def _state(each: run_list.Checkpoint, first: run_list.Checkpoint | None) -> str:
+    if each is first:
+        return "complete; the run resumes from it"
+    return "complete" if each.is_complete else "not complete, not used"

@@ -1,0 +1,45 @@
+"""``trainctl runs``: the runs in the bucket."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from contract.text import byte_size, utc
+from trainctl import job_plan, output, run_list
+from trainctl.aws.deployment import Deployment
+from trainctl.options import AsJson, Profile, Region
+
+
+def runs(
+    *,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, newest first.")] = 20,
+    as_json: AsJson = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """List the runs in the bucket, those of other people and of old jobs too."""
+    deployment = Deployment.find(profile=profile, region=region)
+    being_trained = deployment.jobs.newest(limit=job_plan.RUNNING_LOOKED_AT, running=True)
+    found = run_list.newest(
+        deployment.bucket, limit=limit, running={job.run for job in being_trained}
+    )
+    if as_json:
+        output.print_json([{**asdict(run), "updated": run.updated.isoformat()} for run in found])
+    elif not found:
+        output.print_text(f"No runs in {deployment.bucket.uri}. Start one: trainctl submit ddp")
+    else:
+        rows = [
+            [
+                run.name,
+                run.recipe or "own code",
+                run.state,
+                "" if run.step is None else f"{run.step:,}",
+                run.measure,
+                utc(run.updated),
+                byte_size(run.size),
+            ]
+            for run in found
+        ]
+        columns = ["run", "recipe", "state", "step", "measure", "last change", "size"]
+        output.print_table(columns, rows, prose=["state"])

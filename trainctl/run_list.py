@@ -1,0 +1,161 @@
+"""The runs in the deployment's bucket, and their checkpoints, from the files that they have there.
+
+Jobs are remembered by AWS for 90 days; a run is in the bucket for as long as its files are.
+"""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import PurePosixPath
+from typing import Any, Final
+
+from contract import runs
+from contract.errors import InputError
+from contract.job import Outcome
+from trainctl.aws.files import Bucket, Stored
+from trainctl.output import json_object
+from training import recipes
+from training.record.measures import described
+from training.record.result import measures_of
+
+#: Requests to S3 at a time.
+_AT_ONCE: Final = 8
+RUNNING: Final = "running"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint of a recipe."""
+
+    step: int
+    """Optimizer updates that it is after."""
+    saved: datetime
+    """When its newest file was written."""
+    size: int
+    """In bytes."""
+    is_complete: bool
+    """Whether all of its files are there; only such a checkpoint is used."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """What the bucket has of a run."""
+
+    name: str
+    recipe: str
+    """Empty for a program of the user's own."""
+    state: str
+    """``running``, or how its last job ended, in words; empty where that is not known."""
+    step: int | None
+    """The last step that it is known to have reached: optimizer updates."""
+    measure: str
+    """Its main measure in words, such as ``accuracy 93.61%``; empty before the first evaluation."""
+    updated: datetime
+    """When its newest file was written."""
+    size: int
+    """Of all its files, in bytes."""
+
+
+def newest(bucket: Bucket, *, limit: int, running: Collection[str]) -> list[Run]:
+    """The runs whose files changed last, newest first.
+
+    Args:
+        bucket: of the deployment.
+        limit: how many.
+        running: names of the runs that are being trained.
+    """
+    _keys, names = bucket.listed(f"{runs.RUNS_PREFIX}/")
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        files = pool.map(lambda name: bucket.stored(f"{runs.RUNS_PREFIX}/{name}/"), names)
+        there = [(name, each) for name, each in zip(names, files, strict=True) if each]
+        there.sort(key=lambda pair: max(file.modified for file in pair[1]), reverse=True)
+        return [*pool.map(lambda pair: _run(bucket, *pair, running=running), there[:limit])]
+
+
+def _run(bucket: Bucket, name: str, files: Sequence[Stored], *, running: Collection[str]) -> Run:
+    prefix = f"{runs.RUNS_PREFIX}/{name}/"
+    config = json_object(bucket.read(f"{prefix}{runs.CONFIG_FILE}"))
+    result = json_object(bucket.read(f"{prefix}{runs.RESULT_FILE}"))
+    steps = [each.step for each in _checkpoints(bucket, prefix, files) if each.is_complete]
+    done = result.get("steps")
+    return Run(
+        name=name,
+        recipe=str(config.get("recipe", "")),
+        state=RUNNING if name in running else _ended(bucket, prefix, files, result),
+        step=done if isinstance(done, int) else max(steps, default=None),
+        measure=_main_measure(result),
+        updated=max(each.modified for each in files),
+        size=sum(each.size for each in files),
+    )
+
+
+def _ended(
+    bucket: Bucket, prefix: str, files: Sequence[Stored], result: Mapping[str, object]
+) -> str:
+    """How the run's last job ended; its result where no job trained it."""
+    folder = f"{prefix}{runs.JOBS_DIR}/"
+    records = [each for each in files if each.key.startswith(folder) and each.key.endswith(".json")]
+    if records:
+        last = max(records, key=lambda each: each.modified)
+        try:
+            return Outcome.from_json((bucket.read(last.key) or b"").decode()).reason
+        except (InputError, UnicodeDecodeError):
+            return ""
+    return str(result.get("status", ""))
+
+
+def _main_measure(result: Mapping[str, object]) -> str:
+    known = [recipe for recipe in recipes.ALL if recipe.name == result.get("recipe")]
+    declared = [measure for recipe in known for measure in recipe.measures]
+    found = measures_of(result)
+    order = [*(each.name for each in declared), *found]
+    name = next((each for each in order if each in found), None)
+    return "" if name is None else described(name, declared).phrase(found[name])
+
+
+def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint] | None:
+    """The checkpoints of a recipe's run, newest first; None where there is no such run.
+
+    Raises:
+        InputError: no run can have that name.
+    """
+    prefix = runs.run_prefix(run)
+    files = bucket.stored(prefix)
+    return _checkpoints(bucket, prefix, files) if files else None
+
+
+def _checkpoints(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> list[Checkpoint]:
+    folder = f"{prefix}{runs.CHECKPOINTS_DIR}/"
+    of_step: dict[int, dict[str, Stored]] = {}
+    for each in files:
+        name, _, file = each.key.removeprefix(folder).partition("/")
+        step = runs.checkpoint_step(name) if each.key.startswith(folder) else None
+        if step is not None and file:
+            of_step.setdefault(step, {})[file] = each
+    return [
+        Checkpoint(
+            step=step,
+            saved=max(each.modified for each in parts.values()),
+            size=sum(each.size for each in parts.values()),
+            is_complete=_is_complete(bucket, parts),
+        )
+        for step, parts in sorted(of_step.items(), reverse=True)
+    ]
+
+
+def _is_complete(bucket: Bucket, parts: Mapping[str, Stored]) -> bool:
+    """Whether a checkpoint has its manifest, which is written last, and every file in it.
+
+    Contents are not compared: training does that before it uses one.
+    """
+    manifest = parts.get(runs.MANIFEST_FILE)
+    if manifest is None:
+        return False
+    try:
+        listed: dict[str, Any] = json.loads(bucket.read(manifest.key) or b"{}")["files"]
+        sizes = {str(PurePosixPath(name)): each["bytes"] for name, each in listed.items()}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return all(name in parts and parts[name].size == size for name, size in sizes.items())
