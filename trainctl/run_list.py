@@ -79,12 +79,13 @@ def _run(bucket: Bucket, name: str, files: Sequence[Stored], *, running: Collect
     config = json_object(bucket.read(f"{prefix}{runs.CONFIG_FILE}"))
     result = json_object(bucket.read(f"{prefix}{runs.RESULT_FILE}"))
     steps = [each.step for each in _checkpoints(bucket, prefix, files) if each.is_complete]
-    done = result.get("steps")
+    progress = json_object(bucket.read(f"{prefix}{runs.PROGRESS_FILE}"))
+    done = [progress.get("step"), result.get("steps")]
     return Run(
         name=name,
         recipe=str(config.get("recipe", "")),
         state=RUNNING if name in running else _ended(bucket, prefix, files, result),
-        step=done if isinstance(done, int) else max(steps, default=None),
+        step=max([*steps, *(each for each in done if isinstance(each, int))], default=None),
         measure=_main_measure(result),
         updated=max(each.modified for each in files),
         size=sum(each.size for each in files),

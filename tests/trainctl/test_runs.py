@@ -53,6 +53,7 @@ def four_runs(account: Account) -> None:
         run="goes-on", command=("true",), nodes=Range(1, 1)
     ).to_json()
     put(account, "mine/output/node-0/output/a.pt", "z" * 2000, hours_ago=50)
+    put(account, "goes-on/progress.json", {"step": 1250}, hours_ago=0.9)
     ended(account, "mine", "mine-aaaaa", "failed: user code exit 3", hours_ago=50)
     put(account, "from-a-shell/config.json", {"recipe": "ddp"}, hours_ago=70)
     put(account, "from-a-shell/result.json", {"status": "failed"}, hours_ago=69)
@@ -72,7 +73,7 @@ def test_runs_are_listed_newest_first_with_what_they_have_reached(
         "from-a-shell": "failed",
     }
     assert {name: run["step"] for name, run in found.items()} == {
-        "goes-on": 1200,
+        "goes-on": 1250,
         "done": 470,
         "mine": None,
         "from-a-shell": None,

@@ -63,7 +63,7 @@ def runs_in_the_bucket(account: Account) -> list[str]:
     four_runs(account)
     account.objects[f"runs/{RUN}/config.json"] = b'{"recipe": "ddp"}'
     assert main(["runs"]) == 0
-    return [RUN, "goes-on", "failed: user code exit 3", "accuracy 93.61%", "1,200", "UTC"]
+    return [RUN, "goes-on", "failed: user code exit 3", "accuracy 93.61%", "1,250", "UTC"]
 
 
 def checkpoints_of_a_run(account: Account) -> list[str]:
