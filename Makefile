@@ -61,9 +61,11 @@ bench: venv-dev venv-aws ## compare with the plain ways, and time the start; one
 	@$(PYTHON) -m benchmarks.packages --json
 	@$(PYTHON) -m benchmarks.fsdp --json
 
-pictures: synth ## redraw docs/images: the architecture, and the report of RUN (needs Chromium)
+pictures: synth venv ## redraw docs/images: architecture, recording of the demo, report of RUN (needs Chromium)
 	@$(PYTHON) docs/diagram.py cdk.out > cdk.out/architecture.svg
 	@mv cdk.out/architecture.svg docs/images/
+	@$(PYTHON) -m docs.recording make demo > cdk.out/demo.svg
+	@mv cdk.out/demo.svg docs/images/
 	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --blink-settings=preferredColorScheme=1 \
 		--window-size=1200,1560 --screenshot=docs/images/report.png "file://$(abspath $(RUN))/report.html"
 

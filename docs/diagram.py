@@ -74,15 +74,25 @@ LEFT_OUT: Final[Mapping[str, str]] = {
 }
 
 WIDTH: Final = 1200
+HEIGHT: Final = 810
+# The deployment lies below the laptop.
+TOP: Final = 110
 # Where the three columns begin.
 LEFT, MIDDLE, RIGHT = 24, 300, 900
 STYLE: Final = """
-text { font: 13px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; fill: #1d2733 }
-.title { font-weight: 600 } .small { font-size: 12px; fill: #50606f }
-.stack { font-size: 12px; font-weight: 600; fill: #50606f; letter-spacing: .04em }
-.box { fill: #fff; stroke: #9fb0c0; rx: 6 } .area { fill: #f3f7fb; stroke: #b9c7d4; rx: 8 }
-.core { stroke: #1d5fa9; stroke-width: 1.5 } .training { stroke: #bd540a; stroke-width: 1.5 }
-.line { stroke: #50606f; stroke-width: 1.3; fill: none; marker-end: url(#end) }
+svg { --page: #fbfcfd; --area: #f3f7fb; --edge: #b9c7d4; --box: #fff; --ink: #1d2733;
+  --muted: #50606f; --blue: #1d5fa9; --orange: #bd540a }
+@media (prefers-color-scheme: dark) { svg { --page: #0f1319; --area: #171d26; --edge: #3a4657;
+  --box: #1f2733; --ink: #e7ebf1; --muted: #a9b4c2; --blue: #6fb1f6; --orange: #f4a261 } }
+text { font: 13px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif; fill: var(--ink) }
+.title { font-weight: 600 } .small { font-size: 12px; fill: var(--muted) }
+.stack { font-size: 12px; font-weight: 600; fill: var(--muted); letter-spacing: .04em }
+.page { fill: var(--page) } .box { fill: var(--box); stroke: var(--edge); rx: 6 }
+.area { fill: var(--area); stroke: var(--edge); rx: 8 } .you { stroke: var(--ink); stroke-width: 2 }
+.core { stroke: var(--blue); stroke-width: 1.5 }
+.training { stroke: var(--orange); stroke-width: 1.5; stroke-dasharray: 6 2 }
+.line { stroke: var(--muted); stroke-width: 1.3; fill: none; marker-end: url(#end) }
+.end { fill: var(--muted) }
 """
 
 
@@ -118,7 +128,13 @@ class Resources:
 
 
 def box(x: int, y: int, width: int, lines: Sequence[str], style: str, height: int = 0) -> str:
-    """A box whose first line is its title."""
+    """A box whose first line is its title.
+
+    Raises:
+        ValueError: a line is wider than the box in the widest of the fonts, about 6.4 px a letter.
+    """
+    if wide := [line for line in lines if 6.4 * len(line) > width - 12]:
+        raise ValueError(f"wider than {width} px: {wide}")
     height = height or 24 + 18 * len(lines)
     parts = [f'<rect class="box {style}" x="{x}" y="{y}" width="{width}" height="{height}"/>']
     for number, line in enumerate(lines):
@@ -195,21 +211,47 @@ def draw(core: Template, training: Template) -> str:
         f'<rect class="box core" x="{RIGHT}" y="632" width="16" height="16"/>'
         f'<text class="small" x="{RIGHT + 24}" y="645">CoreStack: stays</text>'
         f'<rect class="box training" x="{RIGHT}" y="660" width="16" height="16"/>'
-        f'<text class="small" x="{RIGHT + 24}" y="673">TrainingStack: may be rebuilt daily</text>'
+        f'<text class="small" x="{RIGHT + 24}" y="673">TrainingStack (dashed): may be rebuilt '
+        "daily</text>"
     )
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} 700" role="img">\n'
-        "<title>What the two stacks deploy</title>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">\n'
+        "<title>What the two stacks deploy, and how a laptop uses it</title>\n"
         f"<style>{STYLE}</style>\n"
         '<defs><marker id="end" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" '
-        'markerHeight="8" orient="auto"><path d="M0 0 L8 4 L0 8 z" fill="#50606f"/></marker>'
-        "</defs>\n"
-        f'<rect width="{WIDTH}" height="700" fill="#fbfcfd"/>\n'
+        'markerHeight="8" orient="auto"><path class="end" d="M0 0 L8 4 L0 8 z"/></marker></defs>\n'
+        f'<rect class="page" width="{WIDTH}" height="{HEIGHT}"/>\n'
         '<text class="title" x="24" y="32">Two stacks: what is deployed, and what it may grow to'
         "</text>\n"
-        f"{body}\n</svg>\n"
+        + "\n".join(_laptop())
+        + f'\n<g transform="translate(0 {TOP})">\n{body}\n</g>\n</svg>\n'
     )
+
+
+def _laptop() -> list[str]:
+    """The row at the top: who uses all of it, and what for."""
+    bottom = 110
+    return [
+        box(
+            LEFT,
+            bottom - 60,
+            WIDTH - 2 * LEFT,
+            [
+                "You, on a laptop: trainctl and make",
+                "no GPU, no torch; it may be closed while jobs run, and shows logs, results and "
+                "costs when it is back",
+            ],
+            "you",
+        ),
+        arrow([(134, bottom), (134, TOP + 79)], "data put, download", (142, 136)),
+        arrow(
+            [(MIDDLE + 143, bottom), (MIDDLE + 143, TOP + 267)],
+            "shell, open: a tunnel by SSM, no open port",
+            (MIDDLE + 151, 136),
+        ),
+        arrow([(1038, bottom), (1038, TOP + 79)], "submit, stop", (1046, 136)),
+    ]
 
 
 def _network(found: Resources) -> list[str]:
@@ -245,10 +287,17 @@ def _network(found: Resources) -> list[str]:
 def _beside_it(found: Resources, *, pushes: bool) -> list[str]:
     """The left column: what nodes read and write."""
     bucket = found.only("AWS::S3::Bucket")
-    rules = [rule["Id"] for rule in bucket["LifecycleConfiguration"]["Rules"]]
+    rules = bucket["LifecycleConfiguration"]["Rules"]
+    ages = [
+        f"{what} after {days} days"
+        for what, days in [
+            *(("archived", t["TransitionInDays"]) for r in rules for t in r.get("Transitions", [])),
+            *(("deleted", r["ExpirationInDays"]) for r in rules if "ExpirationInDays" in r),
+        ]
+    ]
     namespace, name = _address(found)
     return [
-        box(LEFT, 84, 220, ["Bucket", "data, checkpoints, records", *rules], "core"),
+        box(LEFT, 84, 220, ["Bucket", "data, checkpoints, records", *ages], "core"),
         arrow([(MIDDLE, 250), (250, 250), (250, 130), (245, 130)]),
         f'<text class="small" x="{LEFT}" y="232">by the S3 gateway endpoint</text>',
         box(
@@ -293,34 +342,37 @@ def _around_it(found: Resources) -> list[str]:
             84,
             276,
             [
-                "Dashboard",
-                count(len(found.all("AWS::CloudWatch::Dashboard")), "dashboard")
-                + ", right for any number of hosts",
-                count(len(found.all("AWS::CloudWatch::Alarm")), "alarm")
-                + (", sent by e-mail" if topic else ", on the dashboard"),
+                "Jobs",
+                count(len(found.all("AWS::StepFunctions::StateMachine")), "state machine")
+                + ", starts the head task",
+                "a function cleans up after each job",
+                "and looks for what escaped",
             ],
             "training",
         ),
+        arrow([(RIGHT, 130), (MIDDLE + 581, 130)]),
         box(
             RIGHT,
-            196,
+            208,
             276,
             [
                 "Logs",
                 count(len(found.all("AWS::Logs::LogGroup")), "log group"),
-                "nodes, stopped tasks, traffic, functions",
+                "nodes, tasks, traffic, functions",
             ],
             "training",
         ),
-        arrow([(MIDDLE + 556, 240), (RIGHT - 5, 240)]),
+        arrow([(MIDDLE + 556, 250), (RIGHT - 5, 250)]),
         box(
             RIGHT,
-            308,
+            314,
             276,
             [
-                "Task events",
-                count(len(found.all("AWS::Events::Rule")), "rule"),
-                "keeps why a task stopped, counts failures",
+                "Dashboard",
+                count(len(found.all("AWS::CloudWatch::Dashboard")), "dashboard")
+                + " of all hosts and GPUs",
+                count(len(found.all("AWS::CloudWatch::Alarm")), "alarm")
+                + (", sent by e-mail" if topic else ", on the dashboard"),
             ],
             "training",
         ),
@@ -329,27 +381,24 @@ def _around_it(found: Resources) -> list[str]:
             420,
             276,
             [
-                "Jobs",
-                count(len(found.all("AWS::StepFunctions::StateMachine")), "state machine")
-                + ": a head that starts workers",
-                "a function cleans up after each,",
-                "and looks for what escaped",
+                "Task events",
+                count(len(found.all("AWS::Events::Rule")), "rule"),
+                "why a task stopped; counts failures",
             ],
             "training",
         ),
-        arrow([(RIGHT, 466), (MIDDLE + 545, 466)]),
         box(
             RIGHT,
-            532,
+            526,
             276,
             [
                 "Teardown",
                 count(functions - 1, "function") + " for custom resources",
-                "stop tasks, end hosts, so that destroy ends",
+                "end tasks and hosts before a destroy",
             ],
             "training",
         ),
-        arrow([(RIGHT, 568), (MIDDLE + 561, 568)]),
+        arrow([(RIGHT, 562), (MIDDLE + 561, 562)]),
     ]
 
 
