@@ -3,6 +3,7 @@
 import functools
 import re
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -67,3 +68,50 @@ def test_phrases_that_must_be_decoded_do_not_occur(phrase: str) -> None:
         and not any(allowed in line for allowed in PHRASES[phrase])
     ]
     assert found == []
+
+
+#: Where a link leads does not count: it cannot be broken, and it is not read.
+_TARGET = re.compile(r"\]\([^)]*\)")
+
+
+def prose(text: str) -> list[tuple[int, str]]:
+    """Lines of Markdown outside tables and code, with their numbers."""
+    found, is_code = [], False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.lstrip().startswith("|"):
+            found.append((number, line))
+    return found
+
+
+def pages() -> list[Path]:
+    names = subprocess.run(
+        ["git", "ls-files", "--", "*.md"],
+        cwd=modules.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
+    return [modules.ROOT / name for name in names]
+
+
+def test_prose_is_wrapped_at_a_hundred_columns() -> None:
+    assert len(pages()) > 12
+    long = [
+        f"{page.name}:{number}"
+        for page in pages()
+        for number, line in prose(page.read_text("utf-8"))
+        if len(_TARGET.sub("]", line)) > 100
+    ]
+    assert long == []
+
+
+def test_every_link_to_a_file_of_the_project_leads_somewhere() -> None:
+    links = [
+        (page, target)
+        for page in pages()
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+    ]
+    assert len(links) > 40
+    assert [f"{page.name}: {to}" for page, to in links if not (page.parent / to).exists()] == []

@@ -4,6 +4,7 @@ A test compares the two, so that neither falls behind the other.
 """
 
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,11 +30,17 @@ def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
         yield " ".join(words), command
 
 
+def wrapped(paragraph: str) -> str:
+    """As prose in the other pages is wrapped."""
+    words = " ".join(paragraph.split())
+    return textwrap.fill(words, 100, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
 def described(words: str, command: Any) -> str:
     """One command in Markdown."""
     context = command.make_context(words, [], resilient_parsing=True)
     lines = [f"## {words}", "", f"`{' '.join(command.get_usage(context).split()[1:])}`", ""]
-    lines += [" ".join(part.split()) + "\n" for part in (command.help or "").split("\n\n")]
+    lines += [wrapped(part) for part in (command.help or "").split("\n\n")]
     options = [each for each in command.params if not getattr(each, "hidden", False)]
     rows = []
     for each in options:
@@ -50,8 +57,7 @@ def page() -> str:
     """The whole page."""
     root = typer.main.get_command(app)
     commands = [described(words, each) for words, each in walk(root, ("trainctl",))]
-    codes = " ".join((root.epilog or "").split())
-    return "\n".join([_HEAD, f"{codes}\n", *commands])
+    return "\n".join([_HEAD, wrapped(root.epilog or ""), *commands])
 
 
 if __name__ == "__main__":
