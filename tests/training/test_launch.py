@@ -181,7 +181,7 @@ def test_help_explains_presets_exit_codes_and_every_setting(
 @pytest.mark.parametrize(
     ("options", "preset", "lr"),
     [
-        ([], "digits", "0.002"),
+        ([], "digits", "0.001"),
         (["--data", "DIR"], "ddp", "0.001"),
         (["--preset", "tuned"], "tuned", "0.003"),
         (["--preset=fast", "--data", "DIR"], "fast", "0.004"),

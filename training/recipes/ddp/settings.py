@@ -109,5 +109,7 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     # The same accuracy as the reference's ten epochs in one.
     "fast": {"epochs": 1, "lr": 4e-3},
     # scikit-learn's 1,797 digits: what ``make demo`` trains.
-    "digits": {"epochs": 8, "batch_per_worker": 32, "lr": 2e-3, "report_every": 5},
+    # Not 2e-3: while the rate rises to that, the statistics of batch normalization, averages over
+    # the last steps, fall behind the weights, and evaluation shows a loss of 2.5 to 6 in epoch 2.
+    "digits": {"epochs": 8, "batch_per_worker": 32, "lr": 1e-3, "report_every": 5},
 }

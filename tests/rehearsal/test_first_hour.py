@@ -1,0 +1,288 @@
+"""Every line of a shell block in README and docs/operations.md is run, checked, or listed here.
+
+Those of the first hour run in the order of the page, against the local AWS, as they stand there;
+what is added to one is beside it. A line that is new on a page and not in a list fails a test.
+"""
+
+import functools
+import http.server
+import os
+import re
+import shlex
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pytest
+import typer
+from botocore import xform_name
+
+from contract import exits
+from rehearsal.cycle import Rehearsal
+from tests.conftest import ROOT
+from tests.rehearsal.conftest import trainctl
+from trainctl.__main__ import app
+from training.data import catalog
+from training.recipes import command as recipe_command
+
+PAGES = ("README.md", "docs/operations.md")
+
+#: What runs here, in the order of the pages, and what is added to it: the settings of the
+#: deployment that the tests share, and yes where no one can be asked.
+RUN = {
+    "make help": "",
+    "python -m training.plan fsdp --model databricks/dolly-v2-7b --workers 8": "",
+    "make deploy": "VENV=: YES=1 ARGS='-c preset=cpu -c retain_bucket=false -c spot=true'",
+    "make images": "VENV=:",
+    "trainctl doctor": "",
+    "trainctl data put fashion-mnist": "",
+    "trainctl submit ddp --nodes 2 --run first --data fashion-mnist --follow": "--yes",
+    "trainctl ls": "",
+    "trainctl show first": "",
+    "trainctl logs first --follow": "",
+    "trainctl stop first": "--yes",
+    "trainctl cost first": "",
+    "trainctl report first": "",
+    'make diff ARGS="-c preset=fsdp"': "VENV=:",
+}
+#: Trains too long for a test; recipe and settings are parsed.
+TRAINS = {
+    "python -m training.launch ddp --local --workers 2 --data fashion-mnist --run mine",
+    "python -m training.launch fsdp --local --workers 2 --run tiny",
+    "trainctl shell -- python -m training.launch ddp --run first --data s3://BUCKET/data",
+    "trainctl submit fsdp --model databricks/dolly-v2-3b "
+    "--secret HF_TOKEN=training/hf-token --follow",
+    "trainctl cluster down; trainctl submit ddp --nodes 2 --preset digits --follow",
+}
+_REHEARSED = "the rehearsal, which CI runs, gives the same command"
+_PROGRAMS = "tests/rehearsal/test_programs.py submits programs, test_jobs.py downloads their files"
+_OTHER_MACHINES = "the line above with other machines, of which the local AWS has none"
+ELSEWHERE = {
+    "make demo": "the command is in tests/test_makefile.py, the training in test_local_runs.py",
+    "make rehearse": "CI runs it",
+    "make test": "CI runs it",
+    "source .venv/bin/activate": "the tests run with that Python",
+    "python -m training.export RUN --to DIR": "tests/training/test_fsdp.py exports a run",
+    "trainctl submit --code . --nodes 2 --run mine -- torchrun train.py": _PROGRAMS,
+    "trainctl download mine": _PROGRAMS,
+    'make deploy ARGS="-c preset=fsdp -c availability_zone=us-east-1b"': _OTHER_MACHINES,
+    "npx cdk deploy CoreStack TrainingStack -c preset=cpu": "make deploy gives the same command",
+    "make images TORCH_INDEX=ADDRESS": "only names an index; .ci/venv's tests do so",
+    "trainctl cluster up --nodes 2": _REHEARSED,
+    "trainctl shell -- ray status": _REHEARSED,
+    "trainctl cluster status --json": "tests/rehearsal/test_in_containers.py",
+    "trainctl cluster down": _REHEARSED,
+    "make destroy": "the rehearsal destroys at its end; here it would take other tests' stacks",
+    'make destroy ARGS="-c retain_bucket=false"': "as make destroy",
+    "trainctl local up": "the deployment of these tests is what it makes",
+    'eval "$(trainctl local env)"': "tests/trainctl/test_local.py",
+    "trainctl local down": "tests/rehearsal/test_taking_down.py",
+    "make venv-aws": "CI installs with it",
+    ".venv/bin/python -m rehearsal start": "tests/rehearsal/test_local_aws.py",
+}
+
+
+def lines(page: str) -> list[str]:
+    """The commands of a page's shell blocks, in order, without comments and alignment."""
+    text = (ROOT / page).read_text("utf-8")
+    blocks = re.findall(r"^ *```sh\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
+    joined = "".join(blocks).replace("\\\n", " ")
+    bare = (re.sub(r"(^|\s)#.*", "", line) for line in joined.splitlines())
+    return [" ".join(line.split()) for line in bare if line.strip()]
+
+
+def of_aws(line: str) -> bool:
+    """Whether a line is the AWS CLI's, which these tests do not have."""
+    return line.startswith("aws ")
+
+
+def test_every_line_of_a_shell_block_is_run_or_listed() -> None:
+    found = [line for page in PAGES for line in lines(page)]
+    assert len(found) > 30
+    known = [*RUN, *TRAINS, *ELSEWHERE]
+    assert len(known) == len({*known})
+    assert sorted({line for line in found if not of_aws(line)}) == sorted(known)
+    # In the order in which they run.
+    assert [line for line in dict.fromkeys(found) if line in RUN] == [*RUN]
+
+
+AWS_LINES = [line for page in PAGES for line in lines(page) if of_aws(line)]
+
+
+@pytest.mark.parametrize("line", AWS_LINES)
+def test_lines_of_the_aws_cli_name_operations_and_options_that_exist(line: str) -> None:
+    _aws, service, operation, *options = shlex.split(line)
+    model = boto3.client(service, region_name="us-east-1").meta.service_model
+    (name,) = [each for each in model.operation_names if xform_name(each, "-") == operation]
+    members = {xform_name(each, "-") for each in model.operation_model(name).input_shape.members}
+    given = {word.removeprefix("--") for word in options if word.startswith("--")}
+    assert given
+    assert given - {"query"} <= members
+
+
+@pytest.mark.parametrize("line", sorted(TRAINS))
+def test_lines_that_train_have_settings_that_exist(line: str) -> None:
+    words = shlex.split(line.rpartition("; ")[2])
+    begin = next(number for number, word in enumerate(words) if word in ("ddp", "fsdp"))
+    given = words[begin:]
+    if "submit" in words:  # its own options stand among the recipe's
+        submit = typer.main.get_command(app).commands["submit"]  # type: ignore[attr-defined]
+        own = {name: each for each in submit.params for name in each.opts}
+        for name in [word for word in given if word in own]:
+            at = given.index(name)
+            del given[at : at + (1 if own[name].is_flag else 2)]
+    assert recipe_command.parse(given).recipe.name == words[begin]
+
+
+# --- in order, on the local AWS -------------------------------------------------------------------
+DOCKER = """\
+#!{python}
+# Stands for docker where `make images` meets the local AWS: ECR's name leads nowhere here, so what
+# the registry has is asked where the images were pushed.
+import json, subprocess, sys, urllib.request
+arguments = sys.argv[1:]
+if arguments[0] in ("login", "logout"):
+    sys.exit(0)
+if arguments[:2] == ["manifest", "inspect"]:
+    path, _, tag = arguments[2].partition("/")[2].rpartition(":")
+    if not {store!r}:
+        sys.exit(subprocess.call([{docker!r}, "image", "inspect", path + ":" + tag]))
+    with urllib.request.urlopen("http://{store}/v2/" + path + "/tags/list") as answer:
+        sys.exit(0 if tag in json.load(answer)["tags"] else 1)
+sys.exit("docker: what is not pushed is not built here: " + " ".join(arguments))
+"""
+
+
+@pytest.fixture
+def mirror(data_dir: Path) -> Iterator[str]:
+    """Address of a mirror on loopback with the real FashionMNIST."""
+    if not (data_dir / "fashion-mnist").is_dir():
+        pytest.skip("no real data: ../shared/data has no fashion-mnist")
+    handler = functools.partial(Quiet, directory=str(data_dir))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.fixture
+def shell(deployment: Rehearsal, mirror: str, tmp_path: Path) -> dict[str, str]:
+    """The variables of a shell in which `.venv` is active and AWS is the local one."""
+    for name, script in {
+        "trainctl": f'#!/bin/sh\nexec "{sys.executable}" -m trainctl "$@"\n',
+        "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
+        "docker": DOCKER.format(
+            python=sys.executable,
+            store=deployment.state()["registry"],
+            docker=deployment.engine.client,
+        ),
+    }.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(script)
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    (tmp_path / "home").mkdir()
+    own = {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(tmp_path / "home"),  # the CDK remembers accounts there
+        "BROWSER": "true",  # the program of that name: opens nothing
+        "DOCKER_HOST": deployment.engine.address,
+        "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
+        catalog.MIRROR_VARIABLE: mirror,
+        "TRAINING_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "MAKE", "CI"))}
+    return {**kept, **deployment.environment(), **own}
+
+
+class Followed:
+    """A command that prints until its job has ended."""
+
+    def __init__(self, words: list[str], environment: dict[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                words,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def text(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def wait_for(self, word: str, *, timeout_s: float) -> None:
+        for _ in range(int(timeout_s * 5)):
+            if word in self.text():
+                return
+            if self._process.poll() is not None:
+                break
+            threading.Event().wait(0.2)
+        raise AssertionError(f"{word!r} did not come:\n{self.text()}")
+
+    def end(self, *, timeout_s: float) -> int:
+        return self._process.wait(timeout=timeout_s)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.engine
+@pytest.mark.timeout(600)
+def test_the_first_hour_as_it_stands_on_the_pages(
+    deployment: Rehearsal, shell: dict[str, str], tmp_path: Path
+) -> None:
+    """From the deploy to the report, by the commands of the pages and no other."""
+    shown: dict[str, str] = {}
+    followed: dict[str, Followed] = {}
+    try:
+        for number, (line, more) in enumerate(RUN.items()):
+            words = [*shlex.split(line), *shlex.split(more)]
+            if "--follow" in words:
+                followed[line] = Followed(words, shell, tmp_path / f"log-{number}")
+                followed[line].wait_for("training: ", timeout_s=200)
+                continue
+            done = subprocess.run(
+                words,
+                cwd=tmp_path if words[0] == "trainctl" else ROOT,
+                env=shell,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=240,
+                check=False,
+            )
+            shown[line] = done.stdout
+            assert done.returncode == exits.OK, f"{line}:\n{done.stdout}"
+        codes = {line: each.end(timeout_s=60) for line, each in followed.items()}
+    finally:
+        for each in followed.values():
+            each.kill()
+        trainctl(deployment, "stop", "first", "--yes")  # no other test finds its containers
+    assert shown["make images"].count("is there already") == 2
+    assert "All checks passed" in shown["trainctl doctor"]
+    assert "4 files" in shown["trainctl data put fashion-mnist"]
+    assert "first" in shown["trainctl ls"]
+    assert "running" in shown["trainctl show first"]
+    assert "$" in shown["trainctl cost first"]
+    page = tmp_path / "first-report.html"
+    assert str(page.name) in shown["trainctl report first"]
+    assert "fashion-mnist" in page.read_text("utf-8")
+    assert {*codes.values()} <= {exits.TERMINATED, exits.OK}, codes
+    assert codes["trainctl submit ddp --nodes 2 --run first --data fashion-mnist --follow"] == (
+        exits.TERMINATED
+    )
