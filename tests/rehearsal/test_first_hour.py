@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
+import botocore.session
 import pytest
 import typer
 from botocore import xform_name
@@ -116,9 +116,11 @@ AWS_LINES = [line for page in PAGES for line in lines(page) if of_aws(line)]
 @pytest.mark.parametrize("line", AWS_LINES)
 def test_lines_of_the_aws_cli_name_operations_and_options_that_exist(line: str) -> None:
     _aws, service, operation, *options = shlex.split(line)
-    model = boto3.client(service, region_name="us-east-1").meta.service_model
+    model = botocore.session.get_session().get_service_model(service)
     (name,) = [each for each in model.operation_names if xform_name(each, "-") == operation]
-    members = {xform_name(each, "-") for each in model.operation_model(name).input_shape.members}
+    shape = model.operation_model(name).input_shape
+    assert shape is not None
+    members = {xform_name(each, "-") for each in shape.members}
     given = {word.removeprefix("--") for word in options if word.startswith("--")}
     assert given
     assert given - {"query"} <= members
