@@ -111,7 +111,7 @@ def test_data_with_a_file_missing_is_refused(
 
 def run_with(folder: Path, **settings: object) -> None:
     folder.mkdir(parents=True)
-    recorded = {"recipe": "ddp", "run": folder.name, "global_batch": 64, "lr": 0.002, "epochs": 9}
+    recorded = {"recipe": "ddp", "run": folder.name, "global_batch": 64, "lr": 0.001, "epochs": 9}
     (folder / "config.json").write_text(json.dumps({**recorded, **settings}))
 
 
@@ -121,7 +121,7 @@ def test_resuming_with_other_settings_names_each_difference(
     run_with(elsewhere / "runs" / "mine", seed=0)
     before = (elsewhere / "runs" / "mine" / "config.json").read_bytes()
     err = refused([*LOCAL, "--run", "mine", "--lr", "0.01", "--seed", "4"], capsys)
-    assert "lr: the run has 0.002, now 0.01" in err
+    assert "lr: the run has 0.001, now 0.01" in err
     assert "seed: the run has 0, now 4" in err
     assert "epochs: the run has 9" in err
     assert "--overwrite" in err

@@ -181,7 +181,7 @@ def test_the_page_shows_every_part_of_the_record(finished: Path) -> None:
         "succeeded recipe ddp · preset ddp · started 2025-01-02 03:04 UTC",
         "Evaluation loss 0.3333 at the end, its best.",
         "90.00% after the last epoch, the best.",
-        "950 images/s over all workers, mean without the first epoch.",
+        "948 images/s over all workers, median of the epochs.",
         "Highest 1 at step 1",
         "Slowest 200 ms.",  # rank 1 after the first epoch
         "Resumed at step 30 on 2 workers from step-00000030.",
@@ -342,7 +342,7 @@ def test_a_language_model_has_tokens_and_perplexity(tmp_path: Path) -> None:
     ]
     write_lines(tmp_path / "metrics.jsonl", lines)
     page = read(tmp_path)
-    assert "1.5 M tokens/s over all workers, mean without the first epoch." in page.text
+    assert "2 M tokens/s over all workers, median of the epochs." in page.text
     assert "30.5 after the last epoch; best 21.3 after epoch 1." in page.text
     assert (tmp_path / "plots" / "perplexity.png").is_file()
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # Each color in the light and in the dark theme. Figures are drawn in the light one; in the
 # page every color becomes the CSS variable of its name, so that one drawing serves both.
-# Hence no two light colors may be equal. Blue and orange stay apart for every kind of color
-# vision, and nothing below is told by color alone.
+# Hence no two light colors may be equal. Blue and orange, and the colors of the parts of a step,
+# stay apart for every kind of color vision: tests/training/test_report.py computes it.
 COLORS: Final[Mapping[str, tuple[str, str]]] = {
     "page": ("#f6f7f9", "#0f1319"),
     "surface": ("#ffffff", "#171d26"),
@@ -34,8 +34,8 @@ COLORS: Final[Mapping[str, tuple[str, str]]] = {
     "orange": ("#bd540a", "#f4a261"),
     "navy": ("#173a66", "#4c8fdc"),
     "sky": ("#3a7fbf", "#a5d0fa"),
-    "rose": ("#a8446f", "#e89ab8"),
-    "green": ("#2f7d5b", "#7fcfa9"),
+    "umber": ("#5a2a14", "#f3ead3"),
+    "signal": ("#7a2fd0", "#d2694b"),
     "grey": ("#6b7785", "#8a96a6"),
 }
 

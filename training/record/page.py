@@ -146,7 +146,7 @@ def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
         ("Preempted", (result.preempted or None) if result else None, compact),
         ("Steps", result.steps if result else None, compact),
         ("Parameters", (result.parameters or None) if result else None, compact),
-        ("Model FLOP/s used", number(result.mfu) if result else None, percent),
+        ("MFU", number(result.mfu) if result else None, percent),
         ("Memory per worker", run.last("memory_bytes"), lambda size: f"{size / 2**30:.3g} GiB"),
     ]
     return [(label, words(value)) for label, value, words in figures if value is not None]

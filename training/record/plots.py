@@ -42,11 +42,11 @@ _COLORS: Final = {
     "data": "orange",
     "forward": "sky",
     "backward": "navy",
-    "optimizer": "rose",
-    "checkpoint": "green",
+    "optimizer": "umber",
+    "checkpoint": "signal",
     OTHER: "grey",
 }
-_SPARE: Final = ("green", "blue", "rose", "orange", "sky", "navy", "muted")
+_SPARE: Final = ("signal", "blue", "umber", "orange", "sky", "navy", "muted")
 
 
 def draw(run: RecordedRun) -> list[Plot]:
@@ -115,7 +115,9 @@ def measure_plot(run: RecordedRun, measure: Measure) -> Plot:
         return Plot(name=name, title=title, text=f"{METRICS_FILE} has no {name} yet.")
     figure, axes = new_axes(468, 280)
     _epoch_line(axes, run, places, values)
-    best = int(values.argmax() if measure.higher_is_better else values.argmin())
+    # Of equal ones the last: if that is the end of the run, the text says so.
+    backwards = values[::-1] if measure.higher_is_better else -values[::-1]
+    best = len(values) - 1 - int(backwards.argmax())
     axes.plot(
         places[best],
         values[best],
@@ -153,10 +155,11 @@ def throughput_plot(run: RecordedRun) -> Plot:
     legend(axes)
     axes.set_ylim(0, 1.12 * float(rates.max()) or 1)
     axes.yaxis.set_major_formatter(lambda value, _: compact(value))
-    settled = rates[1:] if len(rates) > 1 else rates
-    text = f"{compact(float(settled.mean()))} {run.items}/s over all workers"
     stretch = "epoch" if run.clock == "epoch" else "stretch"
-    text += f", mean without the first {stretch}." if len(rates) > 1 else f" in the only {stretch}."
+    # The figure of the result, which is the median too, once there is one.
+    settled = float(np.median(rates)) if run.result is None else run.last("items_per_s")
+    text = f"{compact(settled or 0.0)} {run.items}/s over all workers"
+    text += f", median of the {'epochs' if stretch == 'epoch' else 'stretches'}."
     return Plot(name=name, title=title, text=text, figure=figure)
 
 
