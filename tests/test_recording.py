@@ -8,10 +8,8 @@ import pytest
 
 from docs import recording
 from docs.recording import Frame, Screen, Style
-from tests.conftest import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
-PICTURE = ROOT / "docs" / "images" / "demo.svg"
 
 
 def shown(written: str) -> list[str]:
@@ -100,16 +98,3 @@ def test_a_command_is_recorded_on_a_terminal_of_its_own() -> None:
     assert frames[-1].time_s > 0.4
     with pytest.raises(subprocess.CalledProcessError):
         recording.record([sys.executable, "-c", "raise SystemExit(3)"])
-
-
-def test_the_committed_recording_is_of_the_demo_and_ends_with_its_results() -> None:
-    picture = PICTURE.read_text(encoding="utf-8")
-    assert "<title>make demo: what it shows</title>" in picture
-    lasting = [words for kind, words in elements(picture) if kind == "row"]
-    assert [line for line in lasting if line.startswith("epoch 8: ")]
-    assert [line for line in lasting if line.startswith("run demo (succeeded)")]
-    # Nothing of the machine that it was made on, and nothing fetched.
-    assert "/" not in "".join(lasting).replace("runs/demo", "").replace("images/s", "").replace(
-        "8/8", ""
-    )
-    assert picture.count("http") == 1
