@@ -104,7 +104,7 @@ def _content(folder: Path) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for file in sorted(folder.iterdir()):
-        if file.name == checkpoints.MANIFEST_FILE:
+        if file.name == runs.MANIFEST_FILE:
             continue  # hashes of the others, some of which hold clock readings
         if file.suffix == ".safetensors":
             values: Any = load_file(file)

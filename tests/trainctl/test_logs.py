@@ -267,7 +267,7 @@ def test_cloudwatch_searches_for_what_means_the_same_to_it(
 
 
 class Clock:
-    """A clock that only moves when somebody sleeps; ``at`` are things that happen then."""
+    """A clock that only moves when something sleeps; ``at`` are things that happen then."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0

@@ -171,7 +171,7 @@ def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Pa
     with pytest.raises(DamagedError, match=r"manifest.json is missing"):
         sharded_checkpoints.verify(str(folder))
     for content, words in (("{", "cannot be read"), ('{"files": 3}', "cannot be read")):
-        (folder / checkpoints.MANIFEST_FILE).write_text(content)
+        (folder / runs.MANIFEST_FILE).write_text(content)
         with pytest.raises(DamagedError, match=words):
             sharded_checkpoints.verify(str(folder))
     entry = '{"files": {"%s": {"bytes": %d, "sha256": "%s"}}}'
@@ -181,7 +181,7 @@ def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Pa
         ("__0_0.distcp", 6, "has 5 bytes instead of 6"),
         ("__0_0.distcp", 5, "does not match its checksum"),
     ):
-        (folder / checkpoints.MANIFEST_FILE).write_text(entry % (name, size, digest))
+        (folder / runs.MANIFEST_FILE).write_text(entry % (name, size, digest))
         with pytest.raises(DamagedError, match=words):
             sharded_checkpoints.verify(str(folder))
     # Another rank has the content of this file among its part.
