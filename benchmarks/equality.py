@@ -14,7 +14,6 @@ from typing import Any, Final
 import torch
 
 from contract import runs
-from training.checkpoint import checkpoints
 from training.record import events, reader
 from training.record.events import Evaluation, Sample, Step
 

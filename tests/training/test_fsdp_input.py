@@ -14,7 +14,7 @@ from contract import exits, runs
 from contract.errors import InputError
 from tests.conftest import ROOT
 from training import launch, machine, optimizers
-from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint import sharded_checkpoints
 from training.checkpoint.checkpoints import DamagedError
 from training.data import documents
 from training.data.sequences import SequenceOrder
