@@ -362,6 +362,7 @@ def record_json(job: str, spec: JobSpec, outcome: Outcome) -> str:
         **json.loads(outcome.to_json()),
         "command": [*spec.command],
         "nodes": str(spec.nodes),
+        "prices": spec.prices and spec.prices.to_json(),
     }
     return json.dumps(record, indent=1)
 

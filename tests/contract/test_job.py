@@ -12,10 +12,19 @@ import pytest
 
 from contract import job
 from contract.errors import InputError
+from contract.instance_types import instance_type
 from contract.job import JobSpec, JobStatus, Outcome, Placement
 from contract.nodes import ENV_JOB_SPEC
+from contract.prices import Prices
 from contract.ranges import Range
 
+#: One of them without a list price.
+PRICES = Prices.of(
+    region="us-east-1",
+    head=instance_type("m5.large"),
+    worker=instance_type("p5e.48xlarge"),
+    spot=False,
+)
 SPEC = JobSpec(run="r1", command=("python", "mine.py"), nodes=Range(1, 4))
 
 
@@ -41,6 +50,7 @@ def values(spec: JobSpec) -> dict[str, Any]:
             code_sha256="0123456789abcdef" * 4,
             variables={"A": "", "B": "{}"},
             secrets={"KEY": "training/key"},
+            prices=PRICES,
         ),
     ],
 )
@@ -97,6 +107,8 @@ def test_defaults_are_filled_in() -> None:
         ({"variables": {"RAY_ADDRESS": "x"}}, "variable RAY_ADDRESS: names that begin with TRAIN_"),
         ({"secrets": {"TRAIN_X": "training/x"}}, "variable TRAIN_X: names that begin with TRAIN_"),
         ({"secrets": {"A": "other"}}, "secret of A is 'other': .* begins with training/"),
+        ({"prices": 3}, "prices of a job's order are not understood"),
+        ({"prices": {"region": "us-east-1"}}, "prices of a job's order are not understood"),
         ({"secrets": None}, "secrets is None: it must be an object of texts"),
         (
             {"variables": {"A": "x"}, "secrets": {"A": "training/x"}},
@@ -224,10 +236,11 @@ def test_an_outcome_survives_the_way_through_json(outcome: Outcome) -> None:
 
 def test_a_record_says_what_the_job_was_and_no_values_of_variables() -> None:
     outcome = Outcome(status=JobStatus.SUCCEEDED, reason="succeeded")
-    spec = replace(SPEC, variables={"TOKEN": "hidden"})
+    spec = replace(SPEC, variables={"TOKEN": "hidden"}, prices=PRICES)
     found = json.loads(job.record_json("j1", spec, outcome))
     assert (found["job"], found["run"], found["nodes"]) == ("j1", "r1", "1:4")
     assert found["command"] == ["python", "mine.py"]
+    assert found["prices"]["head"]["type"] == "m5.large"
     assert "hidden" not in json.dumps(found)
 
 

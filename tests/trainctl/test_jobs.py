@@ -127,6 +127,38 @@ def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(
     assert json.loads(capsys.readouterr().out)["status"] == "succeeded"
 
 
+def test_how_far_a_running_job_is_stands_in_show_and_ls(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add("job")
+    reached = {"time": 1.0, "job": "job", "step": 1200, "total_steps": 20000, "loss": 2.31}
+    reached |= {"tokens_per_s": 2540.0, "left_s": 7500.0, "usd": 3.2}
+    account.objects["runs/r1/progress.json"] = json.dumps(reached).encode()
+    assert main(["show", "job"]) == exits.OK
+    line = "step 1,200/20,000, loss 2.3100, 2,540 tokens/s, 2 h 5 min left, about $3.20 so far"
+    assert f"progress  {line}\n" in capsys.readouterr().out
+    assert main(["show", "job", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)["progress"]["step"] == 1200
+    assert main(["ls"]) == exits.OK
+    assert "running: 6%, 2 h 5 min left" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"step": 1', b"{}", b'{"job": "earlier", "step": 1, "total_steps": 2}']
+)
+def test_progress_that_is_damaged_or_of_an_earlier_job_is_not_shown(
+    account: Account, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    account.add("job")
+    account.objects["runs/r1/progress.json"] = content
+    for command in (["show", "job"], ["ls"]):
+        assert main(command) == exits.OK
+        said = capsys.readouterr().out
+        assert "running" in said
+        assert "step 1" not in said
+        assert "50%" not in said
+
+
 @pytest.mark.parametrize(
     ("result", "line"),
     [
