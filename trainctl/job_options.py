@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, get_type_hints
+from typing import Annotated, Any, Final, get_type_hints
 
 import typer
 
@@ -20,6 +20,7 @@ from contract.job import (
 from contract.ranges import Range
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
+from trainctl.job_file import File, JobFile
 from trainctl.options import NoWorkers
 from training import recipes
 
@@ -130,6 +131,8 @@ class JobOptions:
             help="Your own code instead of a recipe, with its requirements.",
         ),
     ] = None
+    file: File = None
+    """Its values are those of the other fields already."""
 
     def check(self, shape: Shape) -> None:
         """
@@ -209,8 +212,13 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_options(**values: object) -> None:
-        options = {each.name: values.pop(each.name) for each in expanded}
-        command(given=JobOptions(**options), **values)  # type: ignore[arg-type]
+        options: dict[str, Any] = {each.name: values.pop(each.name) for each in expanded}
+        if options["file"] is not None:
+            job = JobFile.read(options["file"])
+            options["words"] = job.words(options["words"] or [])
+            for name in ("env", "secret"):  # of two of the same name, the last one counts
+                options[name] = [*job.pairs(name), *(options[name] or [])]
+        command(given=JobOptions(**options), **values)
 
     with_options.__signature__ = signature.replace(parameters=[*expanded, *own])  # type: ignore[attr-defined]
     return with_options

@@ -15,7 +15,7 @@ def submit(
     *,
     given: JobOptions,
     following: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show its log; Ctrl-C leaves it running.")
+        bool, typer.Option("--follow", help="Show its log; Ctrl-C leaves it running.")
     ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -29,7 +29,8 @@ def submit(
     exit code is the job's.
 
     Examples: trainctl submit ddp --nodes 2 --epochs 10 --data fashion-mnist;
-    trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1
+    trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1;
+    trainctl submit -f job.toml --epochs 20
     """
     deployment = Deployment.find(profile=profile, region=region)
     plan = job_plan.plan_of(deployment, given)

@@ -1,0 +1,166 @@
+"""``trainctl submit -f job.toml``: the same order as by options, and mistakes with their names."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.job import JobSpec
+from tests.conftest import ROOT
+from tests.trainctl.account import Account
+from trainctl.__main__ import main
+
+RECIPE = """
+recipe = "ddp"
+run = "first"
+nodes = "1:2"
+max-hours = 3.5
+wait_minutes = 10
+spot = false
+
+[settings]
+epochs = 5
+data = "s3://bucket/data"
+flip = false
+lr = 1e-3
+
+[env]
+LEVEL = 3
+NAME = "a b"
+
+[secret]
+HF_TOKEN = "training/key"
+"""
+BY_OPTIONS = [
+    *("ddp", "--run", "first", "--nodes", "1:2", "--max-hours", "3.5", "--wait-minutes", "10"),
+    *("--on-demand", "--epochs=5", "--data=s3://bucket/data", "--no-flip", "--lr=0.001"),
+    *("--env", "LEVEL=3", "--env", "NAME=a b", "--secret", "HF_TOKEN=training/key"),
+]
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
+    code = main(["plan", "--json", *words])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    return json.loads(said.out)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.mark.usefixtures("account")
+def test_a_file_asks_for_what_its_options_do(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_file = plan(capsys, "-f", str(file))
+    assert by_file == plan(capsys, *BY_OPTIONS)
+    assert (by_file["run"], by_file["max_hours"], by_file["spot"]) == ("first", 3.5, False)
+    assert by_file["variables"] == {"LEVEL": "3", "NAME": "a b"}
+
+
+@pytest.mark.usefixtures("account")
+def test_the_command_line_wins_over_the_file(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of_line = ("--nodes", "1", "--env", "LEVEL=4", "--epochs", "7", "--flip")
+    found = plan(capsys, "--file", str(file), *of_line)
+    assert found["nodes"] == {"low": 1, "high": 1}
+    assert found["variables"] == {"LEVEL": "4", "NAME": "a b"}
+    words = found["command"]
+    assert words[-5:] == ["--data=s3://bucket/data", "--lr=0.001", "--epochs", "7", "--flip"]
+    assert "--epochs=5" not in words
+    assert "--no-flip" not in words
+    # The recipe may be repeated; another one has other settings.
+    assert plan(capsys, "-f", str(file), "ddp", *of_line) == found
+    other = plan(capsys, "-f", str(file), "fsdp")["command"]
+    assert other[3] == "fsdp"
+    assert not any("epochs" in word for word in other)
+
+
+def test_own_code_lies_beside_its_file_and_is_submitted(
+    account: Account,
+    code: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = code.parent / "job.toml"
+    file.write_text(
+        'code = "code"\ncommand = ["python", "mine.py", "--lr", "1"]\nrun = "mine"\nnodes = 2\n'
+        "yes = true\n"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert main(["submit", "-f", str(file)]) == 0
+    (sent,) = account.sent("start_execution")
+    spec = JobSpec.from_json(sent["input"])
+    assert (spec.command, str(spec.nodes)) == (("python", "mine.py", "--lr", "1"), "2")
+    assert spec.code
+    capsys.readouterr()
+    found = plan(capsys, "-f", str(file), "--run", "other", "--", "python", "-m", "mine")
+    assert found["command"] == ["python", "-m", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("recipe = ", "is not TOML: "),
+        ("max_hour = 3", "there is no key 'max_hour': did you mean max_hours?"),
+        ("xyz = 3", "there is no key 'xyz': use recipe, command, settings, run"),
+        ("workers = 3", "there is no option --workers here"),
+        ("file = 'a'", "there is no key 'file'"),
+        ("max_hours = 'long'", 'max_hours is "long": it must be a number'),
+        ("max_hours = true", "max_hours is true: it must be a number"),
+        ("nodes = 1.5", "nodes is 1.5: it must be text"),
+        ("spot = 'no'", 'spot is "no": it must be true or false'),
+        ("run = ['a']", 'run is ["a"]: it must be text'),
+        ("on = 'moon'", "'moon' is not one of 'head', 'nodes', 'auto'"),
+        ("settings = 3", "settings is 3: it must be a table, [settings]"),
+        ("recipe = 'ddp'\nsettings.epochs = [1]", "settings.epochs is [1]: it must be text, a"),
+        ("recipe = 'ddp'\nsettings.epoch = 1", "unknown option --epoch=1: did you mean --epochs?"),
+        ("recipe = 'pdd'", "unknown recipe 'pdd': did you mean ddp?"),
+        ("recipe = 3", "recipe is 3: it must be text"),
+        ("recipe = 'ddp'\ncommand = ['a']", "leave recipe and settings out"),
+        ("command = 'python a.py'", "it must be a list of words"),
+        ("env = ['A=1']", "it must be a table, [env]"),
+        ("env.A = true", "env.A is true: it must be text or a number"),
+    ],
+)
+def test_a_mistake_in_a_file_is_a_sentence(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, error: str
+) -> None:
+    file = tmp_path / "job.toml"
+    file.write_text(text)
+    assert main(["submit", "-f", str(file), "--yes"]) == 2
+    said = capsys.readouterr().err
+    assert error in said
+    assert "Traceback" not in said
+    assert account.changes == []
+
+
+@pytest.mark.usefixtures("account")
+def test_the_files_of_the_documentation_are_accepted(
+    code: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs" / "jobs.md").read_text()
+    of_recipe, of_code = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    file = code / "job.toml"
+    file.write_text(of_recipe.replace("training/hf-token", "training/key"))
+    assert plan(capsys, "-f", str(file))["command"][-2:] == ["--data=fashion-mnist", "--epochs=10"]
+    file.write_text(of_code)
+    assert plan(capsys, "-f", str(file))["command"] == ["torchrun", "train.py"]
+
+
+def test_a_file_that_is_not_there_is_a_sentence(
+    account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", "-f", str(tmp_path / "none.toml")]) == 2
+    assert "cannot be read: No such file" in capsys.readouterr().err
+    assert account.calls == []
