@@ -230,6 +230,10 @@ class Rehearsal:
         store, path = self.state()["registry"], repository.partition("/")[2]
         name = f"{store}/{path}:{tag}" if store else f"{path}:{tag}"
         self.engine("tag", image, name)
+        # ECR's own list, which trainctl asks; it takes any manifest here.
+        account_at(self.state()["endpoint"]).client("ecr").put_image(
+            repositoryName=path, imageTag=tag, imageManifest="{}"
+        )
         if store:
             digest = publish.push(docker, name)
             # Only the registry has it under this name now: what a node runs was pulled from there.

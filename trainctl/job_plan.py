@@ -25,6 +25,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.files import Bucket
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
+from trainctl.images import check_images
 from trainctl.job_options import JobOptions, On
 from trainctl.options import refuse_workers
 from trainctl.pricing import NOT_INCLUDED, Maximum, at_list_prices, dollars
@@ -298,7 +299,9 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
     Raises:
         InputError: ECS would not accept its order.
         UsageError: its run is being trained.
+        CliError: there is no image to run.
     """
+    check_images(deployment)
     spec, longest = plan.spec, "x" * MAX_JOB_ID
     if plan.code:
         address = _code_address(deployment, spec.run, longest)

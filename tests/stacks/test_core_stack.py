@@ -3,6 +3,7 @@
 import pytest
 
 from tests.stacks.conftest import Synth, statements, text
+from trainctl import checks
 
 RENAMED = "CloudFormation would replace the resource, and lose what is in it"
 
@@ -15,6 +16,12 @@ def test_stateful_resources_keep_their_logical_ids(synth: Synth) -> None:
     }
     for kind, names in ids.items():
         assert [*synth().of_type(kind)] == names, RENAMED
+
+
+def test_the_bootstrap_that_doctor_asks_for_is_what_the_templates_need(synth: Synth) -> None:
+    rule = synth().core["Rules"]["CheckBootstrapVersion"]["Assertions"][0]["Assert"]
+    too_old = rule["Fn::Not"][0]["Fn::Contains"][0]
+    assert [int(each) for each in too_old] == [*range(1, checks.MIN_BOOTSTRAP)]
 
 
 @pytest.mark.parametrize("zone", ["", "us-east-1b"])

@@ -57,6 +57,8 @@ OUTPUTS = {
         stack_outputs.JOBS: MACHINE,
         stack_outputs.DASHBOARD: "training",
         stack_outputs.RAY_TOKEN: "arn:token",
+        stack_outputs.HEAD_PROVIDER: "head-hosts",
+        stack_outputs.WORKER_PROVIDER: "worker-hosts",
     },
 }
 NOW = datetime.now(tz=UTC)
@@ -104,7 +106,20 @@ class Account:
         """Of objects that were not written just now."""
         self.metadata: dict[str, dict[str, str]] = {}
         self.secrets = {"training/key"}
+        # What doctor asks.
         self.quota = 1000.0
+        self.default_quotas: dict[str, float] = {}
+        """Quotas that were never changed, by their codes."""
+        self.without_images: set[str] = set()
+        """Repositories."""
+        self.zones: dict[str, list[str]] = {}
+        """Where an instance type is offered, if not in the first two zones."""
+        self.bootstrap: str | None = "30"
+        self.num_vpcs = 1
+        self.num_log_policies = 0
+        self.disk_key = "alias/aws/ebs"
+        self.identity_providers: list[str] = []
+        self.protects = True
 
     def __getattr__(self, name: str) -> Any:
         """An operation: fails as told, is noted, and answers by its method ``on_…``."""
@@ -370,20 +385,56 @@ class Account:
         return {}
 
     # --- what doctor asks
-    def on_describe_images(self, **_: Any) -> Any:
-        return {}
+    def on_describe_images(self, *, repositoryName: str, **_: Any) -> Any:  # noqa: N803
+        if repositoryName in self.without_images:
+            raise refused("ImageNotFoundException")
+        return {"imageDetails": [{}]}
 
     def on_describe_subnets(self, **_: Any) -> Any:
         return {"Subnets": [{"AvailabilityZone": "eu-west-1a"}]}
 
-    def on_describe_instance_type_offerings(self, **_: Any) -> Any:
-        return {"InstanceTypeOfferings": [{}]}
+    def on_describe_availability_zones(self, **_: Any) -> Any:
+        return {"AvailabilityZones": [{"ZoneName": f"eu-west-1{letter}"} for letter in "bac"]}
 
-    def on_get_parameter(self, **_: Any) -> Any:
+    def on_describe_instance_type_offerings(self, *, Filters: Any, **_: Any) -> Any:  # noqa: N803
+        (machine,) = Filters[0]["Values"]
+        zones = self.zones.get(machine, ["eu-west-1a", "eu-west-1b"])
+        return {"InstanceTypeOfferings": [{"Location": zone} for zone in zones]}
+
+    def on_get_parameter(self, *, Name: str) -> Any:  # noqa: N803
+        if Name.startswith("/cdk-bootstrap/"):
+            if self.bootstrap is None:
+                raise refused("ParameterNotFound")
+            return {"Parameter": {"Value": self.bootstrap}}
         return {"Parameter": {"Value": "ami-1"}}
 
-    def on_get_service_quota(self, **_: Any) -> Any:
+    def on_get_service_quota(self, *, QuotaCode: str, **_: Any) -> Any:  # noqa: N803
+        if QuotaCode in self.default_quotas:
+            raise refused("NoSuchResourceException")
         return {"Quota": {"Value": self.quota}}
+
+    def on_get_aws_default_service_quota(self, *, QuotaCode: str, **_: Any) -> Any:  # noqa: N803
+        return {"Quota": {"Value": self.default_quotas[QuotaCode]}}
+
+    def on_describe_vpcs(self, **_: Any) -> Any:
+        return {"Vpcs": [{}] * self.num_vpcs}
+
+    def on_describe_addresses(self) -> Any:
+        return {"Addresses": [{}]}
+
+    def on_describe_resource_policies(self) -> Any:
+        return {"resourcePolicies": [{}] * self.num_log_policies}
+
+    def on_get_ebs_default_kms_key_id(self) -> Any:
+        return {"KmsKeyId": self.disk_key}
+
+    def on_list_open_id_connect_providers(self) -> Any:
+        return {"OpenIDConnectProviderList": [{"Arn": arn} for arn in self.identity_providers]}
+
+    def on_describe_capacity_providers(self, **_: Any) -> Any:
+        protection = "ENABLED" if self.protects else "DISABLED"
+        group = {"managedTerminationProtection": protection}
+        return {"capacityProviders": [{"autoScalingGroupProvider": group}]}
 
     def on_get_role(self, **_: Any) -> Any:
         return {}

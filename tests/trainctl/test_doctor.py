@@ -1,46 +1,77 @@
-"""``trainctl doctor``: what it looks at, what it makes of the answers, how to fix it."""
+"""``trainctl doctor``: what it looks at, before and after a deploy, and the commands that fix."""
 
 import json
+import shlex
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import NoCredentialsError
 
 from contract import exits
+from contract.outputs import CORE_STACK, TRAINING_STACK
+from tests.conftest import ROOT
+from tests.trainctl import aws_command
 from tests.trainctl.account import Account, refused
+from trainctl import checks, laptop
 from trainctl.__main__ import main
-from trainctl.commands import doctor
+
+PROVIDER = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
+Found = dict[str, dict[str, str]]
 
 
-def checks(capsys: pytest.CaptureFixture[str]) -> tuple[int, dict[str, dict[str, str]]]:
-    code = main(["doctor", "--json"])
+def looked(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, Found]:
+    """Exit code, and the checks by name."""
+    code = main(["doctor", "--json", *options])
     return code, {each["what"]: each for each in json.loads(capsys.readouterr().out)}
 
 
+def bad(found: Found) -> set[str]:
+    return {what for what, each in found.items() if each["state"] == "bad"}
+
+
+@pytest.fixture
+def laptop_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this machine has."""
+    version = json.loads((ROOT / "package.json").read_text())["devDependencies"]["aws-cdk"]
+    monkeypatch.setattr(laptop, "_printed", lambda *_: "v22.1.0")
+    monkeypatch.setattr(laptop, "_version", lambda _: version)
+
+
+# --- with stacks ----------------------------------------------------------------------------------
 def test_doctor_finds_nothing_where_all_is_well(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, found = checks(capsys)
+    code, found = looked(capsys)
     assert code == 0
     assert {each["state"] for each in found.values()} <= {"ok", "unknown"}
-    assert "quota G, on demand" in found
     assert found["quota G, on demand"]["found"].endswith("takes 192")
     assert found["quota standard, on demand"]["found"].endswith("takes 4")
-    assert {"image of GPU hosts", "image of CPU hosts"} <= found.keys()
-    assert "role AWSServiceRoleForEC2Spot" not in found
+    assert {"image of GPU hosts", "image of CPU hosts", "head hosts in use"} <= found.keys()
+    assert not {"role AWSServiceRoleForEC2Spot", "quota VPCs", "Node.js"} & found.keys()
     account.shape["spot"] = True
-    _, found = checks(capsys)
+    account.shape["max_heads"] = 3
+    _, found = looked(capsys)
     assert {"quota G, spot", "role AWSServiceRoleForEC2Spot"} <= found.keys()
+    surplus = "takes 8, with the second head host that ECS starts from zero"
+    assert found["quota standard, on demand"]["found"].endswith(surplus)
 
 
 @pytest.mark.parametrize(
     ("operation", "code", "what", "fix"),
     [
         ("describe_images", "ImageNotFoundException", "image of the worker", "make images"),
-        ("get_parameter", "ParameterNotFound", "image of GPU hosts", "another region"),
-        ("get_role", "NoSuchEntity", "role AWSServiceRoleForECS", "create-service-linked-role"),
+        (
+            "get_role",
+            "NoSuchEntity",
+            "role AWSServiceRoleForECS",
+            "aws iam create-service-linked-role --aws-service-name ecs.amazonaws.com "
+            "--region eu-west-1",
+        ),
     ],
 )
-def test_doctor_tells_how_to_fix_what_is_missing(
+def test_doctor_names_the_command_that_fixes_what_is_missing(
     account: Account,
     capsys: pytest.CaptureFixture[str],
     operation: str,
@@ -49,34 +80,282 @@ def test_doctor_tells_how_to_fix_what_is_missing(
     fix: str,
 ) -> None:
     account.fails[operation] = refused(code)
-    exit_code, found = checks(capsys)
+    exit_code, found = looked(capsys)
     assert exit_code == exits.FAILED
     assert found[what]["state"] == "bad"
-    assert fix in found[what]["fix"]
+    assert found[what]["fix"] == fix
     account.fails[operation] = refused("AccessDenied")
-    exit_code, found = checks(capsys)
+    exit_code, found = looked(capsys)
     assert (exit_code, found[what]["state"]) == (0, "unknown"), "not knowing is no fault"
 
 
-def test_doctor_reports_when_a_quota_is_too_small_or_a_zone_has_not_the_type(
-    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("account")
+def test_an_answer_without_images_is_a_missing_image(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account.quota = 8.0
-    none: dict[str, Any] = {"InstanceTypeOfferings": []}
-    monkeypatch.setattr(Account, "on_describe_instance_type_offerings", lambda *_, **__: none)
-    code, found = checks(capsys)
+    none: dict[str, Any] = {"imageDetails": []}
+    monkeypatch.setattr(Account, "on_describe_images", lambda *_, **__: none)
+    code, found = looked(capsys)
     assert code == exits.FAILED
-    quota = found["quota G, on demand"]
-    assert quota["state"] == "bad"
-    assert f"--quota-code {doctor.QUOTAS['g'][0]} --desired-value 192" in quota["fix"]
-    assert found["quota standard, on demand"]["state"] == "ok"
-    assert "not in eu-west-1a" in found["g5.12xlarge offered"]["found"]
+    assert bad(found) == {"image of the head", "image of the worker"}
 
 
-def test_doctor_without_a_deployment_reports_that(
+def test_a_quota_that_is_too_small_and_hosts_without_protection(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.quota, account.protects = 8.0, False
+    code, found = looked(capsys, "--profile", "work")
+    assert code == exits.FAILED
+    assert bad(found) == {"quota G, on demand", "head hosts in use", "worker hosts in use"}
+    assert found["quota G, on demand"]["fix"] == (
+        "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+        f"{checks.QUOTAS['g'][0]} --desired-value 192 --region eu-west-1 --profile work"
+    )
+    # A quota that was never changed is AWS's default.
+    account.default_quotas[checks.QUOTAS["g"][0]] = 500.0
+    _, found = looked(capsys)
+    assert found["quota G, on demand"]["found"].startswith("500 vCPUs")
+
+
+def test_a_zone_without_the_type_names_one_that_offers_both(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.zones = {
+        "g5.12xlarge": ["eu-west-1b", "eu-west-1c"],
+        "m5.xlarge": ["eu-west-1a", "eu-west-1c"],
+    }
+    code, found = looked(capsys)
+    assert code == exits.FAILED
+    assert bad(found) == {"g5.12xlarge offered"}
+    assert found["g5.12xlarge offered"]["fix"] == (
+        'make destroy && make deploy ARGS="-c preset=ddp -c availability_zone=eu-west-1c"'
+    )
+    account.zones["m5.xlarge"] = ["eu-west-1a"]
+    _, found = looked(capsys)
+    assert found["g5.12xlarge offered"]["fix"] == "", "no command fixes it"
+    assert (
+        "no zone of eu-west-1 offers m5.xlarge and g5.12xlarge"
+        in (found["g5.12xlarge offered"]["found"])
+    )
+
+
+# --- before a deploy ------------------------------------------------------------------------------
+@pytest.mark.usefixtures("laptop_is_ready")
+def test_without_stacks_doctor_checks_whether_they_can_be_deployed(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account.outputs = {}
-    code, found = checks(capsys)
+    code, found = looked(capsys)
+    assert (code, bad(found)) == (0, set())
+    assert found["stacks"]["state"] == "next"
+    assert "CoreStack is not deployed" in found["stacks"]["found"]
+    assert found["stacks"]["fix"] == "make deploy"
+    assert found["settings"]["found"] == "preset ddp, head m5.xlarge, up to 2 x g5.xlarge"
+    assert found["g5.xlarge offered"]["found"] == "in eu-west-1a", "the first zone of the region"
+    assert found["quota G, on demand"]["found"].endswith("takes 8")
+    assert {"credentials", "Node.js", "CDK command line", "CDK bootstrap"} <= found.keys()
+    assert {"role AWSServiceRoleForECS", "image of GPU hosts", "quota VPCs"} <= found.keys()
+    assert not {"image of the head", "head hosts in use", "GitHub provider"} & found.keys()
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+def test_settings_are_read_as_the_app_reads_them(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.outputs = {}
+    given = ("-c", "preset=fsdp", "-c", "max_heads=2", "-c", "availability_zone=eu-west-1c")
+    code, found = looked(capsys, *given)
+    assert (code, bad(found)) == (exits.FAILED, {"g5.12xlarge offered"})
+    assert found["stacks"]["fix"] == (
+        'make deploy ARGS="-c preset=fsdp -c max_heads=2 -c availability_zone=eu-west-1c"'
+    )
+    # Two heads and a worker, 48 vCPUs each: the second head is what ECS starts from zero.
+    assert "takes 144, with the second head host" in found["quota G, on demand"]["found"]
+    assert found["g5.12xlarge offered"]["fix"] == (
+        'make deploy ARGS="-c preset=fsdp -c max_heads=2 -c availability_zone=eu-west-1a"'
+    )
+    code, found = looked(capsys, "-c", "max_workers=1000")
+    assert (code, bad(found)) == (exits.FAILED, {"settings"})
+    assert "max_workers is 1000: it must be 1 to 64" in found["settings"]["found"]
+    code, found = looked(capsys, "-c", "region=us-east-1")
+    assert found["credentials"]["found"].endswith("us-east-1")
+    assert main(["doctor", "-c", "preset"]) == exits.BAD_INPUT
+    assert "-c preset: give a setting as name=value" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+def test_a_deploy_is_checked_beside_the_stacks_that_are_there(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = looked(capsys, "-c", "preset=cpu")
+    assert (code, bad(found)) == (0, set())
+    assert found["settings"]["found"].startswith("preset cpu")
+    assert not {"quota VPCs", "policies of logs", "image of the head"} & found.keys()
+    # TrainingStack was destroyed, the network is there.
+    account.outputs = {CORE_STACK: account.outputs[CORE_STACK]}
+    _, found = looked(capsys)
+    assert f"{TRAINING_STACK} is not deployed" in found["stacks"]["found"]
+    assert "policies of logs" in found
+    assert "quota VPCs" not in found
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+def test_each_obstacle_to_a_first_deploy_comes_with_its_command(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.outputs = {}
+    account.bootstrap, account.num_vpcs, account.num_log_policies = None, 5, 10
+    account.default_quotas = {checks.VPCS[1]: 5.0}
+    account.identity_providers = [PROVIDER]
+    account.disk_key = "arn:aws:kms:eu-west-1:123456789012:key/abc"
+    account.fails["get_role"] = refused("NoSuchEntity")
+    code, found = looked(capsys, "-c", "github_repository=acme/train")
     assert code == exits.FAILED
-    assert "CoreStack is not deployed" in found["deployment"]["found"]
+    roles = {f"role {each}" for each in checks.ROLES}
+    network = {"CDK bootstrap", "quota VPCs", "policies of logs", "GitHub provider"}
+    assert bad(found) == network | roles
+    assert found["CDK bootstrap"]["fix"] == "npx cdk bootstrap aws://123456789012/eu-west-1"
+    assert found["GitHub provider"]["fix"] == (
+        f'make deploy ARGS="-c github_repository=acme/train -c github_oidc_provider_arn={PROVIDER}"'
+    )
+    assert found["key of disks"]["state"] == "unknown"
+    commands = [each["fix"] for each in found.values() if each["fix"].startswith("aws ")]
+    operations = {aws_command.read(command).operation for command in commands}
+    assert operations == {
+        *("create_service_linked_role", "request_service_quota_increase", "create_grant"),
+        "describe_resource_policies",
+    }
+    account.bootstrap = "5"
+    _, found = looked(capsys)
+    assert found["CDK bootstrap"]["found"] == "version 5, and the stacks need 6"
+    assert "GitHub provider" not in found
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+def test_a_stack_that_cannot_be_used_is_a_problem_and_the_account_is_checked_all_the_same(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.stack_status, account.bootstrap = "ROLLBACK_COMPLETE", None
+    code, found = looked(capsys)
+    assert (code, bad(found)) == (exits.FAILED, {"stacks", "CDK bootstrap"})
+    assert "ROLLBACK_COMPLETE" in found["stacks"]["found"]
+
+
+# --- the laptop -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("version", "state", "said"),
+    [
+        ("", "bad", "not found: install Node.js 22 or 24"),
+        ("v18.19.0", "bad", "v18.19.0 is too old"),
+        ("v20.1.0", "ok", "past its support"),
+        ("v24.0.0", "ok", "v24.0.0"),
+    ],
+)
+def test_node_js(monkeypatch: pytest.MonkeyPatch, version: str, state: str, said: str) -> None:
+    monkeypatch.setattr(laptop, "_printed", lambda *_: version)
+    found = laptop.node()
+    assert found.state == state
+    assert said in found.found
+
+
+def test_the_cdk_that_is_installed_is_the_one_that_is_pinned(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "package.json", tmp_path)
+    missing = laptop.cdk(tmp_path)
+    assert (missing.state, missing.fix) == ("next", f"npm ci --prefix {tmp_path}")
+    package = tmp_path / "node_modules" / "aws-cdk" / "package.json"
+    package.parent.mkdir(parents=True)
+    package.write_text('{"version": "2.1.0"}')
+    other = laptop.cdk(tmp_path)
+    assert other.state == "next"
+    assert "2.1.0 is installed" in other.found
+    pinned = json.loads((ROOT / "package.json").read_text())["devDependencies"]["aws-cdk"]
+    package.write_text(json.dumps({"version": pinned}))
+    assert laptop.cdk(tmp_path).state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "fix"),
+    [
+        (NoCredentialsError(), "no AWS credentials", "aws configure"),
+        (refused("ExpiredToken"), "the AWS login has expired", "aws sso login"),
+    ],
+)
+def test_without_credentials_the_laptop_is_checked_all_the_same(
+    account: Account, capsys: pytest.CaptureFixture[str], error: Exception, said: str, fix: str
+) -> None:
+    account.fails["get_caller_identity"] = error
+    code, found = looked(capsys)
+    assert code == exits.FAILED
+    assert said in found["credentials"]["found"]
+    assert found["credentials"]["fix"] == fix
+    assert {"Node.js", "CDK command line"} <= found.keys()
+
+
+def test_a_region_of_cdk_json_is_where_a_deploy_goes(
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "stacks").mkdir()
+    file = json.loads((ROOT / "cdk.json").read_text())
+    file["context"]["region"] = "us-west-2"
+    (tmp_path / "cdk.json").write_text(json.dumps(file))
+    monkeypatch.chdir(tmp_path)
+    account.outputs = {}
+    code, found = looked(capsys)
+    assert (code, bad(found)) == (exits.FAILED, {"region"})
+    assert found["region"]["fix"] == "export AWS_REGION=us-west-2"
+    account.region = None
+    _, found = looked(capsys)
+    assert found["credentials"]["found"].endswith("us-west-2")
+    assert "region" not in found
+
+
+# --- the commands that fix ------------------------------------------------------------------------
+def test_commands_for_people_say_what_to_type(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.without_images = {"head"}
+    assert main(["doctor", "--profile", "work", "--region", "eu-north-1"]) == exits.FAILED
+    printed = capsys.readouterr()
+    assert "\n  AWS_PROFILE=work AWS_REGION=eu-north-1 make images\n" in printed.out
+    assert "1 check failed. 1 could not be made." in printed.err
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("aws iamm create-role", "no service"),
+        ("aws iam create-linked-role", "no operation"),
+        ("aws iam create-service-linked-role --service-name x", "no option"),
+        ("aws iam create-service-linked-role --region eu-west-1", "Missing required parameter"),
+        (
+            "aws ecs update-capacity-provider --name x --auto-scaling-group-provider "
+            "managedTerminationProtection=ON",
+            "must be one of",
+        ),
+        (
+            "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
+            "L-1 --desired-value many",
+            "could not convert",
+        ),
+    ],
+)
+def test_a_wrong_command_is_found(command: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        aws_command.read(command)
+
+
+def test_commands_of_the_aws_cli_in_documents_are_valid() -> None:
+    seen = 0
+    for file in sorted((ROOT / "docs").glob("*.md")):
+        text = file.read_text().replace("\\\n", " ")
+        for line in text.splitlines():
+            command = line.strip().partition("     #")[0].strip()
+            if not command.startswith("aws "):
+                continue
+            if shlex.split(command)[1] != "s3":  # the AWS CLI's own, no operation of the service
+                aws_command.read(command)
+                seen += 1
+    assert seen >= 5

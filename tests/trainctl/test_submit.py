@@ -127,6 +127,33 @@ def runs(account: Account) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["submit", "ddp", "--nodes", "1", "--yes"],
+        ["plan", "ddp", "--nodes", "1"],
+        ["cluster", "up", "--nodes", "1", "--yes"],
+    ],
+)
+@pytest.mark.usefixtures("runs")
+def test_nothing_is_started_without_the_image_that_is_deployed(
+    account: Account, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    account.without_images = {"worker"}
+    assert main(command) == exits.FAILED
+    said = capsys.readouterr().err
+    assert "the workers' image is missing: worker has none with the tag 'abc123'" in said
+    assert "(make images)" in said
+    assert account.changes == []
+
+
+def test_a_head_that_trains_needs_the_workers_image_only(account: Account) -> None:
+    account.shape |= {"head_trains": True, "head_instance_type": "g5.12xlarge"}
+    account.without_images = {"head"}
+    assert main(["submit", "ddp", "--nodes", "1", "--yes"]) == 0
+    assert account.changes == ["start_execution"]
+
+
 @pytest.mark.parametrize(("arguments", "words"), REFUSED)
 @pytest.mark.usefixtures("runs")
 def test_a_mistake_is_one_error_on_the_laptop_and_nothing_is_started(

@@ -1,6 +1,12 @@
 """What must exist in an account and region before a job can run there; ``doctor`` asks."""
 
+from functools import cached_property
+from typing import Final
+
 from trainctl.aws.clients import Clients, code_of
+
+#: GitHub's provider of identities, of which an account can have only one.
+_GITHUB: Final = "token.actions.githubusercontent.com"
 
 
 class Account:
@@ -9,35 +15,44 @@ class Account:
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
 
+    @cached_property
+    def id(self) -> str:
+        """Its twelve digits. With bad credentials, botocore's errors."""
+        return self._clients.sts.get_caller_identity()["Account"]
+
     def has_image(self, repository: str, tag: str) -> bool:
         """Whether a repository of ECR has an image with this tag."""
         from botocore.exceptions import ClientError
 
         try:
-            self._clients.ecr.describe_images(
+            found = self._clients.ecr.describe_images(
                 repositoryName=repository, imageIds=[{"imageTag": tag}]
             )
         except ClientError as error:
             if code_of(error) != "ImageNotFoundException":
                 raise
             return False
-        return True
+        return bool(found["imageDetails"])
 
     def zone(self, subnet: str) -> str:
         """Availability zone of a subnet."""
         found = self._clients.ec2.describe_subnets(SubnetIds=[subnet])
         return found["Subnets"][0]["AvailabilityZone"]
 
-    def offers(self, instance_type: str, zone: str) -> bool:
-        """Whether an instance type is offered in a zone."""
-        found = self._clients.ec2.describe_instance_type_offerings(
-            LocationType="availability-zone",
-            Filters=[
-                {"Name": "instance-type", "Values": [instance_type]},
-                {"Name": "location", "Values": [zone]},
-            ],
+    def first_zone(self) -> str:
+        """The zone that CloudFormation takes where none is given."""
+        found = self._clients.ec2.describe_availability_zones(
+            Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
         )
-        return bool(found["InstanceTypeOfferings"])
+        return min(each["ZoneName"] for each in found["AvailabilityZones"])
+
+    def zones_offering(self, instance_type: str) -> set[str]:
+        """The zones of the region in which an instance type is offered."""
+        pages = self._clients.ec2.get_paginator("describe_instance_type_offerings").paginate(
+            LocationType="availability-zone",
+            Filters=[{"Name": "instance-type", "Values": [instance_type]}],
+        )
+        return {each["Location"] for page in pages for each in page["InstanceTypeOfferings"]}
 
     def parameter(self, name: str) -> str | None:
         """A parameter of Systems Manager; None when there is none with this name."""
@@ -51,10 +66,46 @@ class Account:
             return None
         return found["Parameter"]["Value"]
 
-    def ec2_quota(self, code: str) -> float:
-        """A service quota of EC2, by its code."""
-        found = self._clients.service_quotas.get_service_quota(ServiceCode="ec2", QuotaCode=code)
+    def quota(self, service: str, code: str) -> float:
+        """A service quota, by its code; AWS's default where the account has no value of its own."""
+        from botocore.exceptions import ClientError
+
+        quotas = self._clients.service_quotas
+        try:
+            return quotas.get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]["Value"]
+        except ClientError as error:
+            if code_of(error) != "NoSuchResourceException":
+                raise
+        found = quotas.get_aws_default_service_quota(ServiceCode=service, QuotaCode=code)
         return found["Quota"]["Value"]
+
+    def num_vpcs(self) -> int:
+        """VPCs of the region."""
+        pages = self._clients.ec2.get_paginator("describe_vpcs").paginate()
+        return sum(len(page["Vpcs"]) for page in pages)
+
+    def num_addresses(self) -> int:
+        """Elastic IP addresses of the region."""
+        return len(self._clients.ec2.describe_addresses()["Addresses"])
+
+    def num_log_policies(self) -> int:
+        """Resource policies of CloudWatch Logs in the region."""
+        return len(self._clients.logs.describe_resource_policies()["resourcePolicies"])
+
+    def default_disk_key(self) -> str:
+        """The key of disks for which none is named; ``alias/aws/ebs`` is AWS's own."""
+        return self._clients.ec2.get_ebs_default_kms_key_id()["KmsKeyId"]
+
+    def github_provider(self) -> str | None:
+        """ARN of the account's provider of GitHub's identities, if it has one."""
+        found = self._clients.iam.list_open_id_connect_providers()["OpenIDConnectProviderList"]
+        return next((each["Arn"] for each in found if each["Arn"].endswith(_GITHUB)), None)
+
+    def protects_hosts(self, provider: str) -> bool:
+        """Whether a capacity provider keeps scale-in from terminating hosts in use."""
+        found = self._clients.ecs.describe_capacity_providers(capacityProviders=[provider])
+        group = found["capacityProviders"][0]["autoScalingGroupProvider"]
+        return group.get("managedTerminationProtection") == "ENABLED"
 
     def has_role(self, name: str) -> bool:
         from botocore.exceptions import ClientError

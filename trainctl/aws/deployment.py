@@ -24,10 +24,37 @@ from trainctl.errors import CliError, UsageError
 if TYPE_CHECKING:
     from boto3 import Session
 
+#: Stacks, in the order in which they are deployed.
+_IN_ORDER: Final = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
 #: No account of AWS has this number; the rehearsal's local AWS has.
 LOCAL_ACCOUNT: Final = "000000000000"
 #: Of regions with a console of their own, by the beginning of their names.
 _CONSOLES: Final = {"cn-": "console.amazonaws.cn", "us-gov-": "console.amazonaws-us-gov.com"}
+
+
+class NotDeployedError(CliError):
+    """A stack is not there; ``missing``: it, and those that need it."""
+
+    def __init__(self, message: str, missing: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.missing = missing
+
+
+def open_session(*, profile: str | None, region: str | None) -> "Session":
+    """A session of boto3 with a profile and region, as the AWS CLI takes them.
+
+    Raises:
+        UsageError: no region is set.
+        botocore's errors, which ``trainctl.errors`` explains.
+    """
+    import boto3
+
+    # boto3 reads only AWS_DEFAULT_REGION; the AWS CLI and the CDK read this one first.
+    region = region or os.environ.get("AWS_REGION")
+    session = boto3.Session(profile_name=profile, region_name=region)
+    if not session.region_name:
+        raise UsageError("no region is set: give --region, or set AWS_REGION")
+    return session
 
 
 class Deployment:
@@ -49,14 +76,7 @@ class Deployment:
             CliError: the stacks are not there, or not ready.
             botocore's errors, which ``trainctl.errors`` explains.
         """
-        import boto3
-
-        # boto3 reads only AWS_DEFAULT_REGION; the AWS CLI and the CDK read this one first.
-        region = region or os.environ.get("AWS_REGION")
-        session = boto3.Session(profile_name=profile, region_name=region)
-        if not session.region_name:
-            raise UsageError("no region is set: give --region, or set AWS_REGION")
-        return cls(session)
+        return cls(open_session(profile=profile, region=region))
 
     def _outputs(self, stack: str) -> dict[str, str]:
         from botocore.exceptions import ClientError
@@ -66,9 +86,10 @@ class Deployment:
         except ClientError as error:
             if "does not exist" not in str(error):
                 raise
-            raise CliError(
+            raise NotDeployedError(
                 f"{stack} is not deployed in account {self.account_id}, region {self.region}: "
-                "deploy it (make deploy), or name another --profile or --region"
+                "deploy it (make deploy), or name another --profile or --region",
+                _IN_ORDER[_IN_ORDER.index(stack) :],
             ) from None
         status = found["StackStatus"]
         if status.endswith("IN_PROGRESS") and "CLEANUP" not in status:

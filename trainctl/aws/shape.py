@@ -78,6 +78,11 @@ class Shape:
         """Worker nodes that training needs at least: none where the head trains."""
         return 0 if self.head_trains else 1
 
+    @property
+    def surplus_heads(self) -> int:
+        """Head hosts that ECS starts for nothing: from zero it starts two where it may."""
+        return min(self.max_heads, 2) - 1
+
     def size(self, num_nodes: int) -> ClusterSize:
         """What Ray has to offer once a head and ``num_nodes`` worker nodes have joined."""
         heads = 1 if self.head_trains else 0

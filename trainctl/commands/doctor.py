@@ -1,221 +1,210 @@
-"""``trainctl doctor``: what must be right before a job can run, and how to fix what is not."""
+"""``trainctl doctor``: what must be right before a deploy or a job, and how to fix what is not."""
 
-import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Final
+from collections.abc import Collection, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from contract import exits, nodes
+from contract import exits
 from contract import outputs as stack_outputs
-from contract.instance_types import InstanceType
-from trainctl import output
-from trainctl.aws.cluster import NODES
-from trainctl.aws.deployment import Deployment
+from contract.errors import InputError
+from trainctl import checks, laptop, output, planned
+from trainctl.aws.account import Account
+from trainctl.aws.clients import Clients
+from trainctl.aws.deployment import Deployment, NotDeployedError, open_session
 from trainctl.aws.shape import Shape
-from trainctl.errors import CliError, explained
+from trainctl.checks import Check, Place
+from trainctl.errors import CliError, UsageError, explained
 from trainctl.options import AsJson, Profile, Region
-from trainctl.plugin import PLUGIN
 
-_AMI: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
-HOST_IMAGES: Final = {
-    "GPU": f"{_AMI}/gpu/recommended/image_id",
-    "CPU": f"{_AMI}/recommended/image_id",
-}
-ROLES: Final = {
-    "AWSServiceRoleForECS": "ecs.amazonaws.com",
-    "AWSServiceRoleForAutoScaling": "autoscaling.amazonaws.com",
-}
-SPOT_ROLE: Final = {"AWSServiceRoleForEC2Spot": "spot.amazonaws.com"}
-#: Quotas of EC2 count vCPUs, by family: (on demand, spot).
-QUOTAS: Final = {
-    "g": ("L-DB2E81BA", "L-3819A6DF"),
-    "p": ("L-417A185B", "L-7212CCBC"),
-    "standard": ("L-1216C47A", "L-34B43A08"),
-}
+if TYPE_CHECKING:
+    from boto3 import Session
+
+_BOTH: Final = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
+Context = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--context",
+        "-c",
+        metavar="NAME=VALUE",
+        help="Check a deploy with this setting, as make deploy takes it; may be repeated.",
+        show_default=False,
+    ),
+]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """One thing that was looked at."""
+def doctor(
+    *,
+    context: Context = None,
+    as_json: AsJson = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Check what a deploy or a job needs, and print the command that fixes each problem.
 
-    what: str
-    state: str
-    """``ok``, ``bad``, or ``unknown`` where it could not be looked at."""
-    found: str
-    fix: str = ""
-    """A command, or what else to do."""
-
-
-def doctor(*, as_json: AsJson = False, profile: Profile = None, region: Region = None) -> None:
-    """Check what a job needs (credentials, stacks, images, quotas, roles) and how to fix it.
+    Without stacks: whether they can be deployed with the settings of cdk.json (credentials,
+    bootstrap, quotas, zone, roles, Node.js). With stacks: whether a job can run on them (the same,
+    images, hosts' protection). With -c it checks a deploy in any case.
 
     Exits with 1 if a check fails.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    checks: list[Check] = []
-    try:
-        deployment = Deployment.find(profile=profile, region=region)
-    except (CliError, BotoCoreError, ClientError) as error:
-        known = explained(error)
-        assert known is not None
-        checks.append(Check(what="deployment", state="bad", found=str(known)))
-    else:
-        checks += _checks(deployment)
+    given = planned.given_settings(context or [])
+    found = [*_found(given, profile=profile, region=region)]
     if as_json:
-        output.print_json([asdict(check) for check in checks])
+        output.print_json([asdict(check) for check in found])
     else:
-        rows = [[check.state, check.what, check.found] for check in checks]
+        rows = [[check.state, check.what, check.found] for check in found]
         output.print_table(["state", "what", "found"], rows, prose=["found"])
-        for check in checks:
+        for check in found:
             if check.state != "ok" and check.fix:
                 output.print_text(f"\n{check.what}: {check.found}\n  {check.fix}")
-    bad = sum(check.state == "bad" for check in checks)
+    bad = sum(check.state == "bad" for check in found)
+    unknown = sum(check.state == "unknown" for check in found)
     failed = f"{bad} check{'' if bad == 1 else 's'} failed."
-    output.say(failed if bad else "All checks passed.")
+    said = [failed if bad else "All checks passed."]
+    if unknown:
+        said.append(f"{unknown} could not be made.")
+    output.say(" ".join(said))
     raise typer.Exit(exits.FAILED if bad else exits.OK)
 
 
-def _checks(deployment: Deployment) -> Iterator[Check]:
+def _found(given: dict[str, str], *, profile: str | None, region: str | None) -> Iterator[Check]:
+    """All checks, in the order in which their problems are fixed."""
     from botocore.exceptions import BotoCoreError, ClientError
 
-    shape = deployment.shape
-    yield Check(
-        what="credentials",
-        state="ok",
-        found=f"account {deployment.account_id}, {deployment.region}",
+    prefix = "".join(
+        f"{name}={value} "
+        for name, value in (("AWS_PROFILE", profile), ("AWS_REGION", region))
+        if value
     )
-    yield Check(
-        what="stacks",
-        state="ok",
-        found=f"preset {shape.preset}, head {shape.head.name}, up to {shape.max_workers} x "
-        f"{shape.worker.name}",
+    try:
+        session = _session(given, profile=profile, region=region)
+        account = Account(Clients(session))
+        where = f"account {account.id}, {session.region_name}"
+    except (CliError, BotoCoreError, ClientError) as error:
+        known = explained(error)
+        assert known is not None
+        yield Check(
+            what="credentials", state="bad", found=str(known), fix=_log_in(str(known), profile)
+        )
+        yield from _of_the_laptop()
+        return
+    yield Check(what="credentials", state="ok", found=where)
+    place = Place(account=account, region=session.region_name, profile=profile, prefix=prefix)
+    try:
+        deployment = Deployment(session)
+        shape = deployment.shape
+    except (CliError, BotoCoreError, ClientError) as error:
+        known = explained(error)
+        assert known is not None
+        is_next = isinstance(error, NotDeployedError)
+        yield Check(
+            what="stacks",
+            state="next" if is_next else "bad",
+            found=str(known),
+            fix=place.make("deploy", given),
+        )
+        missing = error.missing if isinstance(error, NotDeployedError) else _BOTH
+        yield from _before(place, given, zone=account.first_zone, missing=missing)
+        return
+
+    def zone() -> str:
+        return account.zone(deployment.output(stack_outputs.SUBNET))
+
+    yield Check(what="stacks", state="ok", found=_described(shape))
+    if given:
+        yield from _before(place, given, zone=zone, missing=())
+        return
+    yield laptop.plugin()
+    yield from checks.run(
+        {
+            **checks.of_a_deployment(place, deployment),
+            **checks.of_hosts(
+                place, shape, zone, context={"preset": shape.preset}, is_deployed=True
+            ),
+        }
     )
-    yield _plugin()
-    for what, look in _looks(deployment).items():
+
+
+def _session(given: dict[str, str], *, profile: str | None, region: str | None) -> "Session":
+    """Of the region that is asked for; where there is none, of that in ``cdk.json``."""
+    try:
+        return open_session(profile=profile, region=region or given.get("region"))
+    except UsageError:
         try:
-            yield look(what=what)
-        except (ClientError, BotoCoreError) as error:
-            yield Check(what=what, state="unknown", found=str(explained(error) or error))
+            settings = planned.read(planned.project(), given).settings
+        except InputError:
+            settings = None  # told among the checks
+        if settings is None or not settings.region:
+            raise
+    return open_session(profile=profile, region=settings.region)
 
 
-def _looks(deployment: Deployment) -> dict[str, Callable[..., Check]]:
-    """What AWS is asked, by the name of the check."""
-    shape = deployment.shape
-    looks: dict[str, Callable[..., Check]] = {}
-    for node in (nodes.WORKER,) if shape.head_trains else NODES:
-        looks[f"image of the {node}"] = partial(_image, deployment, node)
-    machines = {machine.name: machine for machine in (shape.head, shape.worker)}
-    for name, machine in machines.items():
-        looks[f"{name} offered"] = partial(_offered, deployment, machine)
-    kinds = {"GPU" if machine.num_gpus else "CPU" for machine in machines.values()}
-    for kind in sorted(kinds, reverse=True):
-        looks[f"image of {kind} hosts"] = partial(_host_image, deployment, HOST_IMAGES[kind])
-    for (family, spot), vcpus in needed_vcpus(shape).items():
-        title = family.upper() if len(family) == 1 else family
-        what = f"quota {title}, {'spot' if spot else 'on demand'}"
-        looks[what] = partial(_quota, deployment, QUOTAS[family][spot], vcpus)
-    for role, service in {**ROLES, **(SPOT_ROLE if shape.spot else {})}.items():
-        looks[f"role {role}"] = partial(_role, deployment, role, service)
-    return looks
-
-
-def _plugin() -> Check:
-    found = shutil.which(PLUGIN)
-    return Check(
-        what="plug-in",
-        state="ok" if found else "unknown",
-        found=found or f"{PLUGIN} is not installed; trainctl shell and open need it",
-        fix="" if found else "see 'Install the Session Manager plugin' in AWS's documentation",
+def _before(
+    place: Place, given: dict[str, str], *, zone: checks.Zone, missing: Collection[str]
+) -> Iterator[Check]:
+    """What a deploy with these settings needs; ``missing``: the stacks that it would make."""
+    try:
+        project = planned.project()
+        plan = planned.read(project, given, region=place.region)
+    except InputError as error:
+        yield Check(what="settings", state="bad", found=str(error))
+        yield laptop.node()
+        return
+    yield Check(what="settings", state="ok", found=_described(plan.shape))
+    if plan.settings.region not in ("", place.region):
+        yield Check(
+            what="region",
+            state="bad",
+            found=f"cdk.json deploys to {plan.settings.region}, and trainctl looks in "
+            f"{place.region}",
+            fix=f"export AWS_REGION={plan.settings.region}",
+        )
+        return
+    yield from laptop.checks(project)
+    wanted = plan.settings.availability_zone
+    yield from checks.run(
+        {
+            **checks.of_a_deploy(
+                place,
+                missing=missing,
+                qualifier=plan.qualifier,
+                makes_github_provider=plan.makes_github_provider,
+                context=given,
+            ),
+            **checks.of_hosts(
+                place,
+                plan.shape,
+                (lambda: wanted) if wanted else zone,
+                context=given,
+                is_deployed=False,
+            ),
+        }
     )
 
 
-def _image(deployment: Deployment, node: str, *, what: str) -> Check:
-    outputs = {
-        nodes.HEAD: stack_outputs.HEAD_REPOSITORY,
-        nodes.WORKER: stack_outputs.WORKER_REPOSITORY,
-    }
-    address = deployment.output(outputs[node])
-    name, tag = address.partition("/")[2], deployment.shape.image_tag
-    if deployment.account.has_image(name, tag):
-        return Check(what=what, state="ok", found=f"{name}:{tag}")
-    return Check(
-        what=what,
-        state="bad",
-        found=f"{name} has no image with the tag {tag!r}",
-        fix="make images, with the sources that are deployed; or deploy an existing tag "
-        "(-c image_tag=...)",
+def _of_the_laptop() -> Iterator[Check]:
+    try:
+        yield from laptop.checks(planned.project())
+    except InputError:
+        yield laptop.node()
+
+
+def _described(shape: Shape) -> str:
+    return (
+        f"preset {shape.preset}, head {shape.head.name}, up to {shape.max_workers} x "
+        f"{shape.worker.name}"
     )
 
 
-def _offered(deployment: Deployment, machine: InstanceType, *, what: str) -> Check:
-    zone = deployment.account.zone(deployment.output(stack_outputs.SUBNET))
-    if deployment.account.offers(machine.name, zone):
-        return Check(what=what, state="ok", found=f"in {zone}")
-    return Check(
-        what=what,
-        state="bad",
-        found=f"not in {zone}, where the training subnet is",
-        fix="aws ec2 describe-instance-type-offerings --location-type availability-zone --filters "
-        f"Name=instance-type,Values={machine.name}; then deploy into such a zone "
-        "(-c availability_zone=...), which replaces the network",
-    )
-
-
-def _host_image(deployment: Deployment, parameter: str, *, what: str) -> Check:
-    found = deployment.account.parameter(parameter)
-    if found is not None:
-        return Check(what=what, state="ok", found=found)
-    return Check(
-        what=what,
-        state="bad",
-        found=f"{parameter} is not published in {deployment.region}",
-        fix="deploy into another region (--region, or -c region=...)",
-    )
-
-
-def family_of(machine: InstanceType) -> str:
-    """Which quota an instance type counts against."""
-    letter = machine.name[0]
-    return letter if letter in ("g", "p") else "standard"
-
-
-def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
-    """vCPUs that a job with all worker nodes takes, by (family, whether spot)."""
-    needed: dict[tuple[str, bool], int] = {}
-    for machine, count, spot in (
-        (shape.head, 1, False),
-        (shape.worker, shape.max_workers, shape.spot),
-    ):
-        if machine.purchase != "capacity-block":  # reserved already
-            key = family_of(machine), spot
-            needed[key] = needed.get(key, 0) + count * machine.vcpus
-    return needed
-
-
-def _quota(deployment: Deployment, code: str, vcpus: int, *, what: str) -> Check:
-    value = deployment.account.ec2_quota(code)
-    found = f"{value:.0f} vCPUs, a job with all worker nodes takes {vcpus}"
-    if value >= vcpus:
-        return Check(what=what, state="ok", found=found)
-    return Check(
-        what=what,
-        state="bad",
-        found=found,
-        fix="aws service-quotas request-service-quota-increase --service-code ec2 "
-        f"--quota-code {code} --desired-value {vcpus}",
-    )
-
-
-def _role(deployment: Deployment, role: str, service: str, *, what: str) -> Check:
-    if deployment.account.has_role(role):
-        return Check(what=what, state="ok", found="exists")
-    return Check(
-        what=what,
-        state="bad",
-        found="missing; the first use in an account may fail without it",
-        fix=f"aws iam create-service-linked-role --aws-service-name {service}",
-    )
+def _log_in(said: str, profile: str | None) -> str:
+    """The command of the AWS CLI that a message about credentials names."""
+    if "no region" in said:
+        return "export AWS_REGION=us-east-1"
+    if "list-profiles" in said:
+        return "aws configure list-profiles"
+    own = f" --profile {profile}" if profile else ""
+    if "expired" in said:
+        return f"aws sso login{own}"
+    return f"aws configure{own}" if "credentials" in said else ""

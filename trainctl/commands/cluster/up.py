@@ -18,6 +18,7 @@ from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 from trainctl.commands.cluster import words
 from trainctl.errors import CliError, UsageError
+from trainctl.images import check_images
 from trainctl.job_options import check_nodes
 from trainctl.options import NoWorkers, Profile, Region, Wait, Yes
 
@@ -74,6 +75,7 @@ def up(
     if now == wanted:
         output.say(f"Already requested: a head, {words.workers(num_nodes)}.")
     else:
+        check_images(deployment)
         output.say(f"{words.described(shape, num_nodes)}\n{words.price(deployment, num_nodes)}")
         output.confirm("Start it?" if not any(now.values()) else "Change it?", yes=yes)
     began = datetime.now(tz=UTC)

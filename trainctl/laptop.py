@@ -1,0 +1,97 @@
+"""What a laptop needs for a deploy, and for shells: ``doctor`` looks."""
+
+import json
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from trainctl.checks import Check
+from trainctl.plugin import PLUGIN
+
+#: The oldest Node.js that works, and the oldest that is still supported.
+OLDEST_NODE: Final = 20
+SUPPORTED_NODE: Final = 22
+_NODE_FROM: Final = "install Node.js 22 or 24 with npm (https://nodejs.org/en/download)"
+_PLUGINS: Final = "https://s3.amazonaws.com/session-manager-downloads/plugin/latest"
+_TIMEOUT_S: Final = 20
+
+
+def checks(project: Path) -> Iterator[Check]:
+    """What ``make deploy`` runs on: Node.js, and the CDK in the project's folder."""
+    yield node()
+    yield cdk(project)
+
+
+def node() -> Check:
+    version = _printed("node", "--version")
+    if not version:
+        return Check(what="Node.js", state="bad", found=f"not found: {_NODE_FROM}")
+    major = version.removeprefix("v").partition(".")[0]
+    if not major.isdecimal() or int(major) < OLDEST_NODE:
+        return Check(what="Node.js", state="bad", found=f"{version} is too old: {_NODE_FROM}")
+    past = "" if int(major) >= SUPPORTED_NODE else "; past its support, and it still works"
+    return Check(what="Node.js", state="ok", found=f"{version}{past}")
+
+
+def cdk(project: Path) -> Check:
+    """The CDK command line that the project pins."""
+    what, fix = "CDK command line", f"npm ci --prefix {project}"
+    wanted = _version(project / "package.json")
+    found = _version(project / "node_modules" / "aws-cdk" / "package.json")
+    if not found:
+        said = "not installed yet; make deploy installs it"
+        return Check(what=what, state="next", found=said, fix=fix)
+    if wanted and found != wanted:
+        said = f"{found} is installed, and {wanted} is pinned; make deploy installs it"
+        return Check(what=what, state="next", found=said, fix=fix)
+    return Check(what=what, state="ok", found=found)
+
+
+def plugin() -> Check:
+    found = shutil.which(PLUGIN)
+    return Check(
+        what="plug-in",
+        state="ok" if found else "unknown",
+        found=found or f"{PLUGIN} is not installed; trainctl shell and open need it",
+        fix="" if found else _plugin_command(),
+    )
+
+
+def _plugin_command() -> str:
+    """How AWS's documentation installs the plug-in on this system; empty where that is not known.
+
+    The addresses are AWS's own.
+    """
+    arm = platform.machine() in ("arm64", "aarch64")
+    if platform.system() == "Darwin":
+        return "brew install --cask session-manager-plugin"
+    if shutil.which("dpkg"):
+        package = f"{_PLUGINS}/ubuntu_{'arm64' if arm else '64bit'}/{PLUGIN}.deb"
+        return f"curl -sSO {package} && sudo dpkg -i {PLUGIN}.deb"
+    if shutil.which("dnf"):
+        return f"sudo dnf install -y {_PLUGINS}/linux_{'arm64' if arm else '64bit'}/{PLUGIN}.rpm"
+    return ""
+
+
+def _printed(*command: str) -> str:
+    """What a program prints; empty where there is none, or it fails."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _version(package: Path) -> str:
+    """Version of a Node.js package, or the one of the CDK that it pins; empty without."""
+    try:
+        found = json.loads(package.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    pinned = found.get("devDependencies", {}).get("aws-cdk")
+    return str(found.get("version") or pinned or "")

@@ -1,0 +1,103 @@
+"""The deployment that ``make deploy`` would make, read as the CDK app reads it.
+
+The one place of ``trainctl`` that knows of the app: a deployment that is there is found by its
+outputs (``trainctl.aws.deployment``) and needs no checkout.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contract.errors import InputError
+from stacks import settings as app_settings
+from trainctl.aws.shape import Shape
+from trainctl.errors import UsageError
+
+#: What the CDK calls its bootstrap where no other name is set.
+_QUALIFIER: Final = "hnb659fds"
+_QUALIFIER_KEY: Final = "@aws-cdk/core:bootstrapQualifier"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """Settings, and where they came from."""
+
+    settings: app_settings.Settings
+    given: dict[str, str]
+    """By ``-c``."""
+    qualifier: str
+    """Of the CDK's bootstrap."""
+
+    @property
+    def shape(self) -> Shape:
+        """What ``trainctl`` would read from the outputs."""
+        found = self.settings
+        return Shape(
+            preset=found.preset,
+            head=found.head,
+            worker=found.worker,
+            head_trains=found.head_trains,
+            max_heads=found.max_heads,
+            max_workers=found.max_workers,
+            spot=found.spot,
+            image_tag=found.image_tag,
+        )
+
+    @property
+    def makes_github_provider(self) -> bool:
+        found = self.settings
+        return bool(found.github_repository) and not found.github_oidc_provider_arn
+
+
+def project() -> Path:
+    """Folder of the CDK app: this one, or the one that this module is part of.
+
+    Raises:
+        InputError: neither has a ``cdk.json``.
+    """
+    for folder in (Path.cwd(), app_settings.ROOT):
+        if (folder / "cdk.json").is_file() and (folder / "stacks").is_dir():
+            return folder
+    raise InputError(
+        f"there is no cdk.json of this project in {Path.cwd()}: give the command in a checkout of "
+        "the project, where make deploy is given too"
+    )
+
+
+def given_settings(words: Sequence[str]) -> dict[str, str]:
+    """``-c name=value``, as the CDK takes it.
+
+    Raises:
+        UsageError: there is no ``=``.
+    """
+    found = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise UsageError(f"-c {word}: give a setting as name=value, such as -c preset=fsdp")
+        found[name] = value
+    return found
+
+
+def read(folder: Path, given: dict[str, str], *, region: str = "") -> Planned:
+    """Settings of ``cdk.json`` with those given.
+
+    Args:
+        region: in use; a zone is checked against it.
+
+    Raises:
+        InputError: ``cdk.json`` cannot be read, or a setting is wrong.
+    """
+    file = folder / "cdk.json"
+    try:
+        context = json.loads(file.read_text(encoding="utf-8"))["context"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{file} cannot be read ({error}): restore it from the project") from None
+    if not isinstance(context, dict):
+        raise InputError(f"{file}: its context is no table of settings")
+    found = app_settings.load({**context, **given}, region=region)
+    return Planned(
+        settings=found, given=given, qualifier=str(context.get(_QUALIFIER_KEY) or _QUALIFIER)
+    )
