@@ -25,6 +25,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
+from contract import exits
 from contract.job import JOB_GROUP
 from contract.nodes import CONTAINER, HEAD
 
@@ -129,11 +130,15 @@ class EcsNodeProvider(NodeProvider):
                 if now - at < _SETTLES_S
             }
             recent = dict(self._started)
-        tasks = {task["taskArn"]: task for task in self._described({*listed, *recent})}
+            known = {*self._tasks}
+        tasks = {task["taskArn"]: task for task in self._described({*listed, *recent, *known})}
         for arn, (_, tags) in recent.items():
             # Started a moment ago, and ECS does not know it everywhere yet.
             tasks.setdefault(arn, {"taskArn": arn, "lastStatus": "PROVISIONING", "tags": _to(tags)})
         ended = [arn for arn, task in tasks.items() if _has_ended(task)]
+        for arn in ended:
+            if _bad_host(tasks[arn]):
+                self._end_bad_host(arn)  # before Ray asks for a node that would come to it
         with self._lock:
             for arn in ended:
                 self._started.pop(arn, None)
@@ -249,6 +254,8 @@ class EcsNodeProvider(NodeProvider):
             "overrides": {"containerOverrides": [{"name": CONTAINER, "environment": environment}]},
             "tags": _to(tags),
             "enableECSManagedTags": True,
+            "propagateTags": "TASK_DEFINITION",  # costs are told apart by them
+            "enableExecuteCommand": True,  # per call: the service's setting is not a task's
         }
         if settings.capacity_provider:
             request["capacityProviderStrategy"] = [
@@ -303,6 +310,14 @@ class EcsNodeProvider(NodeProvider):
         found = page["containerInstances"]
         return found[0] if found else None
 
+    def _end_bad_host(self, node_id: str) -> None:
+        """Terminate the host of a task that found its GPUs not fit to train."""
+        instance = self._host_of(node_id)
+        if instance:
+            _say(f"the host {instance['ec2InstanceId']} is terminated: its GPUs are not healthy")
+            self._drain(instance)
+            self._end_host(instance)
+
     def _drain(self, instance: "ContainerInstanceTypeDef") -> None:
         try:
             self._ecs.update_container_instances_state(
@@ -340,6 +355,10 @@ def autoscaling_client() -> "AutoScalingClient":
 def _has_ended(task: "TaskTypeDef") -> bool:
     """Whether a task is over, or told to be: it no longer counts, and cannot be restarted."""
     return task.get("lastStatus") == "STOPPED" or task.get("desiredStatus") == "STOPPED"
+
+
+def _bad_host(task: "TaskTypeDef") -> bool:
+    return any(each.get("exitCode") == exits.BAD_HOST for each in task.get("containers", []))
 
 
 def _to(tags: Mapping[str, str]) -> "list[TagTypeDef]":

@@ -133,6 +133,7 @@ class JobRunner(Construct):
                     "BUCKET": core.bucket.bucket_name,
                     "HEAD_FAMILY": self.task.family,
                     "STATE_MACHINE": state_machine_arn,
+                    "GROUPS": f"{cluster.head.name} {cluster.worker.name}",
                 },
             )
 
@@ -191,7 +192,7 @@ class JobRunner(Construct):
         events.Rule(
             self,
             "Sweep",
-            description="Ends tasks of jobs whose execution has ended",
+            description="Ends tasks of jobs whose execution has ended, and hosts without tasks",
             schedule=events.Schedule.rate(Duration.seconds(times.SWEEP_EVERY_S)),
             targets=[target],
         )

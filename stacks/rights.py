@@ -210,14 +210,29 @@ def of_keeper(
                 actions=["states:DescribeExecution", "states:GetExecutionHistory"],
                 resources=[executions],
             ),
+            iam.PolicyStatement(
+                sid="FindHosts",
+                actions=["ecs:ListContainerInstances"],
+                resources=[cluster.cluster_arn],
+            ),
+            iam.PolicyStatement(
+                sid="FindGroups",
+                actions=["autoscaling:DescribeAutoScalingGroups"],
+                resources=["*"],
+            ),
         ),
         reasons={
+            wildcard(scope): "Listing tasks and describing groups have no resource; tasks are "
+            "limited to this cluster.",
             wildcard(core, f"{core.export_value(bucket.bucket_arn)}/{record}"): "Runs and jobs "
             "are named by their users.",
             wildcard(scope, executions): "Executions of the one state machine.",
         },
     )
-    return ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups) + own
+    fewer = ending_hosts(
+        scope, groups, action="autoscaling:SetDesiredCapacity", sid="AskForFewerHosts"
+    )
+    return ending_tasks(scope, cluster) + releasing_hosts(scope, cluster, groups) + fewer + own
 
 
 def of_state_machine(
@@ -380,7 +395,9 @@ def releasing_hosts(scope: IConstruct, cluster: ecs.Cluster, groups: Sequence[st
     return drain + ending_hosts(scope, groups, action=action)
 
 
-def ending_hosts(scope: IConstruct, groups: Sequence[str], *, action: str) -> Rights:
+def ending_hosts(
+    scope: IConstruct, groups: Sequence[str], *, action: str, sid: str = "EndHosts"
+) -> Rights:
     """One action on groups of hosts, by their names."""
     stack = Stack.of(scope)
     arns = [
@@ -393,7 +410,7 @@ def ending_hosts(scope: IConstruct, groups: Sequence[str], *, action: str) -> Ri
         for name in groups
     ]
     return Rights(
-        statements=(iam.PolicyStatement(sid="EndHosts", actions=[action], resources=arns),),
+        statements=(iam.PolicyStatement(sid=sid, actions=[action], resources=arns),),
         reasons={
             wildcard(scope, arn): "A group's ARN holds a random id beside its name, which is given."
             for arn in arns

@@ -7,7 +7,9 @@ project's ``contract`` package, which is packed beside it. Three events, told ap
              job, releases its hosts, says why it ended and whether it should be tried again
     aborted  EventBridge, when an execution was aborted or timed out: the same, without a retry
     sweep    EventBridge, every few minutes: stops the tasks of executions that have ended, and
-             heads that have waited for a host for longer than their job wants to
+             heads that have waited for a host for longer than their job wants to; terminates
+             hosts that have had no task for a while
+    release  trainctl, when a standing cluster has been stopped: terminates hosts without a task
 
 A job's tasks are known by what they were started with: their group, ``job:<id>``.
 """
@@ -40,12 +42,17 @@ from contract.job import (
 from contract.nodes import ENV_DEADLINE, ENV_JOB_SPEC
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
-    from mypy_boto3_ecs.type_defs import ListTasksRequestPaginateTypeDef, TaskTypeDef
+    from mypy_boto3_ecs.type_defs import (
+        ContainerInstanceTypeDef,
+        ListTasksRequestPaginateTypeDef,
+        TaskTypeDef,
+    )
 
 CLUSTER = os.environ.get("CLUSTER", "")
 BUCKET = os.environ.get("BUCKET", "")
 HEAD_FAMILY = os.environ.get("HEAD_FAMILY", "")
 STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
+GROUPS = os.environ.get("GROUPS", "").split()
 
 #: ECS's words where no host came for a task, or none has room.
 NO_HOST = r"capacity provider|capacity is unavailable|\bRESOURCE:|No Container Instances"
@@ -95,6 +102,10 @@ def verdict(
         # It did not run, so it does not count.
         found = ended(JobStatus.NO_CAPACITY, "no capacity", again=time.time() < patience)
         return replace(found, attempts=attempt - 1)
+    if code == exits.BAD_HOST:
+        repeated = f", {attempt} times" if attempt > 1 else ""
+        reason = f"failed: its host's GPUs are not healthy{repeated}"
+        return ended(JobStatus.HOST_LOST, reason, again=attempt < attempts)
     if how in (Ending.HOST_LOST, Ending.KILLED):
         what = "its host was lost" if how is Ending.HOST_LOST else "the head was killed"
         repeated = f", {attempt} times" if attempt > 1 else ""
@@ -220,6 +231,57 @@ def release(instances: set[str]) -> None:
             print(f"{instance} is left to managed scaling: {error}")
 
 
+def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
+    """End hosts that have had no task for ``idle_s``, and ask for no more than there are.
+
+    Managed scaling keeps a surplus host, and one whose task ended by itself, for a quarter of an
+    hour at least; EC2 Auto Scaling keeps asking for hosts that no task waits for any more. While a
+    task waits for its host nothing is done: a host that just came would be taken from it.
+
+    Args:
+        tasks: all that run in the cluster.
+    """
+    if any(task["lastStatus"] == "PROVISIONING" for task in tasks):
+        return []
+    ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
+    pages = ecs.get_paginator("list_container_instances").paginate(cluster=CLUSTER)
+    arns = [arn for page in pages for arn in page["containerInstanceArns"]]
+    idle: set[str] = set()
+    for first in range(0, len(arns), 100):
+        page = ecs.describe_container_instances(
+            cluster=CLUSTER, containerInstances=arns[first : first + 100]
+        )
+        for host in page["containerInstances"]:
+            is_used = host["runningTasksCount"] or host["pendingTasksCount"]
+            if not is_used and time.time() - unused_since(host) >= idle_s:
+                idle.add(host["containerInstanceArn"])
+    release(idle)
+    found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=GROUPS)
+    for group in found["AutoScalingGroups"]:
+        there = len(group["Instances"])
+        if group["DesiredCapacity"] > there:
+            name = group["AutoScalingGroupName"]
+            print(f"{name} asks for {there} hosts, not {group['DesiredCapacity']}")
+            groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)
+    return sorted(idle)
+
+
+def unused_since(host: "ContainerInstanceTypeDef") -> float:
+    """Unix time since which nothing has run on a host that runs nothing."""
+    pages = (
+        boto3.client("ecs")
+        .get_paginator("list_tasks")
+        .paginate(
+            cluster=CLUSTER,
+            containerInstance=host["containerInstanceArn"],
+            desiredStatus="STOPPED",
+        )
+    )
+    tasks = described([arn for page in pages for arn in page["taskArns"]])
+    ends = [task["stoppedAt"] for task in tasks if task.get("stoppedAt")]
+    return max(each.timestamp() for each in [host["registeredAt"], *ends])
+
+
 def execution_of(job: str) -> str:
     """ARN of a job's execution."""
     return execution_arn(STATE_MACHINE, job)
@@ -289,9 +351,10 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
     # Hosts stay for another attempt. The head's own goes with the job's other ones.
     reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
     end_tasks(job, reason, hosts=not outcome.again)
+    is_bad = outcome.exit_code == exits.BAD_HOST  # the next attempt must not find it
+    if (is_bad or not outcome.again) and (host := task.get("ContainerInstanceArn")):
+        release({host})
     if not outcome.again:
-        if host := task.get("ContainerInstanceArn"):
-            release({host})
         outcome = replace(
             outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
         )
@@ -330,7 +393,8 @@ def sweep() -> dict[str, Any]:
     executions: dict[str, str] = {}
     stopped: list[str] = []
     now = time.time()
-    for task in running():
+    tasks = running()
+    for task in tasks:
         job = job_of(task)
         if not job:
             continue
@@ -355,7 +419,7 @@ def sweep() -> dict[str, Any]:
         stopped.append(task["taskArn"])
         if task.get("containerInstanceArn"):
             release({task["containerInstanceArn"]})
-    return {"stopped": stopped}
+    return {"stopped": stopped, "released": release_idle(tasks, idle_s=times.IDLE_HOST_S)}
 
 
 def handler(event: dict[str, Any], _context: Any) -> Any:
@@ -364,4 +428,6 @@ def handler(event: dict[str, Any], _context: Any) -> Any:
         return aborted(event)
     if event.get("Action") == "end":
         return end(event)
+    if event.get("Action") == "release":
+        return {"released": release_idle(running(), idle_s=0)}
     return sweep()

@@ -34,7 +34,7 @@ from ray.autoscaler.tags import (
 
 from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
-from contract import nodes
+from contract import exits, nodes
 
 HEAD = "arn:aws:ecs:us-east-1:0:task/c/head"
 TAGS = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: nodes.WORKER}
@@ -88,8 +88,10 @@ class SimulatedEcs:
     def running(self) -> set[str]:
         return {arn for arn, task in self.tasks.items() if task["lastStatus"] != "STOPPED"}
 
-    def end(self, arn: str) -> None:
-        self.tasks[arn] |= {"lastStatus": "STOPPED", "desiredStatus": "STOPPED"}
+    def end(self, arn: str, code: int = 1) -> None:
+        containers = [{"exitCode": code}]
+        ended = {"lastStatus": "STOPPED", "desiredStatus": "STOPPED", "containers": containers}
+        self.tasks[arn] |= ended
 
     # --- what ECS does ---
     def _busy(self, operation: str) -> None:
@@ -359,6 +361,37 @@ def test_a_node_that_goes_takes_its_host_with_it() -> None:
     assert ecs.ended_hosts == [f"i-{number}"]
     assert ecs.running() == {second}
     assert own.is_terminated(first)
+
+
+def test_a_host_with_a_bad_gpu_ends_before_another_task_can_come_to_it() -> None:
+    ecs = SimulatedEcs()
+    own = provider(ecs)
+    own.create_node({}, TAGS, 2)
+    bad, crashed = own.non_terminated_nodes(WORKERS)
+    ecs.end(bad, exits.BAD_HOST)
+    ecs.end(crashed)
+    assert own.non_terminated_nodes(WORKERS) == []
+    number = bad.rpartition("/")[2]
+    assert ecs.draining == {f"host/{number}"}
+    assert ecs.ended_hosts == [f"i-{number}"], "the other host is good for another task"
+    own.non_terminated_nodes(WORKERS)
+    assert len(ecs.ended_hosts) == 1
+
+
+def test_a_task_that_the_list_has_lost_still_counts_while_it_runs() -> None:
+    ecs = SimulatedEcs()
+    own = provider(ecs)
+    own.create_node({}, TAGS, 1)
+    (node,) = own.non_terminated_nodes(WORKERS)
+    ecs.now += 1000
+    ecs.tasks[node]["startedBy"] = "not listed"
+    assert own.non_terminated_nodes(WORKERS) == [node]
+
+
+def test_workers_take_a_shell_and_the_tags_that_costs_are_told_apart_by() -> None:
+    request = provider(SimulatedEcs())._request(TAGS, 1)
+    assert request["enableExecuteCommand"] is True
+    assert request["propagateTags"] == "TASK_DEFINITION"
 
 
 def test_the_head_is_a_node_that_is_never_ended() -> None:

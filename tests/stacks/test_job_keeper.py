@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from contract import exits, times
 from contract.job import (
     DEFAULT_MAX_SECONDS,
     MAX_SECONDS,
@@ -44,6 +45,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("CLUSTER", "cluster")
     monkeypatch.setenv("BUCKET", "bucket")
+    monkeypatch.setenv("GROUPS", "heads workers")
     monkeypatch.setenv("HEAD_FAMILY", "head")
     monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")
     return lambda_functions.load(KEEPER / "index.py")
@@ -196,6 +198,10 @@ class Aws:
         self.terminated: list[str] = []
         self.aborts: dict[str, dict[str, str]] = {}
         self.history: dict[str, list[str]] = {}
+        self.hosts: dict[str, float] = {}
+        """Hosts in the cluster, and how many seconds ago they have joined it."""
+        self.groups: dict[str, tuple[int, int]] = {}
+        """Of groups of hosts: how many are asked for, and how many there are."""
         self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError)
         self.get_paginator = lambda_functions.paginators(self)
 
@@ -253,8 +259,41 @@ class Aws:
         del cluster
         self.states.setdefault(containerInstances[0], []).append(status)
 
+    def _list_container_instances(self, *, cluster: str) -> Any:
+        assert cluster == "cluster"
+        yield {"containerInstanceArns": [*self.hosts]}
+
     def describe_container_instances(self, *, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
-        return {"containerInstances": [{"ec2InstanceId": f"i-{containerInstances[0]}"}]}
+        now = datetime.now(tz=UTC)
+        alive = [each["host"] for each in self.tasks.values() if each["lastStatus"] != "STOPPED"]
+        return {
+            "containerInstances": [
+                {
+                    "containerInstanceArn": name,
+                    "ec2InstanceId": f"i-{name}",
+                    "registeredAt": now - timedelta(seconds=self.hosts.get(name, 0)),
+                    "runningTasksCount": alive.count(name),
+                    "pendingTasksCount": 0,
+                }
+                for name in containerInstances
+            ]
+        }
+
+    def describe_auto_scaling_groups(self, *, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
+        assert AutoScalingGroupNames == ["heads", "workers"]
+        return {
+            "AutoScalingGroups": [
+                {
+                    "AutoScalingGroupName": name,
+                    "DesiredCapacity": wanted,
+                    "Instances": [{}] * there,
+                }
+                for name, (wanted, there) in self.groups.items()
+            ]
+        }
+
+    def set_desired_capacity(self, *, AutoScalingGroupName: str, DesiredCapacity: int) -> None:  # noqa: N803
+        self.groups[AutoScalingGroupName] = (DesiredCapacity, self.groups[AutoScalingGroupName][1])
 
     def terminate_instance_in_auto_scaling_group(self, **arguments: Any) -> None:
         assert arguments["ShouldDecrementDesiredCapacity"]
@@ -421,7 +460,7 @@ def started_with(**variables: str) -> dict[str, Any]:
 
 
 def test_the_sweep_ends_what_nobody_looks_after(keeper: ModuleType, aws: Aws) -> None:
-    assert keeper.handler({}, None) == {"stopped": []}
+    assert keeper.handler({}, None) == {"stopped": [], "released": []}
     aws.executions["j1"] = "FAILED"
     assert sorted(keeper.handler({}, None)["stopped"]) == ["own-1", "own-2", "own-head"]
     assert aws.running() == {"other-head", "other-1", "standing"}
@@ -430,11 +469,48 @@ def test_the_sweep_ends_what_nobody_looks_after(keeper: ModuleType, aws: Aws) ->
     assert aws.running() == {"standing"}
 
 
+def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    idle = times.IDLE_HOST_S
+    aws.hosts = {"h1": 9000, "surplus": idle + 60, "new": idle - 60, "used": 9000, "left": 9000}
+    # Their last tasks ended a moment ago, and long ago.
+    for name, ago in (("used", 60), ("left", idle + 60)):
+        aws.add(name, host=name, stoppedAt=datetime.now(tz=UTC) - timedelta(seconds=ago))
+        aws.tasks[name] |= {"lastStatus": "STOPPED", "desiredStatus": "STOPPED"}
+    aws.groups = {"heads": (1, 1), "workers": (4, 2)}
+    assert keeper.handler({}, None) == {"stopped": [], "released": ["left", "surplus"]}
+    assert sorted(aws.terminated) == ["i-left", "i-surplus"]
+    assert aws.groups == {"heads": (1, 1), "workers": (2, 2)}, (
+        "no host comes later without a task for it"
+    )
+    # What stops a standing cluster does not wait.
+    assert keeper.handler({"Action": "release"}, None) == {
+        "released": ["left", "new", "surplus", "used"]
+    }
+
+
+def test_no_host_is_ended_while_a_task_waits_for_one(keeper: ModuleType, aws: Aws) -> None:
+    aws.hosts, aws.groups = {"surplus": 9000}, {"workers": (4, 2)}
+    aws.add("waiting", lastStatus="PROVISIONING", host=None)
+    assert keeper.handler({}, None) == {"stopped": [], "released": []}
+    assert keeper.handler({"Action": "release"}, None) == {"released": []}
+    assert (aws.terminated, aws.groups) == ([], {"workers": (4, 2)})
+
+
+def test_a_head_on_a_bad_host_is_started_again_elsewhere(keeper: ModuleType, aws: Aws) -> None:
+    event = ended(head(exits.BAD_HOST, ContainerInstanceArn="h1")) | {"Spec": SPEC.to_json()}
+    found = keeper.handler(event, None)
+    assert (found["status"], found["again"]) == ("host_lost", True)
+    assert found["reason"] == "failed: its host's GPUs are not healthy"
+    assert aws.terminated == ["i-h1"]
+
+
 def test_the_sweep_ends_what_is_long_over_its_deadline(keeper: ModuleType, aws: Aws) -> None:
     late, soon = str(int(time.time()) - 400), str(int(time.time()) - 100)
     aws.tasks["own-1"]["overrides"] = started_with(TRAIN_DEADLINE=late)
     aws.tasks["other-1"]["overrides"] = started_with(TRAIN_DEADLINE=soon)
-    assert keeper.handler({}, None) == {"stopped": ["own-1"]}
+    assert keeper.handler({}, None)["stopped"] == ["own-1"]
     assert "deadline" in aws.tasks["own-1"]["reason"]
 
 
@@ -448,7 +524,7 @@ def test_a_head_that_gets_no_host_in_time_ends_as_no_capacity(keeper: ModuleType
         variables = head_variables(job="j", deadline=str(int(time.time()) + 900), spec=spec)
         aws.tasks[name] |= waiting | {"overrides": overrides(variables)}
     aws.tasks["own-1"] |= waiting  # a worker's place is its head's to wait for
-    assert keeper.handler({}, None) == {"stopped": ["own-head"]}
+    assert keeper.handler({}, None)["stopped"] == ["own-head"]
     task = head(StopCode="UserInitiated", StoppedReason=aws.tasks["own-head"]["reason"])
     later = time.time() + 60
     found = keeper.verdict(task, "", deadline=later, patience=later, attempt=1, attempts=3)

@@ -111,7 +111,7 @@ def ended(reason: str, *, exit_code: int | None, stop_code: str) -> dict[str, An
         (
             ended("Essential container exited", exit_code=5, stop_code="EssentialContainerExited"),
             "COMPLETED",
-            "(exit code 5): its host's GPUs are not healthy",
+            "(exit code 76): its host's GPUs are not healthy",
         ),
         (None, "FAILED", "ECS gives up on the head: tasks failed to start."),
     ],
