@@ -104,9 +104,15 @@ class CoreStack(cdk.Stack):
             self._interface_endpoints(vpc, settings)
 
         group = log_group(self, "FlowLogs", settings=settings)
+        role = iam.Role(
+            self,
+            "FlowLogRole",
+            description="Flow logs of the VPC: write to their log group",
+            assumed_by=rights.of_this_account(self, "vpc-flow-logs.amazonaws.com"),
+        )
         vpc.add_flow_log(
             "FlowLog",
-            destination=ec2.FlowLogDestination.to_cloud_watch_logs(group),
+            destination=ec2.FlowLogDestination.to_cloud_watch_logs(group, role),
             max_aggregation_interval=ec2.FlowLogMaxAggregationInterval.TEN_MINUTES,
         )
         return vpc
@@ -226,7 +232,8 @@ class CoreStack(cdk.Stack):
                 "GitHub",
                 url=f"https://{GITHUB_TOKENS}",
                 client_ids=["sts.amazonaws.com"],
-                removal_policy=RemovalPolicy.DESTROY,
+                # An account has one, which others may have come to use.
+                removal_policy=RemovalPolicy.RETAIN,
             ).oidc_provider_arn
         owner, _, name = settings.github_repository.partition("/")
         # Repositories made or renamed since July 2026 have ids in their subject. None of the names

@@ -14,8 +14,10 @@ from aws_cdk import aws_sns as sns
 from aws_cdk import aws_sns_subscriptions as subscriptions
 from constructs import Construct
 
-from contract import nodes
+from contract import nodes, times
+from stacks import rights
 from stacks.gpu_cluster import GpuCluster
+from stacks.job_runner import JobRunner
 from stacks.settings import Settings
 
 # The dimensions under which the CloudWatch agent reports a GPU.
@@ -24,11 +26,12 @@ GPU_LABEL: Final = "${PROP('Dim.InstanceId')} GPU ${PROP('Dim.index')}"
 HOST_LABEL: Final = "${PROP('Dim.InstanceId')}"
 
 IDLE_PERCENT: Final = 5
+SWEEP_MISSING_S: Final = 1800
 FULL_WIDTH, HALF_WIDTH, HEIGHT = 24, 12, 7
 
 
 class Dashboard(Construct):
-    """Graphs by GPU and by host; alarms on idle GPUs and on failed tasks."""
+    """Graphs by GPU and by host; alarms on idle GPUs, on what failed, and on a missing clean-up."""
 
     dashboard: cloudwatch.Dashboard
     alarms: list[cloudwatch.AlarmBase]
@@ -40,11 +43,17 @@ class Dashboard(Construct):
         *,
         settings: Settings,
         cluster: GpuCluster,
+        jobs: JobRunner,
         failed_tasks: cloudwatch.Metric,
     ) -> None:
         super().__init__(scope, id_)
         has_gpus = settings.worker.num_gpus > 0
-        self.alarms = [self._failed_tasks_alarm(failed_tasks)]
+        self.alarms = [
+            self._failed_tasks_alarm(failed_tasks),
+            self._failed_jobs_alarm(jobs),
+            self._keeper_alarm(jobs),
+            self._sweep_alarm(jobs),
+        ]
         if has_gpus:
             self.alarms.append(self._idle_gpu_alarm(settings.idle_gpu_alarm_minutes))
         if settings.alarm_email:
@@ -145,6 +154,48 @@ class Dashboard(Construct):
             treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
         )
 
+    def _failed_jobs_alarm(self, jobs: JobRunner) -> cloudwatch.Alarm:
+        return cloudwatch.Alarm(
+            self,
+            "JobFailed",
+            alarm_description="A job did not succeed. `trainctl ls` shows which, and `trainctl "
+            "show` why.",
+            metric=jobs.state_machine.metric_failed(period=Duration.minutes(5)),
+            comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+            threshold=1,
+            evaluation_periods=1,
+            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+        )
+
+    def _keeper_alarm(self, jobs: JobRunner) -> cloudwatch.Alarm:
+        return cloudwatch.Alarm(
+            self,
+            "KeeperFailed",
+            alarm_description="The function that cleans up after jobs fails, so tasks and hosts "
+            "may stay. Why is in its log group.",
+            metric=jobs.keeper.metric_errors(period=Duration.minutes(5)),
+            comparison_operator=cloudwatch.ComparisonOperator.GREATER_THAN_OR_EQUAL_TO_THRESHOLD,
+            threshold=1,
+            # One of a few repeated calls may fail, as when AWS throttles.
+            evaluation_periods=3,
+            datapoints_to_alarm=2,
+            treat_missing_data=cloudwatch.TreatMissingData.NOT_BREACHING,
+        )
+
+    def _sweep_alarm(self, jobs: JobRunner) -> cloudwatch.Alarm:
+        return cloudwatch.Alarm(
+            self,
+            "SweepMissing",
+            alarm_description="Nothing has looked for hosts without a task for half an hour: is "
+            "the rule of the sweep disabled? Right after a deploy this is no fault.",
+            metric=jobs.keeper.metric_invocations(period=Duration.seconds(times.SWEEP_EVERY_S)),
+            comparison_operator=cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
+            threshold=1,
+            evaluation_periods=SWEEP_MISSING_S // times.SWEEP_EVERY_S,
+            # A function that is not called reports nothing.
+            treat_missing_data=cloudwatch.TreatMissingData.BREACHING,
+        )
+
     def _idle_gpu_alarm(self, minutes: int) -> cloudwatch.Alarm:
         # An alarm takes no search; a query it does. A busy GPU dips to zero while it saves or
         # evaluates, so a host counts by its busiest moment in five minutes, and the least busy
@@ -179,7 +230,7 @@ class Dashboard(Construct):
         topic.add_to_resource_policy(
             iam.PolicyStatement(
                 sid="FromAlarms",
-                principals=[iam.ServicePrincipal("cloudwatch.amazonaws.com")],
+                principals=[rights.of_this_account(self, "cloudwatch.amazonaws.com")],
                 actions=["sns:Publish"],
                 resources=[topic.topic_arn],
             )

@@ -142,7 +142,7 @@ class JobRunner(Construct):
             self,
             "ExecutionRole",
             description="Runs the heads of jobs, and what cleans up after them",
-            assumed_by=iam.ServicePrincipal("states.amazonaws.com"),
+            assumed_by=rights.of_this_account(self, "states.amazonaws.com"),
         )
         rights.of_state_machine(
             self,

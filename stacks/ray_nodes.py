@@ -24,6 +24,13 @@ from stacks.log_groups import log_group
 from stacks.settings import Settings
 
 CACHE = "cache"  # name of the volume
+#: What Docker leaves to a container's root and nothing here needs. The rest is for a shell by ECS
+#: Exec, whose root reads the files of user 1000.
+DROPPED = (
+    *(ecs.Capability.AUDIT_WRITE, ecs.Capability.MKNOD, ecs.Capability.NET_BIND_SERVICE),
+    *(ecs.Capability.NET_RAW, ecs.Capability.SETFCAP, ecs.Capability.SETPCAP),
+    ecs.Capability.SYS_CHROOT,
+)
 OPEN_FILES = 1_048_576  # Ray opens a socket per worker and per object it moves
 
 
@@ -59,7 +66,7 @@ class RayNodes(Construct):
             self,
             "ExecutionRole",
             description="ECS itself: pulls the images, reads the token, opens log streams",
-            assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com"),
+            assumed_by=rights.of_this_account(self, "ecs-tasks.amazonaws.com"),
         )
         rights.of_execution(self).grant(self._execution_role)
         # Workers of a standing cluster find their head by this name. A replaced head has another
@@ -120,7 +127,7 @@ class RayNodes(Construct):
             scope,
             id_,
             description=what,
-            assumed_by=iam.ServicePrincipal("ecs-tasks.amazonaws.com"),
+            assumed_by=rights.of_this_account(self, "ecs-tasks.amazonaws.com"),
         )
         rights.of_training_code(role, bucket=self._core.bucket).grant(role)
         return role
@@ -153,6 +160,7 @@ class RayNodes(Construct):
             init_process_enabled=True,  # reaps Ray's children; ECS Exec needs it
             shared_memory_size=machine.shm_mib,
         )
+        linux.drop_capabilities(*DROPPED)
         container = task.add_container(
             nodes.CONTAINER,
             # A head that trains is a worker too, so it runs the worker's image.

@@ -42,6 +42,16 @@ class Rights:
         accept(role, self.reasons)
 
 
+def of_this_account(scope: IConstruct, service: str) -> iam.ServicePrincipal:
+    """A service, where it acts for this account.
+
+    Only for services that tell for whom they act: ECS tasks, Step Functions, flow logs and alarms.
+    EC2 and Lambda do not when they assume a role, and take none that another account passes.
+    """
+    account = {"aws:SourceAccount": Stack.of(scope).account}
+    return iam.ServicePrincipal(service, conditions={"StringEquals": account})
+
+
 # --- roles ----------------------------------------------------------------------------------------
 def of_host(
     scope: IConstruct, *, cluster: ecs.Cluster, repositories: Sequence[ecr.Repository]

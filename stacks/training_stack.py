@@ -48,6 +48,7 @@ class TrainingStack(cdk.Stack):
             "Dashboard",
             settings=settings,
             cluster=self.cluster,
+            jobs=self.jobs,
             failed_tasks=events.failed_tasks,
         )
 

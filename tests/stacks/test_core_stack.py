@@ -212,6 +212,12 @@ def test_a_repository_with_its_ids_is_trusted_and_no_other_of_its_name(synth: Sy
     )
 
 
+def test_a_provider_that_the_deploy_has_made_outlives_it(synth: Synth) -> None:
+    resources = synth(github_repository="acme/train").resources.values()
+    (provider,) = [each for each in resources if each["Type"] == "AWS::IAM::OIDCProvider"]
+    assert provider["DeletionPolicy"] == "Retain", "an account has one, and others may use it"
+
+
 def test_an_accounts_own_provider_is_used_as_it_is(synth: Synth) -> None:
     arn = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
     templates = synth(github_repository="acme/train", github_oidc_provider_arn=arn)

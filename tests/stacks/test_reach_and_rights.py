@@ -183,6 +183,32 @@ def test_each_part_is_trusted_to_one_service(synth: Synth) -> None:
     }
 
 
+def test_services_that_tell_for_whom_they_act_are_trusted_for_this_account_only(
+    synth: Synth,
+) -> None:
+    own = {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
+    templates = synth(alarm_email="ops@example.org")
+    trusts = [
+        (text(statement["Principal"]["Service"]), statement.get("Condition"))
+        for role in templates.of_type("AWS::IAM::Role").values()
+        for statement in role["AssumeRolePolicyDocument"]["Statement"]
+        if "Service" in statement["Principal"]
+    ]
+    limited = {service for service, condition in trusts if condition == own}
+    open_to = {service for service, condition in trusts if condition is None}
+    assert limited == {
+        *("ecs-tasks.amazonaws.com", "states.amazonaws.com", "vpc-flow-logs.amazonaws.com")
+    }
+    # They send no account when they assume a role: a condition would keep them out.
+    assert open_to == {"ec2.amazonaws.com", "lambda.amazonaws.com"}
+    (publish,) = [
+        statement
+        for statement in templates.only("AWS::SNS::TopicPolicy")["PolicyDocument"]["Statement"]
+        if statement["Effect"] == "Allow"
+    ]
+    assert publish["Condition"] == own
+
+
 @each_combination
 def test_the_nodes_are_reached_by_themselves_alone(synth: Synth, settings: dict[str, str]) -> None:
     templates = synth(**settings)

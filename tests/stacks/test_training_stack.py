@@ -423,7 +423,7 @@ def test_what_the_dashboard_searches_for_is_what_the_hosts_report(synth: Synth) 
 def test_without_gpus_nothing_asks_for_them(synth: Synth) -> None:
     templates = synth(preset="cpu")
     assert "nvidia" not in dashboard(templates)
-    assert [*templates.of_type("AWS::CloudWatch::Alarm")] == ["DashboardTaskFailed77B5FD13"]
+    assert "DashboardGpuIdle05AF16A4" not in templates.of_type("AWS::CloudWatch::Alarm")
 
 
 def test_an_alarm_tells_of_a_host_whose_gpus_idle(synth: Synth) -> None:
@@ -460,6 +460,54 @@ def test_stopped_tasks_are_recorded_and_failed_ones_raise_an_alarm(synth: Synth)
     assert alarm["Threshold"] == 1
 
 
+def test_alarms_tell_of_failed_jobs_and_of_a_clean_up_that_fails_or_is_missing(
+    synth: Synth,
+) -> None:
+    templates = synth()
+    alarms = {
+        alarm["MetricName"]: alarm
+        for alarm in templates.of_type("AWS::CloudWatch::Alarm").values()
+        if "MetricName" in alarm
+    }
+    failed, errors, sweep = (alarms[name] for name in ("ExecutionsFailed", "Errors", "Invocations"))
+    (dimension,) = failed["Dimensions"]
+    assert dimension["Name"] == "StateMachineArn"
+    assert text(dimension["Value"]).startswith("<JobsStateMachine")
+    for alarm in (errors, sweep):
+        (dimension,) = alarm["Dimensions"]
+        assert text(dimension["Value"]).startswith("<JobsKeeper")
+        assert alarm["Statistic"] == "Sum"
+    assert (errors["DatapointsToAlarm"], errors["EvaluationPeriods"]) == (2, 3)
+    assert (sweep["ComparisonOperator"], sweep["Threshold"]) == ("LessThanThreshold", 1)
+    assert sweep["TreatMissingData"] == "breaching", "what is not called reports nothing"
+
+
+@pytest.mark.parametrize("minutes", ["10", "180"])
+def test_no_alarm_looks_back_further_than_cloudwatch_allows(synth: Synth, minutes: str) -> None:
+    alarms = synth(idle_gpu_alarm_minutes=minutes).of_type("AWS::CloudWatch::Alarm")
+    assert len(alarms) == 5
+    for name, alarm in alarms.items():
+        queries = alarm.get("Metrics", [])
+        period = queries[0]["Period"] if queries else alarm["Period"]
+        # A query is limited to three hours, any other alarm to a day.
+        most = 3 * 3600 if queries else 24 * 3600
+        assert period * alarm["EvaluationPeriods"] <= most, name
+        assert period % 60 == 0
+
+
+def test_containers_give_up_what_training_does_not_need(synth: Synth) -> None:
+    definitions = synth().of_type("AWS::ECS::TaskDefinition")
+    assert len(definitions) == 3
+    for definition in definitions.values():
+        (container,) = definition["ContainerDefinitions"]
+        dropped = container["LinuxParameters"]["Capabilities"]["Drop"]
+        assert {"NET_RAW", "MKNOD", "SETFCAP", "SYS_CHROOT"} <= {*dropped}
+        assert not container.get("Privileged")
+        # A shell by ECS Exec is root's, and must read what user 1000 has written.
+        assert "DAC_OVERRIDE" not in dropped
+        assert "Add" not in container["LinuxParameters"]["Capabilities"]
+
+
 def test_alarms_are_sent_where_an_address_is_given(synth: Synth) -> None:
     assert synth().of_type("AWS::SNS::Topic") == {}
     templates = synth(alarm_email="ops@example.org")
@@ -481,6 +529,7 @@ def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
         "preset": "fsdp",
         "head_instance_type": "g5.12xlarge",
         "head_trains": True,
+        "max_heads": 1,
         "worker_instance_type": "g5.12xlarge",
         "max_workers": 1,
         "spot": False,

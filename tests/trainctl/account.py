@@ -4,6 +4,7 @@ It stands at the edge of AWS: everything on this side of boto3 is the real comma
 all clients. What AWS makes of what is sent is shown in ``tests/rehearsal``.
 """
 
+import io
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -59,6 +60,7 @@ OUTPUTS = {
         stack_outputs.RAY_TOKEN: "arn:token",
         stack_outputs.HEAD_PROVIDER: "head-hosts",
         stack_outputs.WORKER_PROVIDER: "worker-hosts",
+        stack_outputs.KEEPER: "keeper",
     },
 }
 NOW = datetime.now(tz=UTC)
@@ -96,6 +98,7 @@ class Account:
         self.fault: dict[str, Any] | None = None
         """A task of the workers' service that ended."""
         self.rollout = "COMPLETED"
+        self.function_error: dict[str, str] = {}
         # Jobs.
         self.executions: dict[str, Any] = {}
         self.history: dict[str, list[dict[str, Any]]] = {}
@@ -202,6 +205,10 @@ class Account:
 
     def on_update_service(self, *, service: str, desiredCount: int, **_: Any) -> None:  # noqa: N803
         self.wanted[service] = desiredCount
+
+    def on_invoke(self, *, FunctionName: str, Payload: str) -> Any:  # noqa: N803
+        assert (FunctionName, json.loads(Payload)) == ("keeper", {"Action": "release"})
+        return {"Payload": io.BytesIO(b'{"released": ["h1", "h2"]}'), **self.function_error}
 
     def on_execute_command(self, **_: Any) -> Any:
         raise refused("TargetNotConnectedException", "ExecuteCommand", "The agent is away.")

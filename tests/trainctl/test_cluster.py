@@ -10,7 +10,7 @@ import pytest
 from contract import exits
 from contract.nodes import ClusterSize
 from tests.trainctl.account import SHAPE as JOB_SHAPE
-from tests.trainctl.account import Account
+from tests.trainctl.account import Account, refused
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
@@ -216,7 +216,34 @@ def test_status_of_a_cluster_that_is_down_is_no_failure(
     assert "is down" in capsys.readouterr().out
 
 
-def test_down_stops_the_workers_before_their_head(account: Account) -> None:
+def test_down_stops_the_workers_before_their_head_and_then_terminates_the_hosts(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
     account.wanted = {"head-service": 1, "worker-service": 2}
     assert main(["cluster", "down", "--yes"]) == 0
     assert account.counts == ["worker-service=0", "head-service=0"]
+    order = [name for name, _ in account.calls if name in ("update_service", "invoke")]
+    assert order == ["update_service", "update_service", "invoke"]
+    assert "Down. 2 empty hosts terminated" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fails", "said"),
+    [
+        ({"invoke": refused("AccessDeniedException")}, "not allowed: Operation"),
+        ({}, 'could not release the hosts: {"released"'),
+    ],
+)
+def test_hosts_that_cannot_be_terminated_at_once_are_left_to_the_sweep(
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+    fails: dict[str, Exception],
+    said: str,
+) -> None:
+    account.wanted = {"head-service": 1, "worker-service": 0}
+    account.fails = fails
+    account.function_error = {"FunctionError": "Unhandled"}
+    assert main(["cluster", "down", "--yes"]) == 0
+    printed = capsys.readouterr().err
+    assert said in printed
+    assert "Empty hosts terminate within about ten minutes" in printed

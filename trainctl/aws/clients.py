@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from mypy_boto3_ecr import ECRClient
     from mypy_boto3_ecs import ECSClient
     from mypy_boto3_iam import IAMClient
+    from mypy_boto3_lambda import LambdaClient
     from mypy_boto3_logs import CloudWatchLogsClient
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_secretsmanager import SecretsManagerClient
@@ -54,6 +55,10 @@ class Clients:
     @cached_property
     def iam(self) -> "IAMClient":
         return self._session.client("iam", config=self._config)
+
+    @cached_property
+    def functions(self) -> "LambdaClient":
+        return self._session.client("lambda", config=self._config)
 
     @cached_property
     def logs(self) -> "CloudWatchLogsClient":

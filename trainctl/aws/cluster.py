@@ -1,5 +1,6 @@
 """The standing cluster: two ECS services that keep a head and workers."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,9 +34,13 @@ class Service:
 class StandingCluster:
     """What runs in the two services, and how many tasks they keep."""
 
-    def __init__(self, clients: Clients, *, cluster: str, services: Mapping[str, str]) -> None:
-        """``services``: names of the services by node."""
+    def __init__(
+        self, clients: Clients, *, cluster: str, services: Mapping[str, str], keeper: str
+    ) -> None:
+        """``services``: names of the services by node; ``keeper``: of the function that releases
+        hosts."""
         self._clients, self._cluster, self._services = clients, cluster, services
+        self._keeper = keeper
         self._tasks = Tasks(clients, cluster=cluster)
 
     def services(self) -> dict[str, Service]:
@@ -69,6 +74,20 @@ class StandingCluster:
         self._clients.ecs.update_service(
             cluster=self._cluster, service=self._services[node], desiredCount=count
         )
+
+    def release_hosts(self) -> int:
+        """Terminate the cluster's hosts that have no task; return how many they were.
+
+        None while any task waits for a host. Raises CliError where the function fails.
+        """
+        answer = self._clients.functions.invoke(
+            FunctionName=self._keeper, Payload=json.dumps({"Action": "release"})
+        )
+        said = answer["Payload"].read()
+        if answer.get("FunctionError"):
+            raise CliError(f"{self._keeper} could not release the hosts: {said.decode()[:500]}")
+        found = json.loads(said)["released"]
+        return len(found)
 
     def tasks(self, *, stopped: bool = False) -> list[Task]:
         """The nodes there are, the head first; or those that ended within the last hour."""

@@ -134,7 +134,12 @@ class Deployment:
             nodes.WORKER: self.output(stack_outputs.WORKER_SERVICE),
         }
         cluster = self.output(stack_outputs.CLUSTER)
-        return StandingCluster(self._clients, cluster=cluster, services=services)
+        return StandingCluster(
+            self._clients,
+            cluster=cluster,
+            services=services,
+            keeper=self.output(stack_outputs.KEEPER),
+        )
 
     @cached_property
     def jobs(self) -> Jobs:

@@ -7,6 +7,7 @@ from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
 from trainctl.commands.cluster.up import POLL_S
+from trainctl.errors import CliError, explained
 from trainctl.options import Profile, Region, Wait, Yes
 
 
@@ -19,8 +20,8 @@ def down(
 ) -> None:
     """Stop head and workers.
 
-    Training on them saves what it can within the stop timeout. Empty hosts terminate on their own,
-    within 15 minutes, and cost until then.
+    Training on them saves what it can within the stop timeout. Empty hosts are terminated at once;
+    with --no-wait, within about ten minutes, and cost until then.
     """
     deployment = Deployment.find(profile=profile, region=region)
     cluster = deployment.cluster
@@ -40,9 +41,19 @@ def down(
         while tasks := cluster.tasks() + _ending(deployment):
             progress.update(f"waiting for {len(tasks)} nodes to end")
             time.sleep(POLL_S)
-    output.say(
-        "Down. Empty hosts terminate within 15 minutes; make destroy removes the deployment itself."
-    )
+    output.say(f"Down. {_release(deployment)}; make destroy removes the deployment itself.")
+
+
+def _release(deployment: Deployment) -> str:
+    """Terminate the empty hosts; say what became of them."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        count = deployment.cluster.release_hosts()
+    except (CliError, ClientError, BotoCoreError) as error:
+        output.say(f"The hosts were not terminated at once: {explained(error)}")
+        return "Empty hosts terminate within about ten minutes"
+    return f"{count} empty host{'' if count == 1 else 's'} terminated"
 
 
 def _ending(deployment: Deployment) -> list[Task]:
