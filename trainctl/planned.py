@@ -43,6 +43,10 @@ class Planned:
             max_workers=found.max_workers,
             spot=found.spot,
             image_tag=found.image_tag,
+            root_volume_gib=found.root_volume_gib,
+            max_job_hours=found.max_job_hours,
+            confirm_above_usd=found.confirm_above_usd,
+            log_retention_days=found.log_retention_days,
         )
 
     @property

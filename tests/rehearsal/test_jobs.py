@@ -483,6 +483,7 @@ UNUSED = {
     "ssmmessages:OpenControlChannel": "the same",
     "ssmmessages:OpenDataChannel": "the same",
     "autoscaling:TerminateInstanceInAutoScalingGroup": "there are no hosts in the emulator",
+    "autoscaling:SetDesiredCapacity": "the same",
     "ecs:DescribeContainerInstances": "the same",
     "ecs:UpdateContainerInstancesState": "the same",
     "ecs:TagResource": "asked by ECS itself, for a task that is started with tags",

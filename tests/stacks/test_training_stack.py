@@ -529,7 +529,6 @@ def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
         "preset": "fsdp",
         "head_instance_type": "g5.12xlarge",
         "head_trains": True,
-        "max_heads": 1,
         "worker_instance_type": "g5.12xlarge",
         "max_workers": 1,
         "spot": False,

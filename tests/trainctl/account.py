@@ -98,6 +98,8 @@ class Account:
         self.fault: dict[str, Any] | None = None
         """A task of the workers' service that ended."""
         self.rollout = "COMPLETED"
+        self.hosts: dict[str, str] = {}
+        """Types of the hosts by name, none of which runs a task."""
         self.function_error: dict[str, str] = {}
         # Jobs.
         self.executions: dict[str, Any] = {}
@@ -205,6 +207,24 @@ class Account:
 
     def on_update_service(self, *, service: str, desiredCount: int, **_: Any) -> None:  # noqa: N803
         self.wanted[service] = desiredCount
+
+    def on_list_container_instances(self, **_: Any) -> Any:
+        return {"containerInstanceArns": [*self.hosts]}
+
+    def on_describe_container_instances(self, *, containerInstances: list[str], **_: Any) -> Any:  # noqa: N803
+        return {
+            "containerInstances": [
+                {
+                    "ec2InstanceId": name,
+                    "status": "ACTIVE",
+                    "runningTasksCount": 0,
+                    "pendingTasksCount": 0,
+                    "registeredAt": datetime.now(tz=UTC) - timedelta(minutes=7),
+                    "attributes": [{"name": "ecs.instance-type", "value": self.hosts[name]}],
+                }
+                for name in containerInstances
+            ]
+        }
 
     def on_invoke(self, *, FunctionName: str, Payload: str) -> Any:  # noqa: N803
         assert (FunctionName, json.loads(Payload)) == ("keeper", {"Action": "release"})

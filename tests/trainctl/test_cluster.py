@@ -109,7 +109,7 @@ def ended(reason: str, *, exit_code: int | None, stop_code: str) -> dict[str, An
             "worker worker9 ended (exit code 4): the head refuses its token",
         ),
         (
-            ended("Essential container exited", exit_code=5, stop_code="EssentialContainerExited"),
+            ended("Essential container exited", exit_code=76, stop_code="EssentialContainerExited"),
             "COMPLETED",
             "(exit code 76): its host's GPUs are not healthy",
         ),
@@ -214,6 +214,26 @@ def test_status_of_a_cluster_that_is_down_is_no_failure(
     assert main(["cluster", "status"]) == 0
     assert account.counts == []
     assert "is down" in capsys.readouterr().out
+
+
+def test_hosts_that_are_billed_are_shown_whether_or_not_the_cluster_is_up(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.hosts = {"i-0123456789abcdef0": "g5.xlarge", "i-1": "x9.large"}
+    for up in (False, True):
+        account.wanted = {"head-service": int(up), "worker-service": 0}
+        assert main(["cluster", "status"]) == 0
+        printed = capsys.readouterr().out
+        assert "Hosts, those of jobs too:" in printed
+        (known,) = [line for line in printed.splitlines() if "i-0123456789abcdef0" in line]
+        assert known.split()[:4] == ["i-0123456789abcdef0", "g5.xlarge", "ACTIVE", "0"]
+        assert "7 min" in known
+        assert known.endswith("$1.006")
+        (other,) = [line for line in printed.splitlines() if line.startswith("i-1 ")]
+        assert other.endswith("unknown")
+    assert main(["cluster", "status", "--json"]) == 0
+    hosts = json.loads(capsys.readouterr().out)["hosts"]
+    assert [host["id"] for host in hosts] == ["i-0123456789abcdef0", "i-1"]
 
 
 def test_down_stops_the_workers_before_their_head_and_then_terminates_the_hosts(

@@ -4,15 +4,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from contract import nodes
 from trainctl.aws.clients import Clients
-from trainctl.aws.tasks import Task, Tasks
+from trainctl.aws.tasks import DESCRIBE_MOST, Task, Tasks
 from trainctl.errors import CliError
 
 if TYPE_CHECKING:
-    from mypy_boto3_ecs.type_defs import DeploymentTypeDef
+    from mypy_boto3_ecs.type_defs import ContainerInstanceTypeDef, DeploymentTypeDef
 
 NODES: Final = (nodes.HEAD, nodes.WORKER)
 
@@ -29,6 +29,31 @@ class Service:
     rollout_reason: str
     events: tuple[tuple[datetime, str], ...]
     """Newest first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """An instance in the cluster: billed whether or not a task runs on it, a job's or the standing
+    cluster's."""
+
+    id: str
+    instance_type: str
+    state: str
+    """``ACTIVE``, or ``DRAINING`` where no task may come any more."""
+    num_tasks: int
+    since: datetime
+    """When it joined."""
+
+    @classmethod
+    def from_ecs(cls, found: "ContainerInstanceTypeDef") -> Self:
+        attributes = {each["name"]: each.get("value", "") for each in found.get("attributes", [])}
+        return cls(
+            id=found["ec2InstanceId"],
+            instance_type=attributes.get("ecs.instance-type", ""),
+            state=found["status"],
+            num_tasks=found["runningTasksCount"] + found["pendingTasksCount"],
+            since=found["registeredAt"],
+        )
 
 
 class StandingCluster:
@@ -74,6 +99,19 @@ class StandingCluster:
         self._clients.ecs.update_service(
             cluster=self._cluster, service=self._services[node], desiredCount=count
         )
+
+    def hosts(self) -> list[Host]:
+        """All hosts, those of jobs too, the oldest first."""
+        ecs = self._clients.ecs
+        pages = ecs.get_paginator("list_container_instances").paginate(cluster=self._cluster)
+        arns = [arn for page in pages for arn in page["containerInstanceArns"]]
+        found: list[Host] = []
+        for first in range(0, len(arns), DESCRIBE_MOST):
+            page = ecs.describe_container_instances(
+                cluster=self._cluster, containerInstances=arns[first : first + DESCRIBE_MOST]
+            )
+            found += map(Host.from_ecs, page["containerInstances"])
+        return sorted(found, key=lambda host: host.since)
 
     def release_hosts(self) -> int:
         """Terminate the cluster's hosts that have no task; return how many they were.

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from contract import nodes
 from trainctl import output
-from trainctl.aws.cluster import NODES
+from trainctl.aws.cluster import NODES, Host
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
 from trainctl.commands.cluster import words
@@ -19,10 +19,10 @@ def status(
     profile: Profile = None,
     region: Region = None,
 ) -> None:
-    """Show the nodes, what Ray sees of them, and what they cost."""
+    """Show the nodes, what Ray sees of them, all hosts of the deployment, and what they cost."""
     deployment = Deployment.find(profile=profile, region=region)
     services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
-    size = words.ray_size(deployment, tasks)
+    size, hosts = words.ray_size(deployment, tasks), deployment.cluster.hosts()
     usd = _usd_per_hour(deployment, tasks)
     if as_json:
         output.print_json(
@@ -34,6 +34,7 @@ def status(
                 "ray": asdict(size) if size else None,
                 "usd_per_hour": None if usd is None else round(usd, 3),
                 "image_tag": deployment.shape.image_tag,
+                "hosts": [asdict(host) for host in hosts],
             }
         )
         return
@@ -42,9 +43,10 @@ def status(
             f"The standing cluster is down; the NAT gateway costs {dollars(usd)} an hour.\n"
             "Start it: trainctl cluster up"
         )
+        _print_hosts(deployment, hosts)
         return
     rows = [
-        [task.node, task.id, task.status, task.health, task.address, words.age(task)]
+        [task.node, task.id, task.status, task.health, task.address, words.age(task.since)]
         for task in tasks
     ]
     output.print_table(["node", "task", "status", "health", "address", "since"], rows)
@@ -54,6 +56,26 @@ def status(
         f"Ray:    {words.sized(size)}\n"
         f"cost:   {dollars(usd)} an hour at list prices, NAT gateway included"
     )
+    _print_hosts(deployment, hosts)
+
+
+def _print_hosts(deployment: Deployment, hosts: Sequence[Host]) -> None:
+    """The instances that are billed, jobs' too."""
+    if not hosts:
+        return
+    output.print_text("\nHosts, those of jobs too:")
+    rows = [
+        [
+            host.id,
+            host.instance_type,
+            host.state,
+            str(host.num_tasks),
+            words.age(host.since),
+            words.an_hour(deployment, host),
+        ]
+        for host in hosts
+    ]
+    output.print_table(["host", "type", "state", "tasks", "since", "an hour"], rows)
 
 
 def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:

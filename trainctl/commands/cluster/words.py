@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from contract import nodes
+from contract.errors import InputError
+from contract.instance_types import instance_type
 from contract.nodes import ClusterSize
+from contract.prices import HostPrice
 from contract.text import duration
+from trainctl.aws.cluster import Host
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
-from trainctl.pricing import at_list_prices
+from trainctl.pricing import at_list_prices, dollars
 
 
 def ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | None:
@@ -48,8 +52,16 @@ def sized(size: ClusterSize | None) -> str:
     return f"{size.num_nodes} nodes, {size.num_cpus} CPUs, {size.num_gpus} GPUs"
 
 
-def age(task: Task) -> str:
-    """How long a task has run."""
-    if task.since is None:
-        return ""
-    return duration(round((datetime.now(tz=UTC) - task.since).total_seconds()))
+def age(since: datetime | None) -> str:
+    """How long something has been there."""
+    return "" if since is None else duration(round((datetime.now(tz=UTC) - since).total_seconds()))
+
+
+def an_hour(deployment: Deployment, host: Host) -> str:
+    """The list price of a host with its disk."""
+    disk = deployment.shape.root_volume_gib
+    try:
+        machine = instance_type(host.instance_type)
+    except InputError:
+        return dollars(None)
+    return dollars(HostPrice.of(machine, region=deployment.region, disk_gib=disk).usd_per_hour)
