@@ -418,14 +418,14 @@ class Account:
         return {"imageDetails": [{}]}
 
     def on_describe_subnets(self, **_: Any) -> Any:
-        return {"Subnets": [{"AvailabilityZone": "eu-west-1a"}]}
+        return {"Subnets": [{"AvailabilityZone": "us-east-1a"}]}
 
     def on_describe_availability_zones(self, **_: Any) -> Any:
-        return {"AvailabilityZones": [{"ZoneName": f"eu-west-1{letter}"} for letter in "bac"]}
+        return {"AvailabilityZones": [{"ZoneName": f"us-east-1{letter}"} for letter in "bac"]}
 
     def on_describe_instance_type_offerings(self, *, Filters: Any, **_: Any) -> Any:  # noqa: N803
         (machine,) = Filters[0]["Values"]
-        zones = self.zones.get(machine, ["eu-west-1a", "eu-west-1b"])
+        zones = self.zones.get(machine, ["us-east-1a", "us-east-1b"])
         return {"InstanceTypeOfferings": [{"Location": zone} for zone in zones]}
 
     def on_get_parameter(self, *, Name: str) -> Any:  # noqa: N803

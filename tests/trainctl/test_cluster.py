@@ -228,7 +228,7 @@ def test_hosts_that_are_billed_are_shown_whether_or_not_the_cluster_is_up(
         (known,) = [line for line in printed.splitlines() if "i-0123456789abcdef0" in line]
         assert known.split()[:4] == ["i-0123456789abcdef0", "g5.xlarge", "ACTIVE", "0"]
         assert "7 min" in known
-        assert known.endswith("$1.006")
+        assert known.endswith("$1.05")
         (other,) = [line for line in printed.splitlines() if line.startswith("i-1 ")]
         assert other.endswith("unknown")
     assert main(["cluster", "status", "--json"]) == 0

@@ -67,7 +67,7 @@ def test_doctor_finds_nothing_where_all_is_well(
             "NoSuchEntity",
             "role AWSServiceRoleForECS",
             "aws iam create-service-linked-role --aws-service-name ecs.amazonaws.com "
-            "--region eu-west-1",
+            "--region us-east-1",
         ),
     ],
 )
@@ -109,7 +109,7 @@ def test_a_quota_that_is_too_small_and_hosts_without_protection(
     assert bad(found) == {"quota G, on demand", "head hosts in use", "worker hosts in use"}
     assert found["quota G, on demand"]["fix"] == (
         "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
-        f"{checks.QUOTAS['g'][0]} --desired-value 192 --region eu-west-1 --profile work"
+        f"{checks.QUOTAS['g'][0]} --desired-value 192 --region us-east-1 --profile work"
     )
     # A quota that was never changed is AWS's default.
     account.default_quotas[checks.QUOTAS["g"][0]] = 500.0
@@ -121,20 +121,20 @@ def test_a_zone_without_the_type_names_one_that_offers_both(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account.zones = {
-        "g5.12xlarge": ["eu-west-1b", "eu-west-1c"],
-        "m5.xlarge": ["eu-west-1a", "eu-west-1c"],
+        "g5.12xlarge": ["us-east-1b", "us-east-1c"],
+        "m5.xlarge": ["us-east-1a", "us-east-1c"],
     }
     code, found = looked(capsys)
     assert code == exits.FAILED
     assert bad(found) == {"g5.12xlarge offered"}
     assert found["g5.12xlarge offered"]["fix"] == (
-        'make destroy && make deploy ARGS="-c preset=ddp -c availability_zone=eu-west-1c"'
+        'make destroy && make deploy ARGS="-c preset=ddp -c availability_zone=us-east-1c"'
     )
-    account.zones["m5.xlarge"] = ["eu-west-1a"]
+    account.zones["m5.xlarge"] = ["us-east-1a"]
     _, found = looked(capsys)
     assert found["g5.12xlarge offered"]["fix"] == "", "no command fixes it"
     assert (
-        "no zone of eu-west-1 offers m5.xlarge and g5.12xlarge"
+        "no zone of us-east-1 offers m5.xlarge and g5.12xlarge"
         in (found["g5.12xlarge offered"]["found"])
     )
 
@@ -151,7 +151,7 @@ def test_without_stacks_doctor_checks_whether_they_can_be_deployed(
     assert "CoreStack is not deployed" in found["stacks"]["found"]
     assert found["stacks"]["fix"] == "make deploy"
     assert found["settings"]["found"] == "preset ddp, head m5.xlarge, up to 2 x g5.xlarge"
-    assert found["g5.xlarge offered"]["found"] == "in eu-west-1a", "the first zone of the region"
+    assert found["g5.xlarge offered"]["found"] == "in us-east-1a", "the first zone of the region"
     assert found["quota G, on demand"]["found"].endswith("takes 8")
     assert {"credentials", "Node.js", "CDK command line", "CDK bootstrap"} <= found.keys()
     assert {"role AWSServiceRoleForECS", "image of GPU hosts", "quota VPCs"} <= found.keys()
@@ -163,22 +163,22 @@ def test_settings_are_read_as_the_app_reads_them(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account.outputs = {}
-    given = ("-c", "preset=fsdp", "-c", "max_heads=2", "-c", "availability_zone=eu-west-1c")
+    given = ("-c", "preset=fsdp", "-c", "max_heads=2", "-c", "availability_zone=us-east-1c")
     code, found = looked(capsys, *given)
     assert (code, bad(found)) == (exits.FAILED, {"g5.12xlarge offered"})
     assert found["stacks"]["fix"] == (
-        'make deploy ARGS="-c preset=fsdp -c max_heads=2 -c availability_zone=eu-west-1c"'
+        'make deploy ARGS="-c preset=fsdp -c max_heads=2 -c availability_zone=us-east-1c"'
     )
     # Two heads and a worker, 48 vCPUs each: the second head is what ECS starts from zero.
     assert "takes 144, with the second head host" in found["quota G, on demand"]["found"]
     assert found["g5.12xlarge offered"]["fix"] == (
-        'make deploy ARGS="-c preset=fsdp -c max_heads=2 -c availability_zone=eu-west-1a"'
+        'make deploy ARGS="-c preset=fsdp -c max_heads=2 -c availability_zone=us-east-1a"'
     )
     code, found = looked(capsys, "-c", "max_workers=1000")
     assert (code, bad(found)) == (exits.FAILED, {"settings"})
     assert "max_workers is 1000: it must be 1 to 64" in found["settings"]["found"]
-    code, found = looked(capsys, "-c", "region=us-east-1")
-    assert found["credentials"]["found"].endswith("us-east-1")
+    code, found = looked(capsys, "-c", "region=eu-west-3")
+    assert found["credentials"]["found"].endswith("eu-west-3")
     assert main(["doctor", "-c", "preset"]) == exits.BAD_INPUT
     assert "-c preset: give a setting as name=value" in capsys.readouterr().err
 
@@ -207,14 +207,14 @@ def test_each_obstacle_to_a_first_deploy_comes_with_its_command(
     account.bootstrap, account.num_vpcs, account.num_log_policies = None, 5, 10
     account.default_quotas = {checks.VPCS[1]: 5.0}
     account.identity_providers = [PROVIDER]
-    account.disk_key = "arn:aws:kms:eu-west-1:123456789012:key/abc"
+    account.disk_key = "arn:aws:kms:us-east-1:123456789012:key/abc"
     account.fails["get_role"] = refused("NoSuchEntity")
     code, found = looked(capsys, "-c", "github_repository=acme/train")
     assert code == exits.FAILED
     roles = {f"role {each}" for each in checks.ROLES}
     network = {"CDK bootstrap", "quota VPCs", "policies of logs", "GitHub provider"}
     assert bad(found) == network | roles
-    assert found["CDK bootstrap"]["fix"] == "npx cdk bootstrap aws://123456789012/eu-west-1"
+    assert found["CDK bootstrap"]["fix"] == "npx cdk bootstrap aws://123456789012/us-east-1"
     assert found["GitHub provider"]["fix"] == (
         f'make deploy ARGS="-c github_repository=acme/train -c github_oidc_provider_arn={PROVIDER}"'
     )
@@ -329,7 +329,7 @@ def test_commands_for_people_say_what_to_type(
         ("aws iamm create-role", "no service"),
         ("aws iam create-linked-role", "no operation"),
         ("aws iam create-service-linked-role --service-name x", "no option"),
-        ("aws iam create-service-linked-role --region eu-west-1", "Missing required parameter"),
+        ("aws iam create-service-linked-role --region us-east-1", "Missing required parameter"),
         (
             "aws ecs update-capacity-provider --name x --auto-scaling-group-provider "
             "managedTerminationProtection=ON",
