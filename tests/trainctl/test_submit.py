@@ -57,7 +57,7 @@ REFUSED: list[tuple[list[str], str]] = [
     # What the bucket has of the run.
     ([*SUBMIT, "--run", "done"], "run 'done' is already complete; --overwrite starts it afresh"),
     ([*SUBMIT, "--run", "other"], "run 'other' was trained with recipe 'fsdp'"),
-    ([*SUBMIT, "--run", "half", "--lr", "0.5"], "lr: the run has 0.002, now 0.5"),
+    ([*SUBMIT, "--run", "half", "--lr", "0.5"], "lr: the run has 0.001, now 0.5"),
     # Help of a recipe is that of training.launch, whose other options a job does not have.
     ([*SUBMIT, "--help"], "trainctl settings ddp shows the settings, and trainctl submit --help"),
     (["submit", "fsdp", "--lr", "1", "-h"], "-h after a recipe: trainctl settings fsdp shows"),
@@ -113,7 +113,7 @@ REFUSED: list[tuple[list[str], str]] = [
         "or give --nodes 1",
     ),
 ]
-HALF = {"recipe": "ddp", "run": "half", "lr": 2e-3, "epochs": 8, "global_batch": 512}
+HALF = {"recipe": "ddp", "run": "half", "lr": 1e-3, "epochs": 8, "global_batch": 512}
 
 
 @pytest.fixture
