@@ -95,7 +95,7 @@ class Dashboard(Construct):
         # By task: the hosts' own interfaces do not carry what awsvpc tasks send.
         name = cluster.cluster.cluster_name
         return cloudwatch.GraphWidget(
-            title="Network by node",
+            title="Network by kind of node, average",
             left=[
                 cloudwatch.MathExpression(
                     expression="SEARCH('{ECS/ContainerInsights,ClusterName,TaskDefinitionFamily} "
@@ -210,7 +210,8 @@ class Dashboard(Construct):
             self,
             "GpuIdle",
             alarm_description=f"All GPUs of a host have been idle for {minutes} minutes, and it is "
-            "still billed. `trainctl cluster down` ends a standing cluster.",
+            "still billed. `trainctl ls` lists the jobs, `trainctl stop JOB` ends one; "
+            "`trainctl cluster down` ends a standing cluster.",
             metric=cloudwatch.MathExpression(
                 expression=query,
                 using_metrics={},

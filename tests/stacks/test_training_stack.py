@@ -385,7 +385,7 @@ def test_the_dashboard_searches_and_names_no_host(synth: Synth) -> None:
         "GPU power",
         "GPU temperature",
         "Host memory used",
-        "Network by node",
+        "Network by kind of node, average",
         "Hosts",
         "Alarms",
     ]

@@ -42,7 +42,8 @@ def shell(
 ) -> None:
     """Open a shell on the head, or run a command there.
 
-    The exit code is the command's. On AWS it needs the Session Manager plug-in.
+    On AWS it needs the Session Manager plug-in, and ECS Exec does not pass on the command's exit
+    code; a local deployment does.
     """
     if node not in NODES:
         raise UsageError(f"--node is {node!r}: it must be head or worker")
