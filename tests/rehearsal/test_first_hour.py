@@ -31,9 +31,13 @@ from training.recipes import command as recipe_command
 
 PAGES = ("README.md", "docs/operations.md")
 
-#: What runs here, in the order of the pages, and what is added to it: the settings of the
-#: deployment that the tests share, and yes where no one can be asked.
+_ROLE = "aws iam create-service-linked-role --aws-service-name"
+#: What runs here, in the order of reading, and what is added to it: the settings of the deployment
+#: that the tests share, and yes where no one can be asked.
 RUN = {
+    f"{_ROLE} ecs.amazonaws.com": "",
+    f"{_ROLE} autoscaling.amazonaws.com": "",
+    f"{_ROLE} spot.amazonaws.com": "",
     "make help": "",
     "python -m training.plan fsdp --model databricks/dolly-v2-7b --workers 8": "",
     "make deploy": "VENV=: YES=1 ARGS='-c preset=cpu -c retain_bucket=false -c spot=true'",
@@ -86,9 +90,13 @@ ELSEWHERE = {
 }
 
 
-def lines(page: str) -> list[str]:
-    """The commands of a page's shell blocks, in order, without comments and alignment."""
-    text = (ROOT / page).read_text("utf-8")
+def lines(page: str, *, until: str | None = None) -> list[str]:
+    """The commands of a page's shell blocks, in order, without comments and alignment.
+
+    Args:
+        until: a heading; the page is read up to it.
+    """
+    text = (ROOT / page).read_text("utf-8").partition(until or "\0")[0]
     blocks = re.findall(r"^ *```sh\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
     joined = "".join(blocks).replace("\\\n", " ")
     bare = (re.sub(r"(^|\s)#.*", "", line) for line in joined.splitlines())
@@ -105,9 +113,12 @@ def test_every_line_of_a_shell_block_is_run_or_listed() -> None:
     assert len(found) > 30
     known = [*RUN, *TRAINS, *ELSEWHERE]
     assert len(known) == len({*known})
-    assert sorted({line for line in found if not of_aws(line)}) == sorted(known)
-    # In the order in which they run.
-    assert [line for line in dict.fromkeys(found) if line in RUN] == [*RUN]
+    checked = {line for line in found if of_aws(line)} - {*RUN}
+    assert sorted({*found} - checked) == sorted(known)
+    # They run in this order: README sends its readers to the preparations of the other page first.
+    before = lines("docs/operations.md", until="\n## Deploy\n")
+    assert before
+    assert [line for line in dict.fromkeys([*before, *found]) if line in RUN] == [*RUN]
 
 
 AWS_LINES = [line for page in PAGES for line in lines(page) if of_aws(line)]
@@ -141,6 +152,22 @@ def test_lines_that_train_have_settings_that_exist(line: str) -> None:
 
 
 # --- in order, on the local AWS -------------------------------------------------------------------
+AWS = """\
+#!{python}
+# Stands for the AWS CLI, with the same words for services, operations and options.
+import sys
+import boto3
+from botocore import xform_name
+service, operation, *options = sys.argv[1:]
+client = boto3.client(service)
+name = client.meta.method_to_api_mapping[operation.replace("-", "_")]
+members = client.meta.service_model.operation_model(name).input_shape.members
+words = dict(zip(options[::2], options[1::2], strict=True))
+values = {{each: words.pop("--" + xform_name(each, "-"), None) for each in members}}
+assert not words, words
+given = {{each: value for each, value in values.items() if value is not None}}
+print(getattr(client, operation.replace("-", "_"))(**given))
+"""
 DOCKER = """\
 #!{python}
 # Stands for docker where `make images` meets the local AWS: ECR's name leads nowhere here, so what
@@ -182,6 +209,7 @@ def shell(deployment: Rehearsal, mirror: str, tmp_path: Path) -> dict[str, str]:
     for name, script in {
         "trainctl": f'#!/bin/sh\nexec "{sys.executable}" -m trainctl "$@"\n',
         "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
+        "aws": AWS.format(python=sys.executable),
         "docker": DOCKER.format(
             python=sys.executable,
             store=deployment.state()["registry"],
@@ -243,7 +271,7 @@ class Followed:
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_first_hour_as_it_stands_on_the_pages(
     deployment: Rehearsal, shell: dict[str, str], tmp_path: Path
 ) -> None:
@@ -255,7 +283,7 @@ def test_the_first_hour_as_it_stands_on_the_pages(
             words = [*shlex.split(line), *shlex.split(more)]
             if "--follow" in words:
                 followed[line] = Followed(words, shell, tmp_path / f"log-{number}")
-                followed[line].wait_for("training: ", timeout_s=200)
+                followed[line].wait_for("training: ", timeout_s=300)
                 continue
             done = subprocess.run(
                 words,
