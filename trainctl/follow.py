@@ -135,21 +135,23 @@ def waiting(
     deployment: Deployment, job: Job, heads: Sequence[Task], workers: Sequence[Task]
 ) -> str:
     """What a running job waits for, in words; "" when it has all that it asked for."""
-    shape = deployment.shape
+    # Those of its order: the deployment may have other hosts by now.
+    own = job.spec.prices if job.spec else None
+    hosts = own or deployment.shape.prices(deployment.region)
     if not heads:
         return "waiting for the head to be started"
     head = heads[-1]
     if head.status in ("DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED"):
         return "waiting for its nodes to end"
     if head.status == "PROVISIONING":
-        return f"waiting for 1 x {shape.head.name}, for the head"
+        return f"waiting for 1 x {hosts.head.type}, for the head"
     if head.status != "RUNNING":
         return "waiting for the head to pull its image and start"
     wanted = job.spec.nodes.high if job.spec else 0
     present = [task for task in workers if not task.has_stopped]
     placed = [task for task in present if task.status != "PROVISIONING"]
     if len(placed) < wanted:
-        return f"waiting for {wanted - len(placed)} x {shape.worker.name}"
+        return f"waiting for {wanted - len(placed)} x {hosts.worker.type}"
     if pulling := [task for task in present if task.status != "RUNNING"]:
         return f"waiting for {len(pulling)} of {len(present)} workers to pull their image and start"
     return ""

@@ -75,11 +75,11 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
 
     assert waits() == "waiting for the head to be started"
     account.add_head("job", "head", lastStatus="PROVISIONING")
-    assert waits() == "waiting for 1 x m5.xlarge, for the head"
+    assert waits() == "waiting for 1 x m5.large, for the head"
     account.tasks["head"]["lastStatus"] = "RUNNING"
     account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PENDING", "startedBy": "job"}
     account.tasks["w2"] = {"taskArn": "w2", "lastStatus": "PROVISIONING", "startedBy": "job"}
-    assert waits() == "waiting for 1 x g5.12xlarge"
+    assert waits() == "waiting for 1 x g5.xlarge"
     account.tasks["w2"]["lastStatus"] = "RUNNING"
     assert waits() == "waiting for 1 of 2 workers to pull their image and start"
     account.tasks["w1"]["lastStatus"] = "RUNNING"
