@@ -7,6 +7,10 @@ PYTHON_BIN ?=
 TORCH_INDEX ?=
 #: Training processes of `make demo`
 WORKERS ?= 2
+#: Runs of each program of `make abuse`
+SEEDS ?= 10
+#: Programs of `make abuse` (default: all of them)
+PROGRAMS ?=
 #: Folder of FashionMNIST for `make fashion`
 FASHION ?= ../shared/data/fashion-mnist
 #: Run whose report `make pictures` draws
@@ -41,7 +45,7 @@ UNASKED := $(strip $(YES)$(CI))
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo rehearse fashion pictures synth diff deploy images destroy test test-all test-fast check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo rehearse abuse fashion pictures synth diff deploy images destroy test test-all test-fast check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -52,6 +56,9 @@ fashion: venv ## train on the whole FashionMNIST from FASHION, several seeds (lo
 
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all
+
+abuse: venv-dev venv-aws node ## train programs in containers and kill their nodes; SEEDS times each (hours)
+	@$(PYTHON) -m rehearsal.abuse --seeds $(SEEDS) $(if $(PROGRAMS),--programs $(PROGRAMS))
 
 bench: venv-dev venv-aws ## compare with the plain ways, and time the start; one JSON object each
 	@$(PYTHON) -m benchmarks.ddp --json
