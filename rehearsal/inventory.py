@@ -215,6 +215,8 @@ def inventory(endpoint: str) -> Inventory:
         kind: [item[name] if name else item for item in account.items(service, op, key, **args)]
         for kind, (service, op, args, key, name) in LISTS.items()
     }
+    # Services make these with their first resource and keep them.
+    found["role"] = [name for name in found["role"] if not name.startswith("AWSServiceRoleFor")]
     found["instance"] = [
         instance["InstanceId"]
         for reservation in account.items("ec2", "describe_instances", "Reservations")

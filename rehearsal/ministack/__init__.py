@@ -11,6 +11,7 @@ process; nothing in the project's environment imports the modules in here.
     ecs_runtime.py        ECS tasks as containers, with ecs_containers.py and ecs_records.py
     step_functions.py     runTask.sync as on AWS
     events.py             log groups as targets of EventBridge rules
+    linked_roles.py       service-linked roles, by AWS's names
     lambda_logs.py        functions write into their own log group only
     log_filters.py        regular expressions in the filters of logs
     calls.py              which role called what

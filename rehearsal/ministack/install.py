@@ -2,7 +2,14 @@
 
 import os
 
-from rehearsal.ministack import cloudformation, events, lambda_logs, log_filters, step_functions
+from rehearsal.ministack import (
+    cloudformation,
+    events,
+    lambda_logs,
+    linked_roles,
+    log_filters,
+    step_functions,
+)
 from rehearsal.ministack.internals import ssm
 
 ECS_IMAGES = "/aws/service/ecs/optimized-ami"
@@ -23,6 +30,7 @@ def install() -> None:
     cloudformation.install()
     events.install()
     lambda_logs.install()
+    linked_roles.install()
     log_filters.install()
     step_functions.install()
     # The parameters under which AWS publishes the images for ECS instances.

@@ -149,7 +149,15 @@ eventbridge = _module(
     "new_uuid",
 )
 iam = _module(
-    "ministack.services.iam", "_create_oidc_provider", "_delete_oidc_provider", "_oidc_providers"
+    "ministack.services.iam",
+    "_IAM_HANDLERS",
+    "_create_oidc_provider",
+    "_create_service_linked_role",
+    "_delete_oidc_provider",
+    "_error",
+    "_oidc_providers",
+    "_p",
+    "_roles",
 )
 lambda_svc = _module(
     "ministack.services.lambda_svc", "_emit_lambda_logs", "_execute_function_with_config_scope"

@@ -13,6 +13,7 @@ from typing import Any
 
 import boto3
 import pytest
+from botocore.exceptions import ClientError
 
 from rehearsal.cdk import COMMAND, Cdk
 from rehearsal.local_aws import ACCOUNT, REGION, LocalAws, local_aws
@@ -76,6 +77,8 @@ def test_the_commands_turn_their_checks_green(
         carry_out(command, aws=empty_account, folder=tmp_path)
         assert what not in problems(capsys)
     assert problems(capsys) == {}
+    with pytest.raises(ClientError, match="has been taken"):
+        carry_out(command, aws=empty_account, folder=tmp_path)
 
 
 def test_hosts_in_use_are_protected_by_the_command(empty_account: LocalAws, tmp_path: Path) -> None:
