@@ -267,7 +267,7 @@ class EcsNodeProvider(NodeProvider):
     def terminate_node(self, node_id: str) -> None:
         """Stop a node's task and terminate its host at once.
 
-        Managed scaling would let the host idle for a quarter of an hour first; it stays as the
+        The keeper's sweep would let the host idle for some minutes first; it stays as the
         safety net for what goes wrong here.
         """
         if node_id == self._settings.head:
@@ -305,7 +305,7 @@ class EcsNodeProvider(NodeProvider):
                 cluster=self._settings.cluster, containerInstances=arns
             )
         except (ClientError, BotoCoreError) as error:
-            _say(f"the host of {node_id} is left to managed scaling: {error}")
+            _say(f"the host of {node_id} is left to the keeper: {error}")
             return None
         found = page["containerInstances"]
         return found[0] if found else None
@@ -335,7 +335,7 @@ class EcsNodeProvider(NodeProvider):
                 ShouldDecrementDesiredCapacity=True,
             )
         except (ClientError, BotoCoreError) as error:
-            _say(f"the host {instance['ec2InstanceId']} is left to managed scaling: {error}")
+            _say(f"the host {instance['ec2InstanceId']} is left to the keeper: {error}")
 
 
 def ecs_client() -> "ECSClient":

@@ -204,9 +204,9 @@ def stop(tasks: "list[TaskTypeDef]", reason: str) -> None:
 
 
 def release(instances: set[str]) -> None:
-    """End the hosts that nothing runs on any more; managed scaling would wait a quarter of an hour.
+    """End the hosts that nothing runs on any more.
 
-    What goes wrong here costs that quarter of an hour and no more, so it does not fail a job.
+    What goes wrong here is done again by the next sweep, so it does not fail a job.
     """
     ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
     for instance in sorted(instances):
@@ -228,7 +228,7 @@ def release(instances: set[str]) -> None:
                 InstanceId=found["ec2InstanceId"], ShouldDecrementDesiredCapacity=True
             )
         except Exception as error:
-            print(f"{instance} is left to managed scaling: {error}")
+            print(f"{instance} is left to the next sweep: {error}")
 
 
 def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:

@@ -540,11 +540,11 @@ def test_what_can_never_succeed_is_tried_once(
     assert (len(aws.requests), waits) == (1, [])
 
 
-def test_hosts_are_left_to_managed_scaling_where_their_calls_fail(
+def test_hosts_are_left_to_the_keeper_where_their_calls_fail(
     provider_at: MakeProvider, capsys: pytest.CaptureFixture[str]
 ) -> None:
     denied = (400, {"__type": "AccessDeniedException", "message": "no"})
     aws = Endpoint(denied, (200, {}))
     provider_at(aws).terminate_node(f"{HEAD}1")
     assert [operation for operation, _ in aws.requests] == ["DescribeTasks", "StopTask"]
-    assert "left to managed scaling" in capsys.readouterr().err
+    assert "left to the keeper" in capsys.readouterr().err
