@@ -215,7 +215,7 @@ def inventory(endpoint: str) -> Inventory:
         kind: [item[name] if name else item for item in account.items(service, op, key, **args)]
         for kind, (service, op, args, key, name) in LISTS.items()
     }
-    # Services make these with their first resource and keep them.
+    # An account keeps these: services need them again.
     found["role"] = [name for name in found["role"] if not name.startswith("AWSServiceRoleFor")]
     found["instance"] = [
         instance["InstanceId"]

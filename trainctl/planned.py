@@ -8,12 +8,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from contract.errors import InputError
-from stacks import settings as app_settings
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from stacks.settings import Settings
 
 #: What the CDK calls its bootstrap where no other name is set.
 _QUALIFIER: Final = "hnb659fds"
@@ -24,7 +26,7 @@ _QUALIFIER_KEY: Final = "@aws-cdk/core:bootstrapQualifier"
 class Planned:
     """Settings, and where they came from."""
 
-    settings: app_settings.Settings
+    settings: "Settings"
     given: dict[str, str]
     """By ``-c``."""
     qualifier: str
@@ -61,7 +63,7 @@ def project() -> Path:
     Raises:
         InputError: neither has a ``cdk.json``.
     """
-    for folder in (Path.cwd(), app_settings.ROOT):
+    for folder in (Path.cwd(), Path(__file__).parents[1]):
         if (folder / "cdk.json").is_file() and (folder / "stacks").is_dir():
             return folder
     raise InputError(
@@ -92,8 +94,16 @@ def read(folder: Path, given: dict[str, str], *, region: str = "") -> Planned:
         region: in use; a zone is checked against it.
 
     Raises:
-        InputError: ``cdk.json`` cannot be read, or a setting is wrong.
+        InputError: ``cdk.json`` or the app cannot be read, or a setting is wrong.
     """
+    try:
+        from stacks.settings import load
+    except ImportError:
+        # Installed as the command line only, which is not the folder that it is used in.
+        raise InputError(
+            f"this trainctl is installed without the CDK app, whose settings are in {folder}: give "
+            "python -m trainctl doctor there"
+        ) from None
     file = folder / "cdk.json"
     try:
         context = json.loads(file.read_text(encoding="utf-8"))["context"]
@@ -101,7 +111,7 @@ def read(folder: Path, given: dict[str, str], *, region: str = "") -> Planned:
         raise InputError(f"{file} cannot be read ({error}): restore it from the project") from None
     if not isinstance(context, dict):
         raise InputError(f"{file}: its context is no table of settings")
-    found = app_settings.load({**context, **given}, region=region)
+    found = load({**context, **given}, region=region)
     return Planned(
         settings=found, given=given, qualifier=str(context.get(_QUALIFIER_KEY) or _QUALIFIER)
     )

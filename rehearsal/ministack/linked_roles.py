@@ -1,24 +1,16 @@
-"""Service-linked roles, as AWS names and makes them. Imported inside ``.venv-aws`` only.
+"""Service-linked roles, as AWS names them. Imported inside ``.venv-aws`` only.
 
-ECS makes its role with an account's first cluster, EC2 Auto Scaling with the first group. Both
-outlive what they were made for.
+They are missing until they are asked for, as in an account that never used a service.
 """
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
-from rehearsal.ministack.internals import iam, provisioners
+from rehearsal.ministack.internals import iam
 
 NAMES = {
     "autoscaling.amazonaws.com": "AWSServiceRoleForAutoScaling",
     "ecs.amazonaws.com": "AWSServiceRoleForECS",
     "spot.amazonaws.com": "AWSServiceRoleForEC2Spot",
-}
-#: Types with whose first resource a service makes its role.
-MADE_WITH = {
-    "AWS::AutoScaling::AutoScalingGroup": "autoscaling.amazonaws.com",
-    "AWS::ECS::Cluster": "ecs.amazonaws.com",
 }
 
 
@@ -40,16 +32,6 @@ def create(parameters: dict[str, Any]) -> Any:
     return status, headers, body.replace(own.encode(), name.encode())
 
 
-def made_with(stock: Callable[..., Any], service: str, *arguments: Any) -> Any:
-    """Create a resource, and the role of its service where there is none."""
-    if NAMES[service] not in iam._roles:
-        create({"AWSServiceName": service})
-    return stock(*arguments)
-
-
 def install() -> None:
     """Give the emulator these roles."""
     iam._IAM_HANDLERS["CreateServiceLinkedRole"] = create
-    for kind, service in MADE_WITH.items():
-        handler = provisioners._RESOURCE_HANDLERS[kind]
-        handler["create"] = functools.partial(made_with, handler["create"], service)

@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,16 @@ def test_a_stack_that_cannot_be_used_is_a_problem_and_the_account_is_checked_all
     code, found = looked(capsys)
     assert (code, bad(found)) == (exits.FAILED, {"stacks", "CDK bootstrap"})
     assert "ROLLBACK_COMPLETE" in found["stacks"]["found"]
+
+
+def test_a_command_line_that_is_installed_without_the_app_says_so(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "stacks.settings", None)
+    account.outputs = {}
+    code, found = looked(capsys)
+    assert (code, bad(found)) == (exits.FAILED, {"settings"})
+    assert "python -m trainctl doctor there" in found["settings"]["found"]
 
 
 # --- the laptop -----------------------------------------------------------------------------------
