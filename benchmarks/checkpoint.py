@@ -32,7 +32,7 @@ from rehearsal.local_aws import local_aws
 from training import storage
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
-from training.models import language_models
+from training.models import language_models, model_weights
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.loop import make_mesh
 from training.runtime.torchrun import TorchrunWorker
@@ -68,8 +68,8 @@ class State:
         mesh = make_mesh(torch.device("cpu"), world_size=self.worker.world_size, replicas=1)
         self.trained = WithLoss(self.model)
         language_models.shard(self.trained, mesh, bf16=False)
-        language_models.allocate(self.model, torch.device("cpu"))
-        language_models.initialise(self.model, seed=0)
+        model_weights.allocate(self.model, torch.device("cpu"))
+        model_weights.initialise(self.model, seed=0)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.trained(torch.arange(34).view(2, 17)).backward()
         self.optimizer.step()

@@ -25,7 +25,7 @@ from benchmarks.output import report, say
 from contract.errors import InputError
 from training.data import text
 from training.data.sequences import SequenceOrder
-from training.models import language_models, pretrained
+from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 
 _SHARED: Final = Path(__file__).parents[2] / "shared" / "data"
@@ -112,8 +112,8 @@ class PackedLoop:
 
 def same_model(config: Any) -> nn.Module:
     model = language_models.build_on_meta(config)
-    language_models.allocate(model, torch.device("cpu"))
-    language_models.initialise(model, seed=0)
+    model_weights.allocate(model, torch.device("cpu"))
+    model_weights.initialise(model, seed=0)
     return model
 
 

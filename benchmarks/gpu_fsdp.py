@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from benchmarks.output import report, say
 from training import metrics, optimizers
-from training.models import language_models, pretrained
+from training.models import language_models, model_weights, pretrained
 from training.models.estimates import RECOMPUTE
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.loop import clip, make_mesh
@@ -89,7 +89,7 @@ def main() -> int:
     language_models.shard(
         trained, make_mesh(device, world_size=world_size, replicas=1), bf16=on_gpu
     )
-    language_models.allocate(model, device)
+    model_weights.allocate(model, device)
     with torch.no_grad():
         for parameter in model.parameters():
             local = language_models.local(parameter)

@@ -19,7 +19,7 @@ import torch
 
 from benchmarks import processes
 from benchmarks.output import report, say
-from training.models import language_models, pretrained
+from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import SHAPES
 from training.recipes.fsdp.loop import make_mesh
@@ -65,8 +65,8 @@ def load_sharded(folder: str) -> dict[str, float]:
     began = time.perf_counter()
     with Watch() as watch:
         language_models.shard(WithLoss(model), mesh, bf16=False)
-        language_models.allocate(model, worker.device)
-        language_models.load(model, Path(folder))
+        model_weights.allocate(model, worker.device)
+        model_weights.load(model, Path(folder))
     shard = sum(language_models.local(each).nbytes for each in model.parameters())
     largest = max(each.numel() * each.element_size() for each in model.parameters())
     return {
@@ -99,7 +99,7 @@ def main() -> int:
         say("writing a model with random weights")
         config = pretrained.model_config(f"new:{options.shape}", runs="")
         model: Any = language_models.build_on_meta(config)
-        language_models.allocate(model, torch.device("cpu"))
+        model_weights.allocate(model, torch.device("cpu"))
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(std=0.02)

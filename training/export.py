@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,8 +23,8 @@ from contract.exports import DEFAULT_DTYPE, DTYPES
 from contract.runs import CONFIG_FILE
 from training import recipes, storage
 from training.checkpoint import sharded_checkpoints
-from training.models import pretrained
-from training.models.language_models import INDEX_FILE, SINGLE_FILE
+from training.models import language_models, model_weights, pretrained
+from training.models.model_weights import INDEX_FILE, SINGLE_FILE
 from training.recipes.recipe import Recipe
 from training.record import reader
 
@@ -55,12 +55,14 @@ def export(
         raise InputError(f"{to} is there already: give --to another place")
     settings = found.config
     adapters = _Adapters(found) if settings.get("lora_rank") else None
-    parts = _parts(adapters.weights() if adapters else found.weights(), dtype, file_bytes)
+    config = _model_config(found, dtype)
+    kind = language_models.build_on_meta(pretrained.config_of(config))
+    known = adapters.weights() if adapters else found.weights()
+    parts = _parts(known, model_weights.groups(kind, known), dtype, file_bytes)
     folder = storage.staging_folder(to)
     try:
         index: dict[str, str] = {}
         total = 0
-        config = _model_config(found, dtype)
         for number, (names, size) in enumerate(parts, start=1):
             name = SINGLE_FILE
             if len(parts) > 1:
@@ -69,8 +71,8 @@ def export(
                 say(f"writing {name}, {size / 1e9:.2f} GB")
             tensors = adapters.read(names) if adapters else found.read_weights(names)
             on_disk = {
-                disk_name(each, config["model_type"]): tensor.to(dtype)
-                for each, tensor in tensors.items()
+                each: tensor.to(dtype)
+                for each, tensor in model_weights.for_files(kind, tensors).items()
             }
             _save(on_disk, folder / name)
             index |= dict.fromkeys(on_disk, name)
@@ -92,26 +94,22 @@ def export(
     return to
 
 
-def disk_name(name: str, model_type: str) -> str:
-    """What a weight is called in a file; GPT-NeoX's output embedding has an older name there."""
-    if model_type == "gpt_neox" and name.startswith("lm_head."):
-        return name.replace("lm_head.", "embed_out.", 1)
-    return name
-
-
 def _parts(
-    weights: dict[str, tuple[torch.Size, torch.dtype]], dtype: torch.dtype, limit: int
+    weights: Mapping[str, tuple[torch.Size, torch.dtype]],
+    groups: Sequence[Sequence[str]],
+    dtype: torch.dtype,
+    limit: int,
 ) -> list[tuple[list[str], int]]:
-    """Names of the weights of each output file, and its bytes."""
+    """Names of the weights of each output file, groups kept together, and its bytes."""
     parts: list[tuple[list[str], int]] = []
     names: list[str] = []
     size = 0
-    for name, (shape, _) in weights.items():
-        own = shape.numel() * dtype.itemsize
+    for group in groups:
+        own = sum(weights[name][0].numel() for name in group) * dtype.itemsize
         if names and size + own > limit:
             parts.append((names, size))
             names, size = [], 0
-        names.append(name)
+        names += group
         size += own
     return [*parts, (names, size)]
 
@@ -148,9 +146,9 @@ class _Adapters:
                 module.merge()
                 for own, parameter in module.base_layer.named_parameters():
                     self._merged[f"{name}.{own}"] = parameter.detach()
-        for name, parameter in model.named_parameters():
+        for name, each in model.state_dict().items():  # tied weights by all of their names
             if ".base_layer." not in name and "lora_" not in name:
-                self._merged[name] = parameter.detach()
+                self._merged[name] = each
 
     def weights(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
         return {name: (each.shape, each.dtype) for name, each in self._merged.items()}

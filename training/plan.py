@@ -24,6 +24,7 @@ from training.models.estimates import (
     GIB,
     MOMENTS,
     RECOMPUTE,
+    REDUCE,
     Plan,
     Setup,
     differences,
@@ -166,6 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--recompute", choices=RECOMPUTE)
     parser.add_argument("--optimizer", choices=[*MOMENTS])
+    parser.add_argument("--reduce-gradients", choices=REDUCE)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args(arguments)
     try:
@@ -221,6 +223,7 @@ def _setup_of(values: Mapping[str, Any], machine: InstanceType, *, num_workers: 
         "optimizer",
         "replicas",
         "lora_rank",
+        "reduce_gradients",
     )
     return Setup(
         machine=machine,

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from contract.errors import InputError
 from training.data import download
-from training.models import conversion, language_models, pretrained
+from training.models import conversion, language_models, model_weights, pretrained
 from training.models.weight_files import PICKLED, PICKLED_INDEX
 
 CONFIG = {
@@ -100,8 +100,8 @@ def test_a_model_is_filled_with_converted_weights(tmp_path: Path) -> None:
     whole = weights()
     found = pretrained.weights_folder(str(write(tmp_path / "m", whole)), runs="runs")
     model = language_models.build_on_meta(pretrained.model_config(str(found), runs="runs"))
-    language_models.allocate(model, torch.device("cpu"))
-    language_models.load(model, found)
+    model_weights.allocate(model, torch.device("cpu"))
+    model_weights.load(model, found)
     filled = dict(model.named_parameters())
     assert len(filled) > 20
     for name, parameter in filled.items():

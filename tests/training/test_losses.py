@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.losses import IGNORE, linear_cross_entropy, plain_cross_entropy
+from training.losses import IGNORE, Bend, linear_cross_entropy, plain_cross_entropy
 
 WIDTH, VOCAB = 16, 101
 
@@ -32,6 +32,27 @@ def test_loss_and_gradients_are_those_of_stored_logits(num: int, ignored: int) -
     torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "bend",
+    [Bend(scale=0.25), Bend(cap=3.0), Bend(scale=2.0, cap=5.0)],
+    ids=["scaled", "capped", "both"],
+)
+def test_a_bias_a_scale_and_a_cap_count_in_loss_and_gradients(bend: Bend) -> None:
+    hidden, weight, labels = inputs(24, torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    bias = torch.randn(VOCAB, generator=generator).requires_grad_()
+    labels[3] = IGNORE
+    loss = linear_cross_entropy(hidden, weight, labels, bias=bias, bend=bend, chunk_tokens=8)
+    found = torch.autograd.grad(loss, (hidden, weight, bias))
+    expected_loss = plain_cross_entropy(hidden, weight, labels, bias=bias, bend=bend)
+    expected = torch.autograd.grad(expected_loss, (hidden, weight, bias))
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-6, atol=1e-6)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+    plain = linear_cross_entropy(hidden, weight, labels)
+    assert abs(plain.item() - loss.item()) > 0.01
 
 
 def test_in_bf16_it_is_as_close_to_the_truth_as_stored_logits_are() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from contract.instance_types import instance_type
 from training import optimizers, plan
-from training.models import estimates, language_models, pretrained
+from training.models import estimates, language_models, model_weights, pretrained
 from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import estimate
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
@@ -65,7 +65,7 @@ def test_the_reference_models_size_is_the_published_one() -> None:
 def test_weights_gradients_and_moments_are_what_an_optimizer_really_holds() -> None:
     config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", model="new:tiny")
     model = language_models.build_on_meta(pretrained.model_config("new:tiny", runs=""))
-    language_models.allocate(model, torch.device("cpu"))
+    model_weights.allocate(model, torch.device("cpu"))
     optimizer = optimizers.build(
         model, config.optimizer, lr=config.lr, weight_decay=0.1, device=torch.device("cpu")
     )
@@ -85,6 +85,31 @@ def test_the_references_machine_holds_the_references_model_and_one_gpu_does_not(
     assert estimates.make(shape("6.9b"), setup()).fits
     assert not estimates.make(shape("6.9b"), setup(num_workers=1)).fits
     assert not estimates.make(shape("6.9b"), setup(num_workers=8, replicas=2)).fits
+
+
+def test_gradients_that_wait_for_the_last_pass_are_whole_on_every_gpu() -> None:
+    each, last = (setup(reduce_gradients=when) for when in ("pass", "step"))
+    assert each.num_microbatches == 4
+    one, other = estimates.memory(shape("6.9b"), each), estimates.memory(shape("6.9b"), last)
+    assert other.total - one.total == 4 * shape("6.9b").parameters
+    assert not estimates.make(shape("6.9b"), last).fits
+    remedy, *_ = estimates.smaller(shape("6.9b"), last)
+    assert estimates.differences(last, remedy) == "--reduce-gradients pass"
+    # It is the price of sending less.
+    faster, slower = estimates.make(shape("6.9b"), last), estimates.make(shape("6.9b"), each)
+    assert faster.tokens_per_s > slower.tokens_per_s
+    # With one pass there is no difference.
+    single = [dataclasses.replace(one, microbatch=8) for one in (each, last)]
+    assert estimates.memory(shape("6.9b"), single[0]) == estimates.memory(shape("6.9b"), single[1])
+
+
+def test_adapters_beside_seven_billion_weights_fit_one_small_gpu() -> None:
+    changes = {**PRESETS["lora"], "num_workers": 1, "microbatch": 4, "seq_len": 1024}
+    names = {field.name for field in dataclasses.fields(estimates.Setup)}
+    lora = setup(**{name: value for name, value in changes.items() if name in names})
+    found = estimates.make(shape("6.9b"), lora)
+    assert found.fits
+    assert found.memory.weights == pytest.approx(2 * shape("6.9b").parameters, rel=0.02)
 
 
 def test_more_workers_hold_less_each_and_recomputing_holds_less() -> None:
@@ -155,7 +180,9 @@ def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -
     assert "GiB of each GPU" in tight
     assert tight.endswith("--recompute full would fit")
     assert said("NVIDIA H200", recompute="none") == ""
-    assert said("NVIDIA A10G", num_workers=1).endswith("give more --workers")
+    alone = said("NVIDIA A10G", num_workers=1)
+    assert alone.endswith("--microbatch 1 --lora-rank 16 would fit")
+    assert said("Tesla T4", num_workers=1).endswith("give more --workers")
     assert said("a GPU of next year", num_workers=1) == ""
 
 

@@ -16,6 +16,8 @@ from training.models.model_shapes import ModelShape
 GIB: Final = 2**30
 #: What is computed again instead of kept for the backward pass: nothing, attention, whole blocks.
 RECOMPUTE: Final = ("none", "selective", "full")
+#: When gradients are exchanged.
+REDUCE: Final = ("pass", "step")
 #: Bytes per parameter of the moments.
 MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
@@ -45,6 +47,7 @@ class Setup:
     optimizer: str
     replicas: int = 1
     lora_rank: int = 0
+    reduce_gradients: str = "pass"
 
     def __post_init__(self) -> None:
         if self.machine.gpu is None:
@@ -106,7 +109,8 @@ class Plan:
 
 
 def memory(shape: ModelShape, setup: Setup) -> Memory:
-    """Bytes per GPU: weights, gradients and moments in fp32 and sharded, the rest in bf16."""
+    """Bytes per GPU: what is trained, its gradients and moments in fp32 and sharded, the rest in
+    bf16."""
     shards = setup.num_workers // setup.replicas
     parameters = float(shape.parameters)
     trained = parameters
@@ -128,9 +132,13 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     logits = _LOGIT_TOKENS * shape.vocab * 4.0 * 2
     if not setup.lora_rank:
         logits += 4.0 * shape.embedding_parameters  # the sum of the output embedding's gradient
+    frozen = parameters if setup.lora_rank else 0.0
+    gradients = 4 * trained / shards
+    if setup.reduce_gradients == "step" and setup.num_microbatches > 1:
+        gradients += 4 * trained  # whole until the last pass
     return Memory(
-        weights=4 * parameters / shards,
-        gradients=4 * trained / shards,
+        weights=(2 * frozen + 4 * trained) / shards,
+        gradients=gradients,
         moments=MOMENTS[setup.optimizer] * trained / shards,
         gathered=gathered if shards > 1 else gathered - 2.0 * shape.block_parameters,
         activations=kept * tokens * shape.hidden,
@@ -159,11 +167,13 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     if setup.num_hosts > 1:
         # One interface, until EFA is used.
         bandwidth = setup.machine.tcp_gbps / 8 * 1e9 * _NETWORK
-        # Through each link of NCCL's ring, per pass: the weights twice in bf16; per step: gradients
-        # in fp32. One link of the ring is the way into a host.
+        # Through each link of NCCL's ring, per pass: the weights twice in bf16, and gradients in
+        # fp32, unless those wait for the last one. One link of the ring is the way into a host.
         across = (shards - 1) / shards if hosts > 1 else 0.0
         gathers = 2 * 2.0 * shape.parameters * across * setup.num_microbatches
         reduced = 0.0 if setup.lora_rank else 4.0 * shape.parameters * across
+        if setup.reduce_gradients == "pass":
+            reduced *= setup.num_microbatches
         if setup.replicas > 1:
             reduced += 2 * 4.0 * shape.parameters / shards * min(setup.machine.num_gpus, shards)
         network = (gathers + reduced) / bandwidth
@@ -186,7 +196,8 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
 def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
     """What makes a set-up that does not fit fit on the same machines: the fastest first, and last
     what trains otherwise (moments in 8 bits, adapters)."""
-    changes: list[dict[str, Any]] = [{"replicas": 1}] if setup.replicas > 1 else []
+    setup = dataclasses.replace(setup, reduce_gradients="pass")
+    changes: list[dict[str, Any]] = [{"replicas": setup.replicas}, {"replicas": 1}]
     for recompute in RECOMPUTE[RECOMPUTE.index(setup.recompute) :]:
         microbatch = setup.microbatch
         while microbatch >= 1:

@@ -1,31 +1,27 @@
-"""Causal language models of transformers: built without weights, filled shard by shard.
+"""Causal language models of transformers: built without weights, sharded, and given a loss.
 
-A model is made on the meta device, sharded there, and only then given memory: each process holds
-its shards and, for a moment, one tensor. Whatever transformers has as a causal language model will
-do; its own loss is not used, because it stores the logits.
+A model is made on the meta device, sharded there, and only then given memory and filled
+(``training.models.weights``). Its own loss is not used, because that stores the logits.
 """
 
 import functools
-import hashlib
-import json
-from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from contract.errors import InputError
-from contract.runs import check_relative
-from training.losses import linear_cross_entropy
-
-INDEX_FILE: Final = "model.safetensors.index.json"
-SINGLE_FILE: Final = "model.safetensors"
+from training.losses import Bend, linear_cross_entropy
 
 _aten: Final = torch.ops.aten
 # What selective recomputation keeps: all that takes more than a pass over memory.
@@ -40,11 +36,18 @@ _KEPT: Final = (
 
 
 class WithLoss(nn.Module):
-    """A model whose call is its loss: what DDP and FSDP2 must see of a step passes through here."""
+    """A model whose call is its loss: what DDP and FSDP2 must see of a step passes through here.
+
+    The model's own forward runs, but its output embedding only notes what it is given, and the
+    loss is computed from that without storing logits. What the model does with the products of its
+    output embedding, such as scaling them, is found out in the first pass; whether that is all is
+    for ``training.models.agreement`` to find out.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self._bend: Bend | None = None
 
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, *, predict: bool = False
@@ -58,33 +61,90 @@ class WithLoss(nn.Module):
                 sequence.
             predict: return the logits of the token after the last one instead,
                 ``[num_sequences, vocab]`` in fp32; ``tokens`` are then only inputs.
+
+        Raises:
+            InputError: this kind of model computes its logits in a way that is not known here.
         """
-        model: Any = self.model
-        base = model.get_submodule(model.base_model_prefix)
-        arguments = {} if positions is None else {"position_ids": positions}
-        inputs = tokens if predict else tokens[:, :-1]
-        hidden = base(input_ids=inputs, **arguments).last_hidden_state
-        weight = model.get_output_embeddings().weight
+        hidden, bend, _ = self._run(tokens if predict else tokens[:, :-1], positions)
         if predict:
-            logits: Tensor = (hidden[:, -1] @ weight.t()).float()
-            return logits
-        return linear_cross_entropy(hidden.flatten(0, 1), weight, tokens[:, 1:].flatten())
+            head = self._head()
+            return bend(F.linear(hidden[:, -1], head.weight, head.bias).float())
+        return self._loss(hidden, bend, tokens)
+
+    def compare(self, tokens: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The loss as ``forward`` has it, and the logits that the model itself computes in the same
+        pass, ``[num_sequences, seq_len, vocab]`` in fp32. They are stored: for a few tokens."""
+        hidden, bend, logits = self._run(tokens[:, :-1], positions, with_logits=True)
+        return self._loss(hidden, bend, tokens), logits
+
+    def _loss(self, hidden: Tensor, bend: Bend, tokens: Tensor) -> Tensor:
+        head, labels = self._head(), tokens[:, 1:].flatten()
+        flat = hidden.flatten(0, 1)
+        return linear_cross_entropy(flat, head.weight, labels, bias=head.bias, bend=bend)
+
+    def _head(self) -> Any:
+        of: Any = self.model  # transformers' own method
+        return of.get_output_embeddings()
+
+    def _run(
+        self, inputs: Tensor, positions: Tensor | None, *, with_logits: bool = False
+    ) -> tuple[Tensor, Bend, Tensor]:
+        """What the output embedding is given, what becomes of its products, and the logits."""
+        head = self._head()
+        own = head.forward
+        given: list[Tensor] = []
+        probe = _probe(head.weight)
+
+        def noting(hidden: Tensor) -> Tensor:
+            given.append(hidden)
+            if not with_logits:
+                return probe
+            products = own(hidden)
+            return torch.cat([products.float(), probe.expand(len(products), 1, -1)], dim=1)
+
+        head.forward = noting
+        try:
+            arguments = {} if positions is None else {"position_ids": positions}
+            logits: Tensor = self.model(input_ids=inputs, **arguments).logits
+        finally:
+            head.forward = own
+        if self._bend is None:
+            found = None
+            if len(given) == 1 and logits.shape[-1] == probe.shape[-1]:
+                found = _fit(probe.flatten(), logits[0, -1].float())
+            if found is None:
+                raise InputError(
+                    f"{type(self.model).__name__} computes its logits in a way that is not known "
+                    "here: choose another model"
+                )
+            self._bend = found
+        return given[0], self._bend, logits[:, :-1].float()
+
+
+def _probe(weight: Tensor) -> Tensor:
+    """Stands for the products of an output embedding, ``[1, 1, vocab]`` in fp32: from a value so
+    small that nothing bends it to one so large that a cap is all that is left of it."""
+    size = torch.logspace(-3, 4, len(weight), device=weight.device)
+    return size.view(1, 1, -1)
+
+
+def _fit(products: Tensor, logits: Tensor) -> Bend | None:
+    """The bend that makes ``logits`` of the ``products`` of a probe, if there is one."""
+    scale, largest = (logits[0] / products[0]).item(), logits[-1].item()
+    is_capped = abs(largest - scale * products[-1].item()) > 1e-3 * abs(largest)
+    found = Bend(scale=1.0 if abs(scale - 1) < 1e-5 else scale, cap=largest if is_capped else 0.0)
+    is_it = torch.allclose(found(products), logits, rtol=1e-4, atol=0)
+    return found if is_it else None
 
 
 def build_on_meta(config: Any) -> nn.Module:
     """A causal language model of a transformers configuration, without memory for its weights.
 
     Raises:
-        InputError: transformers has no causal language model of that kind, or its logits are not
-            a plain product with the output embedding.
+        InputError: transformers has no causal language model of that kind.
     """
     from transformers import AutoModelForCausalLM
 
-    if getattr(config, "final_logit_softcapping", None):
-        raise InputError(
-            f"models of type {config.model_type!r} bend their logits (final_logit_softcapping), "
-            "which the loss here does not do: choose another model"
-        )
     config.use_cache = False
     try:
         with torch.device("meta"):
@@ -95,11 +155,12 @@ def build_on_meta(config: Any) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> nn.ModuleList:
-    """The stack of equal transformer blocks: what is sharded, and recomputed, one at a time."""
-    lists = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
-    stacks = [each for each in lists if len({type(block) for block in each}) == 1]
+    """The stack of transformer blocks: what is sharded, and recomputed, one at a time."""
+    stacks = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
     if not stacks:
-        raise InputError(f"{type(model).__name__} has no stack of equal blocks to shard")
+        raise InputError(
+            f"{type(model).__name__} has no stack of blocks to shard: choose another model"
+        )
     return max(stacks, key=lambda each: sum(p.numel() for p in each.parameters()))
 
 
@@ -163,6 +224,7 @@ def shard(trained: WithLoss, mesh: DeviceMesh, *, bf16: bool) -> None:
     for block, before in pairwise(reversed(stack)):
         block.set_modules_to_backward_prefetch([before])
     fully_shard(trained, mesh=mesh, mp_policy=policy)  # last: takes what the blocks left over
+    register_fsdp_forward_method(trained, "compare")
 
 
 def generate(trained: nn.Module, prompts: Tensor, *, num: int, seed: int) -> Tensor:
@@ -213,153 +275,15 @@ def add_adapters(model: nn.Module, *, rank: int) -> None:
         parameter.requires_grad_("lora_" in name)
 
 
-# --- weights --------------------------------------------------------------------------------------
-def allocate(model: nn.Module, device: torch.device) -> None:
-    """Give a model from the meta device memory; its weights are then anything."""
-    model.to_empty(device=device)
-    # Buffers that are computed and not saved are lost on the meta device, such as the angles of
-    # rotary embeddings: their modules are made again from the configuration.
-    config: Any = model.config
-    for name, module in [*model.named_modules()]:
-        if module._non_persistent_buffers_set and not [*module.parameters()]:
-            parent, _, own = name.rpartition(".")
-            fresh = type(module)(config).to(device)
-            setattr(model.get_submodule(parent), own, fresh)
-    _tie(model)
-
-
-def initialise(model: nn.Module, *, seed: int) -> None:
-    """Fill a model with random weights that depend only on the seed and each weight's name.
-
-    So they are the same on any number of processes, however the model is sharded. Matrices are
-    normal with the configuration's ``initializer_range``, vectors 0, weights of norms 1.
-    """
-    for name, parameter in model.named_parameters():
-        _initialise(model, name, parameter, seed=seed)
-
-
-def _initialise(model: nn.Module, name: str, parameter: Tensor, *, seed: int) -> None:
-    deviation = float(getattr(model.config, "initializer_range", 0.02))
-    is_zero, is_one = parameter.dim() < 2 or "lora_B" in name, False
-    if parameter.dim() < 2:
-        is_one = name.endswith("weight")
-    elif "lora_A" in name:
-        deviation = parameter.shape[1] ** -0.5
-    digest = hashlib.sha256(f"{seed}/{_base_name(name)}".encode()).digest()
-
-    def make() -> Tensor:
-        if is_zero:
-            return torch.full(parameter.shape, float(is_one))
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return torch.randn(parameter.shape, generator=generator) * deviation
-
-    _fill(parameter, make)
-
-
-def load(model: nn.Module, folder: Path, *, seed: int = 0) -> None:
-    """Fill a model from a Hugging Face folder of safetensors; each process reads its part.
-
-    Adapters, which no folder has, begin as ``initialise`` makes them from ``seed``.
-
-    Raises:
-        InputError: the folder has no safetensors, or not the weights of this model.
-    """
-    from safetensors import safe_open
-
-    files = _files(folder)
-    missing = []
-    for name, parameter in model.named_parameters():
-        if "lora_" in name:
-            _initialise(model, name, parameter, seed=seed)
-            continue
-        candidates = _names_on_disk(model, _base_name(name))
-        found = next((each for each in candidates if each in files), None)
-        if found is None:
-            missing.append(name)
-            continue
-        with safe_open(files[found], framework="pt") as content:
-            part = content.get_slice(found)
-            if [*part.get_shape()] != [*parameter.shape]:
-                raise InputError(
-                    f"{folder}: {found} has shape {part.get_shape()}, the model's configuration "
-                    f"says {[*parameter.shape]}"
-                )
-            first, last = _rows(parameter)
-            with torch.no_grad():
-                local(parameter).copy_(part[first:last] if parameter.dim() else part[:])
-    if missing:
-        raise InputError(
-            f"{folder} lacks weights of this model: {', '.join(missing[:3])}"
-            f"{' …' if len(missing) > 3 else ''}; is it a folder of another model?"
-        )
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    """Name of a weight -> the file that holds it."""
-    from safetensors import safe_open
-
-    index, single = folder / INDEX_FILE, folder / SINGLE_FILE
-    if index.exists():
-        try:
-            places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
-            raise InputError(f"{index} is not an index of safetensors: {error!r}") from None
-        files = {check_relative(name, what=f"{index}: file") for name in places.values()}
-        lacking = {name for name in files if not (folder / name).exists()}
-        if lacking:
-            raise InputError(f"{folder} lacks {', '.join(sorted(lacking))}: download it again")
-        return {name: folder / file for name, file in places.items()}
-    if single.exists():
-        try:
-            with safe_open(single, framework="pt") as content:
-                return dict.fromkeys(content.keys(), single)
-        except Exception as error:  # the library has an exception of its own, not exported
-            raise InputError(f"{single} cannot be read: {error}") from None
-    raise InputError(f"{folder} has no {SINGLE_FILE}: give a model that is saved as safetensors")
-
-
-def _base_name(name: str) -> str:
-    """What a weight was called before adapters were put beside it."""
-    return name.replace(".base_layer.", ".")
-
-
-def _names_on_disk(model: nn.Module, name: str) -> Iterator[str]:
-    """What a weight may be called in a file; transformers renames the output embedding."""
-    yield name
-    if name.startswith("lm_head."):
-        yield name.replace("lm_head.", "embed_out.")
-    prefix = getattr(model, "base_model_prefix", "")
-    if prefix and name.startswith(f"{prefix}."):
-        yield name.removeprefix(f"{prefix}.")
-
-
-def _tie(model: nn.Module) -> None:
-    tie: Any = getattr(model, "tie_weights", None)
-    if tie is not None and getattr(model.config, "tie_word_embeddings", False):
-        tie()
+def keep_frozen_in_bf16(model: nn.Module) -> None:
+    """Keep weights that are not trained in bf16, for a model that computes in it: no update would
+    need more. The model is on the meta device, without memory yet."""
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.bfloat16)
 
 
 def local(parameter: Tensor) -> Tensor:
     """This process's part of a parameter."""
     part: Tensor = parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
     return part
-
-
-def _rows(parameter: Tensor) -> tuple[int, int]:
-    """First and last row of a parameter that this process holds; FSDP2 shards dimension 0."""
-    if not hasattr(parameter, "device_mesh"):
-        return 0, parameter.shape[0] if parameter.dim() else 1
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    shape, offset = compute_local_shape_and_global_offset(
-        parameter.shape,
-        parameter.device_mesh,
-        parameter.placements,  # type: ignore[attr-defined]
-    )
-    return offset[0], offset[0] + shape[0]
-
-
-def _fill(parameter: Tensor, make: Any) -> None:
-    first, last = _rows(parameter)
-    with torch.no_grad():
-        local(parameter).copy_(make()[first:last])

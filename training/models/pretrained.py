@@ -7,6 +7,7 @@ traffic, and need no token of the Hub.
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,8 +47,6 @@ def model_config(model: str, *, runs: str, vocab_size: int = 0) -> Any:
     Raises:
         InputError: there is no such model, or transformers does not know its type.
     """
-    from transformers import AutoConfig
-
     shape = model.removeprefix(NEW)
     if is_new(model) and shape in SHAPES:
         values = dict(SHAPES[shape])
@@ -55,10 +54,28 @@ def model_config(model: str, *, runs: str, vocab_size: int = 0) -> Any:
             values["vocab_size"] = -(-vocab_size // 128) * 128
     else:
         values = read_config(model_folder(model, runs=runs) / CONFIG_FILE)
-    kind = values.pop("model_type", None)
+    return config_of(values, model=model)
+
+
+def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
+    """The transformers configuration that a ``config.json`` holds.
+
+    Args:
+        model: what a user calls the model.
+
+    Raises:
+        InputError: transformers does not know its type, or cannot use it.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, PreTrainedConfig
+
+    # JSON has no infinity; transformers writes it in a way of its own.
+    decode: Any = PreTrainedConfig._decode_special_floats
+    rest: dict[str, Any] = decode(dict(values))
+    kind = rest.pop("model_type", None)
     try:
-        return AutoConfig.for_model(kind, **values)
-    except (ValueError, TypeError) as error:
+        return AutoConfig.for_model(kind, **rest)
+    except (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError) as error:
         raise InputError(
             f"model {model}: transformers cannot use its {CONFIG_FILE}: {error}"
         ) from None

@@ -16,6 +16,8 @@ from training.recipes.fsdp.settings import FsdpConfig
 def advice(config: FsdpConfig) -> str:
     """What a run that ran out of memory could do, in a sentence."""
     options = []
+    if config.reduce_gradients != "pass" and config.num_microbatches > 1:
+        options.append("--reduce-gradients pass")
     if config.microbatch > 1:
         options.append(f"--microbatch {max(1, config.microbatch // 2)}")
     if config.recompute != "full":
@@ -55,6 +57,7 @@ def warning(values: Mapping[str, Any], config: FsdpConfig, gpu_name: str) -> str
         optimizer=config.optimizer,
         replicas=config.replicas,
         lora_rank=config.lora_rank,
+        reduce_gradients=config.reduce_gradients,
     )
     found = make(shape, setup)
     if found.fits:

@@ -14,6 +14,7 @@ the batch of step N depends only on N and the seed (see ``training.data.sequence
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -27,7 +28,7 @@ from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.sequences import SequenceOrder, Tokens, positions_in_documents
 from training.data.text import TokenStore
-from training.models import language_models, pretrained
+from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.recipes.fsdp import estimate, inputs
 from training.recipes.fsdp.model import build, describe, fill
@@ -66,6 +67,8 @@ def train(worker: Worker, config: FsdpConfig) -> None:
 def _train(worker: Worker, config: FsdpConfig) -> None:
     rank, world_size, device = worker.rank, worker.world_size, worker.device
     on_gpu = device.type == "cuda"
+    # Fewer workers than were asked for take more passes, and no more memory for each.
+    config = replace(config, num_workers=world_size)
     use_bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
     if on_gpu:
         torch.set_float32_matmul_precision("high")
@@ -89,6 +92,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         if tight := estimate.warning(model_config.to_dict(), config, gpu_name):
             worker.emit(Warned(message=tight))
     mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
+    if use_bf16:
+        language_models.keep_frozen_in_bf16(model)
     language_models.recompute(model, config.recompute)
     if config.compile:
         machine.check_compiler("--compile")
@@ -96,8 +101,15 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             block.compile()
     trained = WithLoss(model)
     language_models.shard(trained, mesh, bf16=use_bf16)
-    language_models.allocate(model, device)
+    model_weights.allocate(model, device)
     fill(model, config)
+    agreement.check(
+        trained,
+        device=device,
+        isolates=config.isolate_documents,
+        is_exact=not (use_bf16 or on_gpu),
+    )
+    _reshard(trained)
     optimizer = optimizers.build(
         model, config.optimizer, lr=config.lr, weight_decay=config.weight_decay, device=device
     )
@@ -167,8 +179,9 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             microbatches = _microbatches(store, order, config, step, worker)
             for number, (tokens, positions) in enumerate(microbatches, start=1):
                 timer.mark("data")
-                # Gradients are exchanged once per step, not once per microbatch.
-                _sync_gradients(trained, number == config.num_microbatches)
+                reduce_gradients(
+                    trained, config.reduce_gradients, is_last=number == config.num_microbatches
+                )
                 mean_loss = trained(tokens, positions)
                 timer.mark("forward")
                 (mean_loss / config.num_microbatches).backward()
@@ -377,8 +390,13 @@ def _sample(
     )
 
 
-def _sync_gradients(trained: Any, now: bool) -> None:
-    trained.set_requires_gradient_sync(now)
+def reduce_gradients(trained: Any, when: str, *, is_last: bool) -> None:
+    """Say what becomes of the next pass's gradients: what is not reduced stays whole, in fp32.
+
+    Copies of the model add theirs up after the last pass, when they are sharded already.
+    """
+    trained.set_requires_gradient_sync(is_last or when == "pass")
+    trained.set_requires_all_reduce(is_last)
 
 
 def _reshard(trained: Any) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 
 from contract.errors import InputError
 from training.data.text import TokenStore
-from training.models import language_models, pretrained
+from training.models import language_models, model_weights, pretrained
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import FsdpConfig
 
@@ -42,9 +42,9 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any]:
 def fill(model: nn.Module, config: FsdpConfig) -> None:
     """Give a model its first weights; each process fills its own shards."""
     if pretrained.is_new(config.model):
-        language_models.initialise(model, seed=config.seed)
+        model_weights.initialise(model, seed=config.seed)
     else:
-        language_models.load(
+        model_weights.load(
             model,
             pretrained.weights_folder(config.model, runs=config.storage),
             seed=config.seed,
@@ -59,7 +59,7 @@ def rebuild(settings: Mapping[str, object], device: torch.device) -> nn.Module:
     """
     config = FsdpConfig.from_json({**settings, "num_workers": 1, "replicas": 1})
     model, _ = build(config, inputs.store_of(config))
-    language_models.allocate(model, device)
+    model_weights.allocate(model, device)
     fill(model, config)
     return model
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from contract.errors import InputError
-from training.models.estimates import RECOMPUTE
+from training.models.estimates import RECOMPUTE, REDUCE
 from training.recipes.settings import TrainingConfig, Value, divisors, option
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
@@ -51,8 +51,15 @@ class FsdpConfig(TrainingConfig):
     microbatch: int = option(
         4,
         low=1,
-        help="most sequences that a worker computes at once; gradients of several are added up "
-        "before they are exchanged",
+        help="most sequences that a worker computes at once, in one pass; fewer workers take more "
+        "passes",
+        same_on_resume=False,
+    )
+    reduce_gradients: str = option(
+        "pass",
+        choices=REDUCE,
+        help="exchange and shard gradients after each pass, or once a step: that sends less, and "
+        "takes 4 bytes of each GPU per trained parameter where a step has several passes",
         same_on_resume=False,
     )
     max_steps: int = option(0, low=0, help="end after so many steps (0: after the epochs)")
@@ -77,13 +84,14 @@ class FsdpConfig(TrainingConfig):
         0,
         low=0,
         high=1024,
-        help="train low-rank adapters of this rank beside the frozen weights (0: all weights)",
+        help="train low-rank adapters of this rank beside the frozen weights, which are kept in "
+        "the model's arithmetic (0: all weights)",
     )
     precision: str = option(
         "auto",
         choices=PRECISIONS,
-        help="arithmetic of the model (auto: bf16 on a GPU, fp32 on a CPU); weights are kept and "
-        "gradients reduced in fp32 either way",
+        help="arithmetic of the model (auto: bf16 on a GPU, fp32 on a CPU); trained weights are "
+        "kept and gradients reduced in fp32 either way",
     )
     recompute: str = option(
         "none",

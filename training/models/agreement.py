@@ -1,0 +1,98 @@
+"""Whether a model computes here what it computes in transformers: asked at the start of each run.
+
+transformers has hundreds of kinds of models. Each may do something between its blocks and its
+logits, or with the positions of packed documents, that training here does not do: the run would
+learn from a wrong loss, and nothing would fail. A few tokens, in one pass, or in three where
+documents are isolated, tell.
+"""
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from contract.errors import InputError
+from training.models.language_models import WithLoss
+
+#: Tokens of each of the two documents that are compared.
+_LENGTH: Final = 8
+#: Largest difference of two losses in nats, and of logits as a part of their own deviation, that is
+#: rounding: in fp32, and in arithmetic that is less exact (bf16, TF32).
+_EXACT: Final = (1e-4, 1e-3)
+_ROUNDED: Final = (2e-2, 5e-2)
+
+
+def check(trained: WithLoss, *, device: torch.device, isolates: bool, is_exact: bool) -> None:
+    """Fail unless loss and attention of a model with weights are those of transformers.
+
+    Every rank of a sharded model takes part. The model is in evaluation mode afterwards.
+
+    Args:
+        isolates: documents that are packed into a sequence must not see each other.
+        is_exact: the model computes in fp32.
+
+    Raises:
+        InputError: they are not; it names the kind of model and the difference.
+    """
+    of: Any = trained.model
+    kind = of.config.model_type
+    loss_limit, logits_limit = _EXACT if is_exact else _ROUNDED
+    generator = torch.Generator().manual_seed(0)
+    vocab = of.config.get_text_config().vocab_size
+    first, second, third = torch.randint(vocab, (3, _LENGTH), generator=generator).to(device)
+    trained.eval()
+    with torch.no_grad():
+        try:
+            # The last token of a sequence is only a label.
+            pairs = torch.stack([torch.cat([first, each, each[:1]]) for each in (second, third)])
+            loss, logits = trained.compare(pairs)
+        except (AttributeError, KeyError, TypeError, ValueError, NotImplementedError) as error:
+            raise InputError(
+                f"models of type {kind!r} cannot be trained here, they fail on plain text "
+                f"({type(error).__name__}: {error}): choose another model"
+            ) from error
+        expected = F.cross_entropy(logits.flatten(0, 1), pairs[:, 1:].flatten()).item()
+        if not abs(loss.item() - expected) <= loss_limit * max(1.0, abs(expected)):
+            raise InputError(
+                f"models of type {kind!r} cannot be trained here: the loss of a few tokens is "
+                f"{loss.item():.6f}, and {expected:.6f} by the logits of transformers; choose "
+                "another model"
+            )
+        # Both begin with the same document.
+        one, other = logits[:, :_LENGTH]
+        if (found := _difference(one, other)) > logits_limit:
+            raise InputError(
+                f"models of type {kind!r} cannot be trained here: what they predict depends on the "
+                f"tokens that follow (by {found:.1%}); choose another model"
+            )
+        if isolates:
+            _check_isolation(trained, kind, one, first, second, logits_limit)
+
+
+def _check_isolation(
+    trained: WithLoss, kind: str, alone: Tensor, first: Tensor, second: Tensor, limit: float
+) -> None:
+    """Compare two packed documents with each by itself."""
+    reason = "their attention takes no positions"
+    positions = torch.arange(_LENGTH, device=first.device).repeat(2)[None]
+    last = second[:1]
+    try:
+        _, packed = trained.compare(torch.cat([first, second, last])[None], positions)
+        _, after = trained.compare(torch.cat([second, last])[None])
+    except TypeError:
+        found = float("inf")
+    else:
+        found = _difference(packed[0], torch.cat([alone, after[0]]))
+        reason = f"two that are packed differ by {found:.1%} from each by itself"
+    if found > limit:
+        raise InputError(
+            f"--isolate-documents does not keep documents apart in models of type {kind!r} "
+            f"({reason}): leave the option out, or choose another model"
+        )
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    """Root mean square of what two sets of logits differ by, as a part of their deviation."""
+    size = other.std().clamp(min=1e-12)
+    return ((one - other).square().mean().sqrt() / size).item()
