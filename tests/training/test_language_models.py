@@ -225,11 +225,15 @@ def _losses_and_bytes(_rank: int, name: str, shape: tuple[int, ...], folder: str
     with torch.no_grad():
         random = model(tokens(0)).item()
     model.reshard()  # type: ignore[operator]
-    gradients = {when: _gradients(model, when) for when in ("pass", "step")}
-    return loaded, random, own, gradients
+    (whole_after_pass, reduced), (whole_after_all, together) = (
+        _gradients(model, when) for when in ("pass", "step")
+    )
+    for one, other in zip(reduced, together, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    return loaded, random, own, (whole_after_pass, whole_after_all)
 
 
-def _gradients(model: Any, when: str) -> tuple[int, list[Any]]:
+def _gradients(model: Any, when: str) -> tuple[int, list[Tensor]]:
     """Numbers of gradients that are whole between two passes, and the gradients after both."""
     whole = 0
     for number in range(2):
@@ -243,9 +247,11 @@ def _gradients(model: Any, when: str) -> tuple[int, list[Any]]:
                 for group in each._get_fsdp_state()._fsdp_param_groups
             ]
             parts = [each for group in groups for each in group.fsdp_params]
-            kept = [each.unsharded_accumulated_grad for each in parts]
+            # In another type than the weights' they have a place of their own.
+            assert all(each.unsharded_accumulated_grad is None for each in parts)
+            kept = [each._unsharded_param.grad for each in parts]
             whole = sum(each.numel() for each in kept if each is not None)
-    found = [parameter.grad.full_tensor().numpy() for parameter in model.parameters()]
+    found = [parameter.grad.full_tensor() for parameter in model.parameters()]
     model.zero_grad()
     return whole, found
 
@@ -264,16 +270,12 @@ def test_a_sharded_model_is_the_whole_one(name: str, shape: tuple[int, ...], sav
         loaded = whole(tokens(0)).item()
         model_weights.initialise(whole.model, seed=3)
         random = whole(tokens(0)).item()
-    for rank_loaded, rank_random, _own, gradients in found:
+    for rank_loaded, rank_random, _own, kept in found:
         assert rank_loaded == pytest.approx(loaded, rel=1e-6)
         assert rank_random == pytest.approx(random, rel=1e-6)
-        # Reduced after each pass, nothing stays whole; it comes to the same.
-        (whole_after_pass, reduced), (whole_after_all, together) = gradients.values()
-        assert whole_after_pass == 0
-        assert whole_after_all == language_models.num_parameters(whole.model)
-        for one, other in zip(reduced, together, strict=True):
-            assert one == pytest.approx(other, rel=1e-4, abs=1e-6)
-    held = sum(own for _l, _r, own, _g in found)
+        # Gradients that are reduced after each pass do not stay whole, those that wait do.
+        assert kept == (0, language_models.num_parameters(whole.model))
+    held = sum(own for _l, _r, own, _k in found)
     copies = shape[0] if len(shape) > 1 else 1
     assert held == language_models.num_parameters(whole.model) * copies, "no rank holds it twice"
 

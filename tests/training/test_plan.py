@@ -7,12 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig
 
 from contract.instance_types import instance_type
 from training import optimizers, plan
+from training.losses import Bend
 from training.models import estimates, language_models, model_weights, pretrained
+from training.models.language_models import WithLoss
 from training.models.model_shapes import SHAPES, ModelShape
-from training.recipes.fsdp import estimate
+from training.recipes.fsdp import estimate, loop
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 
 TINY_LLAMA = {
@@ -47,8 +55,6 @@ def setup(**changes: Any) -> estimates.Setup:
 
 @pytest.mark.parametrize("values", [*SHAPES.values(), TINY_LLAMA])
 def test_parameters_and_operations_are_those_of_the_real_model(values: dict[str, Any]) -> None:
-    from transformers import AutoConfig
-
     found = ModelShape.from_config(values)
     rest = {key: value for key, value in values.items() if key != "model_type"}
     model = language_models.build_on_meta(AutoConfig.for_model(values["model_type"], **rest))
@@ -110,6 +116,58 @@ def test_adapters_beside_seven_billion_weights_fit_one_small_gpu() -> None:
     found = estimates.make(shape("6.9b"), lora)
     assert found.fits
     assert found.memory.weights == pytest.approx(2 * shape("6.9b").parameters, rel=0.02)
+
+
+def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
+    """Peak bytes of a rank by torch's tracker, which follows tensors that have no memory."""
+    rest = {key: value for key, value in values.items() if key != "model_type"}
+    dist.init_process_group("fake", rank=0, world_size=planned.num_workers, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (planned.num_workers,), mesh_dim_names=("shard",))
+        with FakeTensorMode():
+            config = AutoConfig.for_model(values["model_type"], **rest)
+            model = language_models.build_on_meta(config)
+            language_models.recompute(model, planned.recompute)
+            trained: Any = WithLoss(model)
+            trained._bend = Bend()  # found out from values, which there are none of
+            language_models.shard(trained, mesh, bf16=True)
+            model.to_empty(device="cpu")
+            # The other implementations count moments twice where tensors have no memory.
+            optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+            tracker = FSDPMemTracker(trained, optimizer)
+            with tracker:
+                for _ in range(2):
+                    for number in range(planned.num_microbatches):
+                        last = number == planned.num_microbatches - 1
+                        loop.reduce_gradients(trained, planned.reduce_gradients, is_last=last)
+                        shape = (planned.microbatch, planned.seq_len + 1)
+                        trained(torch.zeros(shape, dtype=torch.long)).backward()
+                        tracker.reset_mod_stats()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            (peak,) = tracker.get_tracker_snapshot("peak").values()
+            return float(peak["Total"])
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recompute": "none", "global_batch": 32},
+        {"recompute": "full", "global_batch": 64},
+        {"recompute": "full", "global_batch": 64, "reduce_gradients": "step"},
+    ],
+    ids=["one pass", "reduced after each pass", "reduced once a step"],
+)
+def test_the_memory_of_a_step_is_what_torch_tracks(changes: dict[str, Any]) -> None:
+    values = {**SHAPES["tiny"], "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 8192}
+    values |= {"intermediate_size": 2048, "num_hidden_layers": 6}
+    planned = setup(microbatch=4, seq_len=256, **changes)
+    assert planned.num_microbatches == (1 if planned.recompute == "none" else 2)
+    found = estimates.memory(ModelShape.from_config(values), planned).total
+    assert found == pytest.approx(tracked(values, planned), rel=0.1)
 
 
 def test_more_workers_hold_less_each_and_recomputing_holds_less() -> None:

@@ -76,10 +76,11 @@ class Setup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """What a GPU holds at the worst moment of a step, in bytes."""
+    """What a GPU holds at a moment of a step, in bytes."""
 
     weights: float
     gradients: float
+    """Those of earlier passes, and at the end of a step all."""
     moments: float
     gathered: float
     """Blocks that are whole for a moment, and their gradients before they are shared out."""
@@ -109,41 +110,62 @@ class Plan:
 
 
 def memory(shape: ModelShape, setup: Setup) -> Memory:
-    """Bytes per GPU: what is trained, its gradients and moments in fp32 and sharded, the rest in
-    bf16."""
+    """Bytes per GPU at the worst moment of a step: what is trained, its gradients and moments in
+    fp32 and sharded, the rest in bf16."""
     shards = setup.num_workers // setup.replicas
     parameters = float(shape.parameters)
-    trained = parameters
+    trained, frozen = parameters, 0.0
     if setup.lora_rank:
         # Two thin matrices beside each of a block's.
         widths = 2 * shape.hidden + 2 * shape.heads * shape.head_dim
         widths += (3 if shape.is_gated else 2) * (shape.hidden + shape.intermediate)
         trained = float(setup.lora_rank * shape.layers * (widths + shape.hidden))
-    tokens = setup.microbatch * setup.seq_len
+        frozen = parameters
+    has_passes = setup.num_microbatches > 1
+    sharded = 4 * trained / shards
+    # Gradients that wait for the last pass are whole until then.
+    waiting = 4 * trained if has_passes and setup.reduce_gradients == "step" else 0.0
     # The embeddings belong to the root, which stays whole from the first to the last block.
-    root = shape.embedding_parameters * (1 if shape.is_tied else 2)
-    # One block computes while the next arrives; its gradient is whole until it is reduced, in fp32.
-    gathered = 2.0 * (2 * shape.block_parameters + root)
-    if not setup.lora_rank:
-        gathered += 2.0 * root + 4.0 * max(shape.block_parameters, root)
+    embeddings = 1 if shape.is_tied else 2
+    root, block = embeddings * shape.embedding_parameters, shape.block_parameters
+    if setup.lora_rank:
+        learned_root, learned_block, learned_head = 0, 0, 0
+    else:
+        learned_root, learned_block, learned_head = root, block, shape.embedding_parameters
     kept = _KEPT[setup.recompute] * shape.layers
     if setup.recompute != "none":
         kept += _KEPT["none"]  # the block that is being computed again
-    logits = _LOGIT_TOKENS * shape.vocab * 4.0 * 2
-    if not setup.lora_rank:
-        logits += 4.0 * shape.embedding_parameters  # the sum of the output embedding's gradient
-    frozen = parameters if setup.lora_rank else 0.0
-    gradients = 4 * trained / shards
-    if setup.reduce_gradients == "step" and setup.num_microbatches > 1:
-        gradients += 4 * trained  # whole until the last pass
-    return Memory(
-        weights=(2 * frozen + 4 * trained) / shards,
-        gradients=gradients,
-        moments=MOMENTS[setup.optimizer] * trained / shards,
-        gathered=gathered if shards > 1 else gathered - 2.0 * shape.block_parameters,
-        activations=kept * tokens * shape.hidden,
-        logits=logits,
+    activations = kept * setup.microbatch * setup.seq_len * shape.hidden
+    arriving = 2.0 * block if shards > 1 else 0.0
+    always = {
+        "weights": (2 * frozen + 4 * trained) / shards,
+        "moments": MOMENTS[setup.optimizer] * trained / shards,
+    }
+    earlier = sharded + waiting if has_passes else 0.0
+    # The output embedding's gradient is added up in fp32 while there are logits.
+    at_loss = Memory(
+        **always,
+        gradients=earlier,
+        gathered=2.0 * root + arriving,
+        activations=activations,
+        logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned_head,
     )
+    # One block computes while the next arrives; its gradient is whole until it is reduced, in fp32.
+    at_last_block = Memory(
+        **always,
+        gradients=earlier,
+        gathered=2.0 * (root + block + learned_head) + arriving + 6.0 * learned_block,
+        activations=activations,
+        logits=0.0,
+    )
+    at_end = Memory(
+        **always,
+        gradients=sharded + waiting,
+        gathered=2.0 * root + 6.0 * learned_root,
+        activations=0.0,
+        logits=0.0,
+    )
+    return max(at_loss, at_last_block, at_end, key=lambda each: each.total)
 
 
 def make(shape: ModelShape, setup: Setup) -> Plan:
@@ -182,13 +204,14 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     optimizer = 0.0 if setup.lora_rank else touched / (gpu.memory_gb_per_s * 1e9)
 
     step = max(compute, network) + optimizer
+    useful = done / (1 + again)
     reserved = _RESERVED_GIB * GIB + _FRAGMENTED * gpu.memory_gib * GIB
     return Plan(
         setup=setup,
         memory=memory(shape, setup),
         available=gpu.memory_gib * GIB - reserved,
         tokens_per_s=tokens / step,
-        mfu=flops / (step * setup.num_workers * peak),
+        mfu=useful / (step * setup.num_workers * peak),
         bound_by="network" if network > compute else "compute",
     )
 
