@@ -163,7 +163,7 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
 )
 def test_the_memory_of_a_step_is_what_torch_tracks(changes: dict[str, Any]) -> None:
     values = {**SHAPES["tiny"], "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 8192}
-    values |= {"intermediate_size": 2048, "num_hidden_layers": 6}
+    values |= {"intermediate_size": 2048, "num_hidden_layers": 3}
     planned = setup(microbatch=4, seq_len=256, **changes)
     assert planned.num_microbatches == (1 if planned.recompute == "none" else 2)
     found = estimates.memory(ModelShape.from_config(values), planned).total
