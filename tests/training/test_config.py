@@ -97,8 +97,18 @@ def test_what_a_resumed_run_may_change_is_not_reported() -> None:
 
 def test_what_a_resumed_run_must_keep_is_named_with_both_values() -> None:
     recorded = config(global_batch=64).to_json()
-    found = differences(recorded, config(global_batch=64, lr=0.01, epochs=3))
-    assert found == ["epochs: the run has 10, now 3", "lr: the run has 0.001, now 0.01"]
+    found = differences(recorded, config(global_batch=64, seed=1, epochs=3))
+    assert found == ["epochs: the run has 10, now 3", "seed: the run has 0, now 1"]
+
+
+@pytest.mark.parametrize("made", [config, fsdp])
+def test_a_resumed_run_keeps_its_learning_rate_unless_another_is_given(made: Any) -> None:
+    recorded = made(global_batch=64, lr=0.5).to_json()
+    assert made(global_batch=64).begun(recorded).lr == 0.5
+    given = {name: value for name, value in recorded.items() if name != "lr"}
+    slower = made(global_batch=64, lr=0.1).begun(given)
+    assert slower.lr == 0.1
+    assert differences(recorded, slower) == []
 
 
 def test_checkpoint_names_sort_by_step_and_say_it() -> None:

@@ -259,7 +259,7 @@ def test_a_loss_that_is_not_a_number_names_the_step_and_keeps_the_checkpoint(
     assert code == 2, err
     assert out == ""
     assert "training diverged at step 4" in err
-    assert "checkpoint step-00000046 is kept" in err
+    assert "resumes from checkpoint step-00000046, which is kept" in err
     assert "lower --lr (now 1e+35)" in err
     assert "Traceback" not in err
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000046"]

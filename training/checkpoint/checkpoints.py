@@ -247,11 +247,11 @@ def stop_if_diverged(
         if not found.is_finite:
             worker.finish_saves()
             saved = names(worker.run_uri)
-            kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
+            where = f"checkpoint {saved[-1]}, which is kept" if saved else "the beginning"
             raise InputError(
                 f"training diverged at step {number}: loss {found.loss}, gradient norm "
-                f"{found.grad_norm}; {kept}. Start again under another --run with a lower --lr "
-                f"(now {lr:g})"
+                f"{found.grad_norm}. Give the same --run a lower --lr (now {lr:g}): it resumes "
+                f"from {where}"
             )
 
 

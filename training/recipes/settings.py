@@ -78,7 +78,7 @@ class RunConfig:
 
     def begun(self, recorded: Mapping[str, object]) -> Self:
         """Decide what is decided when a run first starts, or take it from the ``recorded`` settings
-        of the run that this one resumes."""
+        of the run that this one resumes; without those that the command gives."""
         del recorded
         return self
 

@@ -34,7 +34,7 @@ class DdpConfig(TrainingConfig):
         low=0,
         help="images per step over all workers (0: batch-per-worker times workers)",
     )
-    lr: float = option(1e-3, above=0, help="peak learning rate of Adam")
+    lr: float = option(1e-3, above=0, help="peak learning rate of Adam", same_on_resume=False)
     weight_decay: float = option(0.0, low=0, high=1, help="decoupled decay of the weight matrices")
     schedule: str = option(
         "one-cycle", choices=SCHEDULES, help="course of the learning rate over the run"
@@ -92,7 +92,8 @@ class DdpConfig(TrainingConfig):
     def begun(self, recorded: Mapping[str, object]) -> Self:
         # A run keeps its global batch when it continues on another number of workers.
         batch: Any = recorded.get("global_batch") or self.images_per_step
-        return dataclasses.replace(self, global_batch=batch)
+        lr: Any = recorded.get("lr") or self.lr
+        return dataclasses.replace(self, global_batch=batch, lr=lr)
 
     @property
     def images_per_step(self) -> int:

@@ -63,7 +63,7 @@ class FsdpConfig(TrainingConfig):
         same_on_resume=False,
     )
     max_steps: int = option(0, low=0, help="end after so many steps (0: after the epochs)")
-    lr: float = option(2e-5, above=0, help="peak learning rate")
+    lr: float = option(2e-5, above=0, help="peak learning rate", same_on_resume=False)
     min_lr_fraction: float = option(
         0.1, low=0, high=1, help="part of the peak at which the learning rate ends"
     )
@@ -152,7 +152,8 @@ class FsdpConfig(TrainingConfig):
 
     def begun(self, recorded: Mapping[str, object]) -> Self:
         key: Any = recorded.get("text_key") or self.text_key
-        return dataclasses.replace(self, text_key=key)
+        lr: Any = recorded.get("lr") or self.lr
+        return dataclasses.replace(self, text_key=key, lr=lr)
 
     def steps_between_evaluations(self, total_steps: int, steps_per_epoch: int) -> int:
         """Steps from one evaluation to the next.
