@@ -122,9 +122,9 @@ def test_another_recipe_under_the_name_is_refused() -> None:
 
 
 def test_other_settings_than_recorded_are_refused_one_by_one() -> None:
-    with pytest.raises(InputError, match=r"with other settings:\n  lr: the run has 0.001, now 0.5"):
+    with pytest.raises(InputError, match=r"with other settings:\n  seed: the run has 0, now 7"):
         read_command(
-            ["ddp", "--preset", "ddp", "--lr", "0.5"],
+            ["ddp", "--preset", "ddp", "--seed", "7", "--lr", "0.5"],
             run="r",
             workers=ONE,
             recorded=recorded("ddp"),
