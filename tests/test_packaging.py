@@ -19,6 +19,7 @@ from contract import exits
 from tests.conftest import ROOT
 
 SOURCES = ["requirements.txt", "requirements-dev.txt", "containers/requirements.txt"]
+NOTEBOOK = "containers/notebook-requirements.txt"
 REHEARSAL = "rehearsal/requirements.txt"
 AUDIT = ".ci/audit-requirements.txt"
 LOCK = "requirements.lock"
@@ -56,10 +57,14 @@ def test_requirements_are_exact_and_agree_with_the_lock(source: str) -> None:
     assert asked == {name: locked().get(name) for name in asked}, "run `make lock`"
 
 
-@pytest.mark.parametrize("source", [*SOURCES, REHEARSAL, AUDIT])
+@pytest.mark.parametrize("source", [*SOURCES, NOTEBOOK, REHEARSAL, AUDIT])
 def test_requirements_say_why_each_package_is_there(source: str) -> None:
     text = (ROOT / source).read_text()
-    if source in (REHEARSAL, AUDIT):  # below its first pin it lists what that one brings along
+    if source in (
+        NOTEBOOK,
+        REHEARSAL,
+        AUDIT,
+    ):  # below its first pin it lists what that one brings along
         text = text[: text.index("\n", text.index("=="))]
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert [line for line in lines if not re.search(r"==\S+ +# \S", line)] == []
@@ -238,6 +243,15 @@ def test_the_audits_packages_are_pinned_apart() -> None:
     # It is the whole closure, so that two audits of one commit see the same rules.
     assert {"boto3", "pyyaml", "requests", "bc-python-hcl2"} <= audit.keys()
     assert "checkov" not in locked()
+
+
+def test_the_notebooks_packages_join_those_of_the_images() -> None:
+    found = pins(ROOT / NOTEBOOK)
+    assert next(iter(found)) == "jupyterlab"
+    assert {"jupyter-server", "ipykernel", "tornado"} <= found.keys()
+    # A version of its own would replace the image's for all programs beside it.
+    lock = locked()
+    assert {name: lock.get(name, version) for name, version in found.items()} == found
 
 
 def test_what_is_installed_is_what_is_locked() -> None:

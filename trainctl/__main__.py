@@ -32,6 +32,7 @@ from trainctl.commands.local import status as local_status
 from trainctl.commands.local import up as local_up
 from trainctl.commands.logs import logs
 from trainctl.commands.ls import ls
+from trainctl.commands.notebook import notebook
 from trainctl.commands.open import open_
 from trainctl.commands.plan import plan
 from trainctl.commands.report import report
@@ -85,6 +86,7 @@ app.command(rich_help_panel=_JOBS)(download)
 app.command(rich_help_panel=_JOBS)(export)
 app.command(rich_help_panel=_JOBS)(generate)
 app.command("open", rich_help_panel=_OTHER)(open_)
+app.command(rich_help_panel=_OTHER)(notebook)
 app.command(rich_help_panel=_OTHER)(shell)
 app.command(rich_help_panel=_OTHER)(doctor)
 app.command(rich_help_panel=_OTHER)(version)

@@ -1,14 +1,22 @@
 """The Session Manager plug-in, through which shells and tunnels on AWS go."""
 
+import contextlib
 import os
 import shutil
+import socket
 import subprocess
+import time
+from collections.abc import Iterator
 from typing import Final
 
 from trainctl.aws.sessions import Session
 from trainctl.errors import CliError
 
 PLUGIN: Final = "session-manager-plugin"
+_LOOPBACK: Final = "127.0.0.1"
+#: A tunnel's way to the host and back.
+_OPEN_S: Final = 30.0
+_END_S: Final = 5.0
 
 
 def require_plugin() -> str:
@@ -24,8 +32,64 @@ def require_plugin() -> str:
 
 def run_plugin(plugin: str, session: Session, *, region: str, profile: str | None) -> int:
     """Hand a session to the plug-in, as the AWS CLI does; return its exit code."""
+    command = _command(plugin, session, region=region, profile=profile)
+    return subprocess.run(command, env=os.environ, check=False).returncode
+
+
+@contextlib.contextmanager
+def tunnel(
+    plugin: str, session: Session, *, local_port: int, region: str, profile: str | None
+) -> "Iterator[subprocess.Popen[str]]":
+    """Keep a tunnel open for a while; yields the process that holds it, once it can be used.
+
+    Args:
+        session: of a port; ``local_port`` is what it names on this machine.
+
+    Raises:
+        CliError: it does not open; the message has what the plug-in says.
+    """
+    process = subprocess.Popen(
+        _command(plugin, session, region=region, profile=profile),
+        env=os.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + _OPEN_S
+        while is_free(local_port):
+            if process.poll() is not None or time.monotonic() > deadline:
+                process.kill()
+                said = " ".join(process.communicate()[0].split())[-400:]
+                raise CliError(f"the tunnel to the head does not open: {said or 'no reason given'}")
+            time.sleep(0.1)
+        yield process
+    finally:
+        # At Ctrl-C the terminal has told it too.
+        process.terminate()
+        try:
+            process.communicate(timeout=_END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def free_port() -> int:
+    """A port of this machine that nothing uses now."""
+    with socket.socket() as found:
+        found.bind((_LOOPBACK, 0))
+        return int(found.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing answers at a port of this machine."""
+    with socket.socket() as asked:
+        asked.settimeout(1)
+        return asked.connect_ex((_LOOPBACK, port)) != 0
+
+
+def _command(plugin: str, session: Session, *, region: str, profile: str | None) -> list[str]:
     endpoint = f"https://ssm.{region}.amazonaws.com"
     arguments = [plugin, session.answer, region, "StartSession", profile or ""]
-    return subprocess.run(
-        [*arguments, session.request, endpoint], env=os.environ, check=False
-    ).returncode
+    return [*arguments, session.request, endpoint]

@@ -80,6 +80,8 @@ ELSEWHERE = {
     "trainctl shell -- ray status": _REHEARSED,
     "trainctl cluster status --json": "tests/rehearsal/test_in_containers.py",
     "trainctl cluster down": _REHEARSED,
+    "trainctl notebook": "tests/rehearsal/test_in_containers.py opens it in a browser",
+    "trainctl notebook --stop": "the same test stops it",
     "make destroy": "the rehearsal destroys at its end; here it would take other tests' stacks",
     'make destroy ARGS="-c retain_bucket=false"': "as make destroy",
     "trainctl local up": "the deployment of these tests is what it makes",

@@ -7,17 +7,22 @@ The unchanged stacks on a local AWS, the images of production, the command line 
 import json
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import requests
 
 from containers import publish
-from contract import exits, nodes, runs
+from contract import exits, nodes, notebook, runs
 from contract import outputs as stack_outputs
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
+from tests.conftest import ROOT
+from tests.rehearsal.browser import CONTROL, ENTER, SHIFT, open_browser
 from tests.rehearsal.conftest import cluster_status, command, trainctl
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
@@ -168,6 +173,55 @@ def test_up_a_second_time_says_that_it_is_up(rehearsal: Rehearsal) -> None:
 def test_a_command_in_the_shell_has_its_own_exit_code_and_output(rehearsal: Rehearsal) -> None:
     run = trainctl(rehearsal, "shell", "--", "sh", "-c", "echo data; echo note >&2; exit 7")
     assert (run.returncode, run.stdout, run.stderr) == (7, "data\n", "note\n")
+
+
+def give_wheels(rehearsal: Rehearsal, container: str, folder: Path) -> None:
+    """JupyterLab's packages for the Python of a container, which reaches no index."""
+    version = "import platform; print(platform.python_version())"
+    python = rehearsal.engine("exec", container, "python", "-c", version).strip()
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(folder)]
+    command += ["--no-deps", "--only-binary=:all:", "--python-version", python]
+    command += ["--requirement", "containers/notebook-requirements.txt"]
+    subprocess.run(command, cwd=ROOT, check=True)
+    rehearsal.engine("cp", str(folder), f"{container}:/tmp/wheels")
+
+
+def test_a_notebook_on_the_head_computes_on_the_cluster_and_its_files_are_kept(
+    rehearsal: Rehearsal, tmp_path: Path
+) -> None:
+    (head,) = tasks_of(rehearsal, nodes.HEAD)
+    with open_browser(tmp_path) as browser:
+        give_wheels(rehearsal, head["runtime_id"], tmp_path / "wheels")
+        pip = ["--env", "PIP_NO_INDEX=1", "--env", "PIP_FIND_LINKS=/tmp/wheels"]
+        run = trainctl(rehearsal, "notebook", "--no-browser", *pip)
+        assert run.returncode == 0, run.stderr
+        address = run.stdout.strip()
+        page = f"http://{head['address']}:{notebook.PORT}"
+        assert address.startswith(f"{page}/lab?token=")
+        assert requests.get(f"{page}/api/contents", timeout=10).status_code == 403, "no token"
+
+        browser.open(address)
+        browser.click('.jp-LauncherCard[data-category="Notebook"]')
+        browser.click(".jp-Notebook .cm-content")
+        browser.type("1 + 1" + SHIFT + ENTER)
+        output = ".jp-Notebook .jp-OutputArea-output"
+        browser.wait("1 + 1 is 2", lambda: browser.texts(output) == ["2"])
+        count = 'import ray; ray.init(address="auto"); print("nodes:", len(ray.nodes()))'
+        browser.type(count + SHIFT + ENTER)
+        browser.wait("Ray has 3 nodes", lambda: "nodes: 3" in " ".join(browser.texts(output)))
+        browser.type(CONTROL + "s")
+        browser.click(".jp-Dialog .jp-mod-accept")  # a new file is given a name
+        contents = {"Authorization": f"token {address.partition('token=')[2]}"}
+        name = f"{page}/api/contents/Untitled.ipynb"
+        browser.wait("it is saved", lambda: "nodes: 3" in requests.get(name, headers=contents).text)
+
+    run = trainctl(rehearsal, "notebook", "--stop")
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr
+    run = trainctl(rehearsal, "download", notebook.RUN, "--to", str(tmp_path / "files"))
+    assert run.returncode == 0, run.stderr
+    saved = json.loads((tmp_path / "files/node-0/work/Untitled.ipynb").read_text())
+    assert [cell["source"] for cell in saved["cells"]][:2] == ["1 + 1", count]
+    assert saved["cells"][0]["outputs"][0]["data"]["text/plain"] == "2"
 
 
 def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: Rehearsal) -> None:

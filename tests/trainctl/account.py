@@ -233,6 +233,9 @@ class Account:
     def on_execute_command(self, **_: Any) -> Any:
         raise refused("TargetNotConnectedException", "ExecuteCommand", "The agent is away.")
 
+    def on_start_session(self, **_: Any) -> Any:
+        return {"SessionId": "s1", "StreamUrl": "wss://s1", "TokenValue": "of-the-session"}
+
     # --- jobs
     def add(self, job: str, *, run: str = "r1", status: str = "RUNNING", **more: Any) -> None:
         spec = {"run": run, "nodes": "1:2", "max_seconds": 3600, "command": ["true"]}

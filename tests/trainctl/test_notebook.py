@@ -1,0 +1,309 @@
+"""``trainctl notebook``: started through Ray's dashboard on the head, opened through a tunnel.
+
+A small server stands for the head: Ray's jobs and the page. The tunnel is a real process, which
+forwards a port as the Session Manager plug-in does.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract import exits
+from contract import notebook as agreed
+from tests.trainctl.account import Account
+from trainctl import notebooks
+from trainctl.__main__ import main
+from trainctl.plugin import free_port
+
+TOKEN = "the-token-of-ray"
+PAGE_TOKEN = agreed.page_token(TOKEN)
+READY = f"node: installing\nnode: {agreed.READY}\n"
+
+#: Forwards the session's local port to the head's server; ends when "broken" says so.
+PLUGIN = """#!{python}
+import json, socket, sys, threading
+
+answer, region, operation, profile, request, endpoint = sys.argv[1:]
+assert json.loads(answer)["TokenValue"] == "of-the-session", answer
+assert (region, operation) == ("{region}", "StartSession")
+if {broken}:
+    sys.exit("SessionManagerPlugin: the agent is away")
+server = socket.socket()
+server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+server.bind(("127.0.0.1", int(json.loads(request)["Parameters"]["localPortNumber"][0])))
+server.listen()
+
+
+def pump(one, other):
+    while data := one.recv(65536):
+        other.sendall(data)
+    other.shutdown(socket.SHUT_WR)
+
+
+while True:
+    near, _ = server.accept()
+    far = socket.create_connection(("127.0.0.1", {port}))
+    for pair in ((near, far), (far, near)):
+        threading.Thread(target=pump, args=pair, daemon=True).start()
+"""
+
+
+class Head:
+    """Ray's dashboard and the page, at one port; what they were asked is kept."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, dict[str, Any]] = {}
+        self.submitted: list[dict[str, Any]] = []
+        self.becomes, self.log = "RUNNING", READY
+        """State and log of a job once it has been submitted."""
+        self.token = TOKEN
+        self.refusals = 0
+        """So many orders are refused: the agent has not started."""
+        head = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._answer("GET")
+
+            def do_POST(self) -> None:
+                self._answer("POST")
+
+            def _answer(self, method: str) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                code, answer = head.answer(
+                    method, self.path, body, self.headers.get("Authorization", "")
+                )
+                content = answer.encode()
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port = int(self.server.server_address[1])
+
+    def answer(self, method: str, path: str, body: bytes, authorization: str) -> tuple[int, str]:
+        if path.startswith("/lab"):
+            return 200, f"page {path.partition('token=')[2]}"
+        if authorization != f"Bearer {self.token}":
+            return 401, "Unauthorized"
+        _, _, name, what = (path.strip("/") + "//").split("/")[:4]
+        if method == "POST" and not name:
+            self.refusals -= 1
+            if self.refusals >= 0:
+                return 500, "No available agent to submit job, please try again later."
+            order = json.loads(body)
+            self.submitted.append(order)
+            job = {"submission_id": order["submission_id"], "status": self.becomes}
+            self.jobs[job["submission_id"]] = job
+            return 200, json.dumps({"submission_id": job["submission_id"]})
+        if not name:
+            return 200, json.dumps([{"submission_id": None, "status": "RUNNING"}, *self.all()])
+        if what == "logs":
+            return 200, json.dumps({"logs": self.log})
+        if what == "stop":
+            self.jobs[name]["status"] = "STOPPED"
+        return 200, json.dumps(self.jobs[name])
+
+    def all(self) -> list[dict[str, Any]]:
+        return [*self.jobs.values()]
+
+
+@pytest.fixture
+def head(account: Account) -> Iterator[Head]:
+    """The head of a standing cluster on AWS."""
+    account.wanted["head-service"] = 1
+    found = Head()
+    thread = threading.Thread(target=found.server.serve_forever, args=(0.05,))
+    thread.start()
+    yield found
+    found.server.shutdown()
+    found.server.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def plugin(
+    head: Head, account: Account, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[bool], None]:
+    """Install the plug-in; it is one that works unless told otherwise."""
+    monkeypatch.setattr(notebooks, "POLL_S", 0.01)
+
+    def install(broken: bool = False) -> None:
+        program = tmp_path / "session-manager-plugin"
+        values = {"region": account.region, "port": head.port, "broken": broken}
+        program.write_text(PLUGIN.format(python=sys.executable, **values))
+        program.chmod(0o755)
+        monkeypatch.setattr("shutil.which", lambda _name, **_: str(program))
+
+    install()
+    return install
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the browser was shown, through the tunnel; then Ctrl-C is pressed."""
+    found: list[str] = []
+
+    def opened(address: str) -> None:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            found.append(answer.read().decode())
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+    monkeypatch.setattr("webbrowser.open", opened)
+    return found
+
+
+@pytest.mark.usefixtures("plugin")
+def test_it_starts_on_the_head_and_opens_through_a_tunnel_until_ctrl_c(
+    head: Head, account: Account, pages: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = free_port()
+    assert main(["notebook", "--port", str(port), "--env", "PIP_INDEX_URL=https://mine"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"http://localhost:{port}/lab?token={PAGE_TOKEN}\n"
+    assert pages == [f"page {PAGE_TOKEN}"]
+    (order,) = head.submitted
+    assert order["submission_id"] == "notebook-1"
+    # Nothing outside the container reaches it: the tunnel ends inside.
+    assert order["entrypoint"] == "python -m containers.notebook --address 127.0.0.1"
+    assert order["runtime_env"]["env_vars"] == {
+        "PIP_INDEX_URL": "https://mine",
+        "RAY_JOB_STOP_WAIT_TIME_S": "30",
+    }
+    assert "The tunnel is closed; the notebook goes on: trainctl notebook" in captured.err
+    assert "trainctl notebook --stop" in captured.err
+    assert TOKEN not in captured.out + captured.err
+    ports = [each["Parameters"]["portNumber"] for each in account.sent("start_session")]
+    assert ports == [["8265"], ["8888"]]
+    assert head.jobs["notebook-1"]["status"] == "RUNNING"
+
+
+@pytest.mark.usefixtures("plugin", "pages")
+def test_one_that_runs_is_opened_again_and_one_that_was_stopped_is_started_anew(
+    head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = str(free_port())
+    assert main(["notebook", "--port", port]) == 0
+    assert main(["notebook", "--port", port, "--json", "--env", "A=1"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.partition("\n")[2]) == {
+        "address": f"http://localhost:{port}/lab?token={PAGE_TOKEN}",
+        "files": "s3://bucket/runs/notebook/output/node-0/",
+        "run": "notebook",
+    }
+    assert "--env counts after trainctl notebook --stop" in captured.err
+    assert main(["notebook", "--stop"]) == 0
+    assert "Stopped. Its files: trainctl download notebook" in capsys.readouterr().err
+    assert main(["notebook", "--stop"]) == 0
+    assert "No notebook is running." in capsys.readouterr().err
+    assert main(["notebook", "--port", port]) == 0
+    assert [each["submission_id"] for each in head.submitted] == ["notebook-1", "notebook-2"]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_start_that_fails_shows_the_end_of_its_log(
+    head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head.becomes = "FAILED"
+    head.log = "node: installing requirements.txt\nnode: error: no index answers\n"
+    assert main(["notebook", "--no-browser"]) == exits.FAILED
+    said = capsys.readouterr()
+    assert "JupyterLab does not start on the head (FAILED):" in said.err
+    assert "node: error: no index answers" in said.err
+    assert said.out == ""
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_head_that_has_just_started_is_asked_again(
+    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head.refusals, head.becomes = 2, "FAILED"
+    assert main(["notebook", "--no-browser"]) == exits.FAILED
+    assert len(head.submitted) == 1
+    monkeypatch.setattr(notebooks, "AGENT_S", 0.0)
+    head.refusals = 100
+    assert main(["notebook", "--no-browser"]) == exits.FAILED
+    assert "Ray refuses POST /api/jobs/ (500): No available agent" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_start_that_takes_too_long_is_left_to_go_on(
+    head: Head, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notebooks, "START_S", 0.1)
+    head.becomes, head.log = "PENDING", "node: installing requirements.txt\n"
+    assert main(["notebook", "--no-browser"]) == exits.FAILED
+    said = capsys.readouterr().err
+    assert "is not up after 0 min: installing requirements.txt. It keeps starting" in said
+    assert head.jobs["notebook-1"]["status"] == "PENDING"
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_token_that_has_changed_since_the_start_is_told(
+    head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head.token = "an older one"
+    assert main(["notebook", "--no-browser"]) == exits.FAILED
+    assert "the head refuses the deployment's token" in capsys.readouterr().err
+    assert head.submitted == []
+
+
+def test_a_tunnel_that_does_not_open_tells_what_the_plug_in_says(
+    plugin: Callable[[bool], None], head: Head, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plugin(True)
+    assert main(["notebook", "--no-browser"]) == exits.FAILED
+    said = capsys.readouterr().err
+    assert "the tunnel to the head does not open: SessionManagerPlugin: the agent is away" in said
+    assert head.submitted == []
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_port_that_is_in_use_here_is_refused_before_anything_starts(
+    head: Head, account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        assert main(["notebook", "--port", str(port)]) == exits.BAD_INPUT
+    assert f"port {port} of this machine is in use: give another one" in capsys.readouterr().err
+    assert head.submitted == []
+    assert account.changes == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "head_runs", "exit_code", "message"),
+    [
+        ([], False, exits.FAILED, "the standing cluster is down: trainctl cluster up"),
+        (["--stop"], False, exits.FAILED, "the standing cluster is down"),
+        ([], True, exits.FAILED, "session-manager-plugin is not installed"),
+        (["--env", "=1"], True, exits.BAD_INPUT, "--env is '=1': it must be NAME=VALUE"),
+    ],
+)
+def test_what_is_lacking_is_one_sentence(
+    account: Account,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    head_runs: bool,
+    exit_code: int,
+    message: str,
+) -> None:
+    account.wanted["head-service"] = int(head_runs)
+    assert main(["notebook", *arguments]) == exit_code
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""
+    assert account.changes == []
