@@ -246,7 +246,7 @@ def _laptop() -> list[str]:
         ),
         arrow([(134, bottom), (134, TOP + 79)], "data put, download", (142, 136)),
         arrow(
-            [(MIDDLE + 143, bottom), (MIDDLE + 143, TOP + 267)],
+            [(MIDDLE + 143, bottom), (MIDDLE + 143, TOP + 45)],
             "shell, open: a tunnel by SSM, no open port",
             (MIDDLE + 151, 136),
         ),
