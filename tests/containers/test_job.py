@@ -22,7 +22,7 @@ from containers.program import cache, head
 from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror
 from containers.program.process import Program
-from contract import exits, nodes
+from contract import exits, nodes, times
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
 from contract.nodes import ClusterSize
@@ -70,6 +70,24 @@ def test_ray_leaves_programs_on_nodes_to_linux_where_memory_runs_out() -> None:
         own = ordered(on=on)
         provider = job_config.worker_provider(own, recipe="", task=TASK, address="10.0.0.5")
         assert provider["environment"].get(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "on", "seconds"),
+    [
+        ("python -m training.launch fsdp --run r1", Placement.HEAD, times.RECIPE_STOP_S),
+        ("python mine.py", Placement.HEAD, times.COMMAND_STOP_S),
+        ("python mine.py", Placement.NODES, 90),  # 20 s to end, and then its files are saved
+    ],
+)
+def test_a_recipe_that_is_told_to_stop_has_time_for_its_checkpoint(
+    command: str, on: Placement, seconds: int
+) -> None:
+    own = job.Job(
+        ordered(command=tuple(command.split()), on=on),
+        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
+    )
+    assert own._stop_s() == seconds
 
 
 def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
