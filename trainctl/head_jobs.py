@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from contract.runs import CONFIG_FILE, check_run_name
-from trainctl import follow, job_plan, output
+from trainctl import completion, follow, job_plan, output
 from trainctl.aws.deployment import Deployment
 from trainctl.errors import CliError, UsageError
 from training import recipes
@@ -17,7 +17,9 @@ from training import recipes
 RunName = Annotated[
     str,
     typer.Argument(
-        metavar="RUN", help=f"Name of a run with sharded checkpoints ({recipes.SHARDED})."
+        metavar="RUN",
+        help=f"Name of a run with sharded checkpoints ({recipes.SHARDED}).",
+        autocompletion=completion.runs,
     ),
 ]
 

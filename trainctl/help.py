@@ -36,6 +36,11 @@ class Group(TyperGroup):
 class RecipeCommand(TyperCommand):
     """A command that takes a recipe and its settings."""
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """The command's own options, and those of the recipe."""
+        (words,) = (each for each in self.params if each.name == "words")
+        return [*super().shell_complete(ctx, incomplete), *words.shell_complete(ctx, incomplete)]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse to show the help of this command to someone who asks for that of a recipe."""
         own = args[: args.index("--")] if "--" in args else args

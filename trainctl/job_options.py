@@ -18,6 +18,7 @@ from contract.job import (
     SECRETS_PREFIX,
 )
 from contract.ranges import Range
+from trainctl import completion
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
 from trainctl.job_file import File, JobFile
@@ -48,12 +49,16 @@ class JobOptions:
             help=f"One of {', '.join(recipes.NAMES)}, and its settings, such as --epochs 3 "
             "(trainctl settings lists them). With --code: the command, after -- .",
             show_default=False,
+            autocompletion=completion.words,
         ),
     ] = None
     run: Annotated[
         str | None,
         typer.Option(
-            "--run", help="Name of the run; the same again resumes it.", show_default=False
+            "--run",
+            help="Name of the run; the same again resumes it.",
+            show_default=False,
+            autocompletion=completion.runs,
         ),
     ] = None
     nodes: Annotated[

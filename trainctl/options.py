@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from trainctl import completion
 from trainctl.errors import UsageError
 
 Profile = Annotated[
@@ -15,7 +16,14 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobName = Annotated[
     str,
-    typer.Argument(metavar="JOB", help="ID of a job, or name of a run: its newest job."),
+    typer.Argument(
+        metavar="JOB",
+        help="ID of a job, or name of a run: its newest job.",
+        autocompletion=completion.jobs,
+    ),
+]
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="Name of a run.", autocompletion=completion.runs)
 ]
 Browser = Annotated[bool, typer.Option(help="Open a browser.")]
 Wait = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done.")]

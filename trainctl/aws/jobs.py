@@ -170,22 +170,25 @@ class Jobs:
         )
 
     def newest(self, *, limit: int, running: bool = False) -> list[Job]:
-        """The newest jobs, newest first."""
+        """The newest jobs, newest first; one call for each of them."""
         states = self._clients.stepfunctions
+        # What was submitted is not in the list.
+        jobs = [
+            Job.from_execution(states.describe_execution(executionArn=self._execution(each)))
+            for each in self.newest_ids(limit=limit, running=running)
+        ]
+        return sorted(jobs, key=lambda job: job.began, reverse=True)
+
+    def newest_ids(self, *, limit: int, running: bool = False) -> list[str]:
+        """Their ids, in one call."""
         request: ListExecutionsInputPaginateTypeDef = {
             "stateMachineArn": self._machine,
             "PaginationConfig": {"MaxItems": limit},
         }
         if running:
             request["statusFilter"] = "RUNNING"
-        pages = states.get_paginator("list_executions").paginate(**request)
-        found = [each for page in pages for each in page["executions"]]
-        # What was submitted is not in the list.
-        jobs = [
-            Job.from_execution(states.describe_execution(executionArn=each["executionArn"]))
-            for each in found
-        ]
-        return sorted(jobs, key=lambda job: job.began, reverse=True)
+        pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(**request)
+        return [each["name"] for page in pages for each in page["executions"]]
 
     def find(self, name: str) -> Job:
         """The job with this id, or the newest one of the run with this name.

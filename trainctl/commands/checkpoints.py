@@ -1,20 +1,17 @@
 """``trainctl checkpoints``: what a run can resume from."""
 
 from dataclasses import asdict
-from typing import Annotated
-
-import typer
 
 from contract.text import byte_size, utc
 from trainctl import output, run_list
 from trainctl.aws.deployment import Deployment
 from trainctl.errors import UsageError
-from trainctl.options import AsJson, Profile, Region
+from trainctl.options import AsJson, Profile, Region, RunName
 
 
 def checkpoints(
     *,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
+    run: RunName,
     as_json: AsJson = False,
     profile: Profile = None,
     region: Region = None,

@@ -7,12 +7,12 @@ import typer
 
 from trainctl import downloads, output
 from trainctl.aws.deployment import Deployment
-from trainctl.options import Profile, Region
+from trainctl.options import Profile, Region, RunName
 
 
 def download(
     *,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
+    run: RunName,
     pattern: Annotated[
         str,
         typer.Argument(

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from contract import nodes
-from trainctl import output
+from trainctl import completion, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
 from trainctl.errors import CliError, UsageError
@@ -21,6 +21,7 @@ def open_(
         str | None,
         typer.Argument(
             metavar="[JOB]",
+            autocompletion=completion.jobs,
             help="ID of a job, or name of a run. Without: the standing cluster.",
             show_default=False,
         ),

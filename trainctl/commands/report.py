@@ -10,12 +10,12 @@ from contract.runs import REPORT_FILE, RESULT_FILE, check_run_name, run_prefix
 from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.errors import CliError, UsageError
-from trainctl.options import Browser, Profile, Region
+from trainctl.options import Browser, Profile, Region, RunName
 
 
 def report(
     *,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Name of a run.")],
+    run: RunName,
     to: Annotated[
         str,
         typer.Option(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from contract.errors import InputError
-from trainctl import output
+from trainctl import completion, output
 from trainctl.options import AsJson
 from training import recipes
 from training.recipes import command
@@ -13,10 +13,19 @@ from training.recipes import command
 
 def settings(
     *,
-    recipe: Annotated[str, typer.Argument(help=f"One of {', '.join(recipes.NAMES)}.")],
+    recipe: Annotated[
+        str,
+        typer.Argument(
+            help=f"One of {', '.join(recipes.NAMES)}.", autocompletion=completion.recipe
+        ),
+    ],
     preset: Annotated[
         str | None,
-        typer.Option(help="Show the defaults of this preset.", show_default="the first one"),
+        typer.Option(
+            help="Show the defaults of this preset.",
+            show_default="the first one",
+            autocompletion=completion.preset,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

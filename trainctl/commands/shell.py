@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from contract import nodes
-from trainctl import output
+from trainctl import completion, output
 from trainctl.aws.clients import code_of
 from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
@@ -31,7 +31,11 @@ def shell(
     ] = None,
     job: Annotated[
         str | None,
-        typer.Option(help="On a node of this job, or run.", show_default="the standing cluster"),
+        typer.Option(
+            help="On a node of this job, or run.",
+            show_default="the standing cluster",
+            autocompletion=completion.jobs,
+        ),
     ] = None,
     node: Annotated[str, typer.Option(help="head or worker.")] = nodes.HEAD,
     task: Annotated[
