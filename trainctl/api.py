@@ -278,7 +278,9 @@ def submit(*command: str | float | Path, **options: Unpack[Options]) -> Job:
 
 
 def _deployment(options: Options) -> Deployment:
-    return Deployment.find(profile=options.get("profile"), region=options.get("region"))
+    return Deployment.find(
+        profile=options.get("profile"), region=options.get("region"), to_start=True
+    )
 
 
 def _job_options(command: Sequence[str | float | Path], options: Options) -> JobOptions:

@@ -86,6 +86,38 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
     assert waits() == ""
 
 
+@pytest.mark.parametrize(
+    "status", ["UPDATE_IN_PROGRESS", "UPDATE_ROLLBACK_FAILED", "DELETE_FAILED"]
+)
+def test_what_runs_can_be_seen_and_stopped_while_and_after_a_deploy_fails(
+    account: Account, capsys: pytest.CaptureFixture[str], status: str
+) -> None:
+    account.stack_status = status
+    account.add("job")
+    account.add_head("job", "head")
+    account.logs = {"job/ray/head": ["one"]}
+    for words in (["ls"], ["show", "job"], ["logs", "job"], ["cluster", "status"]):
+        assert main(words) == 0
+    assert main(["submit", "ddp", "--yes"]) == 1
+    assert f"({status})" in capsys.readouterr().err
+    assert account.changes == []
+    assert main(["stop", "job", "--yes"]) == 0
+    assert account.changes == ["stop_task"]
+
+
+def test_stop_ends_what_a_job_has_left_behind(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add("job", status="ABORTED")
+    account.add_head("job", "head", lastStatus="STOPPED")
+    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "RUNNING", "startedBy": "job"}
+    assert main(["stop", "job", "--yes"]) == 0
+    assert [each["task"] for each in account.sent("stop_task")] == ["w1"]
+    assert main(["stop", "job", "--yes"]) == 0
+    assert "has ended already" in capsys.readouterr().err
+    assert account.changes == ["stop_task"]
+
+
 def test_stop_tells_the_head_or_ends_an_execution_that_has_none(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:

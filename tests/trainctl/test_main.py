@@ -171,12 +171,21 @@ STATUS = ["cluster", "status"]
             "TrainingStack is not deployed",
         ),
         (
-            STATUS,
+            ["cluster", "up"],
             {"stack_status": "UPDATE_IN_PROGRESS"},
             1,
             "is being changed (UPDATE_IN_PROGRESS)",
         ),
-        (STATUS, {"stack_status": "DELETE_FAILED"}, 1, "is not usable"),
+        (["plan", "ddp"], {"stack_status": "DELETE_FAILED"}, 1, "is not usable"),
+        (
+            STATUS,
+            {
+                "stack_status": "ROLLBACK_COMPLETE",
+                "outputs": {stack_outputs.CORE_STACK: {}, stack_outputs.TRAINING_STACK: {}},
+            },
+            1,
+            "CoreStack is not usable (ROLLBACK_COMPLETE)",
+        ),
         (
             ["cluster", "up"],
             {"outputs": {stack_outputs.CORE_STACK: {}, stack_outputs.TRAINING_STACK: {}}},

@@ -65,18 +65,36 @@ class Deployment:
         self.region: str = session.region_name
         # Before anything else: it tells bad credentials from stacks that are not there.
         self.account_id: str = self._clients.sts.get_caller_identity()["Account"]
+        self._not_ready: list[str] = []
         self._core = self._outputs(stack_outputs.CORE_STACK)
         self._training = self._outputs(stack_outputs.TRAINING_STACK)
 
     @classmethod
-    def find(cls, *, profile: str | None, region: str | None) -> Self:
+    def find(cls, *, profile: str | None, region: str | None, to_start: bool = False) -> Self:
         """The deployment of a profile and region, as the AWS CLI takes them.
+
+        Args:
+            profile: of the AWS configuration.
+            region: of the deployment.
+            to_start: fail unless jobs and nodes can be started. What is there can be looked at,
+                and stopped, while the stacks are changed and after that has failed.
 
         Raises:
             CliError: the stacks are not there, or not ready.
             botocore's errors, which ``trainctl.errors`` explains.
         """
-        return cls(open_session(profile=profile, region=region))
+        found = cls(open_session(profile=profile, region=region))
+        if to_start:
+            found.check_ready()
+        return found
+
+    def check_ready(self) -> None:
+        """
+        Raises:
+            CliError: a stack is being changed, or a change of it has failed.
+        """
+        if self._not_ready:
+            raise CliError(self._not_ready[0])
 
     def _outputs(self, stack: str) -> dict[str, str]:
         from botocore.exceptions import ClientError
@@ -93,9 +111,11 @@ class Deployment:
             ) from None
         status = found["StackStatus"]
         if status.endswith("IN_PROGRESS") and "CLEANUP" not in status:
-            raise CliError(f"{stack} is being changed ({status}): wait until that has ended")
-        if status.endswith("FAILED") or status == "ROLLBACK_COMPLETE":
-            raise CliError(
+            self._not_ready.append(
+                f"{stack} is being changed ({status}): wait until that has ended"
+            )
+        elif status.endswith("FAILED") or status == "ROLLBACK_COMPLETE":
+            self._not_ready.append(
                 f"{stack} is not usable ({status}): look at its events (aws cloudformation "
                 f"describe-stack-events --stack-name {stack}), then make deploy"
             )
@@ -105,6 +125,7 @@ class Deployment:
         """An output of either stack. Raises CliError: another version deployed them."""
         found = self._training.get(name) or self._core.get(name)
         if found is None:
+            self.check_ready()
             raise CliError(
                 f"the deployed stacks have no output {name}: another version of this project has "
                 "deployed them; make deploy brings them up to date"

@@ -253,7 +253,14 @@ class Jobs:
         return [task for task in [*self.heads(job), *self.workers(job)] if not task.has_stopped]
 
     def stop(self, job: Job) -> None:
-        """End a job for its user: stop its head, or, before there is one, its execution."""
+        """End a job for its user: stop its head, or, before there is one, its execution.
+
+        Of one that has ended already, stop the nodes that are left.
+        """
+        if job.is_over:
+            for task in self.alive(job):
+                self._tasks.stop(task, STOPPED_BY_USER)
+            return
         heads = [head for head in self.heads(job) if not head.has_stopped]
         if not heads:
             self._clients.stepfunctions.stop_execution(

@@ -94,6 +94,7 @@ def _found(given: dict[str, str], *, profile: str | None, region: str | None) ->
     place = Place(account=account, region=session.region_name, profile=profile, prefix=prefix)
     try:
         deployment = Deployment(session)
+        deployment.check_ready()
         shape = deployment.shape
     except (CliError, BotoCoreError, ClientError) as error:
         known = explained(error)

@@ -29,7 +29,7 @@ def export(
     folder = None if to.startswith("s3://") else Path(to)
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"--to {to} exists already: give a new folder")
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = Deployment.find(profile=profile, region=region, to_start=True)
     bucket = deployment.bucket
     place = to if folder is None else f"{bucket.uri}/exports/{job_plan.new_id(run)}"
     command = ["python", "-m", "training.export", run, "--to", place, "--dtype", dtype]

@@ -19,6 +19,6 @@ def generate(
     region: Region = None,
 ) -> None:
     """Continue a text with a run's model, before and after training."""
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = Deployment.find(profile=profile, region=region, to_start=True)
     command = ["python", "-m", "training.generate", run, "--tokens", str(tokens), "--", prompt]
     head_jobs.run_on_head(deployment, run, command, yes=yes)

@@ -18,7 +18,7 @@ def plan(
     region: Region = None,
 ) -> None:
     """Check a job and print where it would run and its maximum cost; start nothing."""
-    found = job_plan.plan_of(Deployment.find(profile=profile, region=region), given)
+    found = job_plan.plan_of(Deployment.find(profile=profile, region=region, to_start=True), given)
     if as_json:
         output.print_json(found.values())
     else:

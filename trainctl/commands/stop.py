@@ -17,14 +17,19 @@ def stop(
     profile: Profile = None,
     region: Region = None,
 ) -> None:
-    """Stop a job. Its training saves a checkpoint first; the run can be resumed."""
+    """Stop a job. Its training saves a checkpoint first; the run can be resumed.
+
+    Works while the stacks are being changed, and after a deploy has failed, too.
+    """
     deployment = Deployment.find(profile=profile, region=region)
     jobs = deployment.jobs
     job = jobs.find(name)
-    if job.is_over:
+    left = jobs.alive(job) if job.is_over else []
+    if job.is_over and not left:
         output.say(f"{job.id} has ended already: {job.reason}")
         return
-    output.confirm(f"Stop {job.id}?", yes=yes)
+    what = f"{job.id}, of which {len(left)} nodes are left" if left else job.id
+    output.confirm(f"Stop {what}?", yes=yes)
     jobs.stop(job)
     if not wait:
         output.say(f"Stopping. Its state: trainctl show {job.id}")

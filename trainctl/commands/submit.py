@@ -32,7 +32,7 @@ def submit(
     trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1;
     trainctl submit -f job.toml --epochs 20
     """
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = Deployment.find(profile=profile, region=region, to_start=True)
     plan = job_plan.plan_of(deployment, given)
     output.say(plan.text())
     output.confirm("Start it?", yes=yes, default=not plan.is_expensive)

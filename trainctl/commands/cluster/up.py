@@ -66,7 +66,7 @@ def up(
     Prints what they cost before starting. Ctrl-C while it waits leaves the cluster coming up. Given
     again, it changes the number of worker nodes.
     """
-    deployment = Deployment.find(profile=profile, region=region)
+    deployment = Deployment.find(profile=profile, region=region, to_start=True)
     shape, cluster = deployment.shape, deployment.cluster
     num_nodes = _number(shape, given)
     services = cluster.services()
