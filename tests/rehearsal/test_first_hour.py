@@ -16,15 +16,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import botocore.session
 import pytest
 import typer
-from botocore import xform_name
 
 from contract import exits
 from rehearsal.cycle import Rehearsal
 from tests.conftest import ROOT
 from tests.rehearsal.conftest import trainctl
+from tests.trainctl import aws_command
 from trainctl.__main__ import app
 from training.data import catalog
 from training.recipes import command as recipe_command
@@ -128,15 +127,7 @@ AWS_LINES = [line for page in PAGES for line in lines(page) if of_aws(line)]
 
 @pytest.mark.parametrize("line", AWS_LINES)
 def test_lines_of_the_aws_cli_name_operations_and_options_that_exist(line: str) -> None:
-    _aws, service, operation, *options = shlex.split(line)
-    model = botocore.session.get_session().get_service_model(service)
-    (name,) = [each for each in model.operation_names if xform_name(each, "-") == operation]
-    shape = model.operation_model(name).input_shape
-    assert shape is not None
-    members = {xform_name(each, "-") for each in shape.members}
-    given = {word.removeprefix("--") for word in options if word.startswith("--")}
-    assert given
-    assert given - {"query"} <= members
+    assert aws_command.read(line).arguments
 
 
 @pytest.mark.parametrize("line", sorted(TRAINS))
@@ -156,19 +147,12 @@ def test_lines_that_train_have_settings_that_exist(line: str) -> None:
 # --- in order, on the local AWS -------------------------------------------------------------------
 AWS = """\
 #!{python}
-# Stands for the AWS CLI, with the same words for services, operations and options.
-import sys
+# Stands for the AWS CLI, in the same words.
+import shlex, sys
 import boto3
-from botocore import xform_name
-service, operation, *options = sys.argv[1:]
-client = boto3.client(service)
-name = client.meta.method_to_api_mapping[operation.replace("-", "_")]
-members = client.meta.service_model.operation_model(name).input_shape.members
-words = dict(zip(options[::2], options[1::2], strict=True))
-values = {{each: words.pop("--" + xform_name(each, "-"), None) for each in members}}
-assert not words, words
-given = {{each: value for each, value in values.items() if value is not None}}
-print(getattr(client, operation.replace("-", "_"))(**given))
+from tests.trainctl import aws_command
+found = aws_command.read(shlex.join(["aws", *sys.argv[1:]]))
+print(getattr(boto3.client(found.service), found.operation)(**found.arguments))
 """
 DOCKER = """\
 #!{python}
@@ -225,6 +209,7 @@ def shell(deployment: Rehearsal, mirror: str, tmp_path: Path) -> dict[str, str]:
     (tmp_path / "home").mkdir()
     own = {
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
         "HOME": str(tmp_path / "home"),  # the CDK remembers accounts there
         "BROWSER": "true",  # the program of that name: opens nothing
         "DOCKER_HOST": deployment.engine.address,
