@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from contract import nodes, times
+from contract.job import JobStatus
 from contract.prices import PRICED_REGION, Prices
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import EndedTask, Job
@@ -94,7 +95,10 @@ def cost_of(deployment: Deployment, job: Job) -> Cost:
     kept = timedelta(days=deployment.shape.log_retention_days)
     seconds = None
     if now - job.began < kept:
-        seconds = _seconds(jobs.ended_tasks(job), [*jobs.heads(job), *jobs.workers(job)], now=now)
+        ended, seen = jobs.ended_tasks(job), [*jobs.heads(job), *jobs.workers(job)]
+        # A job without any node has cost nothing, but none succeeds without one.
+        if ended or seen or job.status != JobStatus.SUCCEEDED:
+            seconds = _seconds(ended, seen, now=now)
     why = ""
     if seconds is None:
         why = (

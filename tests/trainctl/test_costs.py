@@ -210,6 +210,8 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(
 
 def unknown(account: Account, name: str) -> None:
     """Make the cost of the job unknown in one of several ways."""
+    if name == "of this job are missing":  # all of them, as if it had had no node
+        return
     if name == "are missing":
         account.add_head("job", "forgotten")
         del account.tasks["forgotten"]
@@ -233,7 +235,14 @@ def _plain(host: HostPrice) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "why", ["are missing", "have expired", "has no prices", "p5e.48xlarge has no list price"]
+    "why",
+    [
+        "of this job are missing",
+        "are missing",
+        "have expired",
+        "has no prices",
+        "p5e.48xlarge has no list price",
+    ],
 )
 def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
     account: Account, capsys: pytest.CaptureFixture[str], why: str
@@ -248,6 +257,15 @@ def test_a_cost_that_is_not_known_is_unknown_and_never_zero(
         said = capsys.readouterr().out
         assert "unknown" in said
         assert "$0.000" not in said
+
+
+def test_a_job_that_never_had_a_node_has_cost_nothing(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.add("job", status="FAILED", cause='{"status": "no_capacity", "exit_code": 75}')
+    assert cost_of(capsys)["usd"] == 0
+    assert main(["cost", "job"]) == exits.OK
+    assert "$0 at us-east-1's list prices" in capsys.readouterr().out
 
 
 # --- the parts ------------------------------------------------------------------------------------
