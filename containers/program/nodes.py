@@ -147,7 +147,8 @@ class Group:
                 )
                 return exits.NO_CAPACITY
             if self._start >= 0 and not has_said:
-                say(f"waiting for {self._nodes.low - len(self._seats)} nodes")
+                missing = self._nodes.low - len(self._seats)
+                say(f"waiting for {missing} node{'s' if missing > 1 else ''}")
                 has_said = True
             time.sleep(_LOOK_S)
         return exits.TERMINATED

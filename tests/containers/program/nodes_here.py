@@ -105,6 +105,8 @@ class LocalNodes:
             "TMPDIR": str(place),
             nodes.ENV_NOTICE: str(place / "notice"),
             nodes.ENV_LOG_PIPE: str(self.folder / "log"),
+            # As on a node: else programs get what other processes leave of the processors.
+            "RAY_worker_niceness": "0",
             "RAY_NODE_TYPE_NAME": nodes.HEAD if name == "head" else nodes.WORKER,
         }
 
