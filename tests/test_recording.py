@@ -1,5 +1,6 @@
 """The picture of a command on a terminal is what the terminal showed, and nothing else."""
 
+import re
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -8,8 +9,10 @@ import pytest
 
 from docs import recording
 from docs.recording import Frame, Screen, Style
+from tests.conftest import ROOT
 
 SVG = "{http://www.w3.org/2000/svg}"
+PICTURE = ROOT / "docs" / "images" / "demo.svg"
 
 
 def shown(written: str) -> list[str]:
@@ -98,3 +101,14 @@ def test_a_command_is_recorded_on_a_terminal_of_its_own() -> None:
     assert frames[-1].time_s > 0.4
     with pytest.raises(subprocess.CalledProcessError):
         recording.record([sys.executable, "-c", "raise SystemExit(3)"])
+
+
+def test_the_committed_recording_is_of_the_demo_and_ends_with_its_results() -> None:
+    picture = PICTURE.read_text(encoding="utf-8")
+    assert "<title>make demo: what it shows</title>" in picture
+    lasting = [words for kind, words in elements(picture) if kind == "row"]
+    assert [line for line in lasting if line.startswith("epoch 8: ")]
+    assert [line for line in lasting if re.match(r"run +demo \(succeeded\)", line)]
+    # Nothing of the machine that it was made on, and nothing fetched.
+    assert not [line for line in lasting if re.search(r"(^| )/", line)]
+    assert picture.count("http") == 1

@@ -31,7 +31,12 @@ def print_result(
 
     from training.record.display import result_table
 
-    places = recipe.places(run_uri)
+    places = {name: _near(place) for name, place in recipe.places(run_uri).items()}
     if report is not None:
         places["report"] = os.path.relpath(report)
     Console(soft_wrap=True).print(result_table(result, places, measures=recipe.measures))
+
+
+def _near(place: str) -> str:
+    """A folder below the current one, as a person would type it."""
+    return place.removeprefix(f"{Path.cwd()}{os.sep}")
