@@ -23,7 +23,7 @@ from training import metrics, optimizers
 from training.models import language_models, model_weights, pretrained
 from training.models.estimates import RECOMPUTE
 from training.models.language_models import WithLoss
-from training.recipes.fsdp.loop import clip, make_mesh
+from training.recipes.fsdp.loop import clip, make_mesh, reduce_gradients
 from training.recipes.fsdp.settings import OPTIMIZERS, FsdpConfig
 from training.runtime.torchrun import TorchrunWorker
 
@@ -103,7 +103,7 @@ def main() -> int:
     def step() -> Any:
         loss = None
         for number in range(1, options.passes + 1):
-            trained.set_requires_gradient_sync(number == options.passes)
+            reduce_gradients(trained, config.reduce_gradients, is_last=number == options.passes)
             loss = trained(tokens) / options.passes
             loss.backward()
         clip(model, config.max_grad_norm)
