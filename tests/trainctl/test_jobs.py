@@ -195,8 +195,9 @@ def test_progress_that_is_damaged_or_of_an_earlier_job_is_not_shown(
     ("result", "line"),
     [
         (
-            {"recipe": "fsdp", "measures": ["perplexity"], "perplexity": 54.612, "loss": 4.0},
-            "succeeded: perplexity 54.61, loss 4.0",
+            {"recipe": "fsdp", "measures": ["perplexity"], "perplexity": 54.612}
+            | {"loss": 4.12345678, "steps": 1200},
+            "succeeded: perplexity 54.61, loss 4.123, steps 1,200",
         ),
         ({"recipe": "fsdp", "accuracy": None, "perplexity": 8103.4}, "succeeded: perplexity 8,103"),
         (

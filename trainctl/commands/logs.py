@@ -38,11 +38,16 @@ def logs(
         typer.Option(help="Only lines in which this regular expression is found."),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(min=0, help="Of the node on which this rank trained.")
+        int | None,
+        typer.Option(min=0, help="Of the node on which this rank trained.", metavar="N"),
     ] = None,
     node: Annotated[
         int | None,
-        typer.Option(min=0, help="Only what its command printed on this node of a job on nodes."),
+        typer.Option(
+            min=0,
+            help="Only what its command printed on this node of a job on nodes.",
+            metavar="N",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON object for each line.")

@@ -19,7 +19,9 @@ def _state(deployment: Deployment, job: Job) -> str:
 
 def ls(
     *,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many, newest first.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, help="How many, newest first.", metavar="N")
+    ] = 20,
     running: Annotated[bool, typer.Option("--running", help="Only running ones.")] = False,
     as_json: AsJson = False,
     profile: Profile = None,

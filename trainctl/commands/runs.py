@@ -13,7 +13,9 @@ from trainctl.options import AsJson, Profile, Region
 
 def runs(
     *,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many, newest first.")] = 20,
+    limit: Annotated[
+        int, typer.Option(min=1, max=10_000, help="How many, newest first.", metavar="N")
+    ] = 20,
     as_json: AsJson = False,
     profile: Profile = None,
     region: Region = None,

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from contract.nodes import JOB, WORKER
 from contract.runs import RESULT_FILE
-from contract.text import utc
+from contract.text import significant, utc
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
@@ -79,7 +79,9 @@ def _reached(result: Mapping[str, object]) -> list[str]:
     measures = [
         described(name, declared).phrase(value) for name, value in measures_of(result).items()
     ]
-    others = [f"{name} {result[name]}" for name in ("loss", "steps") if result.get(name)]
+    loss, steps = result.get("loss"), result.get("steps")
+    others = [f"loss {significant(loss)}"] if isinstance(loss, int | float) else []
+    others += [f"steps {steps:,}"] if isinstance(steps, int) and steps else []
     return [*measures, *others]
 
 

@@ -44,6 +44,6 @@ def submit(
     if following:
         raise typer.Exit(follow.follow(deployment, job))
     output.say(
-        f"Started.\n  its log      trainctl logs {job} --follow\n"
-        f"  until it ends  trainctl wait {job}\n  stop it      trainctl stop {job}"
+        f"Started.\n  its log        trainctl logs {job} --follow\n"
+        f"  until it ends  trainctl wait {job}\n  stop it        trainctl stop {job}"
     )
