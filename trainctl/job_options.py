@@ -21,7 +21,7 @@ from contract.ranges import Range
 from trainctl import completion
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
-from trainctl.job_file import File, JobFile
+from trainctl.job_file import File, JobFile, written
 from trainctl.options import NoWorkers
 from training import recipes
 
@@ -138,6 +138,17 @@ class JobOptions:
     ] = None
     file: File = None
     """Its values are those of the other fields already."""
+
+    def as_file(self) -> str:
+        """A job file that asks for the same, with what differs from the defaults."""
+        names = [each.name for each in fields(self) if each.name not in ("words", "file")]
+        defaults = JobOptions()
+        given = {
+            name: getattr(self, name)
+            for name in names
+            if getattr(self, name) != getattr(defaults, name)
+        }
+        return written(self.words or [], given)
 
     def check(self, shape: Shape) -> None:
         """
