@@ -6,7 +6,7 @@ recipes by name. Modules are named by strings, so that a laptop can read the rec
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from importlib import import_module
 from typing import Any
@@ -59,6 +59,8 @@ class Recipe:
     without torch. Empty: there is no data to look at before the loop runs."""
     preload: tuple[str, ...] = ()
     """Modules that the loop imports late; a fork server imports them before it forks workers."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Environment of its workers, beside what they have anyway."""
     measures: tuple[Measure, ...] = ()
     """What its runs are judged by, beside their loss. Evaluations and results have values of these
     names; display, report and ``trainctl show`` follow from them."""
@@ -77,7 +79,7 @@ class Recipe:
     def __post_init__(self) -> None:
         assert self.built_in_preset in self.presets
         assert (self.model is Model.SHARDED) == bool(self.rebuild)
-        taken = {field.name for record in (Evaluation, Result) for field in fields(record)}
+        taken = {each.name for record in (Evaluation, Result) for each in fields(record)}
         for measure in self.measures:
             assert measure.is_usable, measure.name
             assert measure.name not in taken | {"type"}, f"{measure.name} is a field of the record"

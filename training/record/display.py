@@ -223,7 +223,9 @@ def _evaluation_line(event: Evaluation, measures: Sequence[Measure]) -> str:
         figures.append(f"evaluation loss {event.loss:.4f}")
     figures += [described(name, measures).phrase(value) for name, value in event.measures.items()]
     figures += _rate(event.rate)
-    if not event.step:
+    if event.place:
+        where = event.place
+    elif not event.step:
         where = "before training"
     elif event.epoch == math.floor(event.epoch):
         where = f"epoch {event.epoch:.0f}" if event.epoch else f"step {event.step:,}"

@@ -29,6 +29,7 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     recipe = recipes.by_name(config.recipe)
     config = recipe.prepare(config)  # each process; the first of a node does the work
     run_uri = RunPaths.of(config.storage, config.run).uri
+    os.environ.update(recipe.variables)
     worker = TorchrunWorker(run_uri=run_uri)
     kept: RunRecord | None = None
     report: Path | None = None

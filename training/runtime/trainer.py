@@ -179,14 +179,16 @@ def _trainer(submission: Submission, events: Any) -> Any:
             # A host that is taken away, with notice, is no failure: those are not counted.
             failure_config=FailureConfig(max_failures=submission.max_failures),
             checkpoint_config=CheckpointConfig(),
-            worker_runtime_env={"env_vars": _preload(config.recipe)},
+            worker_runtime_env={"env_vars": _variables(config.recipe)},
         ),
     )
 
 
-def _preload(recipe: str) -> dict[str, str]:
-    """What lets a recipe's workers be forked, and tells what they need."""
-    return {} if os.environ.get(SWITCH) == "0" else {PRELOAD: recipes.by_name(recipe).preloads}
+def _variables(name: str) -> dict[str, str]:
+    """Those of a recipe's workers; among them what lets them be forked, with what they import."""
+    recipe = recipes.by_name(name)
+    forked = {} if os.environ.get(SWITCH) == "0" else {PRELOAD: recipe.preloads}
+    return {**recipe.variables, **forked}
 
 
 def _job_hosts() -> dict[str, int] | None:

@@ -1,0 +1,44 @@
+"""Bandwidth: how fast workers exchange data, before a job depends on it. See ``loop.py``."""
+
+from typing import Final
+
+from training.recipes.bandwidth.settings import PRESETS, BandwidthConfig
+from training.recipes.recipe import Model, Recipe
+from training.record.measures import Measure
+
+ALL_REDUCE: Final = Measure(
+    name="all_reduce", meaning="bus bandwidth of the all-reduce", label="all-reduce", unit="GB/s"
+)
+ALL_GATHER: Final = Measure(
+    name="all_gather", meaning="bus bandwidth of the all-gather", label="all-gather", unit="GB/s"
+)
+REDUCE_SCATTER: Final = Measure(
+    name="reduce_scatter",
+    meaning="bus bandwidth of the reduce-scatter",
+    label="reduce-scatter",
+    unit="GB/s",
+)
+ALL_TO_ALL: Final = Measure(
+    name="all_to_all", meaning="bus bandwidth of the all-to-all", label="all-to-all", unit="GB/s"
+)
+SLOWEST_LINK: Final = Measure(
+    name="slowest_link", meaning="the slowest way between two hosts, one at a time", unit="GB/s"
+)
+
+RECIPE: Final = Recipe(
+    name="bandwidth",
+    config=BandwidthConfig,
+    presets=PRESETS,
+    built_in_data="none",
+    built_in_preset="all",
+    data_help="none: nothing is trained",
+    loop="training.recipes.bandwidth.loop",
+    measures=(ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SLOWEST_LINK),
+    model=Model.NONE,
+    variables={
+        # NCCL tells only in its log over what it sends; read by ``transport``.
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,NET",
+        "NCCL_DEBUG_FILE": "/tmp/nccl-%h-%p.log",
+    },
+)

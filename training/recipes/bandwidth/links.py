@@ -1,0 +1,97 @@
+"""The way between each two hosts, one at a time, and which host is slow. Every rank calls these."""
+
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from contract.text import significant
+
+#: Large enough that the start of a transfer does not count.
+_BYTES: Final = 16 << 20
+_REPEATS: Final = 3
+#: A link below this share of the fastest one is slow.
+_SLOW: Final = 0.5
+#: Of more hosts only two links of each are measured, not all.
+_ALL_PAIRS: Final = 8
+
+Links = Mapping[tuple[str, str], float]
+"""From and to, by the names of the hosts -> 10^9 bytes per second."""
+
+
+def hosts() -> list[str]:
+    """Name of each rank's host, in the order of the ranks."""
+    found: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(found, socket.gethostname())
+    return found
+
+
+def measured(ranks: Sequence[str], device: torch.device) -> dict[tuple[str, str], float]:
+    """Each link between two hosts, while all others are silent.
+
+    Args:
+        ranks: name of each rank's host.
+    """
+    names = list(dict.fromkeys(ranks))
+    first = {name: ranks.index(name) for name in names}
+    num = len(names)
+    found = {}
+    for distance in range(1, num) if num <= _ALL_PAIRS else (1, 2):
+        for place, name in enumerate(names):
+            other = names[(place + distance) % num]
+            found[name, other] = _link(first[name], first[other], device)
+    return found
+
+
+def _link(sender: int, receiver: int, device: torch.device) -> float:
+    """10^9 bytes per second from one rank to another, known to all of them afterwards."""
+    rank = dist.get_rank()
+    buffer = torch.zeros(_BYTES, dtype=torch.uint8, device=device)
+    ready = torch.zeros(1, device=device)
+    speed = torch.zeros(1, device=device)
+    dist.barrier()
+    if rank == sender:
+        for _ in range(_REPEATS + 1):  # the first one makes the connection
+            dist.recv(ready, receiver)
+            dist.send(buffer, receiver)
+    elif rank == receiver:
+        seconds = []
+        for _ in range(_REPEATS + 1):
+            dist.send(ready, sender)
+            began = time.perf_counter()
+            dist.recv(buffer, sender)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - began)
+        speed += _BYTES / min(seconds[1:]) / 1e9
+    dist.all_reduce(speed)
+    return float(speed.item())
+
+
+def slow(links: Links) -> str:
+    """A sentence that names the host, or the link, that is much slower than the fastest; empty
+    where none is."""
+    best = max(links.values())
+    found = [link for link, speed in links.items() if speed < _SLOW * best]
+    names = list(dict.fromkeys(name for link in links for name in link))
+    # A link has two ends: with two hosts nothing tells which of them is the slow one.
+    if len(names) > 2:
+        for end, verb in ((0, "sends to"), (1, "receives from")):
+            for name in names:
+                own = [link for link in links if link[end] == name]
+                if own and all(link in found for link in own):
+                    most = significant(max(links[link] for link in own))
+                    return (
+                        f"host {name} is slow: it {verb} no other host at more than {most} GB/s, "
+                        f"and others reach {significant(best)} GB/s"
+                    )
+    if not found:
+        return ""
+    worst = min(found, key=lambda link: links[link])
+    return (
+        f"the link from host {worst[0]} to host {worst[1]} is slow: "
+        f"{significant(links[worst])} GB/s, and others reach {significant(best)} GB/s"
+    )
