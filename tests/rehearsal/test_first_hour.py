@@ -1,19 +1,15 @@
 """Every line of a shell block in README and docs/operations.md is run, checked, or listed here.
 
-Those of the first hour run in the order of the page, against the local AWS, as they stand there;
-what is added to one is beside it. A line that is new on a page and not in a list fails a test.
+Those that deploy run in the order of reading, against the local AWS, as they stand there; what is
+added to one is beside it. A line that is new on a page and not in a list fails a test.
 """
 
-import functools
-import http.server
 import os
 import re
 import shlex
 import stat
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +18,8 @@ import typer
 from contract import exits
 from rehearsal.cycle import Rehearsal
 from tests.conftest import ROOT
-from tests.rehearsal.conftest import trainctl
 from tests.trainctl import aws_command
 from trainctl.__main__ import app
-from training.data import catalog
 from training.recipes import command as recipe_command
 
 PAGES = ("README.md", "docs/operations.md")
@@ -41,21 +35,12 @@ RUN = {
     "python -m training.plan fsdp --model databricks/dolly-v2-7b --workers 8": "",
     "make deploy": "VENV=: YES=1 ARGS='-c preset=cpu -c retain_bucket=false -c spot=true'",
     "make images": "VENV=:",
-    "trainctl doctor": "",
-    "trainctl data put fashion-mnist": "",
-    "trainctl submit ddp --nodes 2 --run first --data fashion-mnist --follow": "--yes",
-    "trainctl ls": "",
-    "trainctl show first": "",
-    "trainctl logs first --follow": "",
-    "trainctl stop first": "--yes",
-    "trainctl cost first": "",
-    "trainctl report first": "",
-    'make diff ARGS="-c preset=fsdp"': "VENV=:",
 }
 #: Trains too long for a test; recipe and settings are parsed.
 TRAINS = {
     "python -m training.launch ddp --local --workers 2 --data fashion-mnist --run mine",
     "python -m training.launch fsdp --local --workers 2 --run tiny",
+    "trainctl submit ddp --nodes 2 --run first --data fashion-mnist --follow",
     "trainctl shell -- python -m training.launch ddp --run first --data s3://BUCKET/data",
     "trainctl submit fsdp --model databricks/dolly-v2-3b "
     "--secret HF_TOKEN=training/hf-token --follow",
@@ -64,7 +49,17 @@ TRAINS = {
 _REHEARSED = "the rehearsal, which CI runs, gives the same command"
 _PROGRAMS = "tests/rehearsal/test_programs.py submits programs, test_jobs.py downloads their files"
 _OTHER_MACHINES = "the line above with other machines, of which the local AWS has none"
+_JOBS = "tests/rehearsal/test_jobs.py gives the command, for its own runs"
 ELSEWHERE = {
+    "trainctl doctor": "tests/trainctl/test_doctor_fixes.py, on a local AWS of its own",
+    "trainctl data put fashion-mnist": "tests/trainctl/test_data_sets.py, from a mirror",
+    "trainctl ls": _JOBS,
+    "trainctl show first": _JOBS,
+    "trainctl logs first --follow": _JOBS,
+    "trainctl stop first": _JOBS,
+    "trainctl cost first": _JOBS,
+    "trainctl report first": "tests/trainctl/test_open.py",
+    'make diff ARGS="-c preset=fsdp"': "tests/test_makefile.py and tests/stacks/test_deploy.py",
     "make demo": "the command is in tests/test_makefile.py, the training in test_local_runs.py",
     "make rehearse": "CI runs it",
     "make test": "CI runs it",
@@ -173,24 +168,7 @@ sys.exit("docker: what is not pushed is not built here: " + " ".join(arguments))
 
 
 @pytest.fixture
-def mirror(data_dir: Path) -> Iterator[str]:
-    """Address of a mirror on loopback with the real FashionMNIST."""
-    if not (data_dir / "fashion-mnist").is_dir():
-        pytest.skip("no real data: ../shared/data has no fashion-mnist")
-    handler = functools.partial(Quiet, directory=str(data_dir))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-class Quiet(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
-
-
-@pytest.fixture
-def shell(deployment: Rehearsal, mirror: str, tmp_path: Path) -> dict[str, str]:
+def shell(deployment: Rehearsal, tmp_path: Path) -> dict[str, str]:
     """The variables of a shell in which `.venv` is active and AWS is the local one."""
     for name, script in {
         "trainctl": f'#!/bin/sh\nexec "{sys.executable}" -m trainctl "$@"\n',
@@ -211,95 +189,32 @@ def shell(deployment: Rehearsal, mirror: str, tmp_path: Path) -> dict[str, str]:
         "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HOME": str(tmp_path / "home"),  # the CDK remembers accounts there
-        "BROWSER": "true",  # the program of that name: opens nothing
         "DOCKER_HOST": deployment.engine.address,
         "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
-        catalog.MIRROR_VARIABLE: mirror,
-        "TRAINING_CACHE_DIR": str(tmp_path / "cache"),
     }
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "MAKE", "CI"))}
     return {**kept, **deployment.environment(), **own}
 
 
-class Followed:
-    """A command that prints until its job has ended."""
-
-    def __init__(self, words: list[str], environment: dict[str, str], log: Path) -> None:
-        self._log = log
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                words,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-
-    def text(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def wait_for(self, word: str, *, timeout_s: float) -> None:
-        for _ in range(int(timeout_s * 5)):
-            if word in self.text():
-                return
-            if self._process.poll() is not None:
-                break
-            threading.Event().wait(0.2)
-        raise AssertionError(f"{word!r} did not come:\n{self.text()}")
-
-    def end(self, *, timeout_s: float) -> int:
-        return self._process.wait(timeout=timeout_s)
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(900)
-def test_the_first_hour_as_it_stands_on_the_pages(
-    deployment: Rehearsal, shell: dict[str, str], tmp_path: Path
-) -> None:
-    """From the deploy to the report, by the commands of the pages and no other."""
+@pytest.mark.timeout(600)
+def test_deploy_and_images_as_they_stand_on_the_pages(shell: dict[str, str]) -> None:
+    """Roles, stacks and images, in the order of reading and with no other step between."""
     shown: dict[str, str] = {}
-    followed: dict[str, Followed] = {}
-    try:
-        for number, (line, more) in enumerate(RUN.items()):
-            words = [*shlex.split(line), *shlex.split(more)]
-            if "--follow" in words:
-                followed[line] = Followed(words, shell, tmp_path / f"log-{number}")
-                followed[line].wait_for("training: ", timeout_s=300)
-                continue
-            done = subprocess.run(
-                words,
-                cwd=tmp_path if words[0] == "trainctl" else ROOT,
-                env=shell,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=240,
-                check=False,
-            )
-            shown[line] = done.stdout
-            assert done.returncode == exits.OK, f"{line}:\n{done.stdout}"
-        codes = {line: each.end(timeout_s=60) for line, each in followed.items()}
-    finally:
-        for each in followed.values():
-            each.kill()
-        trainctl(deployment, "stop", "first", "--yes")  # no other test finds its containers
+    for line, more in RUN.items():
+        done = subprocess.run(
+            [*shlex.split(line), *shlex.split(more)],
+            cwd=ROOT,
+            env=shell,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        shown[line] = done.stdout
+        assert done.returncode == exits.OK, f"{line}:\n{done.stdout}"
+    # The tag that was deployed is the one that `make images` looks for.
     assert shown["make images"].count("is there already") == 2
-    assert "All checks passed" in shown["trainctl doctor"]
-    assert "4 files" in shown["trainctl data put fashion-mnist"]
-    assert "first" in shown["trainctl ls"]
-    assert "running" in shown["trainctl show first"]
-    assert "$" in shown["trainctl cost first"]
-    page = tmp_path / "first-report.html"
-    assert str(page.name) in shown["trainctl report first"]
-    assert "fashion-mnist" in page.read_text("utf-8")
-    assert {*codes.values()} <= {exits.TERMINATED, exits.OK}, codes
-    assert codes["trainctl submit ddp --nodes 2 --run first --data fashion-mnist --follow"] == (
-        exits.TERMINATED
-    )
