@@ -22,7 +22,8 @@ from typing import Any, Final
 # As torchrun names them; ``containers.program.launch`` sets them.
 ENDPOINT: Final = "PET_RDZV_ENDPOINT"
 ID: Final = "PET_RDZV_ID"
-ADDRESS: Final = "PET_LOCAL_ADDR"
+# As in containers.program.process: another one at each start of the program, on each node.
+START: Final = "TRAIN_PROGRAM_START"
 
 
 NODES: Final = "TRAIN_NODES"
@@ -30,7 +31,7 @@ NODES: Final = "TRAIN_NODES"
 
 def is_needed() -> bool:
     """Whether this is a program on the nodes of a job."""
-    return all(os.environ.get(name) for name in (ENDPOINT, ID, ADDRESS))
+    return all(os.environ.get(name) for name in (ENDPOINT, ID, START))
 
 
 def _change_backend(module: ModuleType) -> None:
@@ -41,7 +42,7 @@ def _change_backend(module: ModuleType) -> None:
         backend, store = create(params)
         if (params.endpoint, params.run_id) != (os.environ[ENDPOINT], os.environ[ID]):
             return backend, store  # a rendezvous of the program's own
-        before = store.add(f"torchruns/{params.run_id}/{os.environ[ADDRESS]}", 1) - 1
+        before = store.add(f"torchruns/{params.run_id}/{os.environ[START]}", 1) - 1
         if before:
             # The handler, which is made next, takes the id from here.
             params.run_id = f"{params.run_id}.{before}"

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from containers.program import launch, torchruns
+from containers.program import launch, process, torchruns
 from contract.ranges import Range
 
 #: What torchrun does before it starts processes, on two nodes of one process; and on a third node
@@ -23,7 +23,7 @@ store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 os.environ["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{store.port}"
 
 def torchrun(address, run_id=os.environ["PET_RDZV_ID"]):
-    os.environ["PET_LOCAL_ADDR"] = address
+    os.environ["TRAIN_PROGRAM_START"] = address
     return get_rendezvous_handler(RendezvousParameters(
         "c10d", os.environ["PET_RDZV_ENDPOINT"], run_id, 2, 2, local_addr=address))
 
@@ -52,7 +52,7 @@ def test_each_torchrun_of_a_job_meets_its_own_kind(tmp_path: Path) -> None:
     script = tmp_path / "nodes.py"
     script.write_text(NODES)
     variables = {"PYTHONPATH": str(launch.STARTUP), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    variables |= {torchruns.ENDPOINT: "later", torchruns.ID: "run-0", torchruns.ADDRESS: "later"}
+    variables |= {torchruns.ENDPOINT: "later", torchruns.ID: "run-0", torchruns.START: "later"}
     variables[torchruns.NODES] = "127.0.0.9,127.0.0.2,127.0.0.1"  # the first has been lost
     done = subprocess.run(
         [sys.executable, str(script)],
@@ -76,7 +76,8 @@ def test_the_variables_are_those_that_the_launcher_sets() -> None:
         number=0, rank=0, start=0, address="10.0.0.2", addresses=("10.0.0.2", "10.0.0.1"), gpus=0
     )
     found = launch.launcher_environment(order, place)
-    assert {torchruns.ENDPOINT, torchruns.ID, torchruns.ADDRESS} <= found.keys()
+    assert {torchruns.ENDPOINT, torchruns.ID} <= found.keys()
+    assert process.ENV_START == torchruns.START
     assert found[torchruns.NODES] == "10.0.0.2,10.0.0.1"
 
 
