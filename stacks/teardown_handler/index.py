@@ -2,8 +2,8 @@
 
 Inline code: boto3 and cfnresponse, at most 4,096 characters.
 
-    StopTasks       ends every task, so that the capacity providers can be removed
-    TerminateHosts  ends every host without waiting for hooks, so that the groups can be removed
+    StopTasks       ends every task, so the capacity providers can be removed
+    TerminateHosts  ends every host without waiting for hooks, so the groups can be removed
 """
 
 import time
@@ -24,7 +24,7 @@ def each(client: Any, operation: str, key: str, **arguments: Any) -> Iterator[An
 
 
 def wait(what: str, left: Callable[[], list[str]], context: Any) -> None:
-    """Wait until `left()` is empty; leave time to answer before the function is cut off."""
+    """Wait until `left()` is empty; leave time to answer."""
     while remaining := left():
         if context.get_remaining_time_in_millis() < 30_000:
             raise TimeoutError(f"{what} still there: {', '.join(remaining)}")
@@ -32,17 +32,19 @@ def wait(what: str, left: Callable[[], list[str]], context: Any) -> None:
 
 
 def stop_tasks(cluster: str, context: Any) -> None:
-    tasks = list(each(ecs, "list_tasks", "taskArns", cluster=cluster, desiredStatus="RUNNING"))
-    for task in tasks:
-        ecs.stop_task(cluster=cluster, task=task, reason="TrainingStack is being deleted")
-
     def left() -> list[str]:
+        # Each time: a job's head may start more.
+        new, told = (
+            list(each(ecs, "list_tasks", "taskArns", cluster=cluster, desiredStatus=status))
+            for status in ("RUNNING", "STOPPED")
+        )
+        for task in new:
+            ecs.stop_task(cluster=cluster, task=task, reason="TrainingStack is deleted")
+        both = list({*new, *told})
         return [
             task["taskArn"]
-            for first in range(0, len(tasks), 100)
-            for task in ecs.describe_tasks(cluster=cluster, tasks=tasks[first : first + 100])[
-                "tasks"
-            ]
+            for i in range(0, len(both), 100)
+            for task in ecs.describe_tasks(cluster=cluster, tasks=both[i : i + 100])["tasks"]
             if task["lastStatus"] != "STOPPED"
         ]
 
@@ -50,7 +52,7 @@ def stop_tasks(cluster: str, context: Any) -> None:
 
 
 def forget(definition: str) -> None:
-    """Deregister the revisions before, which CloudFormation has kept for running jobs."""
+    """Deregister the revisions that were kept for running jobs."""
     family = definition.split("/")[-1].split(":")[0]
     for arn in each(ecs, "list_task_definitions", "taskDefinitionArns", familyPrefix=family):
         if arn != definition:
@@ -65,7 +67,7 @@ def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
         "AutoScalingGroups",
         AutoScalingGroupNames=groups,
     ):
-        hosts += [instance["InstanceId"] for instance in group["Instances"]]
+        hosts += [host["InstanceId"] for host in group["Instances"]]
         autoscaling.delete_auto_scaling_group(
             AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True
         )
@@ -73,15 +75,15 @@ def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
 
         def left() -> list[str]:
             return [
-                instance["InstanceId"]
-                for reservation in each(
+                host["InstanceId"]
+                for found in each(
                     ec2,
                     "describe_instances",
                     "Reservations",
                     Filters=[{"Name": "instance-id", "Values": hosts}],
                 )
-                for instance in reservation["Instances"]
-                if instance["State"]["Name"] != "terminated"
+                for host in found["Instances"]
+                if host["State"]["Name"] != "terminated"
             ]
 
         wait("hosts", left, context)

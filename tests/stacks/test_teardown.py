@@ -98,6 +98,10 @@ class Aws:
 
     def __init__(self, *, looks: int = 2) -> None:
         self.tasks = {f"task/{number}": looks for number in range(150)}
+        self.told = {"task/7"}
+        """Tasks that were told to stop, one of them by its service."""
+        self.late: list[str] = []
+        """Tasks that start between two looks."""
         self.hosts = {"i-1": looks, "i-2": looks}
         self.instances = ["container-instance/1"]
         self.calls: list[tuple[str, Any]] = []
@@ -107,7 +111,7 @@ class Aws:
     def client(self, _service: str) -> Any:
         return SimpleNamespace(
             get_paginator=lambda_functions.paginators(self),
-            stop_task=lambda **arguments: self.calls.append(("stop", arguments["task"])),
+            stop_task=self._stop_task,
             describe_tasks=self._describe_tasks,
             delete_auto_scaling_group=lambda **arguments: self.calls.append(("delete", arguments)),
             deregister_container_instance=lambda **arguments: self.calls.append(
@@ -115,8 +119,15 @@ class Aws:
             ),
         )
 
-    def _list_tasks(self, **_: Any) -> Any:
-        names = [*self.tasks]
+    def _stop_task(self, *, task: str, **_: Any) -> None:
+        self.calls.append(("stop", task))
+        self.told.add(task)
+
+    def _list_tasks(self, *, cluster: str, desiredStatus: str) -> Any:  # noqa: N803
+        assert cluster == "training"
+        names = [each for each in self.tasks if (each in self.told) == (desiredStatus == "STOPPED")]
+        if self.slept and self.late:
+            self.tasks[self.late.pop()] = 1
         return [{"taskArns": names[:100]}, {"taskArns": names[100:]}]
 
     def _describe_tasks(self, *, cluster: str, tasks: list[str]) -> Any:
@@ -201,8 +212,24 @@ def test_nothing_is_ended_while_the_stack_lives(
 def test_every_task_is_stopped_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     aws = Aws()
     assert call(load(aws, monkeypatch), aws, "Delete", "StopTasks")[0] == "SUCCESS"
-    assert aws.calls == [("stop", task) for task in aws.tasks]
+    assert aws.calls == [("stop", task) for task in aws.tasks if task != "task/7"]
     assert aws.slept == 10
+
+
+def test_a_task_that_starts_meanwhile_is_stopped_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    aws = Aws()
+    aws.late = ["task/late"]
+    assert call(load(aws, monkeypatch), aws, "Delete", "StopTasks")[0] == "SUCCESS"
+    assert ("stop", "task/late") in aws.calls
+    assert aws.tasks["task/late"] < 0, "and waited for"
+    assert len(aws.calls) == len({*aws.calls}) == 150, "each is told once"
+
+
+def test_tasks_that_only_stop_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    aws = Aws()
+    aws.told = {*aws.tasks}
+    assert call(load(aws, monkeypatch), aws, "Delete", "StopTasks")[0] == "SUCCESS"
+    assert (aws.calls, aws.slept) == ([], 10)
 
 
 def test_hosts_are_ended_without_waiting_for_their_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +252,7 @@ def test_hosts_are_ended_without_waiting_for_their_tasks(monkeypatch: pytest.Mon
 
 def test_an_empty_cluster_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     aws = Aws()
-    aws.tasks, aws.hosts, aws.instances = {}, {}, []
+    aws.tasks, aws.told, aws.hosts, aws.instances = {}, set(), {}, []
     module = load(aws, monkeypatch)
     assert call(module, aws, "Delete", "StopTasks")[0] == "SUCCESS"
     aws.answers.clear()
