@@ -220,8 +220,9 @@ def test_a_notebook_on_the_head_computes_on_the_cluster_and_its_files_are_kept(
     run = trainctl(rehearsal, "download", notebook.RUN, "--to", str(tmp_path / "files"))
     assert run.returncode == 0, run.stderr
     saved = json.loads((tmp_path / "files/node-0/work/Untitled.ipynb").read_text())
-    assert [cell["source"] for cell in saved["cells"]][:2] == ["1 + 1", count]
-    assert saved["cells"][0]["outputs"][0]["data"]["text/plain"] == "2"
+    # On disk, texts are lists of lines.
+    assert ["".join(cell["source"]) for cell in saved["cells"]][:2] == ["1 + 1", count]
+    assert "".join(saved["cells"][0]["outputs"][0]["data"]["text/plain"]) == "2"
 
 
 def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: Rehearsal) -> None:
