@@ -205,9 +205,6 @@ class Group:
         if seat.node.id in self._leaving:
             ray.kill(seat.launcher)  # Ray has nothing to wait for on this node then
             return False
-        return self._answers(seat)
-
-    def _answers(self, seat: Seat) -> bool:
         return answers(seat, lambda: self._stopped)
 
     def _has_settled(self) -> bool:
@@ -342,7 +339,7 @@ class Group:
         if lost:
             return lost
         others = [seat for seat in self._seats if seat is not failed and not seat.is_done]
-        lost = [seat for seat in others if not self._answers(seat)]
+        lost = [seat for seat in others if not answers(seat, lambda: self._stopped)]
         self._is_surprised |= bool(lost)
         return lost
 
@@ -432,14 +429,19 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, group.stop)
     try:
+        return run(group)
+    finally:
+        ray.shutdown()
+
+
+def run(group: Group) -> int:
+    """Run the program; return the exit code of the job, also where it is a user's mistake."""
+    try:
         return group.run()
     except InputError as error:
         # Raised on a node, Ray adds where: the first line is ours.
-        cause = getattr(error, "cause", error)
-        say(f"error: {cause}")
+        say(f"error: {getattr(error, 'cause', error)}")
         return exits.BAD_INPUT
-    finally:
-        ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -4,7 +4,9 @@ Each node is a Ray node of its own with a temporary folder of its own, by which 
 is found, so that it can be lost as a host is: everything at once, by SIGKILL.
 """
 
+import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,9 +16,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import ray
 from ray.cluster_utils import Cluster
 
 from containers import processes
+from containers.program import nodes as group
+from containers.program import seats
 from containers.program.lines import Lines
 from containers.program.told import ENV_PROGRAM, Told
 from contract import nodes
@@ -28,19 +33,19 @@ PATH: Final = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PAT
 
 
 class Run:
-    """A program on the nodes: ``python -m containers.program.nodes``, as a job's head runs it."""
+    """A program on the nodes, and what it and its head say."""
 
-    def __init__(self, process: subprocess.Popen[str], log: list[str]) -> None:
-        self.process, self._log, self._first = process, log, len(log)
+    def __init__(self, log: list[str]) -> None:
+        self._log, self._first = log, len(log)
         self.said: list[str] = []
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append(line.rstrip())
-        self.process.stdout.close()
+    def is_over(self) -> bool:
+        """Whether it has ended, and all that it said has been read."""
+        raise NotImplementedError
+
+    def wait(self, seconds: float = 200) -> int:
+        """Its exit code."""
+        raise NotImplementedError
 
     def lines(self, number: int | None = None) -> list[str]:
         """What the program has printed on one node, or on all, without the labels."""
@@ -54,14 +59,43 @@ class Run:
         """Wait until so many lines of the program, or of its start, contain ``text``."""
         deadline = time.monotonic() + seconds
         while sum(text in line for line in [*self.lines(), *self.said]) < times:
-            # What it said last may be read a moment after its end.
-            if self.process.poll() is not None and not self._reader.is_alive():
+            # What the program printed last may be read a moment after its end.
+            if self.is_over():
                 deadline = min(deadline, time.monotonic() + 5)
             assert time.monotonic() < deadline, f"no {times} x {text!r}:\n{self}"
-            time.sleep(0.2)
+            time.sleep(0.1)
+
+    def __str__(self) -> str:
+        return "\n".join([*self.said, *(f"  {line}" for line in self._log[self._first :])])
+
+
+class RunInProcess(Run):
+    """``python -m containers.program.nodes``, as a job's head runs it."""
+
+    def __init__(self, told: Told, address: str, log: list[str]) -> None:
+        super().__init__(log)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "containers.program.nodes"],
+            cwd=ROOT,
+            env={**os.environ, ENV_PROGRAM: told.to_json(), "RAY_ADDRESS": address},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said.append(line.rstrip())
+        self.process.stdout.close()
+
+    def is_over(self) -> bool:
+        return self.process.poll() is not None and not self._reader.is_alive()
 
     def wait(self, seconds: float = 200) -> int:
-        """Its exit code."""
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -69,8 +103,45 @@ class Run:
         self._reader.join(5)
         return code
 
-    def __str__(self) -> str:
-        return "\n".join([*self.said, *(f"  {line}" for line in self._log[self._first :])])
+
+class RunInThread(Run):
+    """The same in a thread of this process, which need not import Ray and torch for each run."""
+
+    def __init__(self, told: Told, address: str, log: list[str]) -> None:
+        super().__init__(log)
+        before = signal.getsignal(signal.SIGTERM)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        signal.signal(signal.SIGTERM, before)
+        self._group = group.Group(told)
+        self._code: int | None = None
+        self._before = [(module, module.say) for module in (group, seats)]
+        for module, _ in self._before:
+            setattr(module, "say", lambda text: self.said.append(f"node: {text}"))  # noqa: B010
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._code = group.run(self._group)
+
+    def is_over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def wait(self, seconds: float = 200) -> int:
+        self._thread.join(seconds)
+        assert self.is_over(), f"still running after {seconds} s:\n{self}"
+        self.close()
+        assert self._code is not None, self
+        return self._code
+
+    def close(self) -> None:
+        """End it, and its connection to Ray, which ends its launchers."""
+        if self._before:
+            self._group.stop()
+            self._thread.join(60)
+            ray.shutdown()
+        for module, say in self._before:
+            setattr(module, "say", say)  # noqa: B010
+        self._before = []
 
 
 class LocalNodes:
@@ -79,6 +150,7 @@ class LocalNodes:
     def __init__(self, folder: Path, *, head_cpus: int = 0) -> None:
         self.folder = folder
         self._number = 0
+        self._run: RunInThread | None = None
         self.log: list[str] = []
         os.mkfifo(folder / "log")
         # Open at both ends, so that it never ends while launchers come and go.
@@ -140,16 +212,26 @@ class LocalNodes:
     def running_on(self, name: str) -> list[int]:
         return processes.marked("TMPDIR", str(self.folder / name))
 
-    def start(
+    def start(self, *words: str, **given: Any) -> RunInThread:
+        """Run a program; one at a time. Arguments as those of ``told``."""
+        self.close()
+        self._run = RunInThread(self.told(*words, **given), self.address, self.log)
+        return self._run
+
+    def start_process(self, *words: str, **given: Any) -> RunInProcess:
+        """The same in a process of its own."""
+        self.close()
+        return RunInProcess(self.told(*words, **given), self.address, self.log)
+
+    def told(
         self,
         *words: str,
         workers: str = "2",
         variables: Mapping[str, str] | None = None,
         capacity_wait_s: float = 60,
-        run: str = "r1",
-    ) -> Run:
-        told = Told(
-            run=run,
+    ) -> Told:
+        return Told(
+            run="r1",
             words=words,
             workers=Range.parse(workers, option="workers"),
             variables={"OMP_NUM_THREADS": "1", "PATH": PATH, **(variables or {})},
@@ -157,18 +239,14 @@ class LocalNodes:
             address=self.address.rpartition(":")[0],
             rendezvous_port=0,
         )
-        process = subprocess.Popen(
-            [sys.executable, "-m", "containers.program.nodes"],
-            cwd=ROOT,
-            env={**os.environ, ENV_PROGRAM: told.to_json(), "RAY_ADDRESS": self.address},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return Run(process, self.log)
+
+    def close(self) -> None:
+        """End what a test that failed has left running."""
+        if self._run is not None:
+            self._run.close()
 
     def stop(self) -> None:
+        self.close()
         self.cluster.shutdown()
         for path in self.folder.iterdir():
             processes.kill_marked("TMPDIR", str(path))

@@ -109,7 +109,7 @@ def test_a_program_that_does_not_exist_ends_the_job_in_one_sentence(here: LocalN
 
 def test_a_program_that_is_stopped_gets_sigterm_on_all_nodes(here: LocalNodes) -> None:
     words = "trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.1; done"
-    run = here.start("sh", "-c", words)
+    run = here.start_process("sh", "-c", words)
     run.wait_for("up", times=2)
     run.process.terminate()
     assert run.wait() == exits.TERMINATED, run
@@ -190,7 +190,10 @@ def test_an_elastic_program_shrinks_with_a_loss_and_grows_again(
     here: LocalNodes, tmp_path: Path
 ) -> None:
     end = tmp_path / "end"
-    run = here.start("torchrun", script(tmp_path, UNTIL_TOLD), str(end), workers="1:2")
+    # Else torchrun takes 15 s to notice a loss, and 30 s more to see whether others come.
+    quick = {"PET_RDZV_CONF": "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=2"}
+    words = ("torchrun", script(tmp_path, UNTIL_TOLD), str(end))
+    run = here.start(*words, workers="1:2", variables=quick)
     run.wait_for("of 2 on node", times=2)
     here.lose([*here.nodes][-1])
     run.wait_for("of 1 on node")
