@@ -129,8 +129,8 @@ class Evaluation:
     """Mean of the training loss since the evaluation before; None before training."""
     rate: Rate | None = None
     """Items per second of all workers together; None before training."""
-    place: str = ""
-    """What was evaluated, for people, where that is not the model after ``step``: ``64 MiB``."""
+    place: str | None = None
+    """What was evaluated, for people, where that is not the model after ``step``: ``64 MB``."""
     seconds: float | None = None
     """Spent training, over all attempts, evaluation included."""
     flops_per_s: float | None = None
