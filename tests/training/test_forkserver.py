@@ -21,6 +21,7 @@ from benchmarks.soak import TARGETS, Soak, kind_of
 from contract.errors import InputError
 from tests.conftest import ROOT, write_wheel
 from training import recipes
+from training.recipes.recipe import Model
 from training.runtime import forkserver, local_ray
 from training.runtime.forkserver import client, fitness
 
@@ -289,7 +290,6 @@ PROBE = """
 import json, os, resource, signal, sys
 from training.runtime import forkserver, local_ray
 from training.runtime.forkserver import forked, parent
-from training.recipes.recipe import Model
 os.environ[forkserver.PRELOAD] = ""
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}
 if os.environ.get("BROKEN"):
