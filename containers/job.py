@@ -301,6 +301,9 @@ class Job:
             # From the head's container it would mean that the head was killed, and be tried again.
             say(f"the command was killed (exit code {own}), maybe for its memory: the job fails")
             return exits.FAILED
+        if own in exits.OF_THE_SYSTEM and self._is_program():
+            say(f"the command's exit code {own} has a meaning of its own here: the job's is 1")
+            return exits.FAILED
         return own
 
     def _stop_s(self) -> int:

@@ -100,7 +100,7 @@ class Notebook:
             folder = self._new_folder()
             mirror = self._mirror(folder)
             if mirror is not None:
-                mirror.restore()
+                mirror.restore(should_stop=self._must_end)
                 mirror.start()
             process = subprocess.Popen(
                 [sys.executable, "-m", "jupyterlab", *self._options(folder)],
@@ -109,10 +109,12 @@ class Notebook:
                     self._environment, installed.folder, notebook.page_token(cluster_token)
                 ),
             )
+            is_saved = False
             try:
-                return self._serve(process)
+                code = self._serve(process)
             finally:
-                self._end(process, mirror)
+                is_saved = self._end(process, mirror)
+            return code if is_saved else exits.FAILED
 
     def stop(self) -> None:
         """Have ``run`` save and return."""
@@ -185,7 +187,8 @@ class Notebook:
         notice = self._environment.get(ENV_NOTICE)
         return notice is not None and Path(notice).exists()
 
-    def _end(self, process: "subprocess.Popen[bytes]", mirror: Mirror | None) -> None:
+    def _end(self, process: "subprocess.Popen[bytes]", mirror: Mirror | None) -> bool:
+        """End it and save its files; whether all of them are saved, where there is a place."""
         if process.poll() is None:
             process.terminate()
         is_hurried = self._has_notice()
@@ -197,11 +200,13 @@ class Notebook:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        if mirror is not None:
-            is_saved = mirror.save(_SAVE_S if is_hurried else None)
-            mirror.close()
-            if is_saved:
-                shutil.rmtree(self._place, ignore_errors=True)
+        if mirror is None:
+            return True
+        is_saved = mirror.save(_SAVE_S if is_hurried else None)
+        mirror.close()
+        if is_saved:
+            shutil.rmtree(self._place, ignore_errors=True)
+        return is_saved
 
 
 def install(
@@ -230,7 +235,7 @@ def install(
 def jupyter_environment(
     environment: Mapping[str, str], packages: Path, token: str
 ) -> dict[str, str]:
-    """Variables of JupyterLab and of its kernels, which find its packages behind the image's.
+    """Variables of JupyterLab and of its kernels, which find what ``%pip`` installed first.
 
     Args:
         environment: of this process.

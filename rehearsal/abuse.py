@@ -327,6 +327,10 @@ def abuse(
         for seed in seeds:
             ended = runner.disturbed(program, code, seed=seed)
             faults = ended.faults(program, expected)
+            if len(ended.kills) < 2:
+                faults.append("it ended before its head and a worker had been killed")
+            if program.is_seeded and not expected:
+                faults.append("its undisturbed result is not known")
             row = Row(program=program.name, seed=seed, ended=ended, faults=faults)
             print(f"        {'  '.join(row.cells())}", file=sys.stderr, flush=True)
             if faults:

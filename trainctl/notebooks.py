@@ -14,12 +14,12 @@ from trainctl.ray_jobs import RayJob, RayJobs
 POLL_S: Final = 0.5
 #: A first start installs some 60 packages, from an index that may be slow.
 START_S: Final = 600.0
-STOP_S: Final = 60.0
+STOP_S: Final = 330.0
 #: A head that has just started: its agent, which starts jobs, comes after its dashboard.
 AGENT_S: Final = 60.0
 _NO_AGENT: Final = "No available agent"  # so Ray puts it
 #: How long Ray waits for a job that was told to stop: the last files are saved meanwhile.
-_GRACE: Final = {"RAY_JOB_STOP_WAIT_TIME_S": "30"}
+_GRACE: Final = {"RAY_JOB_STOP_WAIT_TIME_S": "300"}
 
 
 def running(jobs: RayJobs) -> RayJob | None:

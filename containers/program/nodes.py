@@ -112,6 +112,8 @@ class Group:
                 return exits.FAILED
             if code is not None:
                 return code
+            if self._stopped:
+                break
             say(
                 f"the program is started again on {self._nodes} "
                 f"node{'s' if self._nodes.high > 1 else ''}"
@@ -148,7 +150,8 @@ class Group:
                 return exits.NO_CAPACITY
             if self._start >= 0 and not has_said:
                 missing = self._nodes.low - len(self._seats)
-                say(f"waiting for {missing} node{'s' if missing > 1 else ''}")
+                if missing > 0:
+                    say(f"waiting for {missing} node{'s' if missing > 1 else ''}")
                 has_said = True
             time.sleep(_LOOK_S)
         return exits.TERMINATED

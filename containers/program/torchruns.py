@@ -6,7 +6,8 @@ same id in its environment, would find it closed and fail. This counts the torch
 gives the second and later ones an id of their own.
 
 Where nodes meet at a store, torchrun numbers them by the text of their addresses. This numbers them
-as the job does, so that a node that replaces another one has its rank, beside its files.
+as the job does, so that after a restart a node that replaces another one has its rank, beside its
+files. One that joins while the others train is unknown to them, and comes last.
 
 ``startup/sitecustomize.py`` loads this file in each Python of a user's job; it imports nothing of
 this project, which the user's code may hide, and nothing of torch until the program does.

@@ -333,6 +333,14 @@ def test_a_command_that_was_killed_does_not_count_as_a_head_that_was(
     assert ("the command was killed (exit code 137)" in capfd.readouterr().err) == (code == 1)
 
 
+@pytest.mark.parametrize("code", [75, 76, 124])
+def test_an_exit_code_of_the_systems_own_is_not_taken_over_from_a_command(
+    code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert wait_for(doing_well(), "sh", "-c", f"exit {code}") == exits.FAILED
+    assert f"exit code {code} has a meaning of its own here" in capfd.readouterr().err
+
+
 PROGRAM = """
 import signal, sys, time
 def save(*_):

@@ -182,7 +182,7 @@ def test_it_starts_on_the_head_and_opens_through_a_tunnel_until_ctrl_c(
     assert order["entrypoint"] == "python -m containers.notebook --address 127.0.0.1"
     assert order["runtime_env"]["env_vars"] == {
         "PIP_INDEX_URL": "https://mine",
-        "RAY_JOB_STOP_WAIT_TIME_S": "30",
+        "RAY_JOB_STOP_WAIT_TIME_S": "300",
     }
     assert "The tunnel is closed; the notebook goes on: trainctl notebook" in captured.err
     assert "trainctl notebook --stop" in captured.err

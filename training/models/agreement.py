@@ -61,7 +61,7 @@ def check(trained: WithLoss, *, device: torch.device, isolates: bool, is_exact: 
             )
         # Both begin with the same document.
         one, other = logits[:, :_LENGTH]
-        if (found := _difference(one, other)) > logits_limit:
+        if not (found := _difference(one, other)) <= logits_limit:  # NaN is no agreement
             raise InputError(
                 f"models of type {kind!r} cannot be trained here: what they predict depends on the "
                 f"tokens that follow (by {found:.1%}); choose another model"
@@ -85,7 +85,7 @@ def _check_isolation(
     else:
         found = _difference(packed[0], torch.cat([alone, after[0]]))
         reason = f"two that are packed differ by {found:.1%} from each by itself"
-    if found > limit:
+    if not found <= limit:
         raise InputError(
             f"--isolate-documents does not keep documents apart in models of type {kind!r} "
             f"({reason}): leave the option out, or choose another model"

@@ -104,8 +104,8 @@ class TrainingConfig(RunConfig):
     checkpoint_minutes: float = option(
         15.0,
         low=0,
-        help="a checkpoint is saved at least this often, beside those that other settings ask for "
-        "(0: only those)",
+        help="a checkpoint is saved at the first report after so many minutes, beside those that "
+        "other settings ask for (0: only those)",
         same_on_resume=False,
     )
     checkpoints_to_keep: int = option(

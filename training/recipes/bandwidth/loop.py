@@ -5,6 +5,7 @@ The all-reduce of the largest message is what a floor is compared with. Between 
 measured too: a collective is as slow as the slowest of them, and does not tell which one that is.
 """
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -30,7 +31,8 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
     """Measure, and report as other recipes do: one evaluation for each size."""
     device, ranks = worker.device, worker.world_size
     on_gpu = device.type == "cuda"
-    sizes = config.sizes(on_gpu=on_gpu)
+    # An element for each rank at least.
+    sizes = sorted({max(size, ranks * _ELEMENT) for size in config.sizes(on_gpu=on_gpu)})
     hosts = links.hosts()
     num_hosts = len(set(hosts))
     began = time.monotonic()
@@ -117,42 +119,41 @@ def _collective(name: str, size: int, device: torch.device) -> tuple[Callable[[]
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
     part = max(1, size // _ELEMENT // ranks)  # elements of each rank's share
-    whole = torch.zeros(part * ranks, device=device)
-    share = torch.zeros(part, device=device)
-    order = torch.arange(1.0, ranks + 1, device=device).repeat_interleave(part)
+    mine = float(rank + 1)
     total = ranks * (ranks + 1) / 2
     match name:
         case "all-reduce":
-            whole = torch.full((max(1, size // _ELEMENT),), float(rank + 1), device=device)
-            dist.all_reduce(whole)
+            whole = torch.full((part * ranks,), mine, device=device)
+            run = functools.partial(dist.all_reduce, whole)
+            run()
             is_right = bool((whole == total).all())
             whole.zero_()  # or sums of sums would overflow
-
-            def run() -> object:
-                return dist.all_reduce(whole)
         case "all-gather":
-            dist.all_gather_into_tensor(whole, share.fill_(rank + 1))
-            is_right = torch.equal(whole, order)
-
-            def run() -> object:
-                return dist.all_gather_into_tensor(whole, share)
+            whole = torch.zeros(part * ranks, device=device)
+            share = torch.full((part,), mine, device=device)
+            run = functools.partial(dist.all_gather_into_tensor, whole, share)
+            run()
+            is_right = _is_in_order(whole, part)
         case "reduce-scatter":
-            dist.reduce_scatter_tensor(share, whole.fill_(rank + 1))
+            whole = torch.full((part * ranks,), mine, device=device)
+            share = torch.zeros(part, device=device)
+            run = functools.partial(dist.reduce_scatter_tensor, share, whole)
+            run()
             is_right = bool((share == total).all())
-
-            def run() -> object:
-                return dist.reduce_scatter_tensor(share, whole)
         case _:
-            received = torch.empty_like(whole)
-            dist.all_to_all_single(received, whole.fill_(rank + 1))
-            is_right = torch.equal(received, order)
-
-            def run() -> object:
-                return dist.all_to_all_single(received, whole)
-
+            whole = torch.full((part * ranks,), mine, device=device)
+            received = torch.zeros(part * ranks, device=device)
+            run = functools.partial(dist.all_to_all_single, received, whole)
+            run()
+            is_right = _is_in_order(received, part)
     if not is_right:
         raise RuntimeError(f"{name} of {size} bytes: rank {rank} received wrong values")
     return run, whole.numel() * _ELEMENT
+
+
+def _is_in_order(received: torch.Tensor, part: int) -> bool:
+    """Whether each rank's share, ``part`` elements, came from that rank."""
+    return all(bool((each == rank).all()) for rank, each in enumerate(received.split(part), 1))
 
 
 def _synchronize(device: torch.device) -> None:

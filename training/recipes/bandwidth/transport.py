@@ -36,7 +36,9 @@ def transport(backend: str, *, num_hosts: int) -> str:
     if num_hosts == 1:
         return "NCCL within the host"
     where = os.environ.get("NCCL_DEBUG_FILE", "")
-    log = Path(where.replace("%h", socket.gethostname()).replace("%p", str(os.getpid())))
+    # As NCCL fills them in: the host's name without its domain.
+    host = socket.gethostname().partition(".")[0]
+    log = Path(where.replace("%h", host).replace("%p", str(os.getpid())))
     try:
         name = named(log.read_text(errors="replace")) if where else ""
         log.unlink(missing_ok=True)

@@ -103,12 +103,14 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     language_models.shard(trained, mesh, bf16=use_bf16)
     model_weights.allocate(model, device)
     fill(model, config)
-    agreement.check(
-        trained,
-        device=device,
-        isolates=config.isolate_documents,
-        is_exact=not (use_bf16 or on_gpu),
-    )
+    # Compiled for its few tokens first, the blocks would be compiled for any length afterwards.
+    with torch.compiler.set_stance("force_eager"):
+        agreement.check(
+            trained,
+            device=device,
+            isolates=config.isolate_documents,
+            is_exact=not (use_bf16 or on_gpu),
+        )
     _reshard(trained)
     optimizer = optimizers.build(
         model, config.optimizer, lr=config.lr, weight_decay=config.weight_decay, device=device
