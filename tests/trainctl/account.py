@@ -63,7 +63,6 @@ OUTPUTS = {
         stack_outputs.KEEPER: "keeper",
     },
 }
-NOW = datetime.now(tz=UTC)
 #: Operations that start, end or write something.
 CHANGES = {
     *("update_service", "start_execution", "stop_execution", "stop_task", "upload_file"),
@@ -80,6 +79,8 @@ class Account:
     """What the account holds, and what AWS does with it."""
 
     def __init__(self) -> None:
+        self.now = datetime.now(tz=UTC)
+        """When the test began: jobs and lines are dated from here."""
         self.shape: dict[str, Any] = dict(SHAPE)
         self.outputs: dict[str, dict[str, str]] = {name: {**each} for name, each in OUTPUTS.items()}
         self.stack_status = "CREATE_COMPLETE"
@@ -244,8 +245,8 @@ class Account:
             "name": job,
             "executionArn": f"{MACHINE.replace(':stateMachine:', ':execution:')}:{job}",
             "status": status,
-            "startDate": NOW - timedelta(minutes=10),
-            "stopDate": None if status == "RUNNING" else NOW,
+            "startDate": self.now - timedelta(minutes=10),
+            "stopDate": None if status == "RUNNING" else self.now,
             "input": json.dumps(spec),
             **more,
         }
@@ -277,7 +278,7 @@ class Account:
 
     def on_stop_execution(self, *, executionArn: str, **given: Any) -> Any:  # noqa: N803
         job = executionArn.rpartition(":")[2]
-        self.executions[job] |= {"status": "ABORTED", "stopDate": NOW, **given}
+        self.executions[job] |= {"status": "ABORTED", "stopDate": self.now, **given}
         return {}
 
     def on_list_tasks(
@@ -311,14 +312,14 @@ class Account:
         self.tasks[task] |= {"lastStatus": "STOPPED", "stoppedReason": reason}
         for execution in self.executions.values():
             outcome = {"status": "stopped", "reason": "stopped by user", "exit_code": 143}
-            execution |= {"status": "FAILED", "stopDate": NOW, "cause": json.dumps(outcome)}
+            execution |= {"status": "FAILED", "stopDate": self.now, "cause": json.dumps(outcome)}
         return {}
 
     # --- logs
     def events_of(self, stream: str, *, since: int) -> list[dict[str, Any]]:
         if stream not in self.logs:
             raise refused("ResourceNotFoundException")
-        began = (NOW - timedelta(minutes=10)).timestamp()
+        began = (self.now - timedelta(minutes=10)).timestamp()
         found = []
         for number, line in enumerate(self.logs[stream]):
             second, message = line if isinstance(line, tuple) else (number, line)
@@ -394,7 +395,7 @@ class Account:
                 {
                     "Key": key,
                     "Size": len(self.objects[key]),
-                    "LastModified": self.modified.get(key, NOW),
+                    "LastModified": self.modified.get(key, self.now),
                 }
                 for key in keys
                 if key not in below

@@ -14,7 +14,7 @@ from contract.files import MANIFEST, Manifest, SavedFile
 from contract.job import JobSpec, JobStatus
 from contract.nodes import CONTAINER, JOB
 from examples import sweep
-from tests.trainctl.account import NOW, Account, refused
+from tests.trainctl.account import Account, refused
 from trainctl import CliError, Job, UsageError, plan, submit
 from trainctl.__main__ import main
 
@@ -38,7 +38,7 @@ def end(account: Account, job: str, **outcome: Any) -> None:
     values = {"status": "succeeded", "reason": "succeeded", "exit_code": 0} | outcome
     account.executions[job] |= {
         "status": "SUCCEEDED",
-        "stopDate": NOW,
+        "stopDate": account.now,
         "output": json.dumps(values),
     }
 

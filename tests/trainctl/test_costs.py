@@ -2,7 +2,7 @@
 
 import json
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from contract import exits, times
 from contract.instance_types import instance_type
 from contract.job import JobSpec
 from contract.prices import HostPrice, Prices
-from tests.trainctl.account import NOW, PRICES, Account
+from tests.trainctl.account import PRICES, Account
 from trainctl import output
 from trainctl.__main__ import main
 from trainctl.aws.jobs import EndedTask
@@ -24,7 +24,7 @@ SUBMIT = ["submit", "ddp", "--yes"]
 
 
 def event(task: str, seconds: float, **more: Any) -> dict[str, Any]:
-    began = NOW - timedelta(minutes=9)
+    began = datetime.now(tz=UTC) - timedelta(minutes=9)
     return {
         "taskArn": f"arn/{task}",
         "group": "job:job",
@@ -194,7 +194,7 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account.add("job", status="SUCCEEDED", output="{}")
-    pulled = NOW - timedelta(seconds=600)
+    pulled = account.now - timedelta(seconds=600)
     account.add_head(
         "job",
         "head",
@@ -204,7 +204,7 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(
     )
     # It waits for a host: there is nothing to pay.
     account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PROVISIONING", "startedBy": "job"}
-    account.tasks["w1"]["createdAt"] = NOW - timedelta(seconds=300)
+    account.tasks["w1"]["createdAt"] = account.now - timedelta(seconds=300)
     assert cost_of(capsys)["node_seconds"] == {"head": 360, "worker": 0}
 
 
@@ -217,7 +217,7 @@ def unknown(account: Account, name: str) -> None:
         del account.tasks["forgotten"]
     elif name == "have expired":
         account.task_events = [event("head", 360)]
-        account.executions["job"]["startDate"] = NOW - timedelta(days=31)
+        account.executions["job"]["startDate"] = account.now - timedelta(days=31)
     elif name == "has no prices":
         account.task_events = [event("head", 360)]
         order = json.loads(account.executions["job"]["input"])

@@ -10,7 +10,7 @@ import pytest
 from contract import exits
 from contract.job import JobSpec
 from contract.ranges import Range
-from tests.trainctl.account import NOW, Account
+from tests.trainctl.account import Account
 from trainctl.__main__ import main
 
 
@@ -49,7 +49,7 @@ def ends_at_once(
 
     def start(own: Account, *, name: str, input: str, **_: Any) -> Any:
         own.add(name)
-        own.executions[name] |= {"input": input, "stopDate": NOW, **ending}
+        own.executions[name] |= {"input": input, "stopDate": own.now, **ending}
         place = json.loads(input)["command"][json.loads(input)["command"].index("--to") + 1]
         for name in names:
             own.objects[f"{place.removeprefix('s3://bucket/')}/{name}"] = b"weights"

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 
 from contract.job import JobSpec, Placement
 from contract.ranges import Range
-from tests.trainctl.account import NOW, Account, refused
+from tests.trainctl.account import Account, refused
 from trainctl import follow, output, pace
 from trainctl.__main__ import main
 
@@ -48,7 +48,7 @@ def on_nodes(account: Account, **changed: Any) -> None:
 def of_recipe(account: Account) -> None:
     """A recipe's job that ended long ago: a head, which was replaced, and two workers, all of which
     ECS has forgotten."""
-    account.add("job", startDate=NOW - timedelta(hours=3), **SUCCEEDED)
+    account.add("job", startDate=account.now - timedelta(hours=3), **SUCCEEDED)
     account.add_head("job", "first")
     account.add_head("job", "second")
     account.tasks = {}
@@ -117,7 +117,7 @@ def test_lines_as_json_tell_when_and_where_they_were_written(
     assert main(["logs", "job", "--json", "--tail", "2"]) == 0
     epoch, bye = map(json.loads, lines(capsys))
     assert datetime.fromisoformat(epoch.pop("at")) == pytest.approx(
-        NOW - timedelta(seconds=540), abs=timedelta(milliseconds=1)
+        account.now - timedelta(seconds=540), abs=timedelta(milliseconds=1)
     )
     assert epoch == {
         "node": "head",
@@ -286,7 +286,6 @@ class Clock:
 def running(account: Account, *, num_workers: int = 2) -> None:
     """A job that has all of its nodes."""
     account.add("job")
-    account.executions["job"]["startDate"] = datetime.now(tz=UTC) - timedelta(minutes=10)
     account.add_head("job", "head")
     for number in range(num_workers):
         name = f"w{number}"
@@ -303,7 +302,7 @@ def test_a_line_that_comes_late_is_shown_and_none_is_shown_twice(
     clock.at = [
         (8, lambda: account.logs["worker/ray/w0"].append((580, "late"))),
         (20, lambda: account.logs["job/ray/head"].append((600, "three"))),
-        (60, lambda: account.executions["job"].update(SUCCEEDED, stopDate=NOW)),
+        (60, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
     ]
     assert main(["logs", "job", "--follow"]) == 0
     assert lines(capsys) == ["one", "two", "[worker w0] late", "three"]
@@ -338,7 +337,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
         for second in range(0, 60 * minutes, 2):
             line = (600 + second, f"step {second}")
             clock.at.append((second, lambda line=line: account.logs["job/ray/head"].append(line)))  # type: ignore[misc]
-    end = (60 * minutes, lambda: account.executions["job"].update(SUCCEEDED, stopDate=NOW))
+    end = (60 * minutes, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now))
     clock.at.append(end)
     assert main(words) == 0
     assert 60 * minutes <= clock.now <= 60 * minutes + pace.LONGEST_S + follow.LAST_LINES_S

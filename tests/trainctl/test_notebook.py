@@ -154,17 +154,22 @@ def plugin(
 
 
 @pytest.fixture
-def pages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """What the browser was shown, through the tunnel; then Ctrl-C is pressed."""
     found: list[str] = []
+    pressed: list[threading.Timer] = []
 
     def opened(address: str) -> None:
         with urllib.request.urlopen(address, timeout=10) as answer:
             found.append(answer.read().decode())
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        pressed.append(threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)))
+        pressed[-1].start()
 
     monkeypatch.setattr("webbrowser.open", opened)
-    return found
+    yield found
+    for each in pressed:
+        each.cancel()
+        each.join()
 
 
 @pytest.mark.usefixtures("plugin")
@@ -190,6 +195,15 @@ def test_it_starts_on_the_head_and_opens_through_a_tunnel_until_ctrl_c(
     ports = [each["Parameters"]["portNumber"] for each in account.sent("start_session")]
     assert ports == [["8265"], ["8888"]]
     assert head.jobs["notebook-1"]["status"] == "RUNNING"
+
+
+@pytest.mark.usefixtures("plugin", "head")
+def test_ctrl_c_while_the_page_is_being_opened_closes_the_tunnel_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert main(["notebook", "--port", str(free_port())]) == 0
+    assert "The tunnel is closed; the notebook goes on" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("plugin", "pages")

@@ -7,14 +7,14 @@ import pytest
 
 from contract.job import JobSpec, JobStatus, Outcome, record_json
 from contract.ranges import Range
-from tests.trainctl.account import NOW, Account
+from tests.trainctl.account import Account
 from trainctl.__main__ import main
 
 
 def put(account: Account, key: str, content: object, *, hours_ago: float = 0.0) -> None:
     text = content if isinstance(content, str) else json.dumps(content)
     account.objects[f"runs/{key}"] = text.encode()
-    account.modified[f"runs/{key}"] = NOW - timedelta(hours=hours_ago)
+    account.modified[f"runs/{key}"] = account.now - timedelta(hours=hours_ago)
 
 
 def checkpoint(account: Account, run: str, step: int, *, hours_ago: float, lost: str = "") -> None:
@@ -91,7 +91,7 @@ def test_runs_are_listed_newest_first_with_what_they_have_reached(
     assert main(["runs", "--limit", "2"]) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()] == ["run", "goes-on", "done"]
-    assert f"{NOW - timedelta(hours=0.5):%Y-%m-%d %H:%M} UTC" in shown
+    assert f"{account.now - timedelta(hours=0.5):%Y-%m-%d %H:%M} UTC" in shown
     assert account.changes == []
 
 
@@ -125,7 +125,7 @@ def test_checkpoints_tell_which_is_resumed_from(
     assert [each["step"] for each in found if each["is_next"]] == [200]
     assert main(["checkpoints", "r1"]) == 0
     rows = capsys.readouterr().out.splitlines()[1:]
-    assert f"{NOW - timedelta(hours=8):%Y-%m-%d %H:%M} UTC" in rows[3]
+    assert f"{account.now - timedelta(hours=8):%Y-%m-%d %H:%M} UTC" in rows[3]
     assert rows[3].startswith("200 ")
     assert rows[3].endswith("complete; the run resumes from it")
     assert rows[0].endswith("not complete, not used")

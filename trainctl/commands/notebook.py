@@ -1,7 +1,6 @@
 """``trainctl notebook``: JupyterLab on the head of the standing cluster, in the browser here."""
 
 import contextlib
-import subprocess
 import webbrowser
 from collections.abc import Iterator
 from typing import Annotated
@@ -76,8 +75,13 @@ def notebook(
     with tunnel(
         plugin, session, local_port=port, region=deployment.region, profile=profile
     ) as process:
-        _show(deployment, address, as_json=as_json, browser=browser)
-        _wait(process)
+        try:
+            _show(deployment, address, as_json=as_json, browser=browser)
+            process.communicate()
+        except KeyboardInterrupt:
+            output.say("\nThe tunnel is closed; the notebook goes on: trainctl notebook comes back")
+            return
+    raise CliError("the tunnel was closed; the notebook goes on: trainctl notebook comes back")
 
 
 @contextlib.contextmanager
@@ -118,12 +122,3 @@ def _show(deployment: Deployment, address: str, *, as_json: bool, browser: bool)
     )
     if browser:
         webbrowser.open(address)
-
-
-def _wait(process: "subprocess.Popen[str]") -> None:
-    try:
-        process.communicate()
-    except KeyboardInterrupt:
-        output.say("\nThe tunnel is closed; the notebook goes on: trainctl notebook comes back")
-        return
-    raise CliError("the tunnel was closed; the notebook goes on: trainctl notebook comes back")
