@@ -15,7 +15,7 @@ from contract.instance_types import InstanceType
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.shape import Shape
-from trainctl.errors import explained
+from trainctl.errors import CliError, explained
 from trainctl.images import repositories
 
 _AMI: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
@@ -90,7 +90,7 @@ class Place:
 
 
 def run(looks: Mapping[str, Look]) -> Iterator[Check]:
-    """Look at everything; what AWS refuses to tell is no fault."""
+    """Look at everything; what AWS refuses to tell is no fault, but what the stacks lack is."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     for what, look in looks.items():
@@ -98,6 +98,8 @@ def run(looks: Mapping[str, Look]) -> Iterator[Check]:
             yield look(what=what)
         except (ClientError, BotoCoreError) as error:
             yield Check(what=what, state="unknown", found=str(explained(error) or error))
+        except CliError as error:
+            yield Check(what=what, state="bad", found=str(error))
 
 
 # --- which ----------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import NoCredentialsError
 
 from contract import exits
-from contract.outputs import CORE_STACK, TRAINING_STACK
+from contract.outputs import CORE_STACK, TRAINING_STACK, WORKER_PROVIDER
 from tests.conftest import ROOT
 from tests.trainctl import aws_command
 from tests.trainctl.account import Account, refused
@@ -99,6 +99,20 @@ def test_an_answer_without_images_is_a_missing_image(
     code, found = looked(capsys)
     assert code == exits.FAILED
     assert bad(found) == {"image of the head", "image of the worker"}
+
+
+def test_what_the_stacks_lack_is_one_check_and_the_others_are_made(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    none: dict[str, Any] = {"capacityProviders": []}
+    monkeypatch.setattr(Account, "on_describe_capacity_providers", lambda *_, **__: none)
+    del account.outputs[TRAINING_STACK][WORKER_PROVIDER]
+    code, found = looked(capsys)
+    assert code == exits.FAILED
+    assert bad(found) == {"head hosts in use", "worker hosts in use"}
+    assert "there is no capacity provider head-hosts" in found["head hosts in use"]["found"]
+    assert f"have no output {WORKER_PROVIDER}" in found["worker hosts in use"]["found"]
+    assert found["key of disks"]["state"] == "ok"
 
 
 def test_a_quota_that_is_too_small_and_hosts_without_protection(
@@ -240,6 +254,31 @@ def test_a_stack_that_cannot_be_used_is_a_problem_and_the_account_is_checked_all
     code, found = looked(capsys)
     assert (code, bad(found)) == (exits.FAILED, {"stacks", "CDK bootstrap"})
     assert "ROLLBACK_COMPLETE" in found["stacks"]["found"]
+    # Nothing is left of them: the next deploy makes all of it.
+    assert found["stacks"]["fix"] == "make deploy"
+    assert {"quota VPCs", "policies of logs"} <= found.keys()
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+@pytest.mark.parametrize(
+    ("status", "fix"),
+    [
+        ("UPDATE_IN_PROGRESS", ""),
+        ("UPDATE_ROLLBACK_FAILED", "make deploy"),
+        ("shape", "make deploy"),
+    ],
+)
+def test_stacks_that_are_there_need_no_second_share_of_the_account(
+    account: Account, capsys: pytest.CaptureFixture[str], status: str, fix: str
+) -> None:
+    account.num_vpcs, account.num_log_policies = 1000, checks.MOST_LOG_POLICIES
+    if status == "shape":
+        del account.shape["preset"]
+    else:
+        account.stack_status = status
+    code, found = looked(capsys)
+    assert (code, bad(found)) == (exits.FAILED, {"stacks"})
+    assert found["stacks"]["fix"] == fix
 
 
 def test_a_command_line_that_is_installed_without_the_app_says_so(

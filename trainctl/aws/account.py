@@ -4,6 +4,7 @@ from functools import cached_property
 from typing import Final
 
 from trainctl.aws.clients import Clients, code_of
+from trainctl.errors import CliError
 
 #: GitHub's provider of identities, of which an account can have only one.
 _GITHUB: Final = "token.actions.githubusercontent.com"
@@ -102,8 +103,17 @@ class Account:
         return next((each["Arn"] for each in found if each["Arn"].endswith(_GITHUB)), None)
 
     def protects_hosts(self, provider: str) -> bool:
-        """Whether a capacity provider keeps scale-in from terminating hosts in use."""
+        """Whether a capacity provider keeps scale-in from terminating hosts in use.
+
+        Raises:
+            CliError: there is no such provider.
+        """
         found = self._clients.ecs.describe_capacity_providers(capacityProviders=[provider])
+        if not found["capacityProviders"]:
+            raise CliError(
+                f"there is no capacity provider {provider}, which the stacks have made: deploy "
+                "again, make deploy"
+            )
         group = found["capacityProviders"][0]["autoScalingGroupProvider"]
         return group.get("managedTerminationProtection") == "ENABLED"
 

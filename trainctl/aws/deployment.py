@@ -40,6 +40,16 @@ class NotDeployedError(CliError):
         self.missing = missing
 
 
+class NotReadyError(CliError):
+    """A stack is being changed, or a change of it has failed."""
+
+    def __init__(self, message: str, *, is_changing: bool) -> None:
+        super().__init__(message)
+        self.is_changing = is_changing
+        self.missing: tuple[str, ...] = ()
+        """Stacks of which nothing is left, and which the next deploy makes anew."""
+
+
 def open_session(*, profile: str | None, region: str | None) -> "Session":
     """A session of boto3 with a profile and region, as the AWS CLI takes them.
 
@@ -65,7 +75,8 @@ class Deployment:
         self.region: str = session.region_name
         # Before anything else: it tells bad credentials from stacks that are not there.
         self.account_id: str = self._clients.sts.get_caller_identity()["Account"]
-        self._not_ready: list[str] = []
+        self._not_ready: list[NotReadyError] = []
+        self._gone: list[str] = []
         self._core = self._outputs(stack_outputs.CORE_STACK)
         self._training = self._outputs(stack_outputs.TRAINING_STACK)
 
@@ -91,10 +102,12 @@ class Deployment:
     def check_ready(self) -> None:
         """
         Raises:
-            CliError: a stack is being changed, or a change of it has failed.
+            NotReadyError: a stack is being changed, or a change of it has failed.
         """
         if self._not_ready:
-            raise CliError(self._not_ready[0])
+            error = self._not_ready[0]
+            error.missing = tuple(self._gone)
+            raise error
 
     def _outputs(self, stack: str) -> dict[str, str]:
         from botocore.exceptions import ClientError
@@ -107,18 +120,20 @@ class Deployment:
             raise NotDeployedError(
                 f"{stack} is not deployed in account {self.account_id}, region {self.region}: "
                 "deploy it (make deploy), or name another --profile or --region",
-                _IN_ORDER[_IN_ORDER.index(stack) :],
+                (*self._gone, *_IN_ORDER[_IN_ORDER.index(stack) :]),
             ) from None
         status = found["StackStatus"]
         if status.endswith("IN_PROGRESS") and "CLEANUP" not in status:
-            self._not_ready.append(
-                f"{stack} is being changed ({status}): wait until that has ended"
-            )
+            said = f"{stack} is being changed ({status}): wait until that has ended"
+            self._not_ready.append(NotReadyError(said, is_changing=True))
         elif status.endswith("FAILED") or status == "ROLLBACK_COMPLETE":
-            self._not_ready.append(
+            if status == "ROLLBACK_COMPLETE":  # its creation failed
+                self._gone.append(stack)
+            said = (
                 f"{stack} is not usable ({status}): look at its events (aws cloudformation "
                 f"describe-stack-events --stack-name {stack}), then make deploy"
             )
+            self._not_ready.append(NotReadyError(said, is_changing=False))
         return {each["OutputKey"]: each["OutputValue"] for each in found.get("Outputs", [])}
 
     def output(self, name: str) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,7 +12,7 @@ from contract.errors import InputError
 from trainctl import checks, laptop, output, planned
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
-from trainctl.aws.deployment import Deployment, NotDeployedError, open_session
+from trainctl.aws.deployment import Deployment, NotDeployedError, NotReadyError, open_session
 from trainctl.aws.shape import Shape
 from trainctl.checks import Check, Place
 from trainctl.errors import CliError, UsageError, explained
@@ -21,7 +21,6 @@ from trainctl.options import AsJson, Profile, Region
 if TYPE_CHECKING:
     from boto3 import Session
 
-_BOTH: Final = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
 Context = Annotated[
     list[str] | None,
     typer.Option(
@@ -104,9 +103,10 @@ def _found(given: dict[str, str], *, profile: str | None, region: str | None) ->
             what="stacks",
             state="next" if is_next else "bad",
             found=str(known),
-            fix=place.make("deploy", given),
+            fix=place.make("deploy", given) if _helps_to_deploy(error) else "",
         )
-        missing = error.missing if isinstance(error, NotDeployedError) else _BOTH
+        # Where the stacks are there, they have their share of the account already.
+        missing = error.missing if isinstance(error, NotDeployedError | NotReadyError) else ()
         yield from _before(place, given, zone=account.first_zone, missing=missing)
         return
 
@@ -126,6 +126,13 @@ def _found(given: dict[str, str], *, profile: str | None, region: str | None) ->
             ),
         }
     )
+
+
+def _helps_to_deploy(error: Exception) -> bool:
+    """Not where a deploy goes on already, nor where AWS itself refuses."""
+    if isinstance(error, NotReadyError):
+        return not error.is_changing
+    return isinstance(error, CliError)
 
 
 def _session(given: dict[str, str], *, profile: str | None, region: str | None) -> "Session":
