@@ -5,6 +5,7 @@ the laptop is not needed: the job is an execution of a state machine, which ends
 """
 
 import dataclasses
+import math
 import re
 import secrets as random
 import tempfile
@@ -259,7 +260,9 @@ def _deadline(given: JobOptions, prices: Prices, shape: Shape, wanted: Range) ->
         return seconds, ""
     within = maximum.seconds_for(limit)
     if given.max_hours is not None or within is None or within < _LEAST_S:
-        can = "" if within is None or within < _LEAST_S else f", or --max-hours {within / 3600:.2f}"
+        can = ""
+        if within is not None and within >= _LEAST_S:
+            can = f", or --max-hours {math.floor(within / 36) / 100:.2f}"  # rounded down
         raise UsageError(
             f"--max-cost is {limit:g}, and this job can cost up to {dollars(maximum.usd)} within "
             f"{duration(seconds)}: give fewer --nodes{can}, or a higher --max-cost"

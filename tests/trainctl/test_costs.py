@@ -87,9 +87,27 @@ def test_max_cost_shortens_the_deadline_and_prints_it(
     found = re.search(r"at most   \$([\d.]+)", said)
     assert found is not None
     assert 59.9 < float(found[1]) <= 60
-    # A second more would cost more than that.
-    longer = maximum(account, nodes=2).seconds_for(60)
-    assert longer == spec.max_seconds
+    assert usd_with(account, spec.max_seconds) <= 60 < usd_with(account, spec.max_seconds + 1)
+
+
+def usd_with(account: Account, seconds: int) -> float:
+    """Maximum cost of a job on two nodes with this deadline."""
+    shape = Shape.from_json(json.dumps(account.shape))
+    found = Maximum.of(shape.prices("us-east-1"), shape, num_nodes=2, max_seconds=seconds).usd
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("limit", ["20", "41", "60.5", "77"])
+def test_the_hours_that_a_refusal_names_are_accepted(
+    account: Account, capsys: pytest.CaptureFixture[str], limit: str
+) -> None:
+    words = [*SUBMIT, "--nodes", "2", "--max-cost", limit, "--max-hours"]
+    assert main([*words, "24"]) == exits.BAD_INPUT
+    found = re.search(r"--max-hours ([\d.]+), or", capsys.readouterr().err)
+    assert found is not None
+    assert main([*words, found[1]]) == exits.OK
+    assert account.changes == ["start_execution"]
 
 
 def test_max_cost_leaves_a_deadline_alone_that_is_within_it(account: Account) -> None:
