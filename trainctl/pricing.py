@@ -85,8 +85,14 @@ class Cost:
     """Why ``usd`` is None, in a phrase."""
 
 
-def cost_of(deployment: Deployment, job: Job) -> Cost:
-    """What a job has cost so far, with the hosts and prices of its order."""
+def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = None) -> Cost:
+    """What a job has cost so far, with the hosts and prices of its order.
+
+    Args:
+        deployment: where it ran.
+        job: which.
+        tasks: its nodes, where they have been asked for already.
+    """
     jobs, now = deployment.jobs, datetime.now(tz=UTC)
     prices = job.spec.prices if job.spec else None
     ran_s = ((job.ended or now) - job.began).total_seconds()
@@ -95,7 +101,8 @@ def cost_of(deployment: Deployment, job: Job) -> Cost:
     kept = timedelta(days=deployment.shape.log_retention_days)
     seconds = None
     if now - job.began < kept:
-        ended, seen = jobs.ended_tasks(job), [*jobs.heads(job), *jobs.workers(job)]
+        seen = [*jobs.heads(job), *jobs.workers(job)] if tasks is None else tasks
+        ended = jobs.ended_tasks(job)  # after them: what ends in between is among these
         # A job without any node has cost nothing, but none succeeds without one.
         if ended or seen or job.status != JobStatus.SUCCEEDED:
             seconds = _seconds(ended, seen, now=now)

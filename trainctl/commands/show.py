@@ -32,7 +32,7 @@ def show(
     workers = [task for task in tasks if task.node == WORKER]
     waits = "" if job.is_over else follow.waiting(deployment, job, heads, workers)
     reached = follow.progress_of(deployment, job)
-    cost = cost_of(deployment, job)
+    cost = cost_of(deployment, job, tasks)
     if as_json:
         output.print_json(
             {
