@@ -37,7 +37,7 @@ def run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: bo
     paths = bucket.run(run)
     recorded = output.json_object(bucket.read(bucket.key(paths.file(CONFIG_FILE))))
     if not recorded:
-        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl ls")
+        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs")
     recipes.by_name(str(recorded.get("recipe"))).check_sharded(run, run_uri=paths.uri)
     plan = job_plan.head_only(deployment, run=run, command=command)
     job_plan.check(deployment, plan)

@@ -161,6 +161,7 @@ def test_logs_of_a_job_on_nodes_hold_what_its_command_printed_on_each(
         (["logs", "other", "--node", "0"], "--node: the command of other runs on its head only"),
         (["logs", "job", "--grep", "x("], "--grep 'x(' is not a regular expression: missing ),"),
         (["logs", "job", "--since", "yesterday"], "--since is 'yesterday': it must be a number"),
+        (["logs", "job", "--since", "999999d"], "--since is '999999d': it must be at most 3653d"),
     ],
 )
 def test_what_no_log_can_be_asked_for_is_refused(

@@ -50,7 +50,7 @@ def test_a_report_goes_where_it_is_told_to(
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "message"),
     [
-        (["unknown"], exits.BAD_INPUT, "there is no run 'unknown' in s3://bucket: trainctl ls"),
+        (["unknown"], exits.BAD_INPUT, "there is no run 'unknown' in s3://bucket: trainctl runs"),
         (["a/b"], exits.BAD_INPUT, "run name 'a/b' is not usable"),
         (["training"], exits.FAILED, "run training has no report: a recipe writes one when it"),
         (["broken"], exits.FAILED, "has a result and no report: trainctl logs broken shows"),

@@ -141,7 +141,7 @@ class NodeLogs:
             "limit": limit,
         }
         if since:
-            request["startTime"] = since
+            request["startTime"] = max(since, 0)
         try:
             found = self._clients.logs.get_log_events(**request)
         except ClientError as error:

@@ -18,6 +18,8 @@ from training.record.events import Phase
 from training.record.lines import parse_metrics
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: CloudWatch's longest retention.
+_LONGEST: Final = timedelta(days=3653)
 
 
 def logs(
@@ -91,7 +93,12 @@ def _time(text: str) -> timedelta:
     match = re.fullmatch(r"(\d{1,6})([smhd])", text)
     if not match:
         raise UsageError(f"--since is {text!r}: it must be a number and s, m, h or d, such as 10m")
-    return timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+    time = timedelta(seconds=int(match[1]) * _UNITS[match[2]])
+    if time > _LONGEST:
+        raise UsageError(
+            f"--since is {text!r}: it must be at most {_LONGEST.days}d, for which logs can be kept"
+        )
+    return time
 
 
 def _check_node(job: Job, node: int) -> None:

@@ -44,7 +44,7 @@ def report(
     if page is None:
         keys, folders = bucket.listed(run_prefix(run))
         if not keys and not folders:
-            raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl ls")
+            raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs")
         raise _missing(run, has_ended=bucket.key(paths.file(RESULT_FILE)) in keys)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
