@@ -202,6 +202,7 @@ def test_a_notebook_on_the_head_computes_on_the_cluster_and_its_files_are_kept(
 
         browser.open(address)
         browser.click('.jp-LauncherCard[data-category="Notebook"]')
+        browser.wait("the kernel is there", lambda: "| Idle" in browser.texts("body")[0])
         browser.click(".jp-Notebook .cm-content")
         browser.type("1 + 1" + SHIFT + ENTER)
         output = ".jp-Notebook .jp-OutputArea-output"

@@ -339,7 +339,7 @@ def test_what_escapes_is_swept(rehearsal: Rehearsal) -> None:
         FunctionName=outputs[stack_outputs.KEEPER], Payload=b"{}"
     )
     swept = json.loads(answer["Payload"].read())
-    assert swept == {"stopped": [orphan["taskArn"]]}
+    assert swept == {"stopped": [orphan["taskArn"]], "released": []}
 
     def status_of(task: dict[str, Any]) -> str:
         (found,) = ecs.describe_tasks(**which, tasks=[task["taskArn"]])["tasks"]
