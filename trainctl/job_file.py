@@ -143,6 +143,19 @@ class JobFile:
         kept = [word for name, words in settings.items() if name not in of_line for word in words]
         return [*first, *kept, *rest]
 
+    def check_code(self, *, is_own: bool) -> None:
+        """Whether what runs fits the code: the user's own, or a recipe's.
+
+        Raises:
+            UsageError: it does not.
+        """
+        if is_own and (_RECIPE in self._values or _SETTINGS in self._values):
+            raise self._error(
+                "recipe and settings are not for your own code: leave them out, or leave out code"
+            )
+        if not is_own and _COMMAND in self._values:
+            raise self._error('command is for your own code: name its folder, code = "."')
+
     def _settings(self) -> dict[str, list[str]]:
         """The settings as words, by the names of their options."""
         found = {}
@@ -179,7 +192,9 @@ def take_defaults(context: typer.Context, path: Path | None) -> Path | None:
         UsageError: the file is not usable.
     """
     if path is not None:
-        context.default_map = JobFile.read(path).options(context.command.params)
+        # Kept, as a pipe can be read only once.
+        context.obj = job = JobFile.read(path)
+        context.default_map = job.options(context.command.params)
     return path
 
 

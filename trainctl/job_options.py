@@ -148,6 +148,8 @@ class JobOptions:
             for name in names
             if getattr(self, name) != getattr(defaults, name)
         }
+        if self.code is not None:  # in a file, it is relative to the file
+            given["code"] = self.code.resolve()
         return written(self.words or [], given)
 
     def check(self, shape: Shape) -> None:
@@ -226,15 +228,18 @@ def takes_job_options(command: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(command)
     own = [each for name, each in signature.parameters.items() if name != "given"]
 
+    context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+
     @functools.wraps(command)
-    def with_options(**values: object) -> None:
+    def with_options(*, context: typer.Context, **values: object) -> None:
         options: dict[str, Any] = {each.name: values.pop(each.name) for each in expanded}
-        if options["file"] is not None:
-            job = JobFile.read(options["file"])
+        job = context.obj
+        if isinstance(job, JobFile):
+            job.check_code(is_own=options["code"] is not None)
             options["words"] = job.words(options["words"] or [])
             for name in ("env", "secret"):  # of two of the same name, the last one counts
                 options[name] = [*job.pairs(name), *(options[name] or [])]
         command(given=JobOptions(**options), **values)
 
-    with_options.__signature__ = signature.replace(parameters=[*expanded, *own])  # type: ignore[attr-defined]
+    with_options.__signature__ = signature.replace(parameters=[context, *expanded, *own])  # type: ignore[attr-defined]
     return with_options

@@ -1,7 +1,9 @@
 """``trainctl submit -f job.toml``: the same order as by options, and mistakes with their names."""
 
 import json
+import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,11 @@ def test_own_code_lies_beside_its_file_and_is_submitted(
         ("recipe = 'pdd'", "unknown recipe 'pdd': did you mean ddp?"),
         ("recipe = 3", "recipe is 3: it must be text"),
         ("recipe = 'ddp'\ncommand = ['a']", "leave recipe and settings out"),
+        ("recipe = 'ddp'\ncode = '.'", "recipe and settings are not for your own code: leave"),
+        (
+            "command = ['python', 'a.py']",
+            'command is for your own code: name its folder, code = "."',
+        ),
         ("command = 'python a.py'", "it must be a list of words"),
         ("env = ['A=1']", "it must be a table, [env]"),
         ("env.A = true", "env.A is true: it must be text or a number"),
@@ -194,6 +201,29 @@ def test_the_files_of_the_documentation_are_accepted(
     assert plan(capsys, "-f", str(file))["command"][-2:] == ["--data=fashion-mnist", "--epochs=10"]
     file.write_text(of_code)
     assert plan(capsys, "-f", str(file))["command"] == ["torchrun", "train.py"]
+
+
+@pytest.mark.usefixtures("account")
+def test_a_file_that_is_a_pipe_is_read_once(capsys: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, RECIPE.encode())
+    os.close(writer)
+    try:
+        found = plan(capsys, "-f", f"/dev/fd/{reader}")
+    finally:
+        os.close(reader)
+    assert found == plan(capsys, *BY_OPTIONS)
+
+
+def test_a_printed_file_finds_its_code_from_everywhere(
+    code: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(code.parent)
+    assert main(["submit", "--print-toml", "--code", code.name, "--", "python", "mine.py"]) == 0
+    printed = tomllib.loads(capsys.readouterr().out)
+    assert printed["code"] == str(code.resolve())
 
 
 def test_a_variable_of_this_machine_is_in_no_printed_file(
