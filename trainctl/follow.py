@@ -17,7 +17,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.errors import CliError
-from trainctl.job_log import ALL, JobLog, Printer, Wanted, end_of
+from trainctl.job_log import ALL, JobLog, Printer, Wanted
 from trainctl.pace import Pace
 from trainctl.pricing import cost_of, dollars
 from training.record.progress import Progress
@@ -42,12 +42,12 @@ class Watch:
         self._changed = True
 
     def look(self) -> Job:
-        """The job as it is now. Once it has all of its nodes, they are asked for less often."""
+        """The job as it is now. Its nodes are asked for less often."""
         jobs = self._deployment.jobs
         job = jobs.find(self._name)
         if not self._looked_at_nodes:
             self._keep(jobs.all_nodes(job))
-        elif job.is_over or self.waits or self._pace.nodes_are_due():
+        elif job.is_over or self._pace.nodes_are_due():
             self._keep([*jobs.heads(job), *jobs.workers(job)])
         before = self.waits
         self.waits = "" if job.is_over else waiting(self._deployment, job, self.heads, self.workers)
@@ -116,8 +116,9 @@ def _follow(
             if len(watch.heads) > max(1, num_heads):
                 output.say("the head was lost; another one takes over")
             num_heads = len(watch.heads)
-            lines = log.new(job, watch.nodes)
-            printer.print(lines if tail is None else end_of(lines, tail))
+            seen = watch.nodes
+            lines = log.new(job, seen) if tail is None else log.last(job, seen, tail)
+            printer.print(lines)
             tail = None
             if job.is_over:
                 break

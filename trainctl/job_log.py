@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 #: Lines may come to CloudWatch later than newer ones of other nodes, by as much as this. Lines
 #: that were read before are known by their ids.
 _LATE_MS: Final = 30_000
+#: So many lines of a node are read at least, that those with the same time are known.
+_END_LINES: Final = 100
 #: Clocks of this machine and of AWS may differ by as much as this.
 _SKEW_MS: Final = 600_000
 #: States of a task in which it cannot have written yet.
@@ -68,6 +70,9 @@ class JobLog:
         self._known: set[str] = set()
         self._newest = 0
         self._seen: dict[str, int] = {}
+        self._ends: dict[str, int] = {}
+        """Of nodes of which only the end was read: the time of the last line of it."""
+        self._of_ends: set[tuple[str, int, str]] = set()
 
     def new(self, job: Job, tasks: Sequence[Task]) -> list[LogLine]:
         """What is new since the last call. ``tasks``: the job's nodes."""
@@ -85,7 +90,9 @@ class JobLog:
             if some:
                 lines += self._logs.lines(some, since=max(first, since), pattern=wanted.filter)
         self._known |= {task.id for task in read}
-        fresh = [line for line in lines if not line.id or line.id not in self._seen]
+        fresh = [
+            line for line in lines if line.id not in self._seen and not self._is_of_an_end(line)
+        ]
         self._newest = max([self._newest, *(line.at for line in fresh)])
         self._seen |= {line.id: line.at for line in fresh}
         oldest = self._newest - _LATE_MS
@@ -93,18 +100,27 @@ class JobLog:
         return [line for line in sorted(fresh, key=lambda line: line.at) if wanted.has(line)]
 
     def last(self, job: Job, tasks: Sequence[Task], number: int) -> list[LogLine]:
-        """The last ``number`` lines of those that are wanted."""
+        """The last ``number`` lines of those that are wanted; ``new`` goes on after them."""
         wanted = self._wanted
-        if wanted.node is None and wanted.pattern is None and 0 < number <= PAGE_LINES:
-            since = _ms(wanted.since) if wanted.since else 0
-            ends = [
-                line
-                for task in tasks
-                if self._has_started(task)
-                for line in self._logs.last(task, number, since=since)
-            ]
-            return end_of(sorted(ends, key=lambda line: line.at), number)
-        return end_of(self.new(job, tasks), number)
+        if wanted.node is not None or wanted.pattern is not None or number > PAGE_LINES:
+            return end_of(self.new(job, tasks), number)
+        since = _ms(wanted.since) if wanted.since else 0
+        ends: list[LogLine] = []
+        for task in tasks:
+            if self._has_started(task):
+                found = self._logs.last(task, max(number, _END_LINES), since=since)
+                ends += found
+                if found:
+                    self._known.add(task.id)
+                    self._ends[task.id] = max(line.at for line in found)
+        self._newest = max([self._newest, *self._ends.values()])
+        self._of_ends = {_key(line) for line in ends}
+        return end_of(sorted(ends, key=lambda line: line.at), number)
+
+    def _is_of_an_end(self, line: LogLine) -> bool:
+        """Whether ``last`` has passed it already; its lines have no ids."""
+        end = self._ends.get(line.task.id, -1)
+        return line.at < end or (line.at == end and _key(line) in self._of_ends)
 
     def _has_started(self, task: Task) -> bool:
         if task.status in _NOT_STARTED:
@@ -115,6 +131,10 @@ class JobLog:
 def end_of(lines: Sequence[LogLine], number: int) -> list[LogLine]:
     """The last ``number`` lines."""
     return [*lines[max(0, len(lines) - number) :]]
+
+
+def _key(line: LogLine) -> tuple[str, int, str]:
+    return line.task.id, line.at, line.text
 
 
 def _ms(moment: datetime) -> int:

@@ -309,32 +309,60 @@ def test_a_line_that_comes_late_is_shown_and_none_is_shown_twice(
     assert lines(capsys) == ["one", "two", "[worker w0] late", "three"]
 
 
+def test_following_the_end_of_a_long_log_does_not_read_it_whole(
+    account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    running(account)
+    account.executions["job"]["startDate"] -= timedelta(hours=9)
+    account.logs["job/ray/head"] = [(i - 20_000, f"{i}") for i in range(20_000)]
+    account.logs["job/ray/head"] += [(590, "a"), (599, "b"), (599, "c")]
+    account.logs["worker/ray/w0"] = [(595, "bye")]
+    clock.at = [
+        (8, lambda: account.logs["worker/ray/w0"].append((597, "late"))),
+        (20, lambda: account.logs["job/ray/head"].extend([(599, "d"), (600, "e")])),
+        (60, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
+    ]
+    assert main(["logs", "job", "--follow", "--tail", "2"]) == 0
+    assert lines(capsys) == ["b", "c", "[worker w0] late", "d", "e"]
+    calls = account.sent("filter_log_events")
+    starts = [e["startTime"] for e in calls if "job/ray/head" in e.get("logStreamNames", ())]
+    assert len(account.events_of("job/ray/head", since=min(starts))) < 100
+    account.calls.clear()
+    assert main(["logs", "job", "--follow", "--tail", "0"]) == 0
+    assert lines(capsys) == []
+
+
 def per_minute(account: Account, minutes: float) -> dict[str, float]:
     names = {name for name, _ in account.calls} - {"get_paginator"}
     return {name: len(account.sent(name)) / minutes for name in names}
 
 
 @pytest.mark.parametrize(
-    ("words", "prints", "most"),
+    ("words", "state", "most"),
     [
-        (["logs", "job", "--follow"], True, 38),
-        (["logs", "job", "--follow"], False, 22),
-        (["wait", "job"], False, 18),
+        (["logs", "job", "--follow"], "prints", 38),
+        (["logs", "job", "--follow"], "silent", 22),
+        (["wait", "job"], "silent", 18),
+        (["wait", "job"], "without hosts", 18),
     ],
-    ids=["follow a job that prints", "follow a silent job", "wait"],
+    ids=["follow a job that prints", "follow a silent job", "wait", "wait for hosts"],
 )
 def test_ten_people_can_follow_their_jobs_in_one_account(
     account: Account,
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
-    prints: bool,
+    state: str,
     most: float,
 ) -> None:
     """docs/operations.md states these figures. CloudWatch allows 5 FilterLogEvents a second."""
     clock = Clock(monkeypatch)
     running(account, num_workers=16)
     minutes = 10
-    if prints:
+    if state == "without hosts":
+        for number in range(16):
+            account.tasks[f"w{number}"]["lastStatus"] = "PROVISIONING"
+    if state == "prints":
         for second in range(0, 60 * minutes, 2):
             line = (600 + second, f"step {second}")
             clock.at.append((second, lambda line=line: account.logs["job/ray/head"].append(line)))  # type: ignore[misc]
