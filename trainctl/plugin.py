@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from trainctl.aws.sessions import Session
-from trainctl.errors import CliError
+from trainctl.errors import CliError, UsageError
 
 PLUGIN: Final = "session-manager-plugin"
 _LOOPBACK: Final = "127.0.0.1"
@@ -80,6 +80,12 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind((_LOOPBACK, 0))
         return int(found.getsockname()[1])
+
+
+def require_free(port: int) -> None:
+    """Raises UsageError where a port of this machine, that of ``--port``, is in use."""
+    if not is_free(port):
+        raise UsageError(f"port {port} of this machine is in use: give another one with --port")
 
 
 def is_free(port: int) -> bool:

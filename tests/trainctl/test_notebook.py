@@ -23,7 +23,7 @@ from contract import notebook as agreed
 from tests.trainctl.account import Account
 from trainctl import notebooks
 from trainctl.__main__ import main
-from trainctl.plugin import free_port
+from trainctl.plugin import free_port, is_free
 
 TOKEN = "the-token-of-ray"
 PAGE_TOKEN = agreed.page_token(TOKEN)
@@ -204,6 +204,27 @@ def test_ctrl_c_while_the_page_is_being_opened_closes_the_tunnel_too(
     monkeypatch.setattr("webbrowser.open", lambda _: os.kill(os.getpid(), signal.SIGINT))
     assert main(["notebook", "--port", str(free_port())]) == 0
     assert "The tunnel is closed; the notebook goes on" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("plugin", "head")
+def test_the_dashboard_is_opened_once_its_tunnel_is_there(
+    account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port, opened = free_port(), []
+
+    def look(address: str) -> None:
+        opened.append((address, is_free(port)))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("webbrowser.open", look)
+    assert main(["open", "--port", str(port)]) == 0
+    assert opened == [(f"http://localhost:{port}", False)]
+    assert capsys.readouterr().out == f"http://localhost:{port}\n"
+    with socket.create_server(("127.0.0.1", port)):
+        account.calls.clear()
+        assert main(["open", "--port", str(port)]) == exits.BAD_INPUT
+    assert f"port {port} of this machine is in use: give another one" in capsys.readouterr().err
+    assert account.changes == []
 
 
 @pytest.mark.usefixtures("plugin", "pages")

@@ -13,9 +13,9 @@ from trainctl import notebooks, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
 from trainctl.commands.open import running_head
-from trainctl.errors import CliError, UsageError
+from trainctl.errors import CliError
 from trainctl.options import AsJson, Browser, Profile, Region
-from trainctl.plugin import free_port, is_free, require_plugin, tunnel
+from trainctl.plugin import free_port, require_free, require_plugin, tunnel
 from trainctl.ray_jobs import RayJobs
 from trainctl.variables import variables
 
@@ -52,8 +52,8 @@ def notebook(
     head = running_head(deployment)
     is_local = deployment.is_local  # its nodes are containers of this machine
     plugin = "" if is_local else require_plugin()
-    if not is_local and not stop and not is_free(port):
-        raise UsageError(f"port {port} of this machine is in use: give another one with --port")
+    if not is_local and not stop:
+        require_free(port)
     with _dashboard(deployment, head, plugin, profile=profile) as jobs, output.Progress() as shown:
         if stop:
             _stop(jobs, shown)

@@ -1,6 +1,5 @@
 """``trainctl open``: Ray's dashboard of a running cluster, on this machine; CloudWatch's, too."""
 
-import contextlib
 import webbrowser
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
 from trainctl.errors import CliError, UsageError
 from trainctl.options import Browser, Profile, Region
-from trainctl.plugin import require_plugin, run_plugin
+from trainctl.plugin import require_free, require_plugin, tunnel
 
 
 def open_(
@@ -65,14 +64,23 @@ def open_(
         output.say("It asks for the cluster's token: trainctl open --token")
         return
     plugin = require_plugin()
+    require_free(port)
     session = deployment.sessions.tunnel(head, port=nodes.DASHBOARD_PORT, local_port=port)
     address = f"http://localhost:{port}"
-    output.print_text(address)
-    output.say("It asks for the cluster's token: trainctl open --token. Ctrl-C closes the tunnel.")
-    if browser:
-        webbrowser.open(address)
-    with contextlib.suppress(KeyboardInterrupt):
-        raise typer.Exit(run_plugin(plugin, session, region=deployment.region, profile=profile))
+    with tunnel(
+        plugin, session, local_port=port, region=deployment.region, profile=profile
+    ) as process:
+        try:
+            output.print_text(address)
+            output.say(
+                "It asks for the cluster's token: trainctl open --token. Ctrl-C closes the tunnel."
+            )
+            if browser:
+                webbrowser.open(address)
+            process.communicate()
+        except KeyboardInterrupt:
+            return
+    raise CliError("the tunnel was closed: trainctl open opens it again")
 
 
 def running_head(deployment: Deployment, name: str | None = None) -> Task:
