@@ -141,6 +141,7 @@ def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(
     account.add_head("job", "head", lastStatus="STOPPED", containers=[{"reason": "OOM"}])
     account.objects["runs/r1/result.json"] = b'{"status": "succeeded", "accuracy": 0.9}'
     assert main(["show", "r1"]) == exits.OK
+    assert len(account.sent("get_execution_history")) == 1, "its nodes are asked for once"
     shown = capsys.readouterr().out
     for words in (
         "nodes     1:2",
