@@ -444,14 +444,16 @@ def test_files_are_saved_while_the_program_on_the_head_runs(
     s3 = S3()
     own = OnHead(s3, monkeypatch, "sh", "-c", "echo 1 > step; sleep 600")
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(own.run()))
+    thread = threading.Thread(target=lambda: codes.append(own.run()), daemon=True)
     thread.start()
     until = time.monotonic() + 30
-    while "runs/r1/output/node-0/work/step" not in s3.objects:
-        assert time.monotonic() < until
-        time.sleep(0.02)
-    own._stop(0, None)
-    thread.join(30)
+    try:
+        while "runs/r1/output/node-0/work/step" not in s3.objects:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+    finally:
+        own._stop(0, None)
+        thread.join(30)
     assert codes == [exits.TERMINATED]
 
 

@@ -124,7 +124,9 @@ def open_browser(folder: Path) -> Iterator[Browser]:
         session = f"http://127.0.0.1:{port}/session/{_value(answer)['sessionId']}"
         yield Browser(session)
     finally:
-        if session:
-            requests.delete(session, timeout=30)
-        process.terminate()
-        process.wait(timeout=30)
+        try:
+            if session:
+                requests.delete(session, timeout=30)
+        finally:
+            process.terminate()
+            process.wait(timeout=30)

@@ -3,10 +3,13 @@
 The hosts are network namespaces of this machine, joined by a bridge; Linux limits what each sends.
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,40 +31,62 @@ def name(number: int) -> str:
     return f"b{os.getpid() % 10_000}n{number}"
 
 
+def quietly(*words: str) -> None:
+    subprocess.run(words, check=False, capture_output=True)
+
+
+def connect(switch: str, names: list[str]) -> None:
+    """Make the hosts, and the bridge that joins them."""
+    # In a namespace of its own, where no firewall of Docker's looks at what passes.
+    run("ip", "netns", "add", switch)
+    run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
+    run("ip", "-n", switch, "link", "set", "bridge", "up")
+    for number, (host, rate) in enumerate(zip(names, RATES_MBIT, strict=True)):
+        run("ip", "netns", "add", host)
+        run("ip", "link", "add", f"{host}a", "type", "veth", "peer", "name", f"{host}b")
+        run("ip", "link", "set", f"{host}a", "netns", switch)
+        run("ip", "-n", switch, "link", "set", f"{host}a", "master", "bridge", "up")
+        run("ip", "link", "set", f"{host}b", "netns", host, "name", "eth0")
+        run("ip", "-n", host, "addr", "add", f"10.214.77.{number + 1}/24", "dev", "eth0")
+        run("ip", "-n", host, "link", "set", "eth0", "up")
+        run("ip", "-n", host, "link", "set", "lo", "up")
+        limit = ["tbf", "rate", f"{rate}mbit", "burst", "256kb", "latency", "50ms"]
+        run("ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "eth0", "root", *limit)
+
+
+def end_all(host: str) -> None:
+    """Kill what runs on a host."""
+    found = subprocess.run(
+        ["ip", "netns", "pids", host], check=True, capture_output=True, text=True
+    )
+    for process in map(int, found.stdout.split()):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
     """Names of the network namespaces, 10.214.77.1 to .3."""
-    switch = name(9)
+    switch, names = name(9), [name(number) for number in range(len(RATES_MBIT))]
     try:
-        # In a namespace of its own, where no firewall of Docker's looks at what passes.
-        run("ip", "netns", "add", switch)
-    except (FileNotFoundError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"no network namespaces here: {getattr(error, 'stderr', error)}")
-    names = [name(number) for number in range(len(RATES_MBIT))]
-    try:
-        run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
-        run("ip", "-n", switch, "link", "set", "bridge", "up")
-        for number, (host, rate) in enumerate(zip(names, RATES_MBIT, strict=True)):
-            run("ip", "netns", "add", host)
-            run("ip", "link", "add", f"{host}a", "type", "veth", "peer", "name", f"{host}b")
-            run("ip", "link", "set", f"{host}a", "netns", switch)
-            run("ip", "-n", switch, "link", "set", f"{host}a", "master", "bridge", "up")
-            run("ip", "link", "set", f"{host}b", "netns", host, "name", "eth0")
-            run("ip", "-n", host, "addr", "add", f"10.214.77.{number + 1}/24", "dev", "eth0")
-            run("ip", "-n", host, "link", "set", "eth0", "up")
-            run("ip", "-n", host, "link", "set", "lo", "up")
-            limit = ["tbf", "rate", f"{rate}mbit", "burst", "256kb", "latency", "50ms"]
-            run("ip", "netns", "exec", host, "tc", "qdisc", "add", "dev", "eth0", "root", *limit)
+        try:
+            connect(switch, names)
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no such network can be made here: {getattr(error, 'stderr', error)}")
         yield names
     finally:
-        for host in (*names, switch):
-            subprocess.run(["ip", "netns", "del", host], check=False, capture_output=True)
+        with contextlib.suppress(FileNotFoundError):
+            for host in names:  # one whose way into its namespace failed
+                quietly("ip", "link", "del", f"{host}a")
+            for host in (*names, switch):
+                quietly("ip", "netns", "del", host)
 
 
 def test_a_slow_host_fails_the_run_and_is_named(hosts: list[str], tmp_path: Path) -> None:
     words = ["bandwidth", "--preset", "quick", "--max-bytes", "4194304"]
     words += ["--seconds-each", "0.2", "--floor", "0.05"]
-    started = []
+    started: list[subprocess.Popen[str]] = []
+    deadline = time.monotonic() + 200
     for number, host in enumerate(hosts):
         named = f'hostname host-{number} && exec "$0" "$@"'
         torchrun = [
@@ -84,10 +109,14 @@ def test_a_slow_host_fails_the_run_and_is_named(hosts: list[str], tmp_path: Path
             )
         )
     try:
-        ended = [each.communicate(timeout=200) for each in started]
+        ended = [
+            each.communicate(timeout=max(deadline - time.monotonic(), 0.1)) for each in started
+        ]
     finally:
+        for host in hosts:  # the agents, and their workers, which are in sessions of their own
+            end_all(host)
         for each in started:
-            each.kill()
+            each.wait(timeout=10)
     said = ended[0][1]
     assert started[0].returncode != 0, said
     slow = RATES_MBIT[SLOW] / 8 / 1e3  # GB/s

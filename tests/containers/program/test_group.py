@@ -159,7 +159,7 @@ def test_a_node_lost_before_the_start_leaves_no_program_behind(ray: Ray, tmp_pat
     script = f"trap 'echo told >> {count}; exit 0' TERM; echo up >> {count}; "
     script += f"until test -e {end}; do sleep 0.05; done"
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(group(script).run()))
+    thread = threading.Thread(target=lambda: codes.append(group(script).run()), daemon=True)
     thread.start()
     wait_until(lambda: count.exists() and count.read_text().count("up") == 3)
     assert count.read_text().count("told") == 1
@@ -210,7 +210,7 @@ def test_a_node_that_goes_after_its_program_has_ended_is_no_loss(
     script = f"echo up >> {count}; test $NODE_RANK = 1 || until test -e {end}; do sleep 0.05; done"
     running = group(script)
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(running.run()))
+    thread = threading.Thread(target=lambda: codes.append(running.run()), daemon=True)
     thread.start()
     wait_until(lambda: bool(running._seats[1:]) and running._seats[1].is_done)
     leaves = running._seats[1].launcher
@@ -316,7 +316,7 @@ def test_a_node_that_restores_its_files_while_it_joins_holds_nothing_up(
     running = group(script, workers="1:3")
     running._seen_at, running._num_seen = -100.0, 1  # nothing is waited for before the start
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(running.run()))
+    thread = threading.Thread(target=lambda: codes.append(running.run()), daemon=True)
     thread.start()
     wait_until((tmp_path / "up-0").exists)
     running._store.set(f"torch.rendezvous.{rendezvous_id('r1', 0)}", "")  # as a torchrun does
@@ -359,7 +359,7 @@ def test_a_stop_does_not_wait_for_files_that_are_restored(
     running = group(f"{script} while :; do sleep 0.05; done", workers="1:2" if is_joining else "2")
     running._seen_at, running._num_seen = -100.0, 1
     codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(running.run()))
+    thread = threading.Thread(target=lambda: codes.append(running.run()), daemon=True)
     thread.start()
     if is_joining:
         wait_until((tmp_path / "up").exists)
