@@ -38,9 +38,7 @@ IDLE_HOST_S: Final = 300  # a host without a task is terminated; another job may
 KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the next sweep begins
 JOB_STOP_S: Final = 300  # ``trainctl stop`` waits this long for the last node to be gone
 JOB_TAIL_S: Final = HEAD_GRACE_S + STOP_TIMEOUT_S + KEEPER_TIMEOUT_S  # until its hosts are gone
-SURPLUS_HOST_S: Final = (
-    2400  # managed scaling starts a host that no task needs: its start, and 15 minutes or more idle
-)
+SURPLUS_HOST_S: Final = 2400  # one too many that the sweep spares: its start, 15 min or more idle
 
 # --- a node that starts ---------------------------------------------------------------------------
 HOST_WARMUP_S: Final = 300  # a GPU host joins the cluster; ECS starts no second one meanwhile

@@ -19,6 +19,7 @@ PHRASES = {
     r"\bwho(so)?ever\b": [],
     r"\bwhatever becomes of\b": [],
     r"\bgoes on where\b": [],
+    r"\bgo(es)? on from there\b": [],
     r"\bmost (that )?it can cost\b": [],
     r"\bsomebody\b": ["somebody-elses"],
     r"\bnobody\b": ['"nobody"', "as nobody", "nobody/knows"],
@@ -115,3 +116,22 @@ def test_every_link_to_a_file_of_the_project_leads_somewhere() -> None:
     ]
     assert len(links) > 40
     assert [f"{page.name}: {to}" for page, to in links if not (page.parent / to).exists()] == []
+
+
+#: A path in code quotes, and a test in it.
+_QUOTED = re.compile(r"``?((?:[\w.-]+/)+(?:[\w-]+\.(?:py|md|sh|json|toml|txt|yaml))?)(?:::\w+)?`")
+
+
+def test_every_file_of_the_project_that_is_named_is_there() -> None:
+    folders = {each.parent.name for each in modules.ROOT.glob("*/__init__.py")} | {
+        "docs",
+        "examples",
+    }
+    quoted = [
+        (place, name)
+        for place, line in lines()
+        for name in _QUOTED.findall(line)
+        if name.partition("/")[0] in folders and not re.search(r"\b[A-Z]+\b|no_such", name)
+    ]
+    assert len(quoted) > 80
+    assert [each for each in quoted if not (modules.ROOT / each[1]).exists()] == []

@@ -268,8 +268,9 @@ def family_of(machine: InstanceType) -> str:
 def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
     """vCPUs that a job with all worker nodes takes, by (family, whether spot).
 
-    Managed scaling starts two hosts where there was none, of which one terminates a quarter of an
-    hour later; only a group's maximum prevents it. For workers that is counted anyway.
+    Managed scaling starts two hosts where there was none, of which the keeper's sweep terminates
+    one within about ten minutes; only a group's maximum prevents it. For workers that is counted
+    anyway.
     """
     needed: dict[tuple[str, bool], int] = {}
     for machine, count, spot in (

@@ -37,7 +37,7 @@ from training.recipes.settings import RunConfig
 
 #: Among how many running jobs one of the same run is looked for.
 RUNNING_LOOKED_AT: Final = 50
-#: A deadline that --max-cost may give a job: hosts alone take minutes to start.
+#: A deadline that --max-cost may give a job: starting the hosts takes minutes.
 _LEAST_S: Final = 900
 #: Deadline of a job that only works on a run's files.
 _HEAD_ONLY_S: Final = 2 * 3600

@@ -55,7 +55,7 @@ def plugin() -> Check:
     return Check(
         what="plug-in",
         state="ok" if found else "unknown",
-        found=found or f"{PLUGIN} is not installed; trainctl shell and open need it",
+        found=found or f"{PLUGIN} is not installed; trainctl shell, open and notebook need it",
         fix="" if found else _plugin_command(),
     )
 

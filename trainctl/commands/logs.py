@@ -60,8 +60,8 @@ def logs(
     """Show the log of a job: of all its nodes, in the order of the times.
 
     Lines of the head have no label, those of worker nodes begin with [worker ID], and what a
-    command prints on several nodes with [node N]. Logs are kept for as long as the deployment says
-    (log_retention_days).
+    command prints on several nodes with [node N]. How long logs are kept is a setting of the
+    deployment (log_retention_days).
     """
     pattern = None if grep is None else _pattern(grep)
     began = None if since is None else datetime.now(tz=UTC) - _time(since)
