@@ -26,7 +26,10 @@ AWS_S: Final = 2.0
 FRESH_S: Final = 30.0
 _JOBS_MOST: Final = 100
 #: What decides which account and region are asked, beside the options.
-_VARIABLES: Final = ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
+_VARIABLES: Final = (
+    *("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL"),
+    *("AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"),
+)
 
 
 def jobs(ctx: typer.Context, incomplete: str) -> list[str]:

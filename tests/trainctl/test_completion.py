@@ -119,6 +119,19 @@ def test_an_answer_of_aws_is_kept_for_a_while(
     assert shell.tab("trainctl checkpoints o") == ["other"]
 
 
+@pytest.mark.parametrize(
+    "variable", ["AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"]
+)
+def test_other_credentials_are_not_offered_the_names_of_an_account(
+    account: Account, shell: Shell, monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    some_jobs(account)
+    assert shell.tab("trainctl checkpoints o") == ["old"]
+    account.objects = {"runs/other/config.json": b"{}"}
+    monkeypatch.setenv(variable, "another")
+    assert shell.tab("trainctl checkpoints o") == ["other"]
+
+
 def test_what_goes_wrong_completes_nothing_and_is_not_kept(
     account: Account, shell: Shell, cache: Path
 ) -> None:
