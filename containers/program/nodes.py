@@ -110,10 +110,8 @@ class Group:
                     "in use"
                 )
                 return exits.FAILED
-            if code is not None:
-                return code
-            if self._stopped:
-                break
+            if code is not None or self._stopped:
+                return exits.TERMINATED if code is None else code
             say(
                 f"the program is started again on {self._nodes} "
                 f"node{'s' if self._nodes.high > 1 else ''}"
@@ -148,10 +146,9 @@ class Group:
                     "no capacity"
                 )
                 return exits.NO_CAPACITY
-            if self._start >= 0 and not has_said:
-                missing = self._nodes.low - len(self._seats)
-                if missing > 0:
-                    say(f"waiting for {missing} node{'s' if missing > 1 else ''}")
+            missing = self._nodes.low - len(self._seats)
+            if self._start >= 0 and missing > 0 and not has_said:
+                say(f"waiting for {missing} node{'s' if missing > 1 else ''}")
                 has_said = True
             time.sleep(_LOOK_S)
         return exits.TERMINATED
