@@ -110,8 +110,8 @@ class Group:
                     "in use"
                 )
                 return exits.FAILED
-            if code is not None or self._stopped:
-                return exits.TERMINATED if code is None else code
+            if code is not None:
+                return code
             say(
                 f"the program is started again on {self._nodes} "
                 f"node{'s' if self._nodes.high > 1 else ''}"
