@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from containers.log import say
+from containers.node import TOKEN
 from containers.program import requirements
 from containers.program.cache import Cache
 from containers.program.code import RAY_VARIABLE
@@ -34,7 +35,6 @@ PLACE: Final = Path("/tmp/notebook")
 #: What `%pip install` in a cell adds: the image's own folder cannot be written.
 ADDED: Final = Path("/tmp/notebook-packages")
 LOOPBACK: Final = "127.0.0.1"
-TOKEN: Final = "RAY_AUTH_TOKEN"
 
 #: What is installed.
 LIST: Final = Path(__file__).with_name("notebook-requirements.txt")
@@ -109,7 +109,6 @@ class Notebook:
                     self._environment, installed.folder, notebook.page_token(cluster_token)
                 ),
             )
-            is_saved = False
             try:
                 code = self._serve(process)
             finally:

@@ -17,6 +17,6 @@ BAD_HOST: Final = 76  # the host's GPUs are not what they should be; of a head, 
 # What the head of a job returns beside what its command does.
 NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time
 DEADLINE: Final = 124  # it was ended at its deadline; timeout(1) has the same
-#: Of these, a program's own count as FAILED: they would be taken for the system's.
+#: A program that ends with one of these has failed: its code would be taken for the system's.
 OF_THE_SYSTEM: Final = (BAD_HOST, NO_CAPACITY, DEADLINE)
 KILLED: Final = 137  # SIGKILL, by hand or out of memory; a shell reports the same

@@ -73,6 +73,11 @@ class _Step:
     items: int = 0
 
 
+def device_name(device: torch.device) -> str:
+    """Name of a GPU, or ``CPU``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Course:
     """What is known of a run before its first step. Builds the run's events from that and from
@@ -101,7 +106,6 @@ class Course:
             model: as it is trained, which may be less than the ``parameters`` that are saved.
         """
         trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
-        on_gpu = self.device.type == "cuda"
         return Start(
             step=step,
             resumed=resumed,
@@ -113,7 +117,7 @@ class Course:
             total_steps=self.total_steps,
             parameters=parameters,
             trained_parameters=trained,
-            device=torch.cuda.get_device_name(self.device) if on_gpu else "CPU",
+            device=device_name(self.device),
             precision="bf16" if bf16 else "fp32",
         )
 

@@ -22,6 +22,12 @@ Links = Mapping[tuple[str, str], float]
 """From and to, by the names of the hosts -> 10^9 bytes per second."""
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done what it was given; a CPU has."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def hosts() -> list[str]:
     """Name of each rank's host, in the order of the ranks."""
     found: list[str] = [""] * dist.get_world_size()
@@ -63,8 +69,7 @@ def _link(sender: int, receiver: int, device: torch.device) -> float:
             dist.send(ready, sender)
             began = time.perf_counter()
             dist.recv(buffer, sender)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
+            synchronize(device)
             seconds.append(time.perf_counter() - began)
         speed += _BYTES / min(seconds[1:]) / 1e9
     dist.all_reduce(speed)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from contract.text import byte_size, significant
+from training import metrics
 from training.recipes.bandwidth import links
 from training.recipes.bandwidth.formulas import Timing
 from training.recipes.bandwidth.settings import COLLECTIVES, BandwidthConfig
@@ -43,7 +44,7 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
             resumed=False,
             world_size=ranks,
             total_steps=len(sizes),
-            device=torch.cuda.get_device_name(device) if on_gpu else "CPU",
+            device=metrics.device_name(device),
         ),
     )
 
@@ -95,18 +96,18 @@ def _timed(name: str, size: int, device: torch.device, config: BandwidthConfig) 
     """Check a collective once, then repeat it; every rank gets the same result."""
     run, num_bytes = _collective(name, size, device)
     run()  # makes the connections
-    _synchronize(device)
+    links.synchronize(device)
     dist.barrier()
     began = time.perf_counter()
     run()
-    _synchronize(device)
+    links.synchronize(device)
     once = _over_ranks(time.perf_counter() - began, device)[1]
     repeats = max(1, min(config.iterations, int(config.seconds_each / once)))
     dist.barrier()
     began = time.perf_counter()
     for _ in range(repeats):
         run()
-    _synchronize(device)
+    links.synchronize(device)
     mean, slowest = _over_ranks((time.perf_counter() - began) / repeats, device)
     return Timing(collective=name, num_bytes=num_bytes, seconds=mean, slowest_s=slowest)
 
@@ -154,11 +155,6 @@ def _collective(name: str, size: int, device: torch.device) -> tuple[Callable[[]
 def _is_in_order(received: torch.Tensor, part: int) -> bool:
     """Whether each rank's share, ``part`` elements, came from that rank."""
     return all(bool((each == rank).all()) for rank, each in enumerate(received.split(part), 1))
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _over_ranks(seconds: float, device: torch.device) -> tuple[float, float]:
