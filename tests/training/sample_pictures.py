@@ -1,0 +1,107 @@
+"""Real pictures as JPEGs in ImageNet's layout, made from images that come with packages: ten
+classes of FashionMNIST's clothes (where the real data is), scikit-learn's digits, and cut-outs of
+its two photographs."""
+
+import gzip
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import sklearn
+from PIL import Image
+
+from training.data import idx
+
+CLASSES: Final = tuple(f"n{10_000_000 + 1111 * number}" for number in range(10))
+#: As in ImageNet, where names of validation pictures say nothing of their class.
+VAL_LIST: Final = "LOC_val_solution.csv"
+
+_DATASETS: Final = Path(sklearn.__file__).parent / "datasets"
+Make = Callable[[np.random.Generator], Image.Image]
+
+
+def write_tree(
+    folder: Path, *, num_train: int, num_val: int, fashion: Path | None = None, seed: int = 0
+) -> Path:
+    """Write ``train/<class>/*.JPEG``, a flat ``val/`` and the list of its classes.
+
+    Args:
+        fashion: folder of FashionMNIST's files, for the first four classes; digits without.
+    """
+    makers = [*_clothes(fashion), *_digits()][:8]
+    makers += [_cut_outs(name) for name in ("china.jpg", "flower.jpg")]
+    random = np.random.default_rng(seed)
+    for number in range(num_train):
+        label = number % len(CLASSES)
+        path = folder / "train" / CLASSES[label] / f"{CLASSES[label]}_{number}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(as_jpeg(makers[label](random), quality=int(random.integers(80, 96))))
+    (folder / "val").mkdir(parents=True, exist_ok=True)
+    lines = ["ImageId,PredictionString"]
+    for number, label in enumerate(random.permutation(np.arange(num_val) % len(CLASSES)), start=1):
+        name = f"ILSVRC2012_val_{number:08d}"
+        content = as_jpeg(makers[label](random), quality=90)
+        (folder / "val" / f"{name}.JPEG").write_bytes(content)
+        lines.append(f"{name},{CLASSES[label]} 1 2 3 4 ")
+    (folder / VAL_LIST).write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def sort_val(folder: Path) -> Path:
+    """Put the pictures of a flat ``val/`` into class folders, as most loaders want them."""
+    for line in (folder / VAL_LIST).read_text().splitlines()[1:]:
+        name, _, objects = line.partition(",")
+        target = folder / "val" / objects.split()[0] / f"{name}.JPEG"
+        target.parent.mkdir(exist_ok=True)
+        (folder / "val" / f"{name}.JPEG").rename(target)
+    return folder
+
+
+def as_jpeg(image: Image.Image, *, quality: int = 90) -> bytes:
+    """An image's bytes as a JPEG."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=quality)
+    return file.getvalue()
+
+
+def _clothes(folder: Path | None) -> Iterator[Make]:
+    if folder is None:
+        return
+    images, labels = (
+        idx.parse(gzip.decompress((folder / name).read_bytes()), name)
+        for name in ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
+    )
+    for label in range(4):
+        yield _enlarged(images[labels == label], 4)
+
+
+def _digits() -> Iterator[Make]:
+    with gzip.open(_DATASETS / "data" / "digits.csv.gz", "rt") as file:
+        table = np.loadtxt(file, delimiter=",", dtype=np.float32)
+    images = (table[:, :64].reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    for label in range(8):
+        yield _enlarged(images[table[:, 64] == label], 12)
+
+
+def _enlarged(images: npt.NDArray[np.uint8], factor: int) -> Make:
+    def make(random: np.random.Generator) -> Image.Image:
+        image = Image.fromarray(images[random.integers(len(images))])
+        size = (image.width * factor, image.height * (factor - int(random.integers(2))))
+        return image.resize(size, Image.Resampling.BICUBIC)  # grey, as some of ImageNet's are
+
+    return make
+
+
+def _cut_outs(name: str) -> Make:
+    photograph = Image.open(_DATASETS / "images" / name).convert("RGB")
+
+    def make(random: np.random.Generator) -> Image.Image:
+        width, height = (int(random.integers(120, most)) for most in (400, 300))
+        left = int(random.integers(photograph.width - width))
+        top = int(random.integers(photograph.height - height))
+        return photograph.crop((left, top, left + width, top + height))
+
+    return make

@@ -1,0 +1,174 @@
+"""The index of a set of pictures: what its files are, and where each picture lies.
+
+``index.json`` describes the set, and is written last. Beside it, ``train.tsv`` and ``val.tsv`` have
+a line for each picture, in the order of the samples' numbers: a line is found by its offset and
+read when its picture is, so that a million of them need no memory of their own.
+Standard library only, because laptops prepare sets too.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Final, Self
+
+from contract.errors import InputError
+from contract.runs import check_relative
+
+INDEX_FILE: Final = "index.json"
+FORMAT: Final = 1
+TRAIN: Final = "train"
+VAL: Final = "val"
+SPLITS: Final = (TRAIN, VAL)
+
+TREE: Final = "tree"
+SHARDS: Final = "shards"
+PACKED: Final = "packed"
+FORMS: Final = (TREE, SHARDS, PACKED)
+
+JPEG: Final = "jpeg"
+RAW: Final = "raw"
+ENCODINGS: Final = (JPEG, RAW)
+
+#: What counts as a picture in a tree, in lower case.
+SUFFIXES: Final = (".jpg", ".jpeg", ".png")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One picture: a line of a split's table."""
+
+    label: int
+    """Number of its class."""
+    name: str
+    """``<class>/<file>``, the same in all forms of a set."""
+    file: str
+    """Of the set, relative to its folder: a shard, or the picture's own."""
+    offset: int = 0
+    """Of its first byte in ``file``."""
+    size: int = -1
+    """Bytes; -1: all of the file."""
+    sha256: str = ""
+    """Of its bytes; empty where the set was not prepared."""
+    height: int = 0
+    """Pixels, as stored; 0 where the set was not prepared."""
+    width: int = 0
+
+    def to_line(self) -> str:
+        values = (self.label, self.file, self.offset, self.size, self.height, self.width)
+        return "\t".join([*map(str, values), self.sha256, self.name])
+
+    @classmethod
+    def from_line(cls, line: str) -> Self:
+        """
+        Raises:
+            InputError: it is no line of a table, or names a file outside the set.
+        """
+        try:
+            label, file, offset, size, height, width, sha256, name = line.rstrip("\n").split("\t")
+            return cls(
+                label=int(label),
+                name=name,
+                file=check_relative(file, what="file"),
+                offset=int(offset),
+                size=int(size),
+                sha256=sha256,
+                height=int(height),
+                width=int(width),
+            )
+        except ValueError:
+            raise InputError(
+                f"the index of the pictures is damaged: {line[:80]!r} is no line of it; prepare "
+                "the set again"
+            ) from None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoredFile:
+    """A file of a set beside its index."""
+
+    size: int
+    """Bytes."""
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Index:
+    """What a prepared set is: ``index.json``."""
+
+    form: str
+    """One of ``FORMS``."""
+    classes: tuple[str, ...]
+    """Names, in the order of their labels."""
+    counts: Mapping[str, int]
+    """Split -> number of its pictures."""
+    fingerprint: str
+    """Of the names and labels: see ``Fingerprint``."""
+    files: Mapping[str, StoredFile]
+    """All files of the set but this one and the pictures of a tree, which the tables list."""
+    size: int = 0
+    """Of packed pictures: the square that each fits into, in pixels; 0: as they came."""
+    encoding: str = JPEG
+    """Of packed pictures."""
+    damaged: tuple[str, ...] = ()
+    """``<split>/<class>/<file>: why``, of what was left out."""
+    format: int = field(default=FORMAT)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: bytes | str, *, where: str) -> Self:
+        """
+        Args:
+            where: the set's address, for errors.
+
+        Raises:
+            InputError: it is no index, or of another version of this project.
+        """
+        try:
+            values = json.loads(text)
+            version = values["format"]
+            if version == FORMAT:
+                values["files"] = {
+                    check_relative(name, what="file"): StoredFile(**each)
+                    for name, each in values["files"].items()
+                }
+                values["classes"] = tuple(values["classes"])
+                values["damaged"] = tuple(values["damaged"])
+                return cls(**values)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(
+                f"{where}/{INDEX_FILE} is no index of pictures: prepare the set again"
+            ) from None
+        raise InputError(
+            f"{where}/{INDEX_FILE} has format {version}, this version reads {FORMAT}: prepare the "
+            "set again"
+        )
+
+
+class Fingerprint:
+    """Hash of a set's names and labels, in order: a resumed run must see the same pictures.
+
+    It is the same for a tree and for what is prepared from it.
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+
+    def add(self, split: str, entry: Entry) -> None:
+        self._digest.update(f"{split}\t{entry.label}\t{entry.name}\n".encode())
+
+    def value(self) -> str:
+        return self._digest.hexdigest()[:16]
+
+
+def table(split: str) -> str:
+    """Name of a split's table."""
+    return f"{split}.tsv"
+
+
+def is_picture(name: str) -> bool:
+    """Whether a file of a tree counts as a picture; hidden ones do not."""
+    last = name.rsplit("/", 1)[-1]
+    return last.lower().endswith(SUFFIXES) and not last.startswith(".")
