@@ -68,7 +68,11 @@ def test_weight_decay_spares_biases_and_normalisation() -> None:
     assert num == 11_175_370
 
 
-@pytest.mark.parametrize("settings", [{}, {"flip": True}, {"flip": True, "shift": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"flip": True}, {"flip": True, "shift": 2}, {"flip": True, "shift": 2, "cutout": 8}],
+    ids=["plain", "flip", "shift", "cutout"],
+)
 def test_the_ranks_parts_are_the_whole_batch_on_any_number_of_workers(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -3,23 +3,26 @@
 Names of modules and parameters, initial weights, ``config.json``, logits and gradients are those of
 transformers, to the bit; tests compare them. Only the import is left out: with transformers, every
 worker imports 1,900 modules more, 4 s of CPU, before its first step. This is ResNet18 and nothing
-else; for any other ResNet, use transformers.
+else; for any other ResNet, use transformers. The small stem is the exception: transformers does not
+have it, so ``load`` reads such a model.
 """
 
 import contextlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import nn
 
-_STEM_WIDTH: Final = 64
-_WIDTHS: Final = (64, 128, 256, 512)
+_STAGE_FACTORS: Final = (1, 2, 4, 8)
 _BLOCKS_PER_STAGE: Final = 2
+_SMALL_STEM_TYPE: Final = "resnet18-small-stem"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,23 +31,38 @@ class ResNet18Config:
 
     num_channels: int = 1
     num_labels: int = 10
+    stem: str = "large"
+    """``large``: 7 x 7 with stride 2, and max-pooling. ``small``: 3 x 3 with stride 1 and nothing
+    else, which leaves an image of 28 pixels 4 x 4 positions in the last stage instead of one."""
+    width: int = 64
+    """Channels of the first stage; each of the others has twice as many as the one before."""
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Channels of each stage."""
+        return tuple(self.width * factor for factor in _STAGE_FACTORS)
 
     def to_json_string(self) -> str:
-        """Return the text of ``config.json``, as ``ResNetConfig.to_json_string`` writes it."""
+        """Return the text of ``config.json``, as ``ResNetConfig.to_json_string`` writes it.
+
+        With the small stem it has a ``model_type`` that transformers does not know and refuses.
+        """
         values: dict[str, Any] = {
             "model_type": "resnet",
             "layer_type": "basic",
             "num_channels": self.num_channels,
-            "embedding_size": _STEM_WIDTH,
-            "hidden_sizes": _WIDTHS,
-            "depths": [_BLOCKS_PER_STAGE] * len(_WIDTHS),
+            "embedding_size": self.width,
+            "hidden_sizes": self.widths,
+            "depths": [_BLOCKS_PER_STAGE] * len(self.widths),
             "hidden_act": "relu",
             "downsample_in_first_stage": False,
             "downsample_in_bottleneck": False,
-            "stage_names": ["stem", *(f"stage{i + 1}" for i in range(len(_WIDTHS)))],
-            "out_features": [f"stage{len(_WIDTHS)}"],
-            "out_indices": [len(_WIDTHS)],
+            "stage_names": ["stem", *(f"stage{i + 1}" for i in range(len(self.widths)))],
+            "out_features": [f"stage{len(self.widths)}"],
+            "out_indices": [len(self.widths)],
         }
+        if self.stem == "small":
+            values["model_type"] = _SMALL_STEM_TYPE
         if self.num_labels != 2:  # two labels are transformers' default, which it does not write
             names = [f"LABEL_{i}" for i in range(self.num_labels)]
             values["id2label"] = dict(enumerate(names))
@@ -62,6 +80,25 @@ class Output(NamedTuple):
     """``[batch, num_labels]``."""
 
 
+def load(folder: Path) -> nn.Module:
+    """Read a trained model of either stem from ``config.json`` and ``model.safetensors``."""
+    from safetensors.torch import load_file
+
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    small = values["model_type"] == _SMALL_STEM_TYPE
+    weights = load_file(folder / "model.safetensors")
+    model = ResNet18(
+        ResNet18Config(
+            num_channels=values["num_channels"],
+            num_labels=len(weights["classifier.1.bias"]),
+            stem="small" if small else "large",
+            width=values["embedding_size"],
+        )
+    )
+    model.load_state_dict(weights)
+    return model.eval()
+
+
 class ResNet18(nn.Module):
     """An untrained ResNet18; its weights are drawn from torch's global generator."""
 
@@ -69,9 +106,11 @@ class ResNet18(nn.Module):
         super().__init__()
         self.config = config
         # Weights are drawn in transformers' order: body, then head, each after torch's own draw.
-        self.resnet = _Body(config.num_channels)
+        self.resnet = _Body(config)
         _initialize(self.resnet)
-        self.classifier = nn.Sequential(nn.Flatten(), nn.Linear(_WIDTHS[-1], config.num_labels))
+        self.classifier = nn.Sequential(
+            nn.Flatten(), nn.Linear(config.widths[-1], config.num_labels)
+        )
         _initialize(self.classifier)
 
     def forward(self, pixel_values: torch.Tensor) -> Output:
@@ -80,10 +119,10 @@ class ResNet18(nn.Module):
 
 
 class _Body(nn.Module):
-    def __init__(self, num_channels: int) -> None:
+    def __init__(self, config: ResNet18Config) -> None:
         super().__init__()
-        self.embedder = _Stem(num_channels)
-        self.encoder = _Encoder()
+        self.embedder = _Stem(config)
+        self.encoder = _Encoder(config.widths)
         self.pooler = nn.AdaptiveAvgPool2d((1, 1))
 
     def forward(self, images: torch.Tensor) -> Any:
@@ -91,21 +130,25 @@ class _Body(nn.Module):
 
 
 class _Stem(nn.Module):
-    def __init__(self, num_channels: int) -> None:
+    def __init__(self, config: ResNet18Config) -> None:
         super().__init__()
-        self.embedder = _ConvLayer(num_channels, _STEM_WIDTH, kernel_size=7, stride=2)
-        self.pooler = nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
+        small = config.stem == "small"
+        kernel_size, stride = (3, 1) if small else (7, 2)
+        self.embedder = _ConvLayer(
+            config.num_channels, config.width, kernel_size=kernel_size, stride=stride
+        )
+        self.pooler = nn.Identity() if small else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
 
     def forward(self, images: torch.Tensor) -> Any:
         return self.pooler(self.embedder(images))
 
 
 class _Encoder(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, widths: Sequence[int]) -> None:
         super().__init__()
         self.stages = nn.ModuleList(
             _Stage(num_in, num_out, stride=1 if i == 0 else 2)
-            for i, (num_in, num_out) in enumerate(pairwise((_STEM_WIDTH, *_WIDTHS)))
+            for i, (num_in, num_out) in enumerate(pairwise((widths[0], *widths)))
         )
 
     def forward(self, maps: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,6 @@ from contract.errors import InputError
 from contract.runs import RunPaths
 from training import recipes
 from training.recipes.settings import RunConfig
-from training.record.display import make_display
 from training.record.environment import environment
 from training.record.events import Event, Failed, Saving
 from training.record.writer import RunRecord
@@ -26,6 +25,9 @@ from training.worker import COLLECTIVE_TIMEOUT
 
 def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     """Train as one of torchrun's processes; return the exit code. Rank 0 keeps the record."""
+    # Not above: benchmarks use the worker below on machines that do not have rich.
+    from training.record.display import make_display
+
     recipe = recipes.by_name(config.recipe)
     config = recipe.prepare(config)  # each process; the first of a node does the work
     run_uri = RunPaths.of(config.storage, config.run).uri
