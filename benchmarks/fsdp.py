@@ -1,11 +1,13 @@
-"""A packed language model step against the loop one writes first, on one process.
+"""A language model step of this project beside the competent way and the published reference.
 
     python -m benchmarks.fsdp [--data FILE --tokenizer DIR] [--json]
 
-The plain loop has the reference's semantics: every line of the text padded on the left to 256
-tokens, the padding among the labels, logits stored, every block recomputed, AdamW as it comes, all
-in fp32. The packed one is made of this project's parts: full sequences, the loss without logits.
-Both start from the same weights and take turns; a token counts once, and padding does not.
+One process, in fp32 on the CPU. The competent way is transformers' Trainer on packed sequences with
+fused AdamW (``benchmarks.trainer_loop``); it sees the same sequences in the same order from the
+same weights, so its losses must be the same. The published reference pads every line of the text on
+the left to 256 tokens, has the padding among the labels, stores its logits, recomputes every block
+and takes AdamW as it comes. All three take turns, step by step; a token counts once, and padding
+does not.
 """
 
 import argparse
@@ -13,29 +15,31 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from benchmarks import processes, trainer_loop
 from benchmarks.output import report, say
 from contract.errors import InputError
+from training import metrics, optimizers
 from training.data import text
 from training.data.sequences import SequenceOrder
 from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
+from training.recipes.fsdp.loop import clip
 
 _SHARED: Final = Path(__file__).parents[2] / "shared" / "data"
 SEQ_LEN: Final = 256
-BATCH: Final = 14  # 3,584 positions a step in both loops
-ROUNDS: Final = 5
+BATCH: Final = 14  # 3,584 positions a step in all loops
+ROUNDS: Final = 7
 LR: Final = 3e-3
-HELD_OUT_SEQUENCES: Final = 8
-#: The plain loop is given up after so many times what the packed one took.
-PATIENCE: Final = 22.0
+WEIGHT_DECAY: Final = 0.1
+MAX_GRAD_NORM: Final = 1.0
+THREADS: Final = 2
 
 
 def configuration(vocab_size: int, *, width: int = 256, layers: int = 4) -> Any:
@@ -53,11 +57,12 @@ def configuration(vocab_size: int, *, width: int = 256, layers: int = 4) -> Any:
         rotary_pct=0.25,
         use_parallel_residual=True,
         tie_word_embeddings=False,
+        use_cache=False,
     )
 
 
-class PlainLoop:
-    """What the reference does with the same model, text and machine."""
+class ReferenceLoop:
+    """What the published reference does with the same model, text and machine."""
 
     def __init__(self, model: Any, data: Path, tokenizer_file: Path) -> None:
         from tokenizers import Tokenizer
@@ -89,24 +94,26 @@ class PlainLoop:
         return useful
 
 
-class PackedLoop:
-    """This project's parts."""
+class OwnLoop:
+    """This project's parts, put together as the recipe does it."""
 
-    def __init__(self, model: nn.Module, store: text.TokenStore) -> None:
+    def __init__(self, model: nn.Module, store: text.TokenStore, order: SequenceOrder) -> None:
         self.trained = WithLoss(model.train())
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
-        self.tokens = store.train
-        self.order = SequenceOrder(
-            num_tokens=len(store.train), seq_len=SEQ_LEN, global_batch=BATCH, seed=0
+        self.optimizer = optimizers.build(
+            model, "adamw", lr=LR, weight_decay=WEIGHT_DECAY, device=torch.device("cpu")
         )
+        self.tokens, self.order = store.train, order
+        self.losses: list[float] = []
 
     def step(self, number: int) -> int:
         """Train one step; return how many tokens it predicts."""
         batch = self.order.batch(self.tokens, number, rank=0, world_size=1)
         loss = self.trained(torch.from_numpy(batch))
         loss.backward()
+        clip(self.trained.model, MAX_GRAD_NORM)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.item())
         return BATCH * SEQ_LEN
 
 
@@ -117,63 +124,69 @@ def same_model(config: Any) -> nn.Module:
     return model
 
 
-def held_out_loss(model: nn.Module, store: text.TokenStore) -> float:
-    """Mean loss per token over the first held-out sequences, packed."""
-    window = np.arange(HELD_OUT_SEQUENCES)[:, None] * SEQ_LEN + np.arange(SEQ_LEN + 1)
-    batch: Tensor = torch.from_numpy(store.held_out[window].astype(np.int64))
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        loss = float(WithLoss(model)(batch))
-    model.train(was_training)
-    return loss
-
-
-def seconds_to(
-    step: Callable[[int], int], loss: Callable[[], float], target: float, limit_s: float
-) -> tuple[float, int, float]:
-    """Train until the held-out loss is at ``target``, or for ``limit_s``: seconds of CPU time that
-    training took, steps, and the loss reached.
-
-    CPU time, because whatever else the machine does in these minutes would favour one loop.
-    """
-    spent, number, reached = 0.0, 0, math.inf
-    while spent < limit_s and reached > target:
-        began = time.process_time()
-        step(number)
-        spent += time.process_time() - began
-        number += 1
-        reached = loss()
-        if number % 10 == 0:
-            say(f"  step {number}, {spent:.0f} s: held-out loss {reached:.2f}")
-    return spent, number, reached
-
-
-def time_to_loss(store: text.TokenStore, data: Path, tokenizer_file: Path) -> dict[str, object]:
-    """How long each loop takes to the held-out loss that the frequencies of the tokens give.
-
-    With a smaller model, since it is the plain loop that sets the time of this.
-    """
-    config = configuration(store.info.vocab_size, width=64, layers=2)
-    target = store.unigram_loss(HELD_OUT_SEQUENCES * SEQ_LEN)
-    packed = PackedLoop(same_model(config), store)
-    plain = PlainLoop(same_model(config), data, tokenizer_file)
-    say(f"training both to a held-out loss of {target:.2f}")
-    packed_s, packed_steps, packed_loss = seconds_to(
-        packed.step, lambda: held_out_loss(packed.trained.model, store), target, math.inf
+def settings(steps: int) -> trainer_loop.Settings:
+    """The Trainer's."""
+    return trainer_loop.Settings(
+        steps=steps,
+        seq_len=SEQ_LEN,
+        microbatch=BATCH,
+        lr=LR,
+        weight_decay=WEIGHT_DECAY,
+        max_grad_norm=MAX_GRAD_NORM,
     )
-    plain_s, plain_steps, plain_loss = seconds_to(
-        plain.step, lambda: held_out_loss(plain.model, store), target, PATIENCE * packed_s
-    )
-    return {
-        "parameters": language_models.num_parameters(plain.model),
-        "target": target,
-        "packed": {"cpu_seconds": packed_s, "steps": packed_steps, "loss": packed_loss},
-        "plain": {"cpu_seconds": plain_s, "steps": plain_steps, "loss": plain_loss},
-        "plain_has_arrived": plain_loss <= target,
-        # Where it has not, the true ratio is larger than this.
-        "ratio_at_least": plain_s / packed_s,
-    }
+
+
+class Turns:
+    """The other loops take a step whenever the Trainer has taken one.
+
+    Of the Trainer all is timed that it does from one step's end to the next.
+    """
+
+    def __init__(self, own: OwnLoop, reference: ReferenceLoop) -> None:
+        self._steps = {"own": own.step, "reference": reference.step}
+        self.seconds: dict[str, list[float]] = {"own": [], "trainer": [], "reference": []}
+        self.useful: dict[str, list[int]] = {"own": [], "trainer": [], "reference": []}
+        self._resumed_at = time.perf_counter()
+
+    def on_step_end(self, number: int) -> None:
+        """After step ``number`` of the Trainer, counted from 1."""
+        spent = {"trainer": time.perf_counter() - self._resumed_at}
+        tokens = {"trainer": BATCH * SEQ_LEN}
+        for name, step in self._steps.items():
+            began = time.perf_counter()
+            tokens[name] = step(number - 1)
+            spent[name] = time.perf_counter() - began
+        rates = ", ".join(f"{name} {tokens[name] / spent[name]:.0f}" for name in self.seconds)
+        say(f"round {number - 1} of {ROUNDS}: {rates} tokens/s")
+        if number > 1:  # the first step of each is not like the others
+            for name in self.seconds:
+                self.seconds[name].append(spent[name])
+                self.useful[name].append(tokens[name])
+        self._resumed_at = time.perf_counter()
+
+
+def peak_memory(way: str, data: str, tokenizer_file: str) -> int:
+    """Most bytes that this process holds while it trains two steps in one of the ways; for a
+    process of its own."""
+    torch.set_num_threads(THREADS)
+    store = text.store_for(data, Path(tokenizer_file))
+    model = same_model(configuration(store.info.vocab_size))
+    if way == "reference":
+        loop: ReferenceLoop | OwnLoop = ReferenceLoop(model, Path(data), Path(tokenizer_file))
+    else:
+        loop = OwnLoop(model, store, order_of(store))
+    if way == "trainer":
+        trainer_loop.train(
+            model, store.train, order_of(store), settings(2), on_step_end=lambda _: None
+        )
+    else:
+        for number in range(2):
+            loop.step(number)
+    return metrics.peak_memory(torch.device("cpu"))
+
+
+def order_of(store: text.TokenStore) -> SequenceOrder:
+    return SequenceOrder(num_tokens=len(store.train), seq_len=SEQ_LEN, global_batch=BATCH, seed=0)
 
 
 def main() -> int:
@@ -182,7 +195,7 @@ def main() -> int:
     parser.add_argument("--tokenizer", help="tokenizer.json, or its folder (default: GPT-NeoX's)")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(THREADS)
     if not options.data:
         options.data = str(_SHARED / "tiny-shakespeare" / "input.txt")
         options.tokenizer = options.tokenizer or str(_SHARED / "gpt-neox-tokenizer")
@@ -192,38 +205,43 @@ def main() -> int:
     try:
         tokenizer_file = pretrained.tokenizer_file(options.tokenizer or "", "new:tiny", runs="")
         store = text.store_for(options.data, tokenizer_file)
-        config = configuration(store.info.vocab_size)
-        plain = PlainLoop(same_model(config), Path(options.data), tokenizer_file)
-        packed = PackedLoop(same_model(config), store)
+        order = order_of(store)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-    seconds: dict[str, list[float]] = {"plain": [], "packed": []}
-    useful: dict[str, list[int]] = {"plain": [], "packed": []}
-    for number in range(ROUNDS + 1):
-        for name, loop in (("plain", plain), ("packed", packed)):
-            began = time.perf_counter()
-            tokens = loop.step(number)
-            spent = time.perf_counter() - began
-            say(f"round {number} of {ROUNDS}: {name} {tokens / spent:.0f} tokens/s")
-            if number:  # the first step of each is not like the others
-                seconds[name].append(spent)
-                useful[name].append(tokens)
-    medians = {name: statistics.median(found) for name, found in seconds.items()}
-    rates = {name: statistics.mean(useful[name]) / medians[name] for name in medians}
-
-    to_target = time_to_loss(store, Path(options.data), tokenizer_file)
+    config = configuration(store.info.vocab_size)
+    own = OwnLoop(same_model(config), store, order)
+    turns = Turns(own, ReferenceLoop(same_model(config), Path(options.data), tokenizer_file))
+    trainer_losses = trainer_loop.train(
+        same_model(config),
+        store.train,
+        order,
+        settings(ROUNDS + 1),
+        on_step_end=turns.on_step_end,
+    )
+    medians = {name: statistics.median(found) for name, found in turns.seconds.items()}
+    rates = {name: statistics.mean(turns.useful[name]) / medians[name] for name in medians}
+    memory = {
+        way: processes.run(1, peak_memory, way, options.data, str(tokenizer_file))[0]
+        for way in medians
+    }
     result = {
         "benchmark": "fsdp",
-        "ratio": rates["packed"] / rates["plain"],
+        "ratio": rates["own"] / rates["trainer"],
+        "reference_ratio": rates["own"] / rates["reference"],
+        "ratio_is_of": "tokens/s to transformers' Trainer, packed, fused AdamW",
+        "reference_ratio_is_of": "useful tokens/s to the published reference, which pads each line",
         "useful_tokens_per_s": rates,
         "seconds_per_step": medians,
+        "peak_memory_bytes": memory,
         "useful_share_of_positions": {
-            name: statistics.mean(found) / (BATCH * SEQ_LEN) for name, found in useful.items()
+            name: statistics.mean(found) / (BATCH * SEQ_LEN) for name, found in turns.useful.items()
         },
-        "parameters": language_models.num_parameters(packed.trained.model),
-        "to_equal_held_out_loss": to_target,
+        "parameters": language_models.num_parameters(own.trained.model),
+        "losses": {"own": own.losses, "trainer": trainer_losses},
+        "largest_difference_of_losses": max(
+            abs(a - b) for a, b in zip(own.losses, trainer_losses, strict=True)
+        ),
     }
     report(result, as_json=options.json)
     return 0

@@ -1,167 +1,407 @@
-"""Steps of the sharded recipe with random weights and tokens: tokens/s, MFU, memory, profile.
+"""The sharded recipe on one GPU, beside transformers' Trainer: tokens/s, MFU, memory, losses.
 
-    torchrun --standalone --nproc-per-node 1 -m benchmarks.gpu_fsdp --model new:6.9b [--json]
+    python -m benchmarks.gpu_fsdp [--cases 0.6b 1.3b 7b-lora] [--compile] [--profile FILE] [--json]
 
-Needs torch and transformers, not Ray. On a machine without a GPU it runs the tiny shape, which
-shows that the script works and says nothing about a GPU. The model, its sharding, its loss and its
-optimizer are the recipe's own; only data and checkpoints are left out.
+Needs torch, transformers and peft, not Ray, and no data: models have random weights, and train on
+Python's help texts as bytes. The recipe's own loop runs, with everything that it does in a step;
+the Trainer gets the same weights and sequences, and trains as in ``benchmarks.trainer_loop``. Each
+has a process of its own. On a machine without a GPU a tiny model is trained, which shows that the
+script works and says nothing of a GPU.
 """
 
 import argparse
+import json
+import os
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 
+from benchmarks import processes, trainer_loop
 from benchmarks.output import report, say
-from training import metrics, optimizers
-from training.models import language_models, model_weights, pretrained
-from training.models.estimates import RECOMPUTE
-from training.models.language_models import WithLoss
-from training.recipes.fsdp.loop import clip, make_mesh, reduce_gradients
-from training.recipes.fsdp.settings import OPTIMIZERS, FsdpConfig
+from contract.errors import InputError
+from contract.instance_types import INSTANCE_TYPES
+from training import metrics
+from training.data import PYTHON_HELP
+from training.data.sequences import SequenceOrder
+from training.models import estimates, language_models, model_weights, pretrained
+from training.models.model_shapes import SHAPES, ModelShape
+from training.recipes.fsdp import inputs, loop
+from training.recipes.fsdp.settings import FsdpConfig
+from training.record.events import Event, Step
 from training.runtime.torchrun import TorchrunWorker
 
-WARM_UP: Final = 3
+#: Steps before the clock starts: buffers are made, kernels compiled, one step is profiled.
+WARM_UP: Final = 5
+#: Steps that are profiled, if any are.
+PROFILED: Final = 5
+LR: Final = 2e-4
+#: What the published reference reached of its GPUs' peak, with its padding counted as work: 1,637
+#: positions/s of dolly-v2-7b on eight A10G of 70 TFLOP/s (docs/fsdp.md).
+REFERENCE: Final = "dolly-v2-7b on 2 x g5.12xlarge"
+REFERENCE_MFU: Final = 0.118
 
 
-def parser(on_gpu: bool) -> argparse.ArgumentParser:
-    """The options, whose defaults suit a GPU or a CPU."""
-    found = argparse.ArgumentParser(prog="python -m benchmarks.gpu_fsdp", description=__doc__)
-    found.add_argument("--model", default="new:6.9b" if on_gpu else "new:tiny")
-    found.add_argument("--seq-len", type=int, default=2048 if on_gpu else 128)
-    found.add_argument("--microbatch", type=int, default=4, help="sequences per pass (default: 4)")
-    found.add_argument("--passes", type=int, default=2, help="passes per step (default: 2)")
-    found.add_argument("--steps", type=int, default=8, help="timed steps (default: 8)")
-    found.add_argument("--recompute", choices=RECOMPUTE, default="selective")
-    found.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
-    found.add_argument("--compile", action="store_true")
-    found.add_argument("--profile", metavar="FILE", help="write the kernels of one step there")
-    found.add_argument("--json", action="store_true", help="print one JSON object on stdout")
-    return found
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """What is trained, and how."""
+
+    name: str
+    shape: Mapping[str, Any]
+    """Its ``config.json``."""
+    seq_len: int = 2048
+    microbatch: int = 4
+    passes: int = 2
+    lora_rank: int = 0
+    recompute: str = "none"
+    compile: bool = False
 
 
-@contextmanager
-def profiled(file: str) -> Iterator[None]:
-    """Write the kernels of what is done inside to a file, the longest first."""
+def _llama(
+    hidden: int, layers: int, heads: int, kv: int, wide: int, vocab: int, **more: Any
+) -> Any:
+    return {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": hidden // heads,
+        "intermediate_size": wide,
+        "vocab_size": vocab,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        **more,
+    }
+
+
+#: The first has the shape of Qwen3-0.6B, the second that of Llama-3.2-1B with embeddings that are
+#: not tied, the third that of Llama-2-7B.
+CASES: Final = (
+    Case(
+        name="0.6b",
+        shape={
+            **_llama(1024, 28, 16, 8, 3072, 151_936, tie_word_embeddings=True),
+            "model_type": "qwen3",
+            "head_dim": 128,
+        },
+    ),
+    Case(name="1.3b", shape=_llama(2048, 24, 16, 16, 5504, 32_000)),
+    Case(name="7b-lora", shape=_llama(4096, 32, 32, 32, 11_008, 32_000), lora_rank=16),
+)
+#: For a CPU.
+TINY: Final = Case(
+    name="tiny", shape={**SHAPES["tiny"], "vocab_size": 384}, seq_len=64, microbatch=2
+)
+ALL: Final = (*CASES, TINY, replace(TINY, name="tiny-lora", lora_rank=4))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One of the two loops."""
+
+    tokens_per_s: float = 0.0
+    peak_memory_bytes: int = 0
+    losses: tuple[float, ...] = ()
+    """Means of each five steps."""
+    failure: str = ""
+    """Why there is nothing else."""
+
+
+class _EnoughError(Exception):
+    """The last timed step is done."""
+
+
+class _Watch:
+    """The clock of a loop, read after the warm-up and after the last step."""
+
+    def __init__(self, case: Case, device: torch.device, *, steps: int, profile: str) -> None:
+        """
+        Args:
+            profile: a file for the kernels of the steps after the timed ones; empty: of none.
+        """
+        self._tokens = steps * case.passes * case.microbatch * case.seq_len
+        self._device, self._last = device, WARM_UP + steps
+        self._began = 0.0
+        self._file = profile
+        self._profile: Any = None
+        self.tokens_per_s = 0.0
+
+    def step(self, number: int) -> bool:
+        """Take note of a step that is done; true if no other is needed."""
+        if number == WARM_UP:
+            self._began = self._now()
+        if number == self._last:
+            self.tokens_per_s = self._tokens / (self._now() - self._began)
+            if self._file:
+                self._profile = torch.profiler.profile().__enter__()
+        if number == self._last + PROFILED and self._file:
+            self._now()
+            self._profile.__exit__(None, None, None)
+            order = f"self_{self._device.type}_time_total"
+            table = self._profile.key_averages().table(sort_by=order, row_limit=40)
+            Path(self._file).write_text(table, "utf-8")
+        return number >= self._last + (PROFILED if self._file else 0)
+
+    def _now(self) -> float:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+def config_for(case: Case, folder: str, *, steps: int) -> FsdpConfig:
+    """The recipe's settings: nothing is evaluated, sampled or saved while the clock runs."""
+    return FsdpConfig(
+        recipe="fsdp",
+        run="benchmark",
+        storage=folder,
+        data=PYTHON_HELP,
+        model=pretrained.NEW + folder,
+        tokenizer=pretrained.BYTES,
+        seq_len=case.seq_len,
+        microbatch=case.microbatch,
+        global_batch=case.microbatch * case.passes,
+        max_steps=WARM_UP + steps + PROFILED + 1,  # the last one saves
+        lr=LR,
+        schedule="constant",
+        lora_rank=case.lora_rank,
+        recompute=case.recompute,
+        compile=case.compile,
+        report_every=WARM_UP,
+        evaluate_every=10**6,
+        eval_sequences=case.microbatch,
+        checkpoint_every=10**6,
+        checkpoint_minutes=0.0,
+        sample_tokens=0,
+    )
+
+
+def run_recipe(case: Case, folder: str, steps: int, profile: str) -> Measured:
+    """The recipe's own loop, in a group of one process, stopped before it saves."""
+    worker = TorchrunWorker(run_uri=folder)
+    watch = _Watch(case, worker.device, steps=steps, profile=profile)
+    losses: list[float] = []
+
+    def note(*events: Event) -> None:
+        found = [each for each in events if isinstance(each, Step)]
+        if found:
+            losses.append(statistics.mean(each.loss for each in found))
+        if found and watch.step(found[-1].step):
+            raise _EnoughError
+
+    worker.on_events = note
+    config = inputs.prepare(config_for(case, folder, steps=steps))
+    try:
+        loop.train(worker, config)
+    except _EnoughError:
+        pass
+    except InputError as error:
+        return Measured(failure=str(error))
+    return Measured(
+        tokens_per_s=watch.tokens_per_s,
+        peak_memory_bytes=metrics.peak_memory(worker.device),
+        losses=tuple(losses),
+    )
+
+
+def run_trainer(case: Case, folder: str, steps: int, profile: str) -> Measured:
+    """transformers' Trainer, with peft's adapters where the case has some."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # one process, and no group
+        os.environ.pop(name, None)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = inputs.prepare(config_for(case, folder, steps=steps))
+    store = inputs.store_of(config)
+    settings = trainer_loop.Settings(
+        steps=WARM_UP + steps + (PROFILED if profile else 0),
+        seq_len=case.seq_len,
+        microbatch=case.microbatch,
+        passes=case.passes,
+        lr=LR,
+        weight_decay=config.weight_decay,
+        log_every=WARM_UP,
+        recomputes=case.recompute == "full",
+        compiles=case.compile,
+    )
+    order = SequenceOrder(
+        num_tokens=len(store.train),
+        seq_len=case.seq_len,
+        global_batch=settings.global_batch,
+        seed=config.seed,
+    )
+    watch = _Watch(case, device, steps=steps, profile=profile)
+    try:
+        losses = trainer_loop.train(
+            _model(case, config, device), store.train, order, settings, on_step_end=watch.step
+        )
+    except torch.OutOfMemoryError as error:
+        return Measured(failure=f"out of GPU memory: {str(error).splitlines()[0]}")
+    return Measured(
+        tokens_per_s=watch.tokens_per_s,
+        peak_memory_bytes=metrics.peak_memory(device),
+        losses=tuple(losses),
+    )
+
+
+def _model(case: Case, config: FsdpConfig, device: torch.device) -> Any:
+    """The model with the weights that the recipe gives it."""
+    model: Any = language_models.build_on_meta(pretrained.model_config(config.model, runs=""))
+    if case.lora_rank:
+        from peft import LoraConfig, get_peft_model
+
+        if device.type == "cuda":
+            model.to(torch.bfloat16)
+        settings = LoraConfig(
+            r=case.lora_rank, lora_alpha=2 * case.lora_rank, target_modules="all-linear"
+        )
+        with torch.device("meta"):
+            adapted: Any = get_peft_model(model, settings)
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.data = parameter.data.float()
+        model_weights.allocate(model, device)
+        model_weights.initialise(model, seed=config.seed)
+        return adapted
+    model_weights.allocate(model, device)
+    model_weights.initialise(model, seed=config.seed)
+    return model
+
+
+def predicted(case: Case) -> int | None:
+    """Bytes of the GPU at the peak by the arithmetic of ``training.plan``; None where it does not
+    know the shape."""
+    machine = next(each for each in INSTANCE_TYPES.values() if each.gpu)
+    setup = estimates.Setup(
+        machine=machine,
+        num_workers=1,
+        seq_len=case.seq_len,
+        global_batch=case.microbatch * case.passes,
+        microbatch=case.microbatch,
+        recompute=case.recompute,
+        optimizer="adamw",
+        lora_rank=case.lora_rank,
+    )
+    try:
+        return round(estimates.memory(ModelShape.from_config(case.shape), setup).total)
+    except InputError:
+        return None
+
+
+def measure(case: Case, *, steps: int, profile: str) -> dict[str, object]:
+    """Both loops, one after the other."""
+    with tempfile.TemporaryDirectory(prefix="gpu-fsdp-") as folder:
+        Path(folder, pretrained.CONFIG_FILE).write_text(json.dumps(case.shape), "utf-8")
+        files = [f"{profile}-{case.name}-{way}" if profile else "" for way in ("recipe", "trainer")]
+        say(f"{case.name}: the recipe")
+        [recipe] = processes.run(1, run_recipe, case, folder, steps, files[0])
+        say(f"{case.name}: {_words(recipe)}; transformers' Trainer")
+        [trainer] = processes.run(1, run_trainer, case, folder, steps, files[1])
+        say(f"{case.name}: {_words(trainer)}")
+    model: Any = language_models.build_on_meta(pretrained.config_of(case.shape))
+    num_parameters = language_models.num_parameters(model)
+    if case.lora_rank:
+        language_models.add_adapters(model, rank=case.lora_rank)
+    flops = language_models.flops_per_token(model, case.seq_len)
     on_gpu = torch.cuda.is_available()
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if on_gpu:
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(activities=activities) as profile:
-        yield
-    order = "self_cuda_time_total" if on_gpu else "self_cpu_time_total"
-    with open(file, "w", encoding="utf-8") as lines:
-        lines.write(profile.key_averages().table(sort_by=order, row_limit=25))
+    peak = metrics.peak_flops(torch.device("cuda" if on_gpu else "cpu"))
+    ways = {
+        name: {
+            "tokens_per_s": each.tokens_per_s,
+            "mfu": each.tokens_per_s * flops / peak if peak else None,
+            "peak_memory_bytes": each.peak_memory_bytes,
+            "first_loss": each.losses[0] if each.losses else None,
+            "last_loss": each.losses[-1] if each.losses else None,
+            "failure": each.failure,
+        }
+        for name, each in (("recipe", recipe), ("trainer", trainer))
+    }
+    both = recipe.tokens_per_s and trainer.tokens_per_s
+    mfu = ways["recipe"]["mfu"]
+    return {
+        **{name: value for name, value in asdict(case).items() if name != "shape"},
+        "parameters": num_parameters,
+        "ratio": recipe.tokens_per_s / trainer.tokens_per_s if both else 0.0,
+        "reference_ratio": float(mfu) / REFERENCE_MFU if isinstance(mfu, float) else None,
+        "largest_difference_of_losses": max(
+            (abs(a - b) for a, b in zip(recipe.losses, trainer.losses, strict=False)), default=None
+        ),
+        **ways,
+        "predicted_memory_bytes": predicted(case),
+    }
+
+
+def _words(found: Measured) -> str:
+    return found.failure or (
+        f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / estimates.GIB:.1f} GiB, "
+        f"loss {found.losses[-1]:.4f}"
+    )
+
+
+def chosen(names: Sequence[str], *, seq_len: int, microbatch: int) -> list[Case]:
+    """The cases of some names; ``+compile`` and ``+full`` behind one compile and recompute blocks.
+
+    Raises:
+        InputError: there is no such case.
+    """
+    known = {each.name: each for each in ALL}
+    found = []
+    for name in names:
+        base, *ways = name.split("+")
+        if base not in known or not {*ways} <= {"compile", "full"}:
+            raise InputError(
+                f"there is no case {name}: choose of {', '.join(known)}, with +compile or +full"
+            )
+        case = known[base]
+        found.append(
+            replace(
+                case,
+                name=name,
+                seq_len=seq_len or case.seq_len,
+                microbatch=microbatch or case.microbatch,
+                compile="compile" in ways,
+                recompute="full" if "full" in ways else case.recompute,
+            )
+        )
+    return found
 
 
 def main() -> int:
     on_gpu = torch.cuda.is_available()
-    options = parser(on_gpu).parse_args()
-
-    worker = TorchrunWorker(run_uri="")
-    device, world_size = worker.device, worker.world_size
-    config = FsdpConfig(
-        recipe="fsdp",
-        run="benchmark",
-        storage="/nowhere",
-        data="random",
-        model=options.model,
-        seq_len=options.seq_len,
-        microbatch=options.microbatch,
-        global_batch=options.microbatch * options.passes * world_size,
-        num_workers=world_size,
-        optimizer=options.optimizer,
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_fsdp", description=__doc__)
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        metavar="CASE",
+        default=[each.name for each in CASES] if on_gpu else [TINY.name],
+        help=f"of {', '.join(each.name for each in ALL)}, with +compile or +full",
     )
-    if on_gpu:
-        torch.set_float32_matmul_precision("high")
-    model = language_models.build_on_meta(pretrained.model_config(options.model, runs=""))
-    language_models.recompute(model, options.recompute)
-    if options.compile:
-        for block in language_models.blocks(model):
-            block.compile()
-    trained: Any = WithLoss(model)
-    language_models.shard(
-        trained, make_mesh(device, world_size=world_size, replicas=1), bf16=on_gpu
-    )
-    model_weights.allocate(model, device)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            local = language_models.local(parameter)
-            local.normal_(std=0.02) if parameter.dim() > 1 else local.fill_(0.5)
-    optimizer = optimizers.build(
-        model, config.optimizer, lr=config.lr, weight_decay=config.weight_decay, device=device
-    )
-    vocab = int(model.config.vocab_size)  # type: ignore[union-attr, arg-type]
-    tokens = torch.randint(vocab, (options.microbatch, options.seq_len + 1), device=device)
-
-    def step() -> Any:
-        loss = None
-        for number in range(1, options.passes + 1):
-            reduce_gradients(trained, config.reduce_gradients, is_last=number == options.passes)
-            loss = trained(tokens) / options.passes
-            loss.backward()
-        clip(model, config.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss
-
-    def wait() -> None:
-        if on_gpu:
-            torch.cuda.synchronize()
-        dist.barrier()
-
-    seconds = []
-    for number in range(WARM_UP + options.steps):
-        wait()
-        began = time.perf_counter()
-        loss = step()
-        wait()
-        if number >= WARM_UP:
-            seconds.append(time.perf_counter() - began)
-        if worker.rank == 0:
-            spent = time.perf_counter() - began
-            say(f"step {number}: {spent:.3f} s, loss {loss.item() * options.passes:.3f}")
-    with metrics.Communication(device) as watched:
-        step()
-    if options.profile:
-        with profiled(options.profile) if worker.rank == 0 else nullcontext():
-            step()
-            wait()
-
-    per_step = config.global_batch * options.seq_len
-    tokens_per_s = per_step / statistics.median(seconds)
-    flops = language_models.flops_per_token(model, options.seq_len)
-    peak = metrics.peak_flops(device)
+    parser.add_argument("--steps", type=int, default=15, help="timed steps, a multiple of 5")
+    parser.add_argument("--seq-len", type=int, default=0, help="(default: the case's)")
+    parser.add_argument("--microbatch", type=int, default=0, help="(default: the case's)")
+    parser.add_argument("--profile", metavar="FILE", default="", help="kernels, a file per loop")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    options = parser.parse_args()
+    try:
+        cases = chosen(options.cases, seq_len=options.seq_len, microbatch=options.microbatch)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    found = [measure(case, steps=options.steps, profile=options.profile) for case in cases]
     result = {
         "benchmark": "gpu_fsdp",
-        # What the reference reaches of its peak (docs/fsdp.md); nothing is compared on a CPU.
-        "ratio": (flops * tokens_per_s / (world_size * peak)) / 0.066 if peak else 0.0,
-        "model": options.model,
-        "parameters": language_models.num_parameters(model),
-        "device": torch.cuda.get_device_name(device) if on_gpu else "CPU: says nothing of a GPU",
-        "world_size": world_size,
-        "seq_len": options.seq_len,
-        "tokens_per_step": per_step,
-        "recompute": options.recompute,
-        "optimizer": options.optimizer,
-        "compile": options.compile,
-        "seconds_per_step": statistics.median(seconds),
-        "tokens_per_s": tokens_per_s,
-        "mfu": metrics.model_flops_utilization(
-            flops_per_s=flops * tokens_per_s, num_workers=world_size, peak=peak
-        ),
-        "communication_s": watched.seconds(),
-        "peak_memory_bytes": metrics.peak_memory(device),
+        "ratio": found[0]["ratio"],
+        "reference_ratio": found[0]["reference_ratio"],
+        "ratio_is_of": "tokens/s of the recipe to transformers' Trainer's, first case",
+        "reference_ratio_is_of": f"MFU of the recipe to {REFERENCE_MFU:.1%}, {REFERENCE}",
+        "device": torch.cuda.get_device_name() if on_gpu else "CPU: says nothing of a GPU",
+        "cases": found,
     }
-    if worker.rank == 0:
-        report(result, as_json=options.json)
-    worker.close()
+    report(result, as_json=options.json)
     return 0
 
 

@@ -27,12 +27,18 @@ def printed(*command: str) -> dict[str, Any]:
     return found
 
 
-def test_the_script_for_gpus_runs_on_a_cpu_and_says_so() -> None:
-    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m"]
-    found = printed(*launcher, "benchmarks.gpu_fsdp", "--", "--steps", "1", "--passes", "1")
+def test_the_script_for_gpus_runs_on_a_cpu_and_trains_what_the_trainer_of_transformers_does() -> (
+    None
+):
+    found = printed("benchmarks.gpu_fsdp", "--cases", "tiny-lora", "--steps", "5")
     assert found["device"].startswith("CPU")
-    assert (found["mfu"], found["ratio"]) == (None, 0.0)
-    assert found["tokens_per_s"] == found["tokens_per_step"] / found["seconds_per_step"]
+    assert found["reference_ratio"] is None
+    [case] = found["cases"]
+    ways = case["recipe"], case["trainer"]
+    assert case["ratio"] == ways[0]["tokens_per_s"] / ways[1]["tokens_per_s"]
+    assert all(each["mfu"] is None and not each["failure"] for each in ways)
+    assert ways[0]["last_loss"] < ways[0]["first_loss"]
+    assert case["largest_difference_of_losses"] < 1e-4
 
 
 def test_no_process_holds_more_than_its_part_while_a_model_is_loaded() -> None:

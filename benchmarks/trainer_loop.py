@@ -1,0 +1,129 @@
+"""The competent way to train a language model: transformers' Trainer on packed sequences.
+
+Fused AdamW, mixed precision where the device has it, attention that stores no matrix, no padding:
+what someone who knows the library writes. It is given this project's own sequences, in their order,
+and the same weights, so that its losses can be compared step by step.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from training.data.sequences import SequenceOrder
+
+BETAS: Final = (0.9, 0.95)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """How both loops train."""
+
+    steps: int
+    seq_len: int
+    microbatch: int
+    passes: int = 1
+    """Per step."""
+    lr: float
+    weight_decay: float = 0.1
+    max_grad_norm: float = 1.0
+    log_every: int = 1
+    recomputes: bool = False
+    compiles: bool = False
+
+    @property
+    def global_batch(self) -> int:
+        return self.microbatch * self.passes
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch * self.seq_len
+
+
+class _Packed(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
+    """The sequences of each step, one by one."""
+
+    def __init__(self, tokens: npt.NDArray[Any], order: SequenceOrder) -> None:
+        self._tokens, self._order = tokens, order
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        step = 0
+        while True:
+            batch = self._order.batch(self._tokens, step, rank=0, world_size=1)
+            for row in torch.from_numpy(np.ascontiguousarray(batch)):
+                # The labels that the model would shift by itself lack the last one of a sequence.
+                yield {"input_ids": row[:-1], "labels": row[:-1], "shift_labels": row[1:]}
+            step += 1
+
+
+def train(
+    model: nn.Module,
+    tokens: npt.NDArray[Any],
+    order: SequenceOrder,
+    settings: Settings,
+    *,
+    on_step_end: Callable[[int], object],
+) -> list[float]:
+    """Train a model of transformers, or one with peft's adapters, where it is.
+
+    Args:
+        on_step_end: called with the number of steps done.
+
+    Returns:
+        The mean loss of each ``settings.log_every`` steps.
+    """
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+    from transformers.trainer_callback import PrinterCallback
+    from transformers.utils import logging
+
+    on_gpu = next(model.parameters()).device.type == "cuda"
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            del args, control
+            on_step_end(int(state.global_step))
+
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    make: Any = TrainingArguments
+    recomputed: dict[str, Any] = {}
+    if settings.recomputes:
+        recomputed["gradient_checkpointing"] = True
+        recomputed["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
+    with tempfile.TemporaryDirectory(prefix="trainer-") as scratch:
+        trainer: Any = Trainer(
+            model=model,
+            args=make(
+                output_dir=scratch,
+                max_steps=settings.steps,
+                per_device_train_batch_size=settings.microbatch,
+                gradient_accumulation_steps=settings.passes,
+                learning_rate=settings.lr,
+                lr_scheduler_type="constant",
+                weight_decay=settings.weight_decay,
+                adam_beta1=BETAS[0],
+                adam_beta2=BETAS[1],
+                max_grad_norm=settings.max_grad_norm,
+                optim="adamw_torch_fused",
+                bf16=on_gpu,
+                tf32=True if on_gpu else None,
+                use_cpu=not on_gpu,
+                **recomputed,
+                torch_compile=settings.compiles,
+                logging_steps=settings.log_every,
+                logging_nan_inf_filter=False,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                remove_unused_columns=False,
+            ),
+            train_dataset=_Packed(tokens, order),
+            callbacks=[Watch()],
+        )
+        trainer.remove_callback(PrinterCallback)  # it prints on stdout, which is for the result
+        trainer.train()
+    return [float(each["loss"]) for each in trainer.state.log_history if "loss" in each]
