@@ -97,8 +97,8 @@ class Job:
         address = network.own_address()
         interface = network.interface_of(address)
         say(
-            f"job {self._config.job}: head on {address}, {self._config.spec.nodes.low} to "
-            f"{self._config.spec.nodes.high} worker nodes"
+            f"job {self._config.job}: head on {address}, worker nodes: "
+            f"{self._config.spec.nodes.words}"
         )
         provider = worker_provider(
             self._config, recipe=self._head.recipe, task=task, address=address

@@ -21,6 +21,11 @@ class Range:
     def __str__(self) -> str:
         return f"{self.low}" if self.low == self.high else f"{self.low}:{self.high}"
 
+    @property
+    def words(self) -> str:
+        """``2``, or ``1 to 4``."""
+        return f"{self.low}" if self.low == self.high else f"{self.low} to {self.high}"
+
     @classmethod
     def parse(cls, text: str, *, option: str) -> Self:
         """``"4"`` as 4 to 4, and the elastic range ``"1:4"`` as 1 to 4.

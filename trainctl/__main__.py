@@ -45,7 +45,7 @@ from trainctl.commands.submit import submit
 from trainctl.commands.version import print_version, version
 from trainctl.commands.wait import wait
 from trainctl.errors import explained
-from trainctl.help import WIDTH, Group, RecipeCommand
+from trainctl.help import WIDTH, Command, Group, RecipeCommand
 
 _EPILOG = (
     "Exit codes: 0 done; 1 it failed, the message tells why; 2 wrong input; 130 Ctrl-C, which "
@@ -72,33 +72,33 @@ _PASSES_ON: Final = {"ignore_unknown_options": True}
 _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
 _takes_recipe(submit)
 _takes_recipe(plan)
-app.command(rich_help_panel=_JOBS)(settings)
-app.command(rich_help_panel=_JOBS)(ls)
-app.command(rich_help_panel=_JOBS)(show)
-app.command(rich_help_panel=_JOBS)(logs)
-app.command(rich_help_panel=_JOBS)(wait)
-app.command(rich_help_panel=_JOBS)(stop)
-app.command(rich_help_panel=_JOBS)(cost)
-app.command(rich_help_panel=_JOBS)(runs)
-app.command(rich_help_panel=_JOBS)(checkpoints)
-app.command(rich_help_panel=_JOBS)(report)
-app.command(rich_help_panel=_JOBS)(download)
-app.command(rich_help_panel=_JOBS)(export)
-app.command(rich_help_panel=_JOBS)(generate)
-app.command("open", rich_help_panel=_OTHER)(open_)
-app.command(rich_help_panel=_OTHER)(notebook)
-app.command(rich_help_panel=_OTHER)(shell)
-app.command(rich_help_panel=_OTHER)(doctor)
-app.command(rich_help_panel=_OTHER)(version)
+app.command(cls=Command, rich_help_panel=_JOBS)(settings)
+app.command(cls=Command, rich_help_panel=_JOBS)(ls)
+app.command(cls=Command, rich_help_panel=_JOBS)(show)
+app.command(cls=Command, rich_help_panel=_JOBS)(logs)
+app.command(cls=Command, rich_help_panel=_JOBS)(wait)
+app.command(cls=Command, rich_help_panel=_JOBS)(stop)
+app.command(cls=Command, rich_help_panel=_JOBS)(cost)
+app.command(cls=Command, rich_help_panel=_JOBS)(runs)
+app.command(cls=Command, rich_help_panel=_JOBS)(checkpoints)
+app.command(cls=Command, rich_help_panel=_JOBS)(report)
+app.command(cls=Command, rich_help_panel=_JOBS)(download)
+app.command(cls=Command, rich_help_panel=_JOBS)(export)
+app.command(cls=Command, rich_help_panel=_JOBS)(generate)
+app.command("open", cls=Command, rich_help_panel=_OTHER)(open_)
+app.command(cls=Command, rich_help_panel=_OTHER)(notebook)
+app.command(cls=Command, rich_help_panel=_OTHER)(shell)
+app.command(cls=Command, rich_help_panel=_OTHER)(doctor)
+app.command(cls=Command, rich_help_panel=_OTHER)(version)
 
 cluster = typer.Typer(
     cls=Group,
     no_args_is_help=True,
     help="The standing cluster: a head and workers that stay until taken down.",
 )
-cluster.command()(cluster_up.up)
-cluster.command()(cluster_status.status)
-cluster.command()(cluster_down.down)
+cluster.command(cls=Command)(cluster_up.up)
+cluster.command(cls=Command)(cluster_status.status)
+cluster.command(cls=Command)(cluster_down.down)
 app.add_typer(cluster, name="cluster", rich_help_panel=_OTHER)
 
 data = typer.Typer(
@@ -106,8 +106,8 @@ data = typer.Typer(
     no_args_is_help=True,
     help="Data sets in the bucket, which jobs train on by name: --data NAME.",
 )
-data.command()(data_put.put)
-data.command()(data_ls.ls)
+data.command(cls=Command)(data_put.put)
+data.command(cls=Command)(data_ls.ls)
 app.add_typer(data, name="data", rich_help_panel=_JOBS)
 
 local = typer.Typer(
@@ -116,10 +116,10 @@ local = typer.Typer(
     help="The whole system on this machine: real containers, a local AWS, no account. Needs a "
     "Docker Engine on Linux.",
 )
-local.command()(local_up.up)
-local.command()(local_status.status)
-local.command()(local_env.env)
-local.command()(local_down.down)
+local.command(cls=Command)(local_up.up)
+local.command(cls=Command)(local_status.status)
+local.command(cls=Command)(local_env.env)
+local.command(cls=Command)(local_down.down)
 app.add_typer(local, name="local", rich_help_panel=_OTHER)
 
 

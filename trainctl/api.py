@@ -5,7 +5,7 @@ submit ddp --nodes 2 --max-hours 3`` and sends the same order. Nothing is printe
 asked: ``plan`` tells the price of a job without starting it.
 
 Errors are those of the command line too: ``UsageError`` where a value is wrong, ``CliError``, of
-which it is a kind, where something else is; the message says what to do. Other exceptions are
+which it is a kind, where something else is; the message names what to do. Other exceptions are
 faults of this program.
 """
 

@@ -28,11 +28,15 @@ ROLES: Final = {
     "AWSServiceRoleForAutoScaling": "autoscaling.amazonaws.com",
 }
 SPOT_ROLE: Final = {"AWSServiceRoleForEC2Spot": "spot.amazonaws.com"}
-#: Quotas of EC2 count vCPUs, by family: (on demand, spot).
+#: Quotas of EC2 count vCPUs, by family and whether on spot. P5 is with the other P on demand only.
 QUOTAS: Final = {
-    "g": ("L-DB2E81BA", "L-3819A6DF"),
-    "p": ("L-417A185B", "L-7212CCBC"),
-    "standard": ("L-1216C47A", "L-34B43A08"),
+    ("g", False): "L-DB2E81BA",
+    ("g", True): "L-3819A6DF",
+    ("p", False): "L-417A185B",
+    ("p", True): "L-7212CCBC",
+    ("p5", True): "L-C4BD4855",
+    ("standard", False): "L-1216C47A",
+    ("standard", True): "L-34B43A08",
 }
 #: Of the network: (service, code). CoreStack takes one of each.
 VPCS: Final = ("vpc", "L-F678F1CE")
@@ -133,10 +137,10 @@ def of_hosts(
     for kind in sorted(kinds, reverse=True):
         looks[f"image of {kind} hosts"] = partial(host_image, place, HOST_IMAGES[kind])
     for (family, spot), vcpus in needed_vcpus(shape).items():
-        title = family.upper() if len(family) == 1 else family
+        title = family if family == "standard" else family.upper()
         what = f"quota {title}, {'spot' if spot else 'on demand'}"
         looks[what] = partial(
-            vcpu_quota, place, QUOTAS[family][spot], vcpus, with_surplus=shape.surplus_heads > 0
+            vcpu_quota, place, QUOTAS[family, spot], vcpus, with_surplus=shape.surplus_heads > 0
         )
     for role, service in {**ROLES, **(SPOT_ROLE if shape.spot else {})}.items():
         looks[f"role {role}"] = partial(linked_role, place, role, service)
@@ -259,8 +263,10 @@ def host_image(place: Place, parameter: str, *, what: str) -> Check:
     )
 
 
-def family_of(machine: InstanceType) -> str:
+def family_of(machine: InstanceType, *, spot: bool) -> str:
     """Which quota an instance type counts against."""
+    if spot and machine.name.startswith("p5"):
+        return "p5"
     letter = machine.name[0]
     return letter if letter in ("g", "p") else "standard"
 
@@ -278,7 +284,7 @@ def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
         (shape.worker, shape.max_workers, shape.spot),
     ):
         if machine.purchase != "capacity-block":  # reserved already
-            key = family_of(machine), spot
+            key = family_of(machine, spot=spot), spot
             needed[key] = needed.get(key, 0) + count * machine.vcpus
     return needed
 

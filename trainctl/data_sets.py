@@ -203,7 +203,7 @@ def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
     recipe.check_data(data)
     if _NAME.fullmatch(data):
         if find(bucket, data) is not None:
-            # The slash says that this is a folder, even if it is called corpus.txt.
+            # The slash marks a folder, even if it is called corpus.txt.
             return f"{bucket.uri}/{PREFIX}{data}/"
         if bucket.sizes(f"{PREFIX}{data}/"):
             raise UsageError(

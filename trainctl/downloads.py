@@ -31,7 +31,7 @@ class Wanted:
     """Bytes."""
     target: Path
     file: SavedFile | None = None
-    """What the node's list says of it; None for what Ray saved."""
+    """What the node's list has of it; None for what Ray saved."""
 
 
 def find(
@@ -130,7 +130,7 @@ def fetch(
         report: called before each file with the numbers of files and bytes that have been fetched.
 
     Raises:
-        CliError: a file is not what its node's list says: its job is running, and has changed it.
+        CliError: a file differs from its node's list: its job is running, and has changed it.
         InputError: a file cannot be written.
     """
     done = 0

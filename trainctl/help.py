@@ -33,7 +33,27 @@ class Group(TyperGroup):
                 formatter.write_dl(rows)
 
 
-class RecipeCommand(TyperCommand):
+class Command(TyperCommand):
+    """A command whose help shows arguments by their names, without the types of Python."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, and below them the options."""
+        for heading, kind in (("Arguments", "argument"), ("Options", "option")):
+            shown = [each for each in self.get_params(ctx) if each.param_type_name == kind]
+            if rows := [row for each in shown if (row := record(each, ctx))]:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+def record(param: Any, ctx: Any) -> tuple[str, str] | None:
+    """Name and description of an argument or option; None for one that is not shown."""
+    found: tuple[str, str] | None = param.get_help_record(ctx)
+    if found is None or param.param_type_name == "option":
+        return found
+    return param.display_name_raw, found[1]
+
+
+class RecipeCommand(Command):
     """A command that takes a recipe and its settings."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:

@@ -32,7 +32,7 @@ _OF_SUBMIT: Final = ("follow", "yes")
 
 
 class JobFile:
-    """A job file that was read: what it says, in the words of the command line."""
+    """A job file that was read, in the words of the command line."""
 
     def __init__(self, path: Path, values: Mapping[str, object]) -> None:
         self._path = path
@@ -186,7 +186,7 @@ def _shown(value: object) -> str:
 
 
 def take_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Callback of ``--file``: what the file says counts where the command line says nothing.
+    """Callback of ``--file``: what the file gives counts where the command line does not give it.
 
     Raises:
         UsageError: the file is not usable.

@@ -56,6 +56,7 @@ class JobOptions:
         str | None,
         typer.Option(
             "--run",
+            metavar="NAME",
             help="Name of the run; the same again resumes it.",
             show_default=False,
             autocompletion=completion.runs,
@@ -87,6 +88,7 @@ class JobOptions:
         float | None,
         typer.Option(
             "--max-hours",
+            metavar="HOURS",
             help="Deadline after the submission, waiting included.",
             show_default=f"{DEFAULT_MAX_SECONDS / 3600:g}, or what --max-cost and the deployment "
             "allow",
@@ -105,7 +107,9 @@ class JobOptions:
     wait_minutes: Annotated[
         float,
         typer.Option(
-            "--wait-minutes", help="How long to wait for hosts; then it ends as no capacity."
+            "--wait-minutes",
+            metavar="MINUTES",
+            help="How long to wait for hosts; then it ends as no capacity.",
         ),
     ] = DEFAULT_CAPACITY_WAIT_S / 60
     spot: Annotated[

@@ -104,10 +104,9 @@ class JobPlan:
 
     def text(self) -> str:
         spec, shape = self.spec, self.shape
-        low, high = spec.nodes.low, spec.nodes.high
-        count = f"{low}" if low == high else f"{low} to {high}"
         head = f"{shape.head.name}{', trains too' if shape.head_trains else ''}"
-        hosts = f"head on {head}; {count} x {shape.worker.name}{' (spot)' if shape.spot else ''}"
+        spot = " (spot)" if shape.spot else ""
+        hosts = f"head on {head}; {spec.nodes.words} x {shape.worker.name}{spot}"
         per = "GPU" if shape.worker.num_gpus else "node"
         rows = {
             "run": spec.run,
@@ -274,9 +273,9 @@ def placement(given: JobOptions, command: Sequence[str]) -> tuple[Placement, str
     """Where the command of ``--code`` runs, and why, in words."""
     assert given.code is not None
     if given.on == On.HEAD:
-        return Placement.HEAD, "the head, as --on says"
+        return Placement.HEAD, "the head, by --on"
     if given.on == On.NODES:
-        return Placement.NODES, "every node, as --on says"
+        return Placement.NODES, "every node, by --on"
     of_ray = any(word == "ray" or word.startswith("ray.") for word in command[:3])
     file = "its command" if of_ray else code_folder.importer_of_ray(given.code)
     if file:

@@ -9,9 +9,11 @@ from trainctl.errors import UsageError
 
 Profile = Annotated[
     str | None,
-    typer.Option("--profile", help="Profile of the AWS configuration."),
+    typer.Option("--profile", metavar="NAME", help="Profile of the AWS configuration."),
 ]
-Region = Annotated[str | None, typer.Option("--region", help="Region of the deployment.")]
+Region = Annotated[
+    str | None, typer.Option("--region", metavar="REGION", help="Region of the deployment.")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 JobName = Annotated[

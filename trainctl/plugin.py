@@ -46,7 +46,7 @@ def tunnel(
         session: of a port; ``local_port`` is what it names on this machine.
 
     Raises:
-        CliError: it does not open; the message has what the plug-in says.
+        CliError: it does not open; the message has what the plug-in prints.
     """
     process = subprocess.Popen(
         _command(plugin, session, region=region, profile=profile),

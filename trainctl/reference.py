@@ -11,6 +11,7 @@ from typing import Any
 import typer
 
 from trainctl.__main__ import app
+from trainctl.help import record
 
 _HEAD = """\
 # Commands
@@ -44,9 +45,9 @@ def described(words: str, command: Any) -> str:
     options = [each for each in command.params if not getattr(each, "hidden", False)]
     rows = []
     for each in options:
-        record = each.get_help_record(context)
-        if record and "Show this message" not in record[1]:
-            name, text = (part.replace("|", "\\|") for part in record)
+        row = record(each, context)
+        if row and "Show this message" not in row[1]:
+            name, text = (part.replace("|", "\\|") for part in row)
             rows.append(f"| `{' '.join(name.split())}` | {' '.join(text.split())} |")
     if rows:
         lines += ["| | |", "| --- | --- |", *rows, ""]

@@ -68,14 +68,27 @@ def newest(bucket: Bucket, *, limit: int, running: Collection[str]) -> list[Run]
     """
     _keys, names = bucket.listed(f"{runs.RUNS_PREFIX}/")
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        files = pool.map(lambda name: bucket.stored(f"{runs.RUNS_PREFIX}/{name}/"), names)
-        there = [(name, each) for name, each in zip(names, files, strict=True) if each]
-        there.sort(key=lambda pair: max(file.modified for file in pair[1]), reverse=True)
-        return [*pool.map(lambda pair: _run(bucket, *pair, running=running), there[:limit])]
+        changed = pool.map(lambda name: _changed(bucket, name), names)
+        there = [(when, name) for when, name in zip(changed, names, strict=True) if when]
+        there.sort(reverse=True)
+        found = pool.map(lambda pair: _run(bucket, pair[1], running=running), there[:limit])
+        return sorted(found, key=lambda run: run.updated, reverse=True)
 
 
-def _run(bucket: Bucket, name: str, files: Sequence[Stored], *, running: Collection[str]) -> Run:
+def _changed(bucket: Bucket, name: str) -> datetime | None:
+    """When a run last wrote a file; None where it has none.
+
+    A recipe writes into the run's folder itself all the time. Its checkpoints, which may be
+    thousands of files, are not listed; all files are where a program has written none there.
+    """
     prefix = f"{runs.RUNS_PREFIX}/{name}/"
+    files = bucket.stored(prefix, directly=True) or bucket.stored(prefix)
+    return max((each.modified for each in files), default=None)
+
+
+def _run(bucket: Bucket, name: str, *, running: Collection[str]) -> Run:
+    prefix = f"{runs.RUNS_PREFIX}/{name}/"
+    files = bucket.stored(prefix)
     config = json_object(bucket.read(f"{prefix}{runs.CONFIG_FILE}"))
     result = json_object(bucket.read(f"{prefix}{runs.RESULT_FILE}"))
     steps = [each.step for each in _checkpoints(bucket, prefix, files) if each.is_complete]

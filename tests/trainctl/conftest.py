@@ -10,7 +10,6 @@ from botocore.exceptions import ProfileNotFound
 
 from tests.trainctl.account import Account
 from trainctl import follow, pace
-from trainctl.commands.cluster import down, up
 
 
 @pytest.fixture
@@ -25,8 +24,6 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
         return SimpleNamespace(region_name=region, client=lambda _service, **_options: found)
 
     monkeypatch.setattr(boto3, "Session", session)
-    for module in (up, down):
-        monkeypatch.setattr(module, "POLL_S", 0.0)
     for name in ("SHORTEST_S", "LONGEST_S"):
         monkeypatch.setattr(pace, name, 0.0)
     monkeypatch.setattr(follow, "LAST_LINES_S", 0.0)

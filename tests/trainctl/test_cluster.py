@@ -11,6 +11,7 @@ from contract import exits
 from contract.nodes import ClusterSize
 from tests.trainctl.account import SHAPE as JOB_SHAPE
 from tests.trainctl.account import Account, refused
+from trainctl import pace
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
@@ -141,6 +142,27 @@ def test_up_gives_up_after_its_time_and_says_what_is_lacking(
     assert main(["cluster", "up", "--yes"]) == exits.FAILED
     said = capsys.readouterr().err
     assert "not up after 30 min: waiting for 5 hosts (g5.xlarge, m5.xlarge)" in said
+
+
+def test_up_asks_less_often_while_nothing_changes(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account.starts = False
+    waits: list[float] = []
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        now[0] += seconds
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr(pace, "SHORTEST_S", 5.0)
+    monkeypatch.setattr(pace, "LONGEST_S", 15.0)
+    assert main(["cluster", "up", "--yes", "--timeout-minutes", "2"]) == exits.FAILED
+    assert (waits[0], waits[-1]) == (5.0, 15.0)
+    looks = len(account.sent("describe_services")) - 1  # the first one is before the start
+    assert looks == len(waits) + 1 <= 12
 
 
 def test_ctrl_c_detaches_and_leaves_the_cluster_coming_up(

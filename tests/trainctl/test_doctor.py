@@ -124,10 +124,10 @@ def test_a_quota_that_is_too_small_and_hosts_without_protection(
     assert bad(found) == {"quota G, on demand", "head hosts in use", "worker hosts in use"}
     assert found["quota G, on demand"]["fix"] == (
         "aws service-quotas request-service-quota-increase --service-code ec2 --quota-code "
-        f"{checks.QUOTAS['g'][0]} --desired-value 192 --region us-east-1 --profile work"
+        f"{checks.QUOTAS['g', False]} --desired-value 192 --region us-east-1 --profile work"
     )
     # A quota that was never changed is AWS's default.
-    account.default_quotas[checks.QUOTAS["g"][0]] = 500.0
+    account.default_quotas[checks.QUOTAS["g", False]] = 500.0
     _, found = looked(capsys)
     assert found["quota G, on demand"]["found"].startswith("500 vCPUs")
 
@@ -279,6 +279,42 @@ def test_stacks_that_are_there_need_no_second_share_of_the_account(
     code, found = looked(capsys)
     assert (code, bad(found)) == (exits.FAILED, {"stacks"})
     assert found["stacks"]["fix"] == fix
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+@pytest.mark.parametrize("status", ["CREATE_IN_PROGRESS", "DELETE_IN_PROGRESS"])
+def test_a_deploy_or_a_destroy_on_its_way_is_waited_for(
+    account: Account, capsys: pytest.CaptureFixture[str], status: str
+) -> None:
+    del account.outputs[TRAINING_STACK]
+    account.stack_status = status
+    code, found = looked(capsys)
+    assert (code, bad(found)) == (exits.FAILED, {"stacks"})
+    said = f"CoreStack is being changed ({status}): wait until that has ended"
+    assert (found["stacks"]["found"], found["stacks"]["fix"]) == (said, "")
+    # The share of the stack that is still to come is checked, and no second one of the other.
+    assert "policies of logs" in found
+    assert "quota VPCs" not in found
+
+
+@pytest.mark.parametrize(
+    ("worker", "spot", "code"),
+    [
+        ("p4d.24xlarge", True, "L-7212CCBC"),
+        ("p5.48xlarge", True, "L-C4BD4855"),
+        ("p5.48xlarge", False, "L-417A185B"),
+        ("p4d.24xlarge", False, "L-417A185B"),
+        ("g5.12xlarge", True, "L-3819A6DF"),
+    ],
+)
+def test_each_type_counts_against_its_own_quota(
+    account: Account, capsys: pytest.CaptureFixture[str], worker: str, spot: bool, code: str
+) -> None:
+    account.shape |= {"worker_instance_type": worker, "spot": spot}
+    account.quota = 0.0
+    _, found = looked(capsys)
+    asked = [each["fix"] for name, each in found.items() if name.startswith("quota")]
+    assert any(f"--quota-code {code} " in fix for fix in asked), asked
 
 
 def test_a_command_line_that_is_installed_without_the_app_says_so(

@@ -139,12 +139,13 @@ def test_a_job_is_shown_with_its_order_its_nodes_and_its_result(
 ) -> None:
     account.add("job", status="SUCCEEDED", output='{"status": "succeeded", "exit_code": 0}')
     account.add_head("job", "head", lastStatus="STOPPED", containers=[{"reason": "OOM"}])
+    account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "STOPPED", "startedBy": "job"}
     account.objects["runs/r1/result.json"] = b'{"status": "succeeded", "accuracy": 0.9}'
     assert main(["show", "r1"]) == exits.OK
     assert len(account.sent("get_execution_history")) == 1, "its nodes are asked for once"
     shown = capsys.readouterr().out
     for words in (
-        "nodes     1:2",
+        "nodes     1 to 2; 1 started",
         "command   true",
         "s3://bucket/runs/r1/",
         "accuracy 90.00%",

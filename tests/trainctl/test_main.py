@@ -4,6 +4,7 @@ Here are also ``shell`` and ``version``, and that a bad account or bad input cha
 """
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -54,6 +55,11 @@ def test_the_page_of_commands_is_that_of_the_commands() -> None:
     assert (ROOT / "docs" / "cli.md").read_text() == reference.page(), (
         "the commands have changed: python -m trainctl.reference > docs/cli.md"
     )
+
+
+def test_the_help_names_values_and_not_types_of_python() -> None:
+    shown = set(re.findall(r"<[^<>\n]*>", reference.page()))
+    assert shown == {r"<head\|nodes\|auto>"}, "give the option a metavar"
 
 
 def test_every_command_has_a_file_of_its_name() -> None:

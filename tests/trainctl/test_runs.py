@@ -59,6 +59,19 @@ def four_runs(account: Account) -> None:
     put(account, "from-a-shell/result.json", {"status": "failed"}, hours_ago=69)
 
 
+def test_checkpoints_are_listed_of_the_runs_that_are_shown_only(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    four_runs(account)
+    checkpoint(account, "done", 470, hours_ago=29)
+    assert main(["runs", "--limit", "1", "--json"]) == 0
+    assert [run["name"] for run in json.loads(capsys.readouterr().out)] == ["goes-on"]
+    listed = account.sent("list_objects_v2")
+    whole = {each["Prefix"] for each in listed if "Delimiter" not in each}
+    # A program of the user's own writes nothing into the run's folder itself.
+    assert whole == {"runs/goes-on/", "runs/mine/"}
+
+
 def test_runs_are_listed_newest_first_with_what_they_have_reached(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,7 +91,7 @@ class Deployment:
                 and stopped, while the stacks are changed and after that has failed.
 
         Raises:
-            CliError: the stacks are not there, or not ready.
+            CliError: the stacks are not there, are being made, or are not ready.
             botocore's errors, which ``trainctl.errors`` explains.
         """
         found = cls(open_session(profile=profile, region=region))
@@ -117,10 +117,15 @@ class Deployment:
         except ClientError as error:
             if "does not exist" not in str(error):
                 raise
+            missing = (*self._gone, *_IN_ORDER[_IN_ORDER.index(stack) :])
+            if changing := [each for each in self._not_ready if each.is_changing]:
+                # A deploy has come to the first stack, or a destroy: the other one is to wait for.
+                changing[0].missing = missing
+                raise changing[0] from None
             raise NotDeployedError(
                 f"{stack} is not deployed in account {self.account_id}, region {self.region}: "
                 "deploy it (make deploy), or name another --profile or --region",
-                (*self._gone, *_IN_ORDER[_IN_ORDER.index(stack) :]),
+                missing,
             ) from None
         status = found["StackStatus"]
         if status.endswith("IN_PROGRESS") and "CLEANUP" not in status:

@@ -98,10 +98,17 @@ class Bucket:
         """Keys of all objects below a prefix, and their bytes."""
         return {each.key: each.size for each in self.stored(prefix)}
 
-    def stored(self, prefix: str) -> list[Stored]:
-        """All objects below a prefix."""
-        pages = self._clients.s3.get_paginator("list_objects_v2").paginate(
-            Bucket=self.name, Prefix=prefix
+    def stored(self, prefix: str, *, directly: bool = False) -> list[Stored]:
+        """All objects below a prefix.
+
+        Args:
+            directly: not those in folders below it.
+        """
+        paginate = self._clients.s3.get_paginator("list_objects_v2").paginate
+        pages = (
+            paginate(Bucket=self.name, Prefix=prefix, Delimiter="/")
+            if directly
+            else paginate(Bucket=self.name, Prefix=prefix)
         )
         return [
             Stored(key=each["Key"], size=each["Size"], modified=each["LastModified"])

@@ -25,7 +25,7 @@ def download(
         str, typer.Option(help="Folder here; the run's name by default.", metavar="DIR")
     ] = "",
     node: Annotated[
-        int | None, typer.Option(min=0, help="Only what this node wrote: 0, 1, ...")
+        int | None, typer.Option(min=0, help="Only what this node wrote.", metavar="N")
     ] = None,
     profile: Profile = None,
     region: Region = None,

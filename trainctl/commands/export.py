@@ -18,7 +18,7 @@ def export(
     *,
     run: head_jobs.RunName,
     to: Annotated[str, typer.Option(help="New folder here, or s3:// address.", metavar="PLACE")],
-    dtype: Annotated[str, typer.Option(help=f"{_DTYPES}.")] = DEFAULT_DTYPE,
+    dtype: Annotated[str, typer.Option(help=f"{_DTYPES}.", metavar="TYPE")] = DEFAULT_DTYPE,
     yes: Yes = False,
     profile: Profile = None,
     region: Region = None,

@@ -12,8 +12,8 @@ from trainctl.options import Profile, Region, Yes
 def generate(
     *,
     run: head_jobs.RunName,
-    prompt: Annotated[str, typer.Option(help="Text to be continued.")],
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.")] = 60,
+    prompt: Annotated[str, typer.Option(help="Text to be continued.", metavar="TEXT")],
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to add.", metavar="N")] = 60,
     yes: Yes = False,
     profile: Profile = None,
     region: Region = None,

@@ -37,7 +37,9 @@ def logs(
     ] = None,
     grep: Annotated[
         str | None,
-        typer.Option(help="Only lines in which this regular expression is found."),
+        typer.Option(
+            help="Only lines in which this regular expression is found.", metavar="PATTERN"
+        ),
     ] = None,
     rank: Annotated[
         int | None,

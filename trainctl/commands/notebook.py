@@ -35,7 +35,9 @@ def notebook(
             help="Variable of its kernels, or of pip: PIP_INDEX_URL. Can be repeated.",
         ),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="On this machine.")] = place.PORT,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, help="On this machine.", metavar="PORT")
+    ] = place.PORT,
     browser: Browser = True,
     as_json: AsJson = False,
     profile: Profile = None,

@@ -37,7 +37,7 @@ def open_(
         typer.Option("--token", help="Only print the token that Ray's dashboard asks for."),
     ] = False,
     port: Annotated[
-        int, typer.Option(min=1, max=65535, help="On this machine.")
+        int, typer.Option(min=1, max=65535, help="On this machine.", metavar="PORT")
     ] = nodes.DASHBOARD_PORT,
     browser: Browser = True,
     profile: Profile = None,

@@ -16,12 +16,15 @@ def settings(
     recipe: Annotated[
         str,
         typer.Argument(
-            help=f"One of {', '.join(recipes.NAMES)}.", autocompletion=completion.recipe
+            metavar="RECIPE",
+            help=f"One of {', '.join(recipes.NAMES)}.",
+            autocompletion=completion.recipe,
         ),
     ],
     preset: Annotated[
         str | None,
         typer.Option(
+            metavar="PRESET",
             help="Show the defaults of this preset.",
             show_default="the first one",
             autocompletion=completion.preset,

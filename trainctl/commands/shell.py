@@ -33,13 +33,14 @@ def shell(
         str | None,
         typer.Option(
             help="On a node of this job, or run.",
+            metavar="JOB",
             show_default="the standing cluster",
             autocompletion=completion.jobs,
         ),
     ] = None,
-    node: Annotated[str, typer.Option(help="head or worker.")] = nodes.HEAD,
+    node: Annotated[str, typer.Option(help="head or worker.", metavar="NODE")] = nodes.HEAD,
     task: Annotated[
-        str | None, typer.Option(help="Which one: the beginning of its task's id.")
+        str | None, typer.Option(help="Which one: the beginning of its task's id.", metavar="ID")
     ] = None,
     profile: Profile = None,
     region: Region = None,

@@ -1,6 +1,6 @@
 """``trainctl show``: one job, its nodes and what its run has reached."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from contract.nodes import JOB, WORKER
@@ -8,6 +8,7 @@ from contract.runs import RESULT_FILE
 from contract.text import significant, utc
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, JobName, Profile, Region
 from trainctl.pricing import cost_of, dollars
@@ -57,7 +58,7 @@ def show(
         "lasted" if job.is_over else "for": follow.lasted(job),
         "deadline": "" if job.is_over or not job.deadline else utc(job.deadline),
         "command": " ".join(job.spec.command) if job.spec else "",
-        "nodes": str(job.spec.nodes) if job.spec else "",
+        "nodes": _nodes(job, tasks),
         "cost": dollars(cost.usd) if cost.usd is not None else f"unknown: {cost.why_unknown}",
         "record": f"{record}/" if record else "",
     }
@@ -69,6 +70,19 @@ def show(
     if tasks:
         columns = ["node", "task", "status", "address", "why it ended"]
         output.print_table(columns, [_row(task) for task in tasks], prose=columns[-1:])
+
+
+def _nodes(job: Job, tasks: Sequence[Task]) -> str:
+    """How many worker nodes; of a range, how many there are or were too."""
+    if job.spec is None:
+        return ""
+    ordered = job.spec.nodes
+    if ordered.low == ordered.high:
+        return ordered.words
+    workers = [task for task in tasks if task.node == WORKER]
+    if job.is_over:
+        return f"{ordered.words}; {len(workers)} started"
+    return f"{ordered.words}; {sum(task.status == 'RUNNING' for task in workers)} running"
 
 
 def _reached(result: Mapping[str, object]) -> list[str]:

@@ -1,14 +1,12 @@
 """``trainctl cluster down``: stop the standing cluster."""
 
-import time
-
 from trainctl import output
 from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.tasks import Task
-from trainctl.commands.cluster.up import POLL_S
 from trainctl.errors import CliError, explained
 from trainctl.options import Profile, Region, Wait, Yes
+from trainctl.pace import Pace
 
 
 def down(
@@ -37,10 +35,12 @@ def down(
     if not wait:
         output.say("Going down. Its state: trainctl cluster status")
         return
+    pace, shown = Pace(is_local=deployment.is_local), 0
     with output.Progress() as progress:
         while tasks := cluster.tasks() + _ending(deployment):
             progress.update(f"waiting for {len(tasks)} nodes to end")
-            time.sleep(POLL_S)
+            pace.wait(changed=len(tasks) != shown)
+            shown = len(tasks)
     output.say(f"Down. {_release(deployment)}; make destroy removes the deployment itself.")
 
 

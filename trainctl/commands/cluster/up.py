@@ -21,10 +21,8 @@ from trainctl.errors import CliError, UsageError
 from trainctl.images import check_images
 from trainctl.job_options import check_nodes
 from trainctl.options import NoWorkers, Profile, Region, Wait, Yes
+from trainctl.pace import Pace
 
-#: Each look makes about ten calls, and all clients of an account share ECS's limits, 20 calls a
-#: second of a kind.
-POLL_S: Final = 1.0
 #: A node that ends this often while the cluster comes up will not come up.
 MAX_ENDS: Final = 3
 
@@ -55,7 +53,7 @@ def up(
     _workers: NoWorkers = None,
     wait: Wait = True,
     timeout_minutes: Annotated[
-        float, typer.Option(min=0.1, help="Give up waiting after this long.")
+        float, typer.Option(min=0.1, help="Give up waiting after this long.", metavar="MINUTES")
     ] = 30,
     yes: Yes = False,
     profile: Profile = None,
@@ -117,7 +115,8 @@ def _wait_until_up(
     """Wait until every node is healthy and in Ray. Raises CliError when that will not happen."""
     expected = deployment.shape.size(num_nodes)
     deadline = time.monotonic() + timeout_s
-    reported = ""
+    reported = shown = ""
+    pace = Pace(is_local=deployment.is_local)
     with output.Progress() as progress:
         while True:
             services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
@@ -131,11 +130,13 @@ def _wait_until_up(
                     f"{waiting_for(tasks, size, deployment.shape, expected)}. It keeps coming up: "
                     "trainctl cluster up waits again, trainctl cluster down ends it"
                 )
-            progress.update(waiting_for(tasks, size, deployment.shape, expected))
+            now = waiting_for(tasks, size, deployment.shape, expected)
+            progress.update(now)
             if (event := newest_trouble(services.values(), began)) and event != reported:
                 output.say(f"ECS reports: {event}")
                 reported = event
-            time.sleep(POLL_S)
+            pace.wait(changed=now != shown)
+            shown = now
 
 
 def is_up(tasks: Sequence[Task], size: ClusterSize | None, expected: ClusterSize) -> bool:
