@@ -2,9 +2,10 @@
 
     python -m benchmarks.job_start [--runs 2] [--baseline DIR] [--json]
 
-Needs a Docker Engine. Brings up the rehearsal of an earlier commit (see ``benchmarks.baseline``)
-and that of this checkout in turn, without a standing cluster, and submits a job of two workers to
-each, the digits on one thread per process. All nodes share this machine's processors.
+Needs a Docker Engine. Brings up the rehearsal of this checkout and that of an earlier commit (see
+``benchmarks.baseline``) beside each other, without standing clusters, and submits jobs of two
+workers to them in turn, one at a time, the digits on one thread per process. All nodes share this
+machine's processors.
 """
 
 import argparse
@@ -12,7 +13,8 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +33,8 @@ PHASES: Final = {
     "first_step": "wrapping in DDP and the first step",
 }
 
-# Runs inside either checkout, with what both have; prints one JSON object per job.
+# Runs inside either checkout, with what both have: a job for each line on standard input, a JSON
+# object for each job; at the end of the input the deployment is taken away.
 _JOBS: Final = """
 import json, sys, time
 from pathlib import Path
@@ -53,7 +56,8 @@ try:
     outputs = rehearsal.outputs("TrainingStack")
     bucket = rehearsal.outputs("CoreStack")["BucketName"]
     logs = account.client("logs")
-    for number in range(int(sys.argv[1])):
+    print("{}", flush=True)  # it is up
+    for number, _ in enumerate(sys.stdin):
         began, before = time.time(), cpu_s()
         run = f"start-{number}"
         hosts = "--nodes" if Path("contract").is_dir() else "--workers"  # its earlier name
@@ -92,31 +96,52 @@ class Timed:
     """CPU seconds of all containers."""
 
 
-def jobs(folder: Path, runs: int) -> list[Timed]:
-    """Submit so many jobs in the rehearsal of a checkout.
+@contextmanager
+def rehearsed(folder: Path) -> Iterator[Callable[[], Timed]]:
+    """The rehearsal of a checkout, up; what it gives runs one job.
 
     Raises:
-        SystemExit: the rehearsal of that checkout failed; the message has what it printed.
+        SystemExit: the rehearsal of that checkout failed; the message names its log.
     """
     for name in (".venv", ".venv-aws", "node_modules"):
         if not (folder / name).exists():
             (folder / name).symlink_to(ROOT / name)
-    done = subprocess.run(
-        [sys.executable, "-c", _JOBS, str(runs)],
+    with subprocess.Popen(
+        [sys.executable, "-c", _JOBS],
         cwd=folder,
         env=dict(baseline.environment(folder)),
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise SystemExit(f"the rehearsal in {folder} failed; its log is in {folder}/.rehearsal")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    return [Timed(**json.loads(line)) for line in lines]
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        orders, answers = process.stdin, process.stdout
+
+        def answer() -> dict[str, Any]:
+            for line in answers:
+                if line.startswith("{"):
+                    found: dict[str, Any] = json.loads(line)
+                    return found
+            raise SystemExit(f"the rehearsal in {folder} failed; its log is in {folder}/.rehearsal")
+
+        def job() -> Timed:
+            orders.write("\n")
+            orders.flush()
+            return Timed(**answer())
+
+        answer()
+        yield job
+        # Leaving closes its input, and waits until it has taken all away.
+
+
+def first_step(found: Sequence[Timed]) -> float:
+    """Seconds to the first step, the median over jobs."""
+    return statistics.median(each.times["first_step"] for each in found)
 
 
 def summary(found: Sequence[Timed]) -> dict[str, object]:
-    """Medians over jobs."""
+    """Medians over jobs. A code that does not report a phase lacks it."""
     phases = {
         name: {
             "at_s": round(statistics.median(each.times[name] for each in found), 1),
@@ -140,19 +165,25 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     result: dict[str, Any] = {"benchmark": "job_start", "ratio": 0.0}
-    say("this checkout")
-    now = jobs(ROOT, options.runs)
-    result["now"] = summary(now)
-    if not options.current_only:
-        try:
-            with baseline.checked_out(options.baseline) as folder:
-                say(f"baseline, in {folder}")
-                before = jobs(folder, options.runs)
-        except BaselineError as error:
-            raise SystemExit(f"error: {error}") from None
-        result["baseline"] = summary(before)
-        first = [statistics.median(each.times["first_step"] for each in of) for of in (before, now)]
-        result["ratio"] = first[0] / first[1]
+    found: dict[str, list[Timed]] = {}
+    try:
+        with ExitStack() as stack:
+            folders = {"now": ROOT}
+            if not options.current_only:
+                folders["baseline"] = stack.enter_context(baseline.checked_out(options.baseline))
+            run = {}
+            for name, folder in folders.items():
+                say(f"{name}: bringing up the rehearsal in {folder}")
+                run[name] = stack.enter_context(rehearsed(folder))
+            for number in range(options.runs):
+                for name, job in run.items():
+                    say(f"{name}: job {number + 1} of {options.runs}")
+                    found.setdefault(name, []).append(job())
+    except BaselineError as error:
+        raise SystemExit(f"error: {error}") from None
+    result |= {name: summary(each) for name, each in found.items()}
+    if "baseline" in found:
+        result["ratio"] = first_step(found["baseline"]) / first_step(found["now"])
     report(result, as_json=options.json)
     return 0
 

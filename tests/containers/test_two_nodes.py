@@ -18,7 +18,7 @@ import pytest
 from contract import exits, runs
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 HEAD, WORKER = "10.213.77.1", "10.213.77.2"
 TOKEN = "0123456789abcdef0123"
@@ -95,7 +95,7 @@ class Host:
             except ProcessLookupError:
                 continue
         for process in self.processes:
-            process.wait(timeout=30)
+            process.wait(timeout=60)
 
 
 @pytest.fixture
@@ -135,10 +135,10 @@ def together(hosts: tuple[Host, Host]) -> tuple[subprocess.Popen[bytes], subproc
     """Start both nodes, the worker first, and wait until both are healthy."""
     head, worker = hosts
     second = worker.start("worker")
-    wait_until(lambda: "waiting for the head" in worker.said(), seconds=20, what="worker waits")
+    wait_until(lambda: "waiting for the head" in worker.said(), seconds=60, what="worker waits")
     first = head.start("head")
-    wait_until(lambda: head.is_healthy("head"), seconds=60, what="head is healthy")
-    wait_until(lambda: worker.is_healthy("worker"), seconds=60, what="worker is healthy")
+    wait_until(lambda: head.is_healthy("head"), seconds=120, what="head is healthy")
+    wait_until(lambda: worker.is_healthy("worker"), seconds=120, what="worker is healthy")
     return first, second
 
 
@@ -153,7 +153,7 @@ def test_two_nodes_train_one_model_and_leave_when_told(
         return status.stdout.count("\n 1 node_")
 
     # `ray status` looks every few seconds.
-    wait_until(lambda: nodes() == 2, seconds=30, what="ray status shows both nodes")
+    wait_until(lambda: nodes() == 2, seconds=60, what="ray status shows both nodes")
 
     # One CPU on each: the two ranks cannot be on the same node.
     run = head.run(
@@ -174,7 +174,7 @@ def test_two_nodes_train_one_model_and_leave_when_told(
 
     for host, process in ((worker, second), (head, first)):
         process.terminate()  # as ECS does; Ray drains
-        assert process.wait(timeout=45) == exits.OK
+        assert process.wait(timeout=90) == exits.OK
         assert "Draining" in host.said()
         assert host.said().rstrip().endswith("stopped as told, Ray has drained (exit code 1)")
 
@@ -184,21 +184,21 @@ def test_a_worker_whose_head_is_lost_ends_and_says_so(hosts: tuple[Host, Host]) 
     _, second = together(hosts)
     began = time.monotonic()
     head.kill()
-    assert second.wait(timeout=60) == exits.NO_HEAD
+    assert second.wait(timeout=120) == exits.NO_HEAD
     assert "the head is lost" in worker.said()
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 120
 
 
 def test_a_worker_without_a_head_gives_up_and_says_so(hosts: tuple[Host, Host]) -> None:
     _, worker = hosts
     process = worker.start("worker", TRAIN_HEAD_WAIT_S="2")
-    assert process.wait(timeout=30) == exits.NO_HEAD
+    assert process.wait(timeout=60) == exits.NO_HEAD
     assert f"giving up after 2 s: {HEAD}:6379 does not answer" in worker.said()
 
 
 def test_a_worker_that_is_stopped_while_it_waits_ends_at_once(hosts: tuple[Host, Host]) -> None:
     _, worker = hosts
     process = worker.start("worker")
-    wait_until(lambda: "waiting for the head" in worker.said(), seconds=20, what="worker waits")
+    wait_until(lambda: "waiting for the head" in worker.said(), seconds=60, what="worker waits")
     process.terminate()
     assert process.wait(timeout=10) == exits.TERMINATED

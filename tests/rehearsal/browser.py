@@ -58,7 +58,7 @@ class Browser:
         found: list[str] = self._post("execute/sync", script=script, args=[selector])
         return found
 
-    def wait(self, what: str, condition: Callable[[], bool], *, timeout_s: float = 60) -> None:
+    def wait(self, what: str, condition: Callable[[], bool], *, timeout_s: float = 120) -> None:
         """Wait until a condition holds; fails with what is on the screen."""
         deadline = time.monotonic() + timeout_s
         while not condition():
@@ -103,7 +103,7 @@ def open_browser(folder: Path) -> Iterator[Browser]:
         )
     session = ""
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while is_free(port):
             assert time.monotonic() < deadline, (folder / "log").read_text()
             time.sleep(0.1)

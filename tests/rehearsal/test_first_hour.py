@@ -198,7 +198,6 @@ def shell(deployment: Rehearsal, tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 @pytest.mark.engine
-@pytest.mark.timeout(600)
 def test_deploy_and_images_as_they_stand_on_the_pages(shell: dict[str, str]) -> None:
     """Roles, stacks and images, in the order of reading and with no other step between."""
     shown: dict[str, str] = {}

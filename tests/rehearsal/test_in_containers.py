@@ -25,7 +25,7 @@ from tests.conftest import ROOT
 from tests.rehearsal.browser import CONTROL, ENTER, SHIFT, open_browser
 from tests.rehearsal.conftest import cluster_status, command, trainctl
 
-pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
 MAX_IMAGE_BYTES = 1.9e9
 
@@ -41,7 +41,7 @@ def rehearsal(deployment: Rehearsal) -> Iterator[Rehearsal]:
     eventually(
         "no container is left",
         lambda: not deployment.engine.labelled("container", deployment.name),
-        timeout_s=60,
+        timeout_s=120,
     )
 
 
@@ -49,13 +49,13 @@ def tasks_of(rehearsal: Rehearsal, node: str) -> list[dict[str, Any]]:
     return [task for task in cluster_status(rehearsal)["tasks"] if task["node"] == node]
 
 
-def eventually(what: str, condition: Callable[[], bool], *, timeout_s: float) -> float:
-    """Wait until it holds; return how long that took."""
-    began = time.monotonic()
+def eventually(what: str, condition: Callable[[], bool], *, timeout_s: float) -> None:
+    """Wait until it holds. Conditions ask AWS or the engine: a command takes nearly a second of a
+    processor, which the cluster needs itself."""
+    deadline = time.monotonic() + timeout_s
     while not condition():
-        assert time.monotonic() - began < timeout_s, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(1)
-    return time.monotonic() - began
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(0.5)
 
 
 def inside(rehearsal: Rehearsal, image: str, script: str) -> str:
@@ -64,6 +64,18 @@ def inside(rehearsal: Rehearsal, image: str, script: str) -> str:
 
 def ecs(rehearsal: Rehearsal) -> Any:
     return account_at(rehearsal.state()["endpoint"]).client("ecs")
+
+
+def running(rehearsal: Rehearsal, service: str) -> dict[str, str]:
+    """Id -> health of a service's tasks, by the output that names it; not those that have ended."""
+    outputs = rehearsal.outputs(stack_outputs.TRAINING_STACK)
+    which = {"cluster": outputs[stack_outputs.CLUSTER]}
+    arns = ecs(rehearsal).list_tasks(**which, serviceName=outputs[service])["taskArns"]
+    tasks = ecs(rehearsal).describe_tasks(**which, tasks=arns)["tasks"] if arns else []
+    return {
+        task["taskArn"].rpartition("/")[2]: task["containers"][0].get("healthStatus", "UNKNOWN")
+        for task in tasks
+    }
 
 
 # --- the images -----------------------------------------------------------------------------------
@@ -260,7 +272,7 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
         "        os.kill(int(each.name), 9)\n"
     )
     rehearsal.engine("exec", head["runtime_id"], "python", "-c", kill)
-    said = first.communicate(timeout=60)[0]
+    said = first.communicate(timeout=120)[0]
     assert first.returncode != 0, said
     assert "/result.json" not in keys(run)
 
@@ -300,14 +312,17 @@ def test_a_worker_that_is_killed_is_replaced_and_joins_again(rehearsal: Rehearsa
     victim = tasks_of(rehearsal, nodes.WORKER)[0]
     rehearsal.engine("kill", victim["runtime_id"])
 
-    def is_whole() -> bool:
-        found = cluster_status(rehearsal)
-        workers = [task for task in found["tasks"] if task["node"] == nodes.WORKER]
-        are_healthy = all(task["health"] == "HEALTHY" for task in workers)
-        are_others = {task["id"] for task in workers} != before
-        return len(workers) == 2 and are_others and are_healthy and found["ray"]["num_nodes"] == 3
+    def another_is_healthy() -> bool:
+        now = running(rehearsal, stack_outputs.WORKER_SERVICE)
+        return victim["id"] not in now and [*now.values()] == ["HEALTHY"] * 2
 
-    eventually("another worker has joined", is_whole, timeout_s=180)
+    eventually("another worker is healthy", another_is_healthy, timeout_s=180)
+    eventually(
+        "it has joined", lambda: cluster_status(rehearsal)["ray"]["num_nodes"] == 3, timeout_s=60
+    )
+    now = tasks_of(rehearsal, nodes.WORKER)
+    assert [task["health"] for task in now] == ["HEALTHY"] * 2
+    assert {task["id"] for task in now} != before
 
 
 def test_a_worker_with_another_token_is_refused_and_says_so(rehearsal: Rehearsal) -> None:
@@ -328,7 +343,7 @@ def test_a_worker_with_another_token_is_refused_and_says_so(rehearsal: Rehearsal
         (now,) = client.describe_tasks(**arguments)["tasks"]
         return bool(now["lastStatus"] == "STOPPED")
 
-    eventually("the worker has ended", has_ended, timeout_s=60)
+    eventually("the worker has ended", has_ended, timeout_s=120)
     (ended,) = client.describe_tasks(**arguments)["tasks"]
     assert ended["containers"][0]["exitCode"] == exits.REFUSED
     events = (
@@ -344,13 +359,14 @@ def test_a_worker_with_another_token_is_refused_and_says_so(rehearsal: Rehearsal
 
 def test_workers_end_when_their_head_is_gone_and_a_new_cluster_forms(rehearsal: Rehearsal) -> None:
     (head,) = tasks_of(rehearsal, nodes.HEAD)
-    workers = {task["id"]: task["runtime_id"] for task in tasks_of(rehearsal, nodes.WORKER)}
+    workers = {task["id"] for task in tasks_of(rehearsal, nodes.WORKER)}
     rehearsal.engine("kill", head["runtime_id"])
 
-    def workers_have_ended() -> bool:
-        return not workers.keys() & {task["id"] for task in tasks_of(rehearsal, nodes.WORKER)}
-
-    eventually("both workers have ended", workers_have_ended, timeout_s=60)
+    eventually(
+        "both workers have ended",
+        lambda: not workers & {*running(rehearsal, stack_outputs.WORKER_SERVICE)},
+        timeout_s=120,
+    )
     run = trainctl(rehearsal, "cluster", "up", "--nodes", "2", "--yes")
     assert run.returncode == 0, run.stderr
     assert tasks_of(rehearsal, nodes.HEAD)[0]["id"] != head["id"]
@@ -379,7 +395,7 @@ def test_a_missing_image_ends_the_command_with_its_name(rehearsal: Rehearsal) ->
         assert "the image of the worker cannot be pulled: CannotPullContainerError" in run.stderr
         assert ":never-pushed" in run.stderr
         assert "trainctl cluster down" in run.stderr
-        assert time.monotonic() - began < 60
+        assert time.monotonic() - began < 120
     finally:
         trainctl(rehearsal, "cluster", "down", "--yes")
         client.update_service(**service, taskDefinition=outputs[stack_outputs.WORKER_TASK])

@@ -29,16 +29,17 @@ from contract.nodes import (
     ENV_HEAD_ADDRESS,
     ENV_HEAD_WAIT,
     ENV_JOB,
-    JOB,
+    HEAD,
     WORKER,
 )
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT
+from rehearsal.watch import Watch
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP, command, trainctl
 
-pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
 #: Digits, on one thread in each process: all nodes share this machine's processors.
 QUICK = ("--preset", "digits", "--env", "OMP_NUM_THREADS=1")
@@ -116,16 +117,19 @@ def saved(rehearsal: Rehearsal, run: str) -> set[str]:
 
 
 def eventually(what: str, condition: Callable[[], Any], *, timeout_s: float) -> Any:
-    """Wait until it is true; return what it was."""
+    """Wait until it is true; return what it was.
+
+    Conditions ask AWS themselves: a command takes nearly a second of a processor, which a job here
+    needs itself.
+    """
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        # Most conditions start a command, whose imports take as much of a processor as a job's.
-        time.sleep(1.5)
+        time.sleep(0.5)
     return found
 
 
-def nothing_is_left(rehearsal: Rehearsal, *, within_s: float = 30) -> None:
+def nothing_is_left(rehearsal: Rehearsal, *, within_s: float = 60) -> None:
     eventually(
         "no task of the job is left",
         lambda: not rehearsal.engine.labelled("container", rehearsal.name),
@@ -136,17 +140,20 @@ def nothing_is_left(rehearsal: Rehearsal, *, within_s: float = 30) -> None:
 def container_of(rehearsal: Rehearsal, job: str, node: str) -> str:
     """Id of the running container of a job's node, once there is one."""
 
-    def look() -> str:
-        return next(
-            (
-                str(task["runtime_id"])
-                for task in shown(rehearsal, job)["tasks"]
-                if task["node"] == node and task["status"] == "RUNNING"
-            ),
-            "",
-        )
+    watch = Watch(rehearsal, job)
 
-    return str(eventually(f"the {node} of {job} runs", look, timeout_s=180))
+    def look() -> list[str]:
+        watch.has_ended()
+        return watch.containers(node, 1)
+
+    (container,) = eventually(f"the {node} of {job} runs", look, timeout_s=180)
+    return str(container)
+
+
+def printed(watch: Watch, words: str) -> int:
+    """How many lines of a job's log have ``words`` by now."""
+    watch.has_ended()
+    return sum(words in line.text for line in watch.lines())
 
 
 @contextmanager
@@ -273,7 +280,7 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
         code, found = wait(rehearsal, late)
         assert (code, found["reason"]) == (exits.DEADLINE, "deadline")
         lasted = datetime.fromisoformat(found["ended"]) - datetime.fromisoformat(found["began"])
-        assert timedelta(seconds=60) <= lasted <= timedelta(seconds=75)
+        assert timedelta(seconds=60) <= lasted <= timedelta(seconds=100)
     assert record(rehearsal, "late", late)["status"] == "deadline"
     nothing_is_left(rehearsal)
 
@@ -292,7 +299,7 @@ def test_neither_the_laptop_nor_the_first_head_is_needed_to_the_end(rehearsal: R
     laptop.wait()
     laptop.stdout.close()
     eventually("an epoch is saved", lambda: saved(rehearsal, "lost"), timeout_s=300)
-    rehearsal.engine("kill", "--signal", "KILL", container_of(rehearsal, job, JOB))
+    rehearsal.engine("kill", "--signal", "KILL", container_of(rehearsal, job, HEAD))
     code, found = wait(rehearsal, job)
     assert (code, found["exit_code"]) == (0, 0), said(rehearsal, job)
     assert record(rehearsal, "lost", job)["attempts"] == 2
@@ -333,7 +340,7 @@ def test_what_escapes_is_swept(rehearsal: Rehearsal) -> None:
     assert eventually(
         "both run",
         lambda: len(rehearsal.engine.labelled("container", rehearsal.name)) == 2,
-        timeout_s=30,
+        timeout_s=60,
     )
     answer = account.client("lambda").invoke(
         FunctionName=outputs[stack_outputs.KEEPER], Payload=b"{}"
@@ -345,7 +352,7 @@ def test_what_escapes_is_swept(rehearsal: Rehearsal) -> None:
         (found,) = ecs.describe_tasks(**which, tasks=[task["taskArn"]])["tasks"]
         return str(found["lastStatus"])
 
-    eventually("the orphan has ended", lambda: status_of(orphan) == "STOPPED", timeout_s=30)
+    eventually("the orphan has ended", lambda: status_of(orphan) == "STOPPED", timeout_s=60)
     eventually("the other one runs", lambda: status_of(other) == "RUNNING", timeout_s=10)
     ecs.stop_task(**which, task=other["taskArn"])
     nothing_is_left(rehearsal)
@@ -411,13 +418,12 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
         assert "1 x m5.large" in shown(rehearsal, job)["waiting"]
         have(2)
         following.send_signal(signal.SIGINT)
-        _, note = following.communicate(timeout=30)
+        _, note = following.communicate(timeout=60)
         assert following.returncode == exits.INTERRUPTED
         assert f"trainctl logs {job} --follow" in note
+        watch = Watch(rehearsal, job)
         eventually(
-            "it trains on two workers",
-            lambda: ", 2 workers on" in said(rehearsal, job),
-            timeout_s=300,
+            "it trains on two workers", lambda: printed(watch, ", 2 workers on"), timeout_s=300
         )
         # The record in S3 is written anew after each epoch.
         (grown,) = eventually(
@@ -439,16 +445,14 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
         goes = time.time() + 40
         Metadata.at = datetime.fromtimestamp(goes, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         Metadata.noticed = victim["address"]
-        eventually(
-            "training is told", lambda: "will be taken away" in said(rehearsal, job), timeout_s=25
-        )
+        eventually("training is told", lambda: printed(watch, "will be taken away"), timeout_s=25)
         time.sleep(max(0, goes - time.time()))
         # What AWS does to a host whose node has not ended by then.
         rehearsal.engine("kill", "--signal", "KILL", victim["runtime_id"], check=False)
         Metadata.noticed = ""
         eventually(
             "it goes on with what is left",
-            lambda: said(rehearsal, job).count(", 1 workers on") == 2,
+            lambda: printed(watch, ", 1 workers on") == 2,
             timeout_s=300,
         )
         began = time.monotonic()

@@ -17,7 +17,7 @@ from rehearsal.cycle import Rehearsal
 from tests.conftest import ROOT
 from tests.rehearsal.conftest import trainctl
 
-pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
 
 def submit(rehearsal: Rehearsal, code: Path, run: str, *words: str) -> str:

@@ -23,7 +23,7 @@ from rehearsal.steps import Steps
 from tests.conftest import ROOT
 from tests.rehearsal.conftest import trainctl
 
-pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
 
 def eventually(what: str, condition: Callable[[], bool], *, timeout_s: float) -> None:
@@ -40,7 +40,7 @@ def test_after_the_local_aws_has_died_commands_say_so_and_all_can_be_removed(
     eventually(
         "containers run",
         lambda: len(deployment.engine.labelled("container", deployment.name)) == 3,
-        timeout_s=30,
+        timeout_s=60,
     )
     for pid in processes.find(deployment.name):
         if pid != os.getpid():
@@ -63,7 +63,7 @@ def test_after_the_local_aws_has_died_commands_say_so_and_all_can_be_removed(
         env={**os.environ, "DOCKER_HOST": deployment.engine.address},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert again.stderr.endswith("Nothing was up.\n")
@@ -142,7 +142,7 @@ def test_an_interrupted_rehearsal_leaves_nothing(
             time.sleep(after_s)
             last = re.findall(r"\[ *\d+/\d+\] (.*?) \.\.\.", said.read_text())[-1]
             run.send_signal(signal.SIGINT)
-            code = run.wait(timeout=60)
+            code = run.wait(timeout=120)
         finally:
             run.kill()
     text = said.read_text()

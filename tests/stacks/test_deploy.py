@@ -103,7 +103,7 @@ def start_hosts_and_a_task(training: dict[str, str]) -> None:
 
 
 def eventually(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not (found := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.2)

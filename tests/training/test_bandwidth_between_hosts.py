@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 RATES_MBIT = (800, 80, 800)
 SLOW = 1
@@ -86,7 +86,7 @@ def test_a_slow_host_fails_the_run_and_is_named(hosts: list[str], tmp_path: Path
     words = ["bandwidth", "--preset", "quick", "--max-bytes", "4194304"]
     words += ["--seconds-each", "0.2", "--floor", "0.05"]
     started: list[subprocess.Popen[str]] = []
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     for number, host in enumerate(hosts):
         named = f'hostname host-{number} && exec "$0" "$@"'
         torchrun = [

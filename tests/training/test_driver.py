@@ -60,7 +60,6 @@ def test_the_number_found_on_the_cluster_decides_the_settings(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_the_events_do_not_go_with_another_node() -> None:
     import ray
     from ray.cluster_utils import Cluster

@@ -419,7 +419,6 @@ def test_a_server_that_cannot_import_says_so_and_ray_goes_the_usual_way() -> Non
 # --- starts and kills -----------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @linux
 def test_a_run_starts_every_time_and_whatever_is_killed_nothing_is_left(tmp_path: Path) -> None:
     """The short form of ``python -m benchmarks.soak``: 8 clean starts, 4 of them after a kill."""
@@ -469,9 +468,9 @@ def test_a_server_that_is_killed_in_mid_run_ends_the_run_or_not_but_leaves_nothi
     process, mark = command()
     first_of("worker", process, mark)
     first_of("server", process, mark).send_signal(signal.SIGKILL)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=240)
     assert process.returncode in (0, 1), said
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while meter.marked(mark):
         assert time.monotonic() < deadline, meter.marked(mark)
         time.sleep(0.1)
@@ -495,10 +494,10 @@ def test_a_worker_that_cannot_start_ends_the_command_with_what_it_said(
     path = f"{tmp_path}{os.pathsep}{ROOT}"
     began = time.monotonic()
     process, _ = command(TRAIN_FORK="0", PYTHONPATH=path)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=240)
     assert process.returncode == 1, said
     assert "Ray could not start a worker process" in said
     assert "this worker cannot start" in said
     assert "driver.py" not in said, "no traceback of the command itself"
     assert "loaded: []" in said, "what only its tasks need"
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 120

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 RECORD = '''
 """Toy: the slope of a line, from samples that the recipe draws itself."""
@@ -163,7 +163,7 @@ def python(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"PYTHONPATH": str(project)},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )
 

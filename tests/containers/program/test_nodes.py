@@ -16,7 +16,7 @@ from containers import demand
 from contract import exits
 from tests.containers.program.nodes_here import LocalNodes, local_nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 GROUP = """
     import os, sys, time
