@@ -131,8 +131,11 @@ def rehearsed(folder: Path) -> Iterator[Callable[[], Timed]]:
             return Timed(**answer())
 
         answer()
-        yield job
-        # Leaving closes its input, and waits until it has taken all away.
+        try:
+            yield job
+        finally:  # the end of its input: it takes all away, which a Ctrl-C does not shorten
+            orders.close()
+            process.wait()
 
 
 def first_step(found: Sequence[Timed]) -> float:

@@ -246,7 +246,7 @@ def test_an_environment_is_made_once_and_again_after_an_interruption(tmp_path: P
     assert "(new)" in make()
     began = time.monotonic()
     assert make() == ""
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
 
     # Left by a user who pressed Ctrl-C: the marker, and packages in pieces.
     (tmp_path / ".venv" / "incomplete").touch()

@@ -150,6 +150,11 @@ def container_of(rehearsal: Rehearsal, job: str, node: str) -> str:
     return str(container)
 
 
+def runs_still(rehearsal: Rehearsal, container: str) -> bool:
+    found = rehearsal.engine.inspect("container", container)
+    return found is not None and bool(found["State"]["Running"])
+
+
 def printed(watch: Watch, words: str) -> int:
     """How many lines of a job's log have ``words`` by now."""
     watch.has_ended()
@@ -446,7 +451,8 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
         Metadata.at = datetime.fromtimestamp(goes, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         Metadata.noticed = victim["address"]
         eventually("training is told", lambda: printed(watch, "will be taken away"), timeout_s=25)
-        time.sleep(max(0, goes - time.time()))
+        while time.time() < goes and runs_still(rehearsal, victim["runtime_id"]):
+            time.sleep(0.5)
         # What AWS does to a host whose node has not ended by then.
         rehearsal.engine("kill", "--signal", "KILL", victim["runtime_id"], check=False)
         Metadata.noticed = ""
