@@ -1,12 +1,13 @@
-"""How long training waits for a checkpoint: sharded and in the background, or gathered and written.
+"""What a checkpoint costs training: how long it waits, and how much slower it is meanwhile.
 
     python -m benchmarks.checkpoint [--storage PLACE] [--mb 600] [--json]
 
-Two ranks share a model and its AdamW state. One way is this project's: each rank copies its shards
-to host memory and goes on, while torch.distributed.checkpoint writes them. The other is the plain
-one: rank 0 gathers everything, writes it, and all wait. They take turns, on the same storage. Then
-all processes are killed while a checkpoint is being written, and a new pair must find the one
-before it whole.
+Two ranks share a model and its AdamW state. In this project's way and in the competent one,
+``torch.distributed.checkpoint.async_save`` as torch has it, each rank copies its shards to host
+memory and goes on, while they are written; steps are taken until all is in storage. This project's
+way also hashes what it writes. In the plain way rank 0 gathers everything, writes it, and all wait.
+They take turns, on the same storage. Then all processes are killed while a checkpoint is being
+written, and a new pair must find the one before it whole.
 """
 
 import argparse
@@ -17,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ ROOT: Final = Path(__file__).parents[1]
 _WIDTH: Final = 768
 _VOCAB: Final = 512
 _BYTES_PER_PARAMETER: Final = 12  # a weight and two moments, fp32
+_UNDISTURBED: Final = 5  # steps timed before each round's saves
 
 
 class State:
@@ -71,9 +73,7 @@ class State:
         model_weights.allocate(self.model, torch.device("cpu"))
         model_weights.initialise(self.model, seed=0)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        self.trained(torch.arange(34).view(2, 17)).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.step()
         self.saver = sharded_checkpoints.Saver(
             self.worker, self.model, self.optimizer, files={}, keep=2
         )
@@ -82,15 +82,34 @@ class State:
     def num_bytes(self) -> int:
         return _BYTES_PER_PARAMETER * language_models.num_parameters(self.model)
 
+    def step(self) -> None:
+        """Train on a few tokens."""
+        self.trained(torch.arange(130).view(2, 65)).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Waited:
-    """Seconds that one rank waited, per round."""
+class Saved:
+    """What one checkpoint cost a rank, in seconds."""
 
-    sharded: tuple[float, ...]
+    waited: float
+    """Before training went on."""
+    written: float
+    """Until all of it was in storage."""
+    lost: float = 0.0
+    """Of training time until then: waiting, and steps that took longer than undisturbed ones."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rounds:
+    """Of one rank, a checkpoint a round in each way."""
+
+    own: tuple[Saved, ...]
+    async_save: tuple[Saved, ...]
     gathered: tuple[float, ...]
-    written: tuple[float, ...]
-    """Until a sharded checkpoint was in storage."""
+    step_s: float
+    """Of an undisturbed step."""
     state_bytes: int
 
 
@@ -104,30 +123,72 @@ class Killed:
     loaded_step: int
 
 
-def measure(run_uri: str, mb: int) -> Waited:
-    """Save in both ways, in turn."""
+def measure(run_uri: str, mb: int) -> Rounds:
+    """Save in all ways, in turn."""
+    from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
     state = State(run_uri, mb)
-    stalls, gathers, written = [], [], []
-    for number in range(1, ROUNDS + 2):
+    group = dist.new_group(backend="gloo")
+    step = 0
+
+    def own() -> Callable[[], bool]:
+        state.saver.save(Position(step=step), {})
+        return lambda: state.worker.is_saving()
+
+    def by_async_save() -> Callable[[], bool]:
+        parts = sharded_checkpoints.state_of(state.model, state.optimizer)
+        # No sync: torch would sync the whole machine, and S3 has nothing to sync.
+        writer = FsspecWriter(storage.join(run_uri, "async"), sync_files=False, overwrite=True)
+        saving: Any = async_save(parts, storage_writer=writer, process_group=group)
+        return lambda: not saving.done()
+
+    owns, others, gathers, steps = [], [], [], []
+    for step in range(1, ROUNDS + 2):
         dist.barrier()
         began = time.perf_counter()
-        stall = state.saver.save(Position(step=number), {})
+        for _ in range(_UNDISTURBED):
+            state.step()
+        step_s = (time.perf_counter() - began) / _UNDISTURBED
+        owns.append(cost_of(own, state, step_s))
         state.worker.finish_saves()
-        dist.barrier()
-        whole = time.perf_counter() - began
-        gathered = save_gathered(state, storage.join(run_uri, "gathered.pt"))
-        if number > 1:  # the first makes the buffers
-            stalls.append(stall)
-            gathers.append(gathered)
-            written.append(whole)
+        others.append(cost_of(by_async_save, state, step_s))
+        gathers.append(save_gathered(state, storage.join(run_uri, "gathered.pt")))
+        steps.append(step_s)
         if state.worker.rank == 0:
-            say(f"round {number - 1} of {ROUNDS}: {stall:.3f} s against {gathered:.2f} s")
-    return Waited(
-        sharded=tuple(stalls),
-        gathered=tuple(gathers),
-        written=tuple(written),
+            say(
+                f"round {step - 1} of {ROUNDS}: waited {owns[-1].waited:.3f} s, async_save "
+                f"{others[-1].waited:.3f} s, gathered {gathers[-1]:.2f} s"
+            )
+    return Rounds(  # the first makes the buffers
+        own=tuple(owns[1:]),
+        async_save=tuple(others[1:]),
+        gathered=tuple(gathers[1:]),
+        step_s=statistics.median(steps[1:]),
         state_bytes=state.num_bytes,
     )
+
+
+def cost_of(begin: Callable[[], Callable[[], bool]], state: State, step_s: float) -> Saved:
+    """Begin a save and train until it is written on all ranks.
+
+    Args:
+        begin: returns what tells whether it is still being written.
+        step_s: of an undisturbed step.
+    """
+    dist.barrier()
+    began = time.perf_counter()
+    is_saving = begin()
+    waited = time.perf_counter() - began
+    num = 0
+    votes = torch.ones(1)
+    while votes.item():
+        state.step()
+        num += 1
+        votes = torch.tensor([float(is_saving())])
+        dist.all_reduce(votes)
+    written = time.perf_counter() - began
+    return Saved(waited=waited, written=written, lost=written - num * step_s)
 
 
 def save_gathered(state: State, uri: str) -> float:
@@ -207,6 +268,11 @@ def place(wanted: str | None) -> Iterator[str]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _slowest(ranks: Sequence[Sequence[float]]) -> float:
+    """Median over rounds; a step waits for its slowest rank."""
+    return float(statistics.median(max(times) for times in zip(*ranks, strict=True)))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
     parser.add_argument("--storage", help="folder or s3:// address (default: the emulator's S3)")
@@ -220,16 +286,23 @@ def main() -> int:
             uri = storage.join(root, f"killed-{number}")
             kills.append(kill_while_writing(uri, options.mb, after_s))
             say(f"killed: {kills[-1]}")
-    # A step waits for its slowest rank.
-    sharded, gathered = (
-        statistics.median(max(times) for times in zip(*ranks, strict=True))
-        for ranks in ([each.sharded for each in found], [each.gathered for each in found])
-    )
+    ways = {"own": [each.own for each in found], "async_save": [each.async_save for each in found]}
+    waited = {way: _slowest([[one.waited for one in each] for each in ways[way]]) for way in ways}
+    lost = {way: _slowest([[one.lost for one in each] for each in ways[way]]) for way in ways}
+    gathered = _slowest([each.gathered for each in found])
     result = {
         "benchmark": "checkpoint",
-        "ratio": gathered / sharded,
-        "seconds_training_waits": {"sharded": sharded, "gathered": gathered},
-        "seconds_until_written": statistics.median(found[0].written),
+        "ratio": waited["async_save"] / waited["own"],
+        "reference_ratio": gathered / waited["own"],
+        "ratio_is_of": "seconds that training waits for dcp.async_save to those it waits here",
+        "reference_ratio_is_of": "the same, gathered and written by rank 0",
+        "ratio_of_seconds_lost": lost["async_save"] / lost["own"],
+        "seconds_training_waits": {**waited, "gathered": gathered},
+        "seconds_training_loses": {**lost, "gathered": gathered},
+        "seconds_until_written": {
+            way: _slowest([[one.written for one in each] for each in ways[way]]) for way in ways
+        },
+        "seconds_of_an_undisturbed_step": found[0].step_s,
         "state_bytes": found[0].state_bytes,
         "storage": "s3" if storage.is_s3(root) else "disk",
         "killed_while_writing": [asdict(each) for each in kills],

@@ -30,7 +30,7 @@ from contract.instance_types import INSTANCE_TYPES
 from training import metrics
 from training.data import PYTHON_HELP
 from training.data.sequences import SequenceOrder
-from training.models import estimates, language_models, model_weights, pretrained
+from training.models import estimates, language_models, lora, model_weights, pretrained
 from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import inputs, loop
 from training.recipes.fsdp.settings import FsdpConfig
@@ -305,7 +305,7 @@ def measure(case: Case, *, steps: int, profile: str) -> dict[str, object]:
     model: Any = language_models.build_on_meta(pretrained.config_of(case.shape))
     num_parameters = language_models.num_parameters(model)
     if case.lora_rank:
-        language_models.add_adapters(model, rank=case.lora_rank)
+        lora.add(model, rank=case.lora_rank)
     flops = language_models.flops_per_token(model, case.seq_len)
     on_gpu = torch.cuda.is_available()
     peak = metrics.peak_flops(torch.device("cuda" if on_gpu else "cpu"))

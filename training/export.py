@@ -23,7 +23,7 @@ from contract.exports import DEFAULT_DTYPE, DTYPES
 from contract.runs import CONFIG_FILE
 from training import recipes, storage
 from training.checkpoint import sharded_checkpoints
-from training.models import language_models, model_weights, pretrained
+from training.models import language_models, lora, model_weights, pretrained
 from training.models.model_weights import INDEX_FILE, SINGLE_FILE
 from training.recipes.recipe import Recipe
 from training.record import reader
@@ -51,10 +51,9 @@ def export(
         InputError: ``to`` is there already, or the checkpoint holds adapters whose base model
             is not available.
     """
-    if storage.exists(to) and storage.filesystem(to).ls(to):
-        raise InputError(f"{to} is there already: give --to another place")
+    _check_free(to)
     settings = found.config
-    adapters = _Adapters(found) if settings.get("lora_rank") else None
+    adapters = _Merged(found) if settings.get("lora_rank") else None
     config = _model_config(found, dtype)
     kind = language_models.build_on_meta(pretrained.config_of(config))
     known = adapters.weights() if adapters else found.weights()
@@ -92,6 +91,51 @@ def export(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return to
+
+
+def export_adapters(
+    found: sharded_checkpoints.Found, to: str, *, dtype: torch.dtype = torch.float32
+) -> str:
+    """Write a checkpoint's adapters as a folder that peft puts beside their base model; return it.
+
+    Raises:
+        InputError: ``to`` is there already, or there are no adapters, or no base model to load.
+    """
+    settings: Mapping[str, Any] = found.config
+    base, _, _ = str(settings["model"]).partition("@")
+    if not settings.get("lora_rank"):
+        raise InputError(
+            f"run {settings['run']!r} has no adapters, it trained all weights: leave --adapters out"
+        )
+    if pretrained.is_new(base):
+        raise InputError(
+            f"the adapters' base, {base}, has random weights that are in no folder: leave "
+            "--adapters out to export it with the adapters merged into it"
+        )
+    _check_free(to)
+    weights = found.read_weights(found.weights())
+    contents = lora.files(
+        {name: each.to(dtype) for name, each in weights.items()},
+        rank=settings["lora_rank"],
+        alpha=settings.get("lora_alpha", 0),
+        dropout=settings.get("lora_dropout", 0.0),
+        base=base,
+    )
+    if (tokenizer := found.read(pretrained.TOKENIZER_FILE)) is not None:
+        contents[pretrained.TOKENIZER_FILE] = tokenizer
+    folder = storage.staging_folder(to)
+    try:
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+        storage.publish_folder(folder, to, last=lora.CONFIG_FILE)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return to
+
+
+def _check_free(to: str) -> None:
+    if storage.exists(to) and storage.filesystem(to).ls(to):
+        raise InputError(f"{to} is there already: give --to another place")
 
 
 def _parts(
@@ -132,7 +176,7 @@ def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype) -> dict[
     return config
 
 
-class _Adapters:
+class _Merged:
     """Base weights with a run's adapters merged into them."""
 
     def __init__(self, found: sharded_checkpoints.Found) -> None:
@@ -225,12 +269,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--dtype", choices=[*DTYPES], default=DEFAULT_DTYPE, help="(default: %(default)s)"
     )
+    parser.add_argument(
+        "--adapters",
+        action="store_true",
+        help="write only the adapters of a run with --lora-rank, for peft (default: merged)",
+    )
     options = parser.parse_args(arguments)
     try:
         found = newest_checkpoint(options.run, options.storage)
         print(f"step {found.position.step:,} of {options.run}", file=sys.stderr)
         to = options.to if storage.is_s3(options.to) else str(Path(options.to).expanduser())
-        place = export(found, to, dtype=_TYPES[options.dtype], say=_say)
+        if options.adapters:
+            place = export_adapters(found, to, dtype=_TYPES[options.dtype])
+        else:
+            place = export(found, to, dtype=_TYPES[options.dtype], say=_say)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return exits.BAD_INPUT

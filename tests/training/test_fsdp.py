@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from contract.errors import InputError
 from tests.training.test_local_runs import REPO, Command, launcher
 from training.checkpoint import checkpoints
+from training.models import language_models, model_weights, pretrained
 
 pytestmark = pytest.mark.slow
 
@@ -157,11 +159,22 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_and_every_step_may_be_evaluat
     assert all(line["tokens_per_s"] > 0 for line in command.metrics("rank"))
 
 
-def test_adapters_are_trained_beside_frozen_weights_and_merged_by_an_export(
+# peft asks transformers by an older name.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters_are_trained_beside_frozen_weights_and_exported_merged_and_by_themselves(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
-    lora = ["--lora-rank", "4", "--lr", "3e-2", "--recompute", "full"]
-    command = start("lora", *TINY, *lora, torchrun=1)
+    base = tmp_path / "base"
+    model: Any = language_models.build_on_meta(
+        pretrained.model_config("new:tiny", runs="", vocab_size=257)
+    )
+    model_weights.allocate(model, torch.device("cpu"))
+    model_weights.initialise(model, seed=1)
+    model.save_pretrained(base)
+    adapters = ["--model", str(base), "--tokenizer", "bytes", "--lora-rank", "4", "--lr", "3e-2"]
+    adapters += ["--lora-targets", "query_key_value,dense", "--lora-alpha", "12"]
+    adapters += ["--lora-dropout", "0.05", "--recompute", "full"]
+    command = start("lora", *TINY, *adapters, torchrun=1)
     code, _, err = command.end()
     assert code == 0, err
     found = held_out(command)
@@ -172,9 +185,18 @@ def test_adapters_are_trained_beside_frozen_weights_and_merged_by_an_export(
     from training.checkpoint import sharded_checkpoints
 
     checkpoint = sharded_checkpoints.newest_of(str(command.run_folder))
+    assert {name.split(".")[-4] for name in checkpoint.weights()} == {"query_key_value", "dense"}
     assert all("lora_" in name for name in checkpoint.weights())
     place = export.export(checkpoint, str(tmp_path / "model"))
     assert loss_by_transformers(place, checkpoint) == pytest.approx(found[20], abs=1e-4)
+
+    beside = export.export_adapters(checkpoint, str(tmp_path / "adapters"))
+    from peft import AutoPeftModelForCausalLM
+
+    by_peft = AutoPeftModelForCausalLM.from_pretrained(beside)  # it finds the base model itself
+    assert loss_of(by_peft, checkpoint) == pytest.approx(found[20], abs=1e-4)
+    with pytest.raises(InputError, match="is there already"):
+        export.export_adapters(checkpoint, beside)
 
 
 def test_a_torn_and_a_corrupt_checkpoint_are_passed_over(
@@ -227,13 +249,18 @@ def loss_by_transformers(place: str, found: Any) -> float:
     """Held-out loss of an exported model, computed by transformers and torch alone."""
     from transformers import AutoModelForCausalLM
 
-    from training.recipes.fsdp import inputs
-    from training.recipes.fsdp.settings import FsdpConfig
-
     load: Any = AutoModelForCausalLM.from_pretrained
     model, report = load(place, output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
+    return loss_of(model, found)
+
+
+def loss_of(model: Any, found: Any) -> float:
+    """The loss of a model over what a checkpoint's run held out."""
+    from training.recipes.fsdp import inputs
+    from training.recipes.fsdp.settings import FsdpConfig
+
     store = inputs.store_of(FsdpConfig.from_json(found.config))
     seq_len, num = found.config["seq_len"], found.config["eval_sequences"]
     num = min(num, (len(store.held_out) - 1) // seq_len)

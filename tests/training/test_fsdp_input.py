@@ -100,6 +100,7 @@ def test_a_run_does_not_go_on_with_another_model(
         (["--seq-len", "4"], "--seq-len is 4"),
         (["--data", TEXT], "preset finetune trains a model that is there: give --model"),
         (["--preset", "lora"], "preset lora trains a model that is there"),
+        (["--lora-alpha", "8"], "give --lora-rank too, such as 16"),
         (["--recompute", "some"], "choose one of none, selective, full"),
         (["--optimizer", "sgd"], "choose one of adamw, adamw-8bit"),
         (["--held-out-every", "1"], "at least 2"),

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import processes
 from contract.errors import InputError
 from training.data.sequences import positions_in_documents
-from training.models import language_models, model_weights
+from training.models import language_models, lora, model_weights
 from training.models.language_models import WithLoss
 from training.recipes.fsdp import loop
 
@@ -205,7 +205,7 @@ def _in_group(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
 def sharded(name: str, shape: tuple[int, ...], *, lora_rank: int = 0) -> WithLoss:
     model = WithLoss(language_models.build_on_meta(CONFIGS[name]()))
     if lora_rank:
-        language_models.add_adapters(model.model, rank=lora_rank)
+        lora.add(model.model, rank=lora_rank)
         language_models.keep_frozen_in_bf16(model.model)
     names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
@@ -278,6 +278,15 @@ def test_a_sharded_model_is_the_whole_one(name: str, shape: tuple[int, ...], sav
     held = sum(own for _l, _r, own, _k in found)
     copies = shape[0] if len(shape) > 1 else 1
     assert held == language_models.num_parameters(whole.model) * copies, "no rank holds it twice"
+
+
+def test_adapters_go_beside_matrices_that_the_blocks_have() -> None:
+    model = language_models.build_on_meta(CONFIGS["llama"]())
+    with pytest.raises(InputError, match=r"names 'w_q', .*: choose of down_proj, .*, v_proj"):
+        lora.add(model, rank=2, targets="w_q,v_proj")
+    lora.add(model, rank=2, targets="v_proj, up_proj")
+    trained = {name.split(".")[-4] for name, each in model.named_parameters() if each.requires_grad}
+    assert trained == {"v_proj", "up_proj"}
 
 
 def _adapted(_rank: int, folder: str) -> Any:

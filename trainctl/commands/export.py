@@ -19,6 +19,9 @@ def export(
     run: head_jobs.RunName,
     to: Annotated[str, typer.Option(help="New folder here, or s3:// address.", metavar="PLACE")],
     dtype: Annotated[str, typer.Option(help=f"{_DTYPES}.", metavar="TYPE")] = DEFAULT_DTYPE,
+    adapters: Annotated[
+        bool, typer.Option("--adapters", help="Only the adapters of a LoRA run, for peft.")
+    ] = False,
     yes: Yes = False,
     profile: Profile = None,
     region: Region = None,
@@ -33,6 +36,7 @@ def export(
     bucket = deployment.bucket
     place = to if folder is None else f"{bucket.uri}/exports/{job_plan.new_id(run)}"
     command = ["python", "-m", "training.export", run, "--to", place, "--dtype", dtype]
+    command += ["--adapters"] if adapters else []
     head_jobs.run_on_head(deployment, run, command, yes=yes)
     if folder is not None:
         output.say(f"fetching {place}")

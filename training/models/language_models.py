@@ -255,26 +255,6 @@ def generate(trained: nn.Module, prompts: Tensor, *, num: int, seed: int) -> Ten
     return tokens
 
 
-def add_adapters(model: nn.Module, *, rank: int) -> None:
-    """Freeze a model and put low-rank adapters (LoRA, arXiv 2106.09685) beside each matrix of its
-    blocks; the embeddings stay as they are.
-
-    Raises:
-        InputError: the package peft is not there.
-    """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise InputError(
-            "--lora-rank needs the package peft: install it, or leave the option out"
-        ) from None
-    settings = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
-    with torch.device("meta"):
-        inject_adapter_in_model(settings, model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_("lora_" in name)
-
-
 def keep_frozen_in_bf16(model: nn.Module) -> None:
     """Keep weights that are not trained in bf16, for a model that computes in it: no update would
     need more. The model is on the meta device, without memory yet."""

@@ -121,6 +121,10 @@ class TorchrunWorker:
         self._saving = threading.Thread(target=upload, name="checkpoint")
         self._saving.start()
 
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saving is not None and self._saving.is_alive()
+
     def finish_saves(self) -> None:
         if self._saving is not None:
             self._saving.join()

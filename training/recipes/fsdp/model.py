@@ -8,7 +8,7 @@ from torch import nn
 
 from contract.errors import InputError
 from training.data.text import TokenStore
-from training.models import language_models, model_weights, pretrained
+from training.models import language_models, lora, model_weights, pretrained
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import FsdpConfig
 
@@ -35,7 +35,13 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any]:
         )
     model = language_models.build_on_meta(model_config)
     if config.lora_rank:
-        language_models.add_adapters(model, rank=config.lora_rank)
+        lora.add(
+            model,
+            rank=config.lora_rank,
+            alpha=config.lora_alpha,
+            targets=config.lora_targets,
+            dropout=config.lora_dropout,
+        )
     return model, model_config
 
 

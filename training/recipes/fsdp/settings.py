@@ -87,6 +87,17 @@ class FsdpConfig(TrainingConfig):
         help="train low-rank adapters of this rank beside the frozen weights, which are kept in "
         "the model's arithmetic (0: all weights)",
     )
+    lora_alpha: int = option(
+        0, low=0, help="adapters count alpha / rank beside their matrix (0: twice the rank)"
+    )
+    lora_targets: str = option(
+        "all",
+        help="matrices that get adapters, by name and separated by commas, such as q_proj,v_proj "
+        "(default: all of the blocks)",
+    )
+    lora_dropout: float = option(
+        0.0, low=0, high=0.9, help="part of an adapter's inputs that is dropped in training"
+    )
     precision: str = option(
         "auto",
         choices=PRECISIONS,
@@ -136,6 +147,13 @@ class FsdpConfig(TrainingConfig):
 
     def __post_init__(self) -> None:
         TrainingConfig.__post_init__(self)
+        if not self.lora_rank and (
+            self.lora_alpha or self.lora_dropout or self.lora_targets != "all"
+        ):
+            raise InputError(
+                "--lora-alpha, --lora-targets and --lora-dropout are of low-rank adapters: give "
+                "--lora-rank too, such as 16, or leave them out"
+            )
         if self.num_workers % self.replicas:
             raise InputError(
                 f"--replicas is {self.replicas}, which does not divide {self.num_workers} workers: "
