@@ -73,6 +73,7 @@ LAYERS: tuple[set[str], ...] = (
 #: itself and not for its modules.
 STANDARD = {
     *("training", "training.data", "training.data.catalog", "training.data.download"),
+    *("training.data.pictures", "training.data.pictures.index", "training.data.pictures.layout"),
     *("training.models", "training.models.weight_files"),
     *("training.recipes", "training.recipes.recipe", "training.recipes.settings"),
     "training.recipes.command",
@@ -86,7 +87,11 @@ STANDARD = {
 #: What others may import of ``training``, beside ``STANDARD``.
 OF_TRAINING: Mapping[str, set[str]] = {
     "containers": {"training.runtime.forkserver", "training.runtime.trainer"},
-    "trainctl": set(),
+    # These need Pillow, and boto3 for a set in S3; both are there on a laptop.
+    "trainctl": {
+        *("training.data.pictures.prepare", "training.data.pictures.verify"),
+        "training.data.pictures.destination",
+    },
     "stacks": set(),
 }
 #: What ``trainctl`` may import of ``stacks``.

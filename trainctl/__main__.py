@@ -21,7 +21,9 @@ from trainctl.commands.cluster import status as cluster_status
 from trainctl.commands.cluster import up as cluster_up
 from trainctl.commands.cost import cost
 from trainctl.commands.data import ls as data_ls
+from trainctl.commands.data import prepare as data_prepare
 from trainctl.commands.data import put as data_put
+from trainctl.commands.data import verify as data_verify
 from trainctl.commands.doctor import doctor
 from trainctl.commands.download import download
 from trainctl.commands.export import export
@@ -108,6 +110,8 @@ data = typer.Typer(
 )
 data.command(cls=Command)(data_put.put)
 data.command(cls=Command)(data_ls.ls)
+data.command(cls=Command)(data_prepare.prepare)
+data.command(cls=Command)(data_verify.verify)
 app.add_typer(data, name="data", rich_help_panel=_JOBS)
 
 local = typer.Typer(

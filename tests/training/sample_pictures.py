@@ -105,3 +105,21 @@ def _cut_outs(name: str) -> Make:
         return photograph.crop((left, top, left + width, top + height))
 
     return make
+
+
+def damage(folder: Path, *, num: int) -> list[str]:
+    """Damage ``num`` pictures of a folder in five ways; return their ``<class>/<file>``."""
+    kinds: tuple[Callable[[bytes], bytes], ...] = (
+        lambda _content: b"",
+        lambda content: content[: len(content) // 2],  # broken off
+        lambda content: b"<html>not found</html>" + content[:100],  # another file
+        lambda content: content[:2] + bytes(len(content) - 2),  # its header is overwritten
+        lambda content: bytes(len(content)),  # a hole in the disk
+    )
+    paths = sorted(folder.rglob("*.JPEG"))
+    names = []
+    for number in range(num):
+        path = paths[number * len(paths) // num]
+        path.write_bytes(kinds[number % len(kinds)](path.read_bytes()))
+        names.append(path.relative_to(folder).as_posix())
+    return names

@@ -14,11 +14,13 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from contract.errors import InputError
 from training.data.pictures import decode
-from training.data.pictures.decode import DamagedError, Pixels
+from training.data.pictures.decode import Pixels
 from training.data.pictures.files import Files, UnreachableError
 from training.data.pictures.index import Entry
 from training.data.pictures.messages import Done, Orders, Task, Unreachable
+from training.data.pictures.picture import DamagedError
 
 
 def ring_of(descriptor: int, orders: Orders) -> Pixels:
@@ -33,6 +35,7 @@ def fill(task: Task, orders: Orders, files: Files, ring: Pixels) -> Done:
 
     Raises:
         UnreachableError: the store does not answer.
+        InputError: a line is damaged.
     """
     entries = [Entry.from_line(line) for line in task.lines]
     extents: list[tuple[int, int]] = []
@@ -74,7 +77,7 @@ def main(arguments: Sequence[str]) -> int:
                 task: Task = connection.recv()
                 try:
                     connection.send(fill(task, orders, files, ring))
-                except UnreachableError as error:
+                except (UnreachableError, InputError) as error:
                     connection.send(Unreachable(message=str(error)))
         except (EOFError, ConnectionError):
             return 0

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from training import storage
-from training.data.pictures.decode import DamagedError
 from training.data.pictures.index import Entry
+from training.data.pictures.picture import DamagedError
 
 #: Shards are kept open; trees are not.
 _MOST_OPEN: Final = 512

@@ -9,7 +9,7 @@ Standard library only, because laptops prepare sets too.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Final, Self
 
 from contract.errors import InputError
@@ -112,7 +112,9 @@ class Index:
     """Of packed pictures."""
     damaged: tuple[str, ...] = ()
     """``<split>/<class>/<file>: why``, of what was left out."""
-    format: int = field(default=FORMAT)
+    made_by: str = ""
+    """Name of what was asked for: the same pictures and settings have the same."""
+    format: int = FORMAT
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)

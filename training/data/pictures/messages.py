@@ -44,6 +44,6 @@ class Done:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unreachable:
-    """The set cannot be read at all."""
+    """The set cannot be read at all: its store does not answer, or its index is damaged."""
 
     message: str

@@ -32,8 +32,9 @@ _MOST_IN_TASK: Final = 16
 _TASKS_AT_ONCE: Final = 2
 #: Decoders that die while they have the same picture, until it counts as damaged.
 _LIVES: Final = 3
-#: Decoders that may die until the reader gives up.
-_MOST_DEATHS: Final = 20
+#: Decoders that may die while none does its work, until the reader gives up; and for each of them.
+_MOST_DEATHS: Final = 6
+_MOST_DEATHS_EACH: Final = 2
 _END_TIMEOUT_S: Final = 5.0
 _PROJECT: Final = Path(__file__).resolve().parents[3]
 
@@ -106,7 +107,7 @@ class Pool:
         self._deaths: dict[int, int] = {}  # of the decoders of a task
         self._waiting: deque[int] = deque()
         self._numbers = 0
-        self._num_deaths = 0
+        self._num_deaths = 0  # since the last task that was done
         self._failure = ""
         self._closing = False
         self._wakes, self._wake = Pipe(duplex=False)
@@ -186,14 +187,15 @@ class Pool:
     # --- the thread -------------------------------------------------------------------------------
     def _run(self) -> None:
         while True:
-            ready = wait([self._wakes, *(each.connection for each in self._decoders)])
+            heard = [] if self._failure else self._decoders
+            ready = wait([self._wakes, *(each.connection for each in heard)])
             with self._changed:
                 if self._closing:
                     return
                 if self._wakes in ready:
                     self._wakes.recv_bytes()
-                for place, each in enumerate(self._decoders):
-                    if each.connection in ready:
+                for place, each in enumerate(heard):
+                    if each.connection in ready and not self._failure:
                         self._hear(place)
                 for each in self._decoders:
                     self._feed(each)
@@ -211,6 +213,7 @@ class Pool:
             self._failure = answer.message
             return
         assert answer.number == task.number
+        self._num_deaths = 0
         self._finish(task, answer)
 
     def _finish(self, task: Task, done: Done) -> None:
@@ -237,10 +240,11 @@ class Pool:
         code = dead.process.wait()
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self._num_deaths += 1
-        if self._num_deaths > _MOST_DEATHS:
+        if self._num_deaths > max(_MOST_DEATHS, _MOST_DEATHS_EACH * len(self._decoders)):
             self._failure = (
-                f"{self._num_deaths} decoders of pictures have died, the last of {how}: if the "
-                "kernel has killed them, use fewer decoders, a smaller batch or a larger host"
+                f"{self._num_deaths} decoders of pictures have died one after the other, the last "
+                f"of {how}. If the kernel has killed them, use fewer decoders, a smaller batch or "
+                "a larger host; if they failed to start, the log shows why"
             )
             return
         at_work, *others = dead.tasks or [None]
@@ -291,7 +295,8 @@ class Pool:
                     "OPENBLAS_NUM_THREADS": "1",
                 },
             )
-        ours.send(self._orders)
+        with contextlib.suppress(OSError):  # as in _feed
+            ours.send(self._orders)
         return _Decoder(process=process, connection=ours)
 
 

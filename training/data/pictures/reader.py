@@ -14,7 +14,7 @@ of the planned ones are there, and the caller weights them by how many there are
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -29,9 +29,9 @@ from training.data.pictures.pool import Filled, Pool
 
 #: Batches that are decoded ahead of the one in use.
 AHEAD: Final = 3
-#: Of a split: more damaged pictures than these are no accident.
-MOST_DAMAGED: Final = 100
-MOST_DAMAGED_SHARE: Final = 0.05
+#: More damaged pictures than this, and than this share of their split, are no accident.
+_MOST_DAMAGED: Final = 100
+_MOST_DAMAGED_SHARE: Final = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,12 +143,18 @@ class Reader:
         self._pool.close()
 
     @property
+    def decoder_pids(self) -> list[int]:
+        """Process ids of the decoders that are there now."""
+        return self._pool.decoder_pids
+
+    @property
     def damaged(self) -> tuple[Damaged, ...]:
         """The damaged pictures met so far, each once, by their numbers."""
         return tuple(self._damaged[sample] for sample in sorted(self._damaged))
 
-    def batches(self, plan: Iterable[torch.Tensor]) -> Iterator[Batch]:
-        """A batch for each part of the plan, in its order. One plan at a time.
+    def batches(self, plan: Iterable[torch.Tensor]) -> Generator[Batch, None, None]:
+        """A batch for each part of the plan, in its order. One plan at a time: close it to stop
+        before its end.
 
         Args:
             plan: numbers of samples, int64 ``[n]`` with n up to ``batch``; it may be endless.
@@ -205,10 +211,11 @@ class Reader:
             sample = int(samples[place])
             name = Entry.from_line(filled.lines[place]).name
             self._damaged.setdefault(sample, Damaged(sample=sample, name=name, why=why))
-        most = max(MOST_DAMAGED, MOST_DAMAGED_SHARE * len(self._split))
+        num = len(self._split)
+        most = max(min(_MOST_DAMAGED, num // 2), _MOST_DAMAGED_SHARE * num)
         if len(self._damaged) > most:
             raise InputError(
-                f"{len(self._damaged)} of {len(self._split):,} pictures are damaged, the last is "
+                f"{len(self._damaged)} of {num:,} pictures are damaged, the last is "
                 f"{next(reversed(self._damaged.values()))}; check the disk and the set with "
                 "trainctl data verify"
             )

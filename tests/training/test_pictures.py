@@ -1,0 +1,336 @@
+"""Batches of pictures: each step's global batch is the same on any number of ranks, through each
+form of a set and after a resume; damaged pictures and dead decoders cost only themselves."""
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from contract.errors import InputError
+from tests.training import sample_pictures
+from training.data.images import BatchOrder
+from training.data.pictures import library
+from training.data.pictures.decode import decode, pixels
+from training.data.pictures.destination import Destination
+from training.data.pictures.index import FORMS, RAW, Entry
+from training.data.pictures.library import PictureSet
+from training.data.pictures.picture import DamagedError
+from training.data.pictures.prepare import Wish, prepare
+from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
+
+CPU = torch.device("cpu")
+#: Larger than any of the pictures: packing does not shrink them, so all forms have equal pixels.
+SIZE = 448
+GLOBAL_BATCH = 32
+
+
+class Sets(NamedTuple):
+    """One set in each form."""
+
+    tree: Path
+    """As it is downloaded."""
+    prepared: dict[str, PictureSet]
+
+
+@pytest.fixture(scope="session")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Sets:
+    folder = tmp_path_factory.mktemp("sets")
+    tree = sample_pictures.write_tree(folder / "source", num_train=90, num_val=31)
+    prepared = {}
+    for form in FORMS:
+        # Raw, because a second JPEG is another picture.
+        wish = Wish(form=form, size=SIZE, encoding=RAW if form == "packed" else "jpeg")
+        to = Destination(uri=str(folder / form))
+        prepare(tree, to, wish, processes=1, shard_bytes=1_000_000)
+        prepared[form] = library.open_set(to.uri)
+    return Sets(tree, prepared)
+
+
+class Kept(NamedTuple):
+    pictures: torch.Tensor
+    extents: torch.Tensor
+    labels: torch.Tensor
+    samples: torch.Tensor
+
+
+def kept(batch: Batch) -> Kept:
+    """A batch that outlives the next one."""
+    return Kept(batch.pictures.clone(), batch.extents, batch.labels, batch.samples)
+
+
+def read(
+    found: PictureSet, steps: Iterable[int], *, world_size: int = 1, decoders: int = 1
+) -> list[Kept]:
+    """The global batch of each step, put together from all ranks."""
+    steps = [*steps]
+    parts: list[list[Kept]] = [[] for _ in steps]
+    for rank in range(world_size):
+        order = BatchOrder(num_images=len(found.train), global_batch=GLOBAL_BATCH, seed=3)
+        plan = rank_plan(order, steps=steps, rank=rank, world_size=world_size)
+        with reader(found, decoders=decoders) as opened:
+            for batches, batch in zip(parts, opened.batches(plan), strict=True):
+                batches.append(kept(batch))
+    return [Kept(*map(torch.cat, zip(*batches, strict=True))) for batches in parts]
+
+
+def reader(found: PictureSet, *, decoders: int = 1, size: int = SIZE) -> Reader:
+    return Reader(found, found.train, size=size, batch=GLOBAL_BATCH, device=CPU, decoders=decoders)
+
+
+def assert_same(first: list[Kept], second: list[Kept]) -> None:
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+@pytest.fixture(scope="session")
+def two_epochs(sets: Sets) -> list[Kept]:
+    """Every step of the first two epochs on one rank, from the shards."""
+    return read(sets.prepared["shards"], range(6))
+
+
+def test_an_epoch_has_each_sample_once_with_its_own_pixels(
+    sets: Sets, two_epochs: list[Kept]
+) -> None:
+    found = sets.prepared["shards"]
+    for epoch in (two_epochs[:3], two_epochs[3:]):
+        samples = torch.cat([each.samples for each in epoch])
+        assert sorted(samples.tolist()) == list(range(90))
+    assert not torch.equal(two_epochs[0].samples, two_epochs[3].samples)
+    for batch in two_epochs[:3]:
+        for picture, (height, width), label, sample in zip(*batch, strict=True):
+            entry = found.train.entry(int(sample))
+            with Image.open(sets.tree / "train" / entry.name) as image:
+                expected = np.asarray(image.convert("RGB")).astype(int)
+            assert expected.shape[:2] == (height, width) == (entry.height, entry.width)
+            # Two decoders may round differently, and upsample colors differently.
+            difference = np.abs(picture[:height, :width].numpy().astype(int) - expected)
+            assert difference.mean() < 2
+            assert not picture[height:].any()
+            assert not picture[:, width:].any()
+            assert found.classes[label] == entry.name.split("/")[0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_each_step_has_the_same_batch_on_any_number_of_ranks_in_each_form(
+    sets: Sets, two_epochs: list[Kept], form: str, world_size: int
+) -> None:
+    found = sets.prepared[form]
+    assert found.fingerprint == sets.prepared["shards"].fingerprint
+    assert_same(read(found, range(6), world_size=world_size, decoders=world_size), two_epochs)
+
+
+def test_a_resume_in_the_middle_of_an_epoch_repeats_and_loses_nothing(
+    sets: Sets, two_epochs: list[Kept]
+) -> None:
+    found = sets.prepared["packed"]
+    resumed = read(found, range(2), world_size=2) + read(found, range(2, 6), world_size=3)
+    assert_same(resumed, two_epochs)
+
+
+def test_a_bare_tree_with_sorted_val_is_the_same_set(sets: Sets, tmp_path: Path) -> None:
+    tree = sample_pictures.sort_val(shutil.copytree(sets.tree, tmp_path / "tree"))
+    found = library.open_set(str(tree))
+    assert found.fingerprint == sets.prepared["packed"].fingerprint
+    assert [*found.train.labels] == [*sets.prepared["packed"].train.labels]
+    assert_same(read(found, [4]), read(sets.prepared["shards"], [4]))
+
+
+def test_validation_reads_each_picture_once_over_all_ranks(sets: Sets) -> None:
+    found = sets.prepared["packed"]
+    seen: list[int] = []
+    for rank in range(3):
+        with Reader(found, found.val, size=64, batch=4, device=CPU, decoders=1) as opened:
+            for batch in opened.batches(rank_part(31, batch=4, rank=rank, world_size=3)):
+                assert batch.pictures.shape == (len(batch.samples), 64, 64, 3)
+                assert int(batch.extents.max()) == 64, "what is larger is shrunk to fit"
+                seen += batch.samples.tolist()
+    assert seen == list(range(31))
+
+
+def test_damaged_pictures_are_left_out_listed_and_their_places_known(
+    sets: Sets, two_epochs: list[Kept], tmp_path: Path
+) -> None:
+    tree = sample_pictures.sort_val(shutil.copytree(sets.tree, tmp_path / "tree"))
+    damaged = sample_pictures.damage(tree / "train", num=20)
+    found = library.open_set(str(tree))
+    order = BatchOrder(num_images=90, global_batch=GLOBAL_BATCH, seed=3)
+    num_found, num_planned = 0, 0
+    with reader(found, decoders=2) as opened:
+        plan = rank_plan(order, steps=range(6), rank=0, world_size=1)
+        for batch, whole in zip(opened.batches(plan), two_epochs, strict=True):
+            assert torch.equal(batch.samples, whole.samples[batch.places])
+            assert torch.equal(batch.pictures, whole.pictures[batch.places])
+            assert torch.equal(batch.labels, whole.labels[batch.places])
+            assert len(batch.places) == len(batch.pictures) == len(batch.extents)
+            num_found += len(batch.samples)
+            num_planned += batch.num_planned
+        assert sorted(each.name for each in opened.damaged) == sorted(damaged)
+        assert all(each.why for each in opened.damaged)
+    assert (num_found, num_planned) == (140, 180)
+
+
+def test_a_set_that_is_damaged_as_a_whole_ends_the_reading(sets: Sets, tmp_path: Path) -> None:
+    tree = sample_pictures.sort_val(shutil.copytree(sets.tree, tmp_path / "tree"))
+    sample_pictures.damage(tree / "train", num=90)
+    found = library.open_set(str(tree))
+    order = BatchOrder(num_images=90, global_batch=GLOBAL_BATCH, seed=0)
+    plan = rank_plan(order, steps=range(10), rank=0, world_size=1)
+    with reader(found) as opened, pytest.raises(InputError, match="trainctl data verify"):
+        for _ in opened.batches(plan):
+            pass
+
+
+def test_decoders_that_are_killed_are_replaced_and_nothing_is_lost(
+    sets: Sets, two_epochs: list[Kept]
+) -> None:
+    found = sets.prepared["tree"]
+    order = BatchOrder(num_images=90, global_batch=GLOBAL_BATCH, seed=3)
+    batches = []
+    with reader(found, decoders=2) as opened:
+        before = set(opened.decoder_pids)
+        for step, batch in enumerate(
+            opened.batches(rank_plan(order, steps=range(6), rank=0, world_size=1))
+        ):
+            batches.append(kept(batch))
+            if step in (0, 2):
+                os.kill(opened.decoder_pids[step // 2], signal.SIGKILL)
+        after = set(opened.decoder_pids)
+        assert opened.damaged == ()
+    assert_same(batches, two_epochs)
+    assert len(after) == 2
+    assert not before & after
+    assert not [pid for pid in before | after if _is_there(pid)]
+
+
+def test_decoders_that_keep_dying_end_the_reading_with_the_reason(
+    sets: Sets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    found = sets.prepared["tree"]
+    with reader(found) as opened, pytest.raises(InputError, match=r"have died .* exit code 1"):
+        next(opened.batches([torch.arange(4)]))
+
+
+def test_a_picture_that_kills_its_decoders_counts_as_damaged(
+    sets: Sets, two_epochs: list[Kept], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sets.prepared["tree"]
+    sample = int(two_epochs[1].samples[5])
+    name = found.train.entry(sample).name
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys\n"
+        "from training.data.pictures import decode, decoder\n"
+        "usual = decode.pixels\n"
+        "def pixels(content, entry, **named):\n"
+        f"    if entry.name == {name!r}:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "    return usual(content, entry, **named)\n"
+        "decode.pixels = pixels\n"
+        "sys.exit(decoder.main(sys.argv[3:]))\n"  # behind -m and the module
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    order = BatchOrder(num_images=90, global_batch=GLOBAL_BATCH, seed=3)
+    with reader(found) as opened:
+        plan = rank_plan(order, steps=range(3), rank=0, world_size=1)
+        batches = [kept(batch) for batch in opened.batches(plan)]
+        (damaged,) = opened.damaged
+    assert (damaged.sample, damaged.name) == (sample, name)
+    assert "signal 9" in damaged.why
+    others = torch.arange(len(two_epochs[1].samples)) != 5
+    two_epochs = [*two_epochs[:3]]
+    two_epochs[1] = Kept(*(each[others] for each in two_epochs[1]))
+    assert_same(batches, two_epochs)
+
+
+def test_a_reader_serves_one_plan_after_another_and_may_stop_early(sets: Sets) -> None:
+    found = sets.prepared["shards"]
+    with reader(found) as opened:
+        for start in (0, 40):
+            batches = opened.batches(torch.arange(start, start + 40).split(8))
+            first = next(batches)
+            assert first.samples.tolist() == list(range(start, start + 8))
+            batches.close()
+        (only,) = opened.batches([torch.arange(3)])
+        assert only.samples.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK"])
+def test_pictures_that_are_not_rgb_become_it(mode: str, tmp_path: Path) -> None:
+    image = Image.new("RGB", (40, 30), (200, 100, 50)).convert(mode)
+    path = tmp_path / f"one.{'jpg' if mode in ('L', 'CMYK') else 'png'}"
+    image.save(path)
+    found = decode(path.read_bytes(), size=64)
+    assert found.shape == (30, 40, 3)
+    expected = np.asarray(Image.open(path).convert("RGB")).astype(int)
+    assert np.abs(found.astype(int) - expected).max() <= 2
+
+
+def test_large_pictures_are_shrunk_and_keep_their_shape() -> None:
+    image = Image.radial_gradient("L").resize((1000, 500)).convert("RGB")
+    found = decode(sample_pictures.as_jpeg(image, quality=95), size=200)
+    assert found.shape == (100, 200, 3)
+    expected = np.asarray(image.resize((200, 100), Image.Resampling.BOX)).astype(int)
+    assert np.abs(found.astype(int) - expected).mean() < 3
+
+
+def test_raw_pixels_that_are_not_all_there_are_damaged() -> None:
+    entry = Entry(label=0, name="a/b", file="train-00000.tar", height=4, width=5)
+    assert pixels(bytes(60), entry, size=8, encoding=RAW).shape == (4, 5, 3)
+    with pytest.raises(DamagedError, match="59 bytes"):
+        pixels(bytes(59), entry, size=8, encoding=RAW)
+
+
+@pytest.mark.parametrize(
+    ("folders", "words"),
+    [
+        ([], "holds no pictures"),
+        (["train/a"], "val has no class folders"),
+        (["train/a", "val/b"], "which train/ lacks"),
+    ],
+    ids=["empty", "no val", "other classes"],
+)
+def test_a_folder_that_is_no_set_is_refused(tmp_path: Path, folders: list[str], words: str) -> None:
+    for name in folders:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "x.jpg").write_bytes(b"")
+    with pytest.raises(InputError, match=words):
+        library.open_set(str(tmp_path))
+    with pytest.raises(InputError, match="is no folder"):
+        library.open_set(str(tmp_path / "nothing"))
+
+
+def test_an_index_that_does_not_fit_its_tables_is_refused(sets: Sets, tmp_path: Path) -> None:
+    root = shutil.copytree(sets.prepared["packed"].root, tmp_path / "set")
+    table = root / "train.tsv"
+    table.write_text("".join(table.read_text().splitlines(keepends=True)[:-1]))
+    with pytest.raises(InputError, match="lists 89 pictures"):
+        library.open_set(str(root))
+    (root / "index.json").write_text('{"format": 99}')
+    with pytest.raises(InputError, match="format 99"):
+        library.open_set(str(root))
+    with pytest.raises(InputError, match="no line of it"):
+        Entry.from_line("0\t../../etc/passwd")
+
+
+def _is_there(pid: int) -> bool:
+    for _ in range(50):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        time.sleep(0.02)
+    return True

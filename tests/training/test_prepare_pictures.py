@@ -1,0 +1,240 @@
+"""Preparing ImageNet: every layout it comes in becomes the same set, also after an interruption;
+what is damaged is listed; and verifying finds what has changed since."""
+
+import hashlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+
+from contract.errors import InputError
+from tests.conftest import ROOT
+from tests.training import sample_pictures
+from training.data.pictures import layout, library
+from training.data.pictures.destination import Destination
+from training.data.pictures.index import INDEX_FILE, Index
+from training.data.pictures.prepare import Wish, prepare
+from training.data.pictures.verify import verify
+
+SHARD_BYTES = 200_000
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """80 + 20 pictures in ImageNet's layout, ``val/`` flat."""
+    return sample_pictures.write_tree(tmp_path_factory.mktemp("tree"), num_train=80, num_val=20)
+
+
+def made(source: Path, to: Path, **wish: object) -> Index:
+    return prepare(
+        source,
+        Destination(uri=str(to)),
+        Wish(**wish),  # type: ignore[arg-type]
+        processes=2,
+        shard_bytes=SHARD_BYTES,
+    )
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """Name of each file -> its checksum."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def add(archive: tarfile.TarFile, name: str, content: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+def as_archives(tree: Path, folder: Path) -> Path:
+    """The two archives of the public download: one of archives, one per class, and a flat one."""
+    folder.mkdir()
+    with tarfile.open(folder / "ILSVRC2012_img_train.tar", "w") as outer:
+        for each in sorted((tree / "train").iterdir()):
+            inner = io.BytesIO()
+            with tarfile.open(fileobj=inner, mode="w") as archive:
+                for picture in sorted(each.iterdir()):
+                    add(archive, picture.name, picture.read_bytes())
+            add(outer, f"{each.name}.tar", inner.getvalue())
+    with tarfile.open(folder / "ILSVRC2012_img_val.tar", "w") as archive:
+        for picture in sorted((tree / "val").iterdir()):
+            add(archive, picture.name, picture.read_bytes())
+    return folder
+
+
+def test_folders_and_archives_and_an_archive_of_archives_hold_the_same_pictures(
+    tree: Path, tmp_path: Path
+) -> None:
+    archives = as_archives(tree, tmp_path / "download")
+    (archives / sample_pictures.VAL_LIST).write_bytes(
+        (tree / sample_pictures.VAL_LIST).read_bytes()
+    )
+    with tarfile.open(tmp_path / "ILSVRC2012.tar", "w") as whole:
+        whole.add(archives, "ILSVRC2012")
+    of_tree, *others = (
+        {
+            split: [(each.class_name, each.name, layout.read(each)) for each in found]
+            for split, found in layout.find(source).items()
+        }
+        for source in (tree, archives, tmp_path / "ILSVRC2012.tar")
+    )
+    assert {split: len(each) for split, each in of_tree.items()} == {"train": 80, "val": 20}
+    assert {each[0] for each in of_tree["val"]} == set(sample_pictures.CLASSES)
+    assert others == [of_tree, of_tree]
+
+
+def test_classes_of_val_come_from_any_of_its_lists(tree: Path, tmp_path: Path) -> None:
+    lines = (tree / sample_pictures.VAL_LIST).read_text().splitlines()[1:]
+    class_of = {line.split(",")[0]: line.split(",")[1].split()[0] for line in lines}
+    (tmp_path / "train").symlink_to(tree / "train")
+    (tmp_path / "val").symlink_to(tree / "val")
+    with pytest.raises(InputError, match=r"LOC_val_solution\.csv"):
+        layout.find(tmp_path)
+    listed = tmp_path / "val.txt"
+    listed.write_text("".join(f"{name}.JPEG\t{one}\n" for name, one in class_of.items()))
+    by_lines = layout.find(tmp_path)["val"]
+    listed.unlink()
+    annotations = tmp_path / "Annotations" / "val"
+    annotations.mkdir(parents=True)
+    for name, one in class_of.items():
+        (annotations / f"{name}.xml").write_text(
+            f"<annotation><object><name>{one}</name></object></annotation>"
+        )
+    assert layout.find(tmp_path)["val"] == by_lines
+    assert {each.name[:-5]: each.class_name for each in by_lines} == class_of
+
+
+@pytest.mark.parametrize("form", ["tree", "shards", "packed"])
+def test_a_set_has_what_the_source_has_and_verify_finds_each_change(
+    tree: Path, tmp_path: Path, form: str
+) -> None:
+    index = made(tree, tmp_path, form=form, size=64)
+    assert index.counts == {"train": 80, "val": 20}
+    assert index.classes == sample_pictures.CLASSES
+    at = Destination(uri=str(tmp_path))
+    assert verify(at).wrong == ()
+    entry = library.open_set(str(tmp_path)).train.entry(7)
+    path = tmp_path / entry.file
+    content = bytearray(path.read_bytes())
+    if form != "packed":  # the very bytes of the source
+        original = (tree / "train" / entry.name).read_bytes()
+        assert bytes(content[entry.offset : entry.offset + entry.size]) == original
+        assert hashlib.sha256(original).hexdigest() == entry.sha256
+    content[entry.offset + 50] ^= 1
+    path.write_bytes(content)
+    (wrong,) = verify(at).wrong
+    assert entry.name in wrong
+    path.unlink()
+    assert "is missing" in " ".join(verify(at).wrong)
+
+
+def test_shards_are_tar_files_that_other_programs_read(tree: Path, tmp_path: Path) -> None:
+    made(tree, tmp_path, form="shards")
+    shards = sorted(tmp_path.glob("train-*.tar"))
+    assert len(shards) > 1
+    found = {}
+    for shard in shards:
+        with tarfile.open(shard) as archive:
+            for member in archive:
+                file = archive.extractfile(member)
+                assert file is not None
+                found[member.name] = file.read()
+    there = {
+        str(path.relative_to(tree / "train")): path.read_bytes()
+        for path in (tree / "train").rglob("*.JPEG")
+    }
+    assert found == there
+
+
+def test_a_preparation_that_was_killed_continues_and_ends_with_the_same_bytes(
+    tree: Path, tmp_path: Path
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    index = made(tree, whole, form="packed", size=64, encoding="raw")
+    script = (
+        "import sys; from pathlib import Path; from tests.training import test_prepare_pictures\n"
+        "if __name__ == '__main__':\n"
+        "    test_prepare_pictures.made(\n"
+        "        Path(sys.argv[1]), Path(sys.argv[2]), form='packed', size=64, encoding='raw')\n"
+    )
+    (tmp_path / "again.py").write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, tmp_path / "again.py", tree, killed],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    )
+    while process.poll() is None and not list(killed.glob("*.tar")):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    shards = {path.name: path.stat().st_mtime_ns for path in killed.glob("*.tar")}
+    if not (killed / INDEX_FILE).exists():  # else it was faster than the signal
+        with pytest.raises(InputError, match="interrupted"):
+            verify(Destination(uri=str(killed)))
+    assert made(tree, killed, form="packed", size=64, encoding="raw") == index
+    assert contents(killed) == contents(whole)
+    marked = [name for name, when in shards.items() if (killed / name).stat().st_mtime_ns == when]
+    assert len(marked) >= len(shards) - 2, "at most those that two processes were at are repeated"
+
+
+def test_what_is_damaged_is_left_out_and_listed(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    sample_pictures.write_tree(source, num_train=40, num_val=10)
+    damaged = sample_pictures.damage(source / "train", num=10)
+    for form in ("tree", "packed"):
+        index = made(source, tmp_path / form, form=form, size=64)
+        saved = json.loads((tmp_path / form / INDEX_FILE).read_text())
+        assert saved["damaged"] == [*index.damaged]
+        assert "is empty" in " ".join(index.damaged)
+        assert index.counts == {"train": 30, "val": 10}
+        listed = {each.partition(": ")[0]: each.partition(": ")[2] for each in index.damaged}
+        assert {*listed} == {f"train/{name}" for name in damaged}
+        assert all(listed.values())
+
+
+def test_another_set_is_not_written_over(tree: Path, tmp_path: Path) -> None:
+    index = made(tree, tmp_path, form="packed", size=64)
+    before = contents(tmp_path)
+    assert made(tree, tmp_path, form="packed", size=64) == index
+    with pytest.raises(InputError, match="another set"):
+        made(tree, tmp_path, form="packed", size=96)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({"form": "zip"}, "tree, shards, packed"),
+        ({"encoding": "png"}, "jpeg, raw"),
+        ({"size": 8}, "32 to 2048"),
+        ({"form": "tree", "encoding": "raw"}, "packed"),
+    ],
+    ids=["form", "encoding", "size", "raw"],
+)
+def test_a_wish_that_cannot_be_met_is_refused(wish: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        Wish(**wish)  # type: ignore[arg-type]
+
+
+def test_a_source_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist"):
+        layout.find(tmp_path / "nothing")
+    with pytest.raises(InputError, match="no training pictures"):
+        layout.find(tmp_path)
+    (tmp_path / "imagenet.tar").write_bytes(b"no archive" * 100)
+    with pytest.raises(InputError, match="no whole tar archive"):
+        layout.find(tmp_path / "imagenet.tar")
+    (tmp_path / "imagenet.zip").write_bytes(b"")
+    with pytest.raises(InputError, match="unpack it first"):
+        layout.find(tmp_path / "imagenet.zip")

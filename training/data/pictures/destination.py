@@ -1,0 +1,136 @@
+"""Where a prepared set is written, and verified: a folder or S3, from a laptop too.
+
+Nodes read S3 by ``training.storage``; a laptop has boto3 and no fsspec. Standard library only, but
+for boto3 when it is S3.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from contract.errors import InputError
+from contract.runs import safe_join
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+_CHUNK_BYTES: Final = 1 << 20
+_PART: Final = ".part"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Destination:
+    """Files by their names relative to a folder or prefix. It may be sent to other processes."""
+
+    uri: str
+    profile: str | None = None
+    """Of AWS; that of the environment where there is none."""
+    region: str | None = None
+
+    @property
+    def in_s3(self) -> bool:
+        return self.uri.startswith("s3://")
+
+    def read(self, name: str) -> bytes | None:
+        """All of a file; None where there is none."""
+        if not self.in_s3:
+            with suppress(FileNotFoundError):
+                return self._path(name).read_bytes()
+            return None
+        try:
+            answer = self._s3.get_object(Bucket=self._bucket, Key=self._key(name))
+        except self._s3.exceptions.NoSuchKey:
+            return None
+        return answer["Body"].read()
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """A file piece by piece. Raises InputError where there is none."""
+        try:
+            if not self.in_s3:
+                with self._path(name).open("rb") as file:
+                    while chunk := file.read(_CHUNK_BYTES):
+                        yield chunk
+                return
+            answer = self._s3.get_object(Bucket=self._bucket, Key=self._key(name))
+            yield from answer["Body"].iter_chunks(_CHUNK_BYTES)
+        except FileNotFoundError:
+            raise InputError(f"{self.uri} has no {name}: prepare the set again") from None
+        except Exception as error:
+            if self.in_s3 and isinstance(error, self._s3.exceptions.NoSuchKey):
+                raise InputError(f"{self.uri} has no {name}: prepare the set again") from None
+            raise
+
+    def sha256(self, name: str) -> str:
+        """Of a file's content. Raises InputError where there is none."""
+        digest = hashlib.sha256()
+        for chunk in self.chunks(name):
+            digest.update(chunk)
+        return digest.hexdigest()
+
+    def size(self, name: str) -> int | None:
+        """Bytes of a file; None where there is none."""
+        if not self.in_s3:
+            with suppress(FileNotFoundError):
+                return self._path(name).stat().st_size
+            return None
+        from botocore.exceptions import ClientError
+
+        try:
+            answer = self._s3.head_object(Bucket=self._bucket, Key=self._key(name))
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
+                return None
+            raise
+        return answer["ContentLength"]
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file; it is there whole or not at all."""
+        if self.in_s3:
+            self._s3.put_object(Bucket=self._bucket, Key=self._key(name), Body=content)
+            return
+        target = self._path(name)
+        part = target.with_name(f".{target.name}{_PART}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(content)
+        part.replace(target)
+
+    def remove(self, folder: str) -> None:
+        """Remove the files directly in a folder, and the folder."""
+        if not self.in_s3:
+            place = self._path(folder)
+            for path in [*place.glob("*"), *place.glob(".*")] if place.is_dir() else []:
+                path.unlink()
+            with suppress(OSError):
+                place.rmdir()
+            return
+        pages = self._s3.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._key(folder) + "/"
+        )
+        for page in pages:
+            for each in page.get("Contents", []):
+                self._s3.delete_object(Bucket=self._bucket, Key=each["Key"])
+
+    def _path(self, name: str) -> Path:
+        return safe_join(Path(self.uri), name, what="file")
+
+    @property
+    def _bucket(self) -> str:
+        return self.uri.removeprefix("s3://").partition("/")[0]
+
+    def _key(self, name: str) -> str:
+        prefix = self.uri.removeprefix("s3://").partition("/")[2].strip("/")
+        return f"{prefix}/{name}" if prefix else name
+
+    @cached_property
+    def _s3(self) -> "S3Client":
+        import boto3
+
+        session = boto3.Session(profile_name=self.profile, region_name=self.region)
+        return session.client("s3")
+
+    def __getstate__(self) -> dict[str, str | None]:
+        return {"uri": self.uri, "profile": self.profile, "region": self.region}

@@ -1,0 +1,63 @@
+"""The bytes of a picture as an RGB image, with Pillow alone: laptops that prepare a set have no
+more than that."""
+
+import io
+import warnings
+from typing import Final
+
+from PIL import Image, UnidentifiedImageError
+
+#: A picture of more pixels than this would take gigabytes: it is a mistake or an attack.
+MOST_PIXELS: Final = 200_000_000
+Image.MAX_IMAGE_PIXELS = MOST_PIXELS
+
+
+class DamagedError(Exception):
+    """These bytes are not a whole picture; the message tells why."""
+
+
+def fitted(content: bytes, *, size: int = 0) -> Image.Image:
+    """A picture, shrunk where it does not fit into a square of ``size`` pixels.
+
+    The aspect ratio is kept, and small pictures stay small.
+
+    Args:
+        size: 0: any size fits.
+
+    Raises:
+        DamagedError: it is none, or breaks off.
+    """
+    if not content:
+        raise DamagedError("the file is empty")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # strange EXIF data and the like
+            file = Image.open(io.BytesIO(content))
+            if size:
+                # libjpeg leaves out what is not needed, down to an eighth, but not below the size.
+                file.draft("RGB", (size, size))
+            image = _flat(file) if file.mode != "RGB" else file
+            image.load()
+    except UnidentifiedImageError:
+        raise DamagedError("this is no picture of a known format") from None
+    except Exception as error:  # Pillow's decoders raise whatever they stumble over
+        raise DamagedError(str(error) or type(error).__name__) from None
+    return shrunk(image, size) if size else image
+
+
+def shrunk(image: Image.Image, size: int) -> Image.Image:
+    """An image that fits into a square of ``size`` pixels."""
+    longest = max(image.size)
+    if longest <= size:
+        return image
+    width, height = (max(1, round(each * size / longest)) for each in image.size)
+    return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def _flat(image: Image.Image) -> Image.Image:
+    """Grey, palette, CMYK and transparent pictures as RGB, on white."""
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    return image.convert("RGB")

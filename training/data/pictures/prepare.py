@@ -1,0 +1,240 @@
+"""Makes a set of pictures out of ImageNet as it is downloaded: a tree, tar shards or packed shards.
+
+``trainctl data prepare`` runs it on a laptop, ``python -m training.data.pictures`` on a node. Each
+shard is one piece of work; a preparation that was interrupted continues with the shards that are
+missing, and ends with the same bytes. ``index.json`` comes last: without it there is no set.
+Standard library only at load; the work itself needs Pillow.
+"""
+
+import hashlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from contract.errors import InputError
+from training.data.pictures import layout
+from training.data.pictures.destination import Destination
+from training.data.pictures.index import (
+    ENCODINGS,
+    FORMS,
+    INDEX_FILE,
+    JPEG,
+    PACKED,
+    RAW,
+    SPLITS,
+    TREE,
+    Entry,
+    Fingerprint,
+    Index,
+    StoredFile,
+    table,
+)
+from training.data.pictures.layout import Found
+
+if TYPE_CHECKING:
+    from training.data.pictures.pack import Part, Work
+
+Report = Callable[[str, int, int], None]
+"""Is called with what is done now, the pictures done so far and all of them (0: not known yet)."""
+
+DEFAULT_SIZE: Final = 320
+SMALLEST: Final = 32
+LARGEST: Final = 2048
+
+_SHARD_BYTES: Final = 128 * 2**20
+#: Of a packed JPEG, about.
+_BYTES_PER_PIXEL: Final = 0.4
+_TREE_PIECE: Final = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wish:
+    """What is to be made."""
+
+    form: str = PACKED
+    size: int = DEFAULT_SIZE
+    """Of packed pictures: the square that each is shrunk to fit into, in pixels."""
+    encoding: str = JPEG
+    """Of packed pictures. Raw pixels need no decoding and eight times the space."""
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise InputError(f"--form is {self.form!r}: choose {', '.join(FORMS)}")
+        if self.encoding not in ENCODINGS:
+            raise InputError(f"--encoding is {self.encoding!r}: choose {', '.join(ENCODINGS)}")
+        if not SMALLEST <= self.size <= LARGEST:
+            raise InputError(f"--size is {self.size}: give {SMALLEST} to {LARGEST} pixels")
+        if self.encoding == RAW and self.form != PACKED:
+            raise InputError("--encoding raw is for --form packed: other forms keep the files")
+
+
+def prepare(
+    source: Path,
+    to: Destination,
+    wish: Wish,
+    *,
+    processes: int = 0,
+    report: Report | None = None,
+    shard_bytes: int = _SHARD_BYTES,
+) -> Index:
+    """Make the set; nothing is done where it is there already.
+
+    Args:
+        processes: 0: one for each core.
+        shard_bytes: of a shard, about.
+
+    Raises:
+        InputError: the source is not ImageNet's layout, Pillow is missing, or the destination holds
+            another set.
+    """
+    tell = report or (lambda _what, _done, _total: None)
+    _check_pillow()
+    tell("looking for pictures", 0, 0)
+    found = layout.find(source, note=lambda num: tell("looking for pictures", num, 0))
+    classes = tuple(sorted({each.class_name for each in found["train"]}))
+    works = list(_works(found, classes, to, wish, shard_bytes))
+    state = works[0].state
+    if (content := to.read(INDEX_FILE)) is not None:
+        there = Index.from_json(content, where=to.uri)
+        if there.made_by != state:
+            raise InputError(
+                f"{to.uri} holds another set of pictures, or one with other settings: give --to "
+                "another place, or remove that one"
+            )
+        return there
+    total = sum(len(each) for each in found.values())
+    parts = _run(works, processes or os.cpu_count() or 1, lambda num: tell("packing", num, total))
+    index = _write_index(works, parts, classes, to, wish)
+    to.remove(state)
+    return index
+
+
+def _check_pillow() -> None:
+    try:
+        import training.data.pictures.pack  # noqa: F401
+    except ImportError:
+        raise InputError(
+            "pictures are prepared with Pillow, which is not installed here: pip install pillow"
+        ) from None
+
+
+def _works(
+    found: dict[str, list[Found]],
+    classes: Sequence[str],
+    to: Destination,
+    wish: Wish,
+    shard_bytes: int,
+) -> Iterator["Work"]:
+    from training.data.pictures.pack import Work
+
+    label = {name: number for number, name in enumerate(classes)}
+    packed = wish.form == PACKED
+    digest = hashlib.sha256(f"{wish}{shard_bytes}".encode())
+    for split in SPLITS:
+        for each in found[split]:
+            digest.update(f"{split}/{each.class_name}/{each.name} {each.size}\n".encode())
+    state = f".prepare-{digest.hexdigest()[:12]}"
+    for split in SPLITS:
+        pictures = found[split]
+        per_shard = _per_shard(pictures, wish, shard_bytes)
+        for number, start in enumerate(range(0, len(pictures), per_shard)):
+            some = pictures[start : start + per_shard]
+            yield Work(
+                name=f"{split}-{number:05d}",
+                split=split,
+                form=wish.form,
+                size=wish.size if packed else 0,
+                encoding=wish.encoding if packed else JPEG,
+                pictures=tuple((label[each.class_name], each) for each in some),
+                to=to,
+                state=state,
+            )
+
+
+def _per_shard(pictures: Sequence[Found], wish: Wish, shard_bytes: int) -> int:
+    if wish.form == TREE:
+        return _TREE_PIECE
+    if wish.form == PACKED:
+        pixels = wish.size * wish.size * 0.75  # of a picture of 4 to 3
+        each = pixels * (3 if wish.encoding == RAW else _BYTES_PER_PIXEL)
+    else:
+        each = sum(one.size for one in pictures) / len(pictures)
+    return max(1, int(shard_bytes / max(each, 1)))
+
+
+def _run(works: Sequence["Work"], processes: int, tell: Callable[[int], None]) -> dict[str, "Part"]:
+    """The parts by their names."""
+    from training.data.pictures import pack
+
+    done = 0
+    parts: dict[str, Part] = {}
+    tell(0)
+    executor = ProcessPoolExecutor(
+        min(processes, len(works)),
+        # A fork would inherit the threads of whoever calls this.
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=pack.begin_process,
+    )
+    with executor:
+        futures: dict[Future[Part], Work] = {
+            executor.submit(pack.run, each): each for each in works
+        }
+        try:
+            for future in as_completed(futures):
+                work = futures[future]
+                parts[work.name] = future.result()
+                done += len(work.pictures)
+                tell(done)
+        except OSError as error:
+            raise InputError(
+                f"the preparation broke off: {error}; give the command again, it continues"
+            ) from None
+        finally:
+            executor.shutdown(wait=False, cancel_futures=True)
+    return parts
+
+
+def _write_index(
+    works: Sequence["Work"],
+    parts: dict[str, "Part"],
+    classes: tuple[str, ...],
+    to: Destination,
+    wish: Wish,
+) -> Index:
+    fingerprint = Fingerprint()
+    counts: dict[str, int] = {}
+    files: dict[str, StoredFile] = {}
+    for split in SPLITS:
+        lines: list[str] = []
+        for work in works:
+            if work.split != split:
+                continue
+            part = parts[work.name]
+            lines += part.lines
+            if part.file:
+                files[part.file] = part.stored
+        for line in lines:
+            fingerprint.add(split, Entry.from_line(line))
+        content = "".join(f"{line}\n" for line in lines).encode()
+        to.write(table(split), content)
+        digest = hashlib.sha256(content).hexdigest()
+        files[table(split)] = StoredFile(size=len(content), sha256=digest)
+        counts[split] = len(lines)
+    packed = wish.form == PACKED
+    index = Index(
+        form=wish.form,
+        classes=classes,
+        counts=counts,
+        fingerprint=fingerprint.value(),
+        files=files,
+        size=wish.size if packed else 0,
+        encoding=wish.encoding if packed else JPEG,
+        damaged=tuple(each for work in works for each in parts[work.name].damaged),
+        made_by=works[0].state,
+    )
+    to.write(INDEX_FILE, index.to_json().encode())
+    return index
