@@ -144,7 +144,7 @@ def _pictures(work: Work, damaged: list[str]) -> Iterator[tuple[Entry, bytes]]:
 
 
 def _header(name: str, size: int) -> bytes:
-    """Of a member of a tar archive, without owner and time: the same whoever prepares it."""
+    """Of a member of a tar archive, without owner and time, so that it is always the same."""
     member = tarfile.TarInfo(name)
     member.size = size
     return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")

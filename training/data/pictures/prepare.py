@@ -175,7 +175,7 @@ def _run(works: Sequence["Work"], processes: int, tell: Callable[[int], None]) -
     tell(0)
     executor = ProcessPoolExecutor(
         min(processes, len(works)),
-        # A fork would inherit the threads of whoever calls this.
+        # A fork would inherit the caller's threads.
         mp_context=multiprocessing.get_context("spawn"),
         initializer=pack.begin_process,
     )
