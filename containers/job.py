@@ -152,7 +152,7 @@ class Job:
     def _bring_up(self, address: str, environment: Mapping[str, str]) -> int | None:
         """Wait until Ray, which was started, is up; start it once more where it ends instead."""
         code = self._until_up()
-        if code == exits.FAILED and self._ray.poll() is not None:
+        if code == exits.RAY_FAILED and self._ray.poll() is not None:
             # Ray waits 30 s for its own processes, which a busy host may exceed once.
             say("Ray is started once more")
             self._start_ray(address, environment, None)
@@ -168,7 +168,7 @@ class Job:
                 return early
             if time.monotonic() - began > times.RAY_START_S:
                 self._say_of_ray(f"Ray did not start within {times.RAY_START_S} s")
-                return exits.FAILED
+                return exits.RAY_FAILED
             time.sleep(_POLL_S)
         return None
 
@@ -326,7 +326,7 @@ class Job:
             return exits.DEADLINE
         if ray.poll() is not None:
             self._say_of_ray(f"Ray ended on its own (exit code {ray.returncode})")
-            return exits.FAILED
+            return exits.RAY_FAILED
         waited = time.monotonic() - self._began
         there = self._size.num_nodes - 1 if self._size else 0
         needed = config.spec.nodes.low

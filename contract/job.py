@@ -281,7 +281,7 @@ class JobStatus(StrEnum):
     NO_CAPACITY = "no_capacity"
     """The hosts that it needs at least were not available in time."""
     HOST_LOST = "host_lost"
-    """The host of its head was lost, as often as it may be started."""
+    """The head was lost, with its host or its Ray, as often as it may be started."""
     IMAGE_NOT_FOUND = "image_not_found"
     """ECS could not pull the image of its head."""
 

@@ -102,14 +102,15 @@ def verdict(
         # It did not run, so it does not count.
         found = ended(JobStatus.NO_CAPACITY, "no capacity", again=time.time() < patience)
         return replace(found, attempts=attempt - 1)
-    if code == exits.BAD_HOST:
+    lost = {
+        exits.BAD_HOST: "its host's GPUs are not healthy",
+        exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",
+    }.get(code or exits.OK)
+    if lost is None and how in (Ending.HOST_LOST, Ending.KILLED):
+        lost = "its host was lost" if how is Ending.HOST_LOST else "the head was killed"
+    if lost is not None:
         repeated = f", {attempt} times" if attempt > 1 else ""
-        reason = f"failed: its host's GPUs are not healthy{repeated}"
-        return ended(JobStatus.HOST_LOST, reason, again=attempt < attempts)
-    if how in (Ending.HOST_LOST, Ending.KILLED):
-        what = "its host was lost" if how is Ending.HOST_LOST else "the head was killed"
-        repeated = f", {attempt} times" if attempt > 1 else ""
-        return ended(JobStatus.HOST_LOST, f"failed: {what}{repeated}", again=attempt < attempts)
+        return ended(JobStatus.HOST_LOST, f"failed: {lost}{repeated}", again=attempt < attempts)
     if how is Ending.STOPPED:
         by_user = stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)
         return ended(

@@ -182,7 +182,7 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own() -> None:
     alone = job.Job(ordered(capacity_wait_s=0), head)
     time.sleep(0.01)
     assert reason(alone, running) == exits.NO_CAPACITY
-    assert reason(job.Job(config(), head), Process(1)) == exits.FAILED
+    assert reason(job.Job(config(), head), Process(1)) == exits.RAY_FAILED
 
 
 def test_workers_that_came_once_are_no_lack_of_capacity_later() -> None:
@@ -252,7 +252,7 @@ class StartsAnew(job.Job):
 
 
 @pytest.mark.parametrize(
-    ("fails", "starts", "code"), [(0, 1, None), (1, 2, None), (2, 2, exits.FAILED)]
+    ("fails", "starts", "code"), [(0, 1, None), (1, 2, None), (2, 2, exits.RAY_FAILED)]
 )
 def test_ray_is_started_once_more_where_it_ends_before_it_is_up(
     fails: int, starts: int, code: int | None
@@ -333,7 +333,7 @@ def test_a_command_that_was_killed_does_not_count_as_a_head_that_was(
     assert ("the command was killed (exit code 137)" in capfd.readouterr().err) == (code == 1)
 
 
-@pytest.mark.parametrize("code", [75, 76, 124])
+@pytest.mark.parametrize("code", [75, 76, 77, 124])
 def test_an_exit_code_of_the_systems_own_is_not_taken_over_from_a_command(
     code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -367,7 +367,7 @@ def behind_a_shell(file: Path, kind: str) -> Program:
 def test_a_program_behind_a_shell_is_told_to_end_and_waited_for(tmp_path: Path) -> None:
     shell = behind_a_shell(tmp_path / "file", "kind")
     own, ray = doing_well(), Process(1)  # Ray's end is a reason to end
-    assert own._wait(shell, ray) == exits.FAILED  # type: ignore[arg-type]
+    assert own._wait(shell, ray) == exits.RAY_FAILED  # type: ignore[arg-type]
     assert (tmp_path / "file").read_text() == "began saved"
     assert shell._left() == set()
 

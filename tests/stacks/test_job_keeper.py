@@ -113,6 +113,13 @@ ENDS = [
     (head(143), "", "stopped", "its command was stopped (exit code 143)", False),
     (head(137), "", "host_lost", "failed: the head was killed", True),
     (
+        head(77),
+        "",
+        "host_lost",
+        "failed: Ray did not start on its head, or ended there by itself",
+        True,
+    ),
+    (
         head(137, reason="OutOfMemoryError: Container killed due to memory usage"),
         "",
         "failed",
