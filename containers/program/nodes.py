@@ -38,9 +38,11 @@ from containers.program.seats import (
     first_failure,
     save_all,
     start_launcher,
+    stop_all,
+    wait_for_end,
 )
 from containers.program.told import ENV_PROGRAM, Told
-from contract import exits, times
+from contract import exits
 from contract.errors import InputError
 from contract.ranges import Range
 
@@ -102,7 +104,11 @@ class Group:
                 code = self._watch()
             else:
                 self._end_all()
-            if code is None and self._is_in_vain(time.monotonic() - began):
+            if code is not None:
+                return code
+            if self._stopped:
+                break
+            if self._is_in_vain(time.monotonic() - began):
                 say(
                     f"nodes were lost without notice {self._in_vain} times in a row, each time "
                     f"within {_LONG_RUN_S / 60:.0f} minutes of a start: the program may need more "
@@ -110,8 +116,6 @@ class Group:
                     "in use"
                 )
                 return exits.FAILED
-            if code is not None:
-                return code
             say(
                 f"the program is started again on {self._nodes} "
                 f"node{'s' if self._nodes.high > 1 else ''}"
@@ -376,11 +380,10 @@ class Group:
             return
         for node in self._free(alive()):
             launcher = start_launcher(self._order(), node)
-            seat = Seat(number=self._number(), node=node, launcher=launcher)
+            self._joining.append(seat := Seat(number=self._number(), node=node, launcher=launcher))
             say(f"node {seat.number} ({node.address}) joins the program")
             seat.place = self._place(seat, len(self._seats), [*self._seats, seat])
             seat.call = launcher.prepare.remote(seat.place)
-            self._joining.append(seat)
 
     def _advance(self, seat: Seat) -> None:
         """A node that joins has its files: start the program; or it has started it."""
@@ -401,21 +404,18 @@ class Group:
         seat.wait = seat.launcher.wait.remote()
 
     def _end_all(self) -> None:
-        """End the program wherever it runs, and save its files, all of them unless the job has to
-        end, too."""
+        """End the program wherever it runs, and save its files: all, unless the job must end."""
+        stop_all(self._seats)
+        if calls := [seat.call for seat in self._joining if seat.is_prepared]:
+            ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)
         for seat in [*self._joining]:
-            if seat.is_prepared and ray.wait([seat.call], timeout=ANSWER_S)[0]:
+            if seat.is_prepared and ray.wait([seat.call], timeout=0)[0]:
                 self._advance(seat)  # the program runs there, or it cannot
+                stop_all([seat])
             else:
                 ray.kill(seat.launcher)
         self._joining.clear()
-        running = [seat for seat in self._seats if seat.is_running]
-        for seat in running:
-            seat.launcher.stop.remote(times.COMMAND_STOP_S)
-        for seat in running:
-            with contextlib.suppress(RayError):  # lost, or about to be
-                seat.ended = ray.get(seat.wait, timeout=times.COMMAND_STOP_S + ANSWER_S)
-            seat.wait = None
+        wait_for_end(self._seats)
         save_all(self._seats, lambda: self._stopped)
 
 

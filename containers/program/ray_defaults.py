@@ -14,6 +14,8 @@ What it changes in Ray 2.60, each with its reason:
   group of workers, as recipes have: the workers beside a lost one fail too.
 * ``TunerInternal`` and ``tune.run``: the name; and a search that is in the storage already is
   restored as ``Tuner.restore`` does it, once per name and start of the program.
+* The controller's log: while nodes are on their way, Ray Train gives up on a group of workers every
+  few seconds and asks for it again, each time with two tracebacks. One line a minute says so.
 * ``ActorDiedError``: an actor whose node was lost counts as preempted, which both take for no
   failure of the program. Ray sets that only for a node that had been drained.
 
@@ -24,9 +26,11 @@ starts has a new name each time, unless the program gives one.
 
 import copy
 import functools
+import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +44,7 @@ RUN: Final = "TRAIN_RUN"
 MAX_FAILURES: Final = 2
 _WORKER_MODE: Final = 1  # of ray._private.worker: a process that Ray started
 _NODE_DIED: Final = "NODE_DIED"
+_WAITING_EVERY_S: Final = 60.0
 #: Of ``ray.init``: sizes of a cluster that it starts, which it refuses where there is one.
 _OF_CLUSTER: Final = ("num_cpus", "num_gpus", "resources", "labels", "object_store_memory")
 
@@ -213,11 +218,44 @@ def _change_errors(module: ModuleType) -> None:
     died.__init__ = new
 
 
+def _change_controller(module: ModuleType) -> None:
+    last = float("-inf")
+
+    def is_shown(record: logging.LogRecord) -> bool:
+        nonlocal last
+        error = _late_group(record)
+        if error is None:
+            return True
+        if time.monotonic() - last < _WAITING_EVERY_S:
+            return False
+        last = time.monotonic()
+        record.msg = "Waiting for nodes: those that are there have no room for %d workers"
+        record.args, record.exc_info = (error.num_workers,), None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+        return True
+
+    module.logger.addFilter(is_shown)
+
+
+def _change_failure_policy(module: ModuleType) -> None:
+    module.logger.addFilter(lambda record: _late_group(record) is None)
+
+
+def _late_group(record: logging.LogRecord) -> Any:
+    """The error that says that a group of workers has waited too long; None where it is another."""
+    error = record.exc_info[1] if record.exc_info else None
+    error = getattr(error, "controller_failure", error)
+    return error if type(error).__name__ == "WorkerGroupStartupTimeoutError" else None
+
+
+_EXECUTION: Final = "ray.train.v2._internal.execution"
 #: Module -> what changes it, right after it has been imported.
 CHANGES: Final[dict[str, Callable[[ModuleType], None]]] = {
     "ray._private.worker": _change_init,
     "ray.exceptions": _change_errors,
     "ray.train.v2.api.config": _change_train_config,
+    f"{_EXECUTION}.controller.controller": _change_controller,
+    f"{_EXECUTION}.failure_handling.default": _change_failure_policy,
     "ray.tune.impl.config": _change_tune_config,
     "ray.tune.impl.tuner_internal": _change_tuner,
     "ray.tune.tune": _change_tune_run,

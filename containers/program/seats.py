@@ -1,5 +1,6 @@
 """The nodes that a program may have, as Ray sees them, and which of them it has."""
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,24 @@ def answers(seat: Seat, is_stopped: Callable[[], bool]) -> bool:
         except RayError:
             return False
     return is_stopped()
+
+
+def stop_all(seats: Sequence[Seat]) -> None:
+    """Tell a program to end, on all of its nodes at once."""
+    for seat in seats:
+        if seat.is_running:
+            seat.launcher.stop.remote(times.COMMAND_STOP_S)
+
+
+def wait_for_end(seats: Sequence[Seat]) -> None:
+    """Wait until a program that was told to end has ended on all nodes that are still there."""
+    waits = {seat.wait: seat for seat in seats if seat.is_running}
+    if waits:
+        ray.wait([*waits], num_returns=len(waits), timeout=times.COMMAND_STOP_S + ANSWER_S)
+    for wait, seat in waits.items():
+        with contextlib.suppress(RayError):  # lost, or about to be
+            seat.ended = ray.get(wait, timeout=0)
+        seat.wait = None
 
 
 def save_all(seats: Sequence[Seat], is_stopped: Callable[[], bool]) -> None:

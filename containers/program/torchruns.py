@@ -3,7 +3,8 @@
 A torchrun closes its rendezvous when it ends. The store at which those of all nodes meet outlives
 it, so that in ``sh -c "torchrun first.py && torchrun second.py"`` the second one, which has the
 same id in its environment, would find it closed and fail. This counts the torchruns of a node, and
-gives the second and later ones an id of their own.
+gives the second and later ones an id of their own. A node that comes when the others have ended
+theirs ends its own as they did.
 
 Where nodes meet at a store, torchrun numbers them by the text of their addresses. This numbers them
 as the job does, so that after a restart a node that replaces another one has its rank, beside its
@@ -29,6 +30,9 @@ START: Final = "TRAIN_PROGRAM_START"
 
 NODES: Final = "TRAIN_NODES"
 
+#: Id of a rendezvous of this process -> its store.
+_stores: dict[str, Any] = {}
+
 
 def is_needed() -> bool:
     """Whether this is a program on the nodes of a job."""
@@ -50,11 +54,19 @@ def _change_backend(module: ModuleType) -> None:
             backend = backend_of(store, params.run_id)
         if _is_closed(backend):
             # A node that came while the others were at their end; its next torchrun is in time.
-            print("The other nodes have ended this torchrun already", file=sys.stderr, flush=True)
-            raise SystemExit(0)
+            is_well = store.check([_ended_well(params.run_id)])
+            how = "already" if is_well else "with a failure"
+            print(f"The other nodes have ended this torchrun {how}", file=sys.stderr, flush=True)
+            raise SystemExit(0 if is_well else 1)
+        _stores[params.run_id] = store
         return backend, store
 
     module.create_backend = new  # type: ignore[attr-defined]
+
+
+def _ended_well(run_id: str) -> str:
+    """Key that a store has where the processes of a rendezvous have ended with exit code 0."""
+    return f"torchruns/{run_id}/ended-well"
 
 
 def _is_closed(backend: Any) -> bool:
@@ -80,9 +92,26 @@ def _change_order(module: ModuleType) -> None:
     executor._mark_rendezvous_complete = new
 
 
+def _change_agent(module: ModuleType) -> None:
+    agent = module.SimpleElasticAgent
+    run = agent.run
+
+    @functools.wraps(run)
+    def new(self: Any, *given: Any, **named: Any) -> Any:
+        result = run(self, *given, **named)
+        run_id = self._worker_group.spec.rdzv_handler.get_run_id()
+        # Before torchrun closes the rendezvous, which it does after a failure, too.
+        if run_id in _stores and result is not None and not result.is_failed():
+            _stores[run_id].set(_ended_well(run_id), "")
+        return result
+
+    agent.run = new
+
+
 _RENDEZVOUS: Final = "torch.distributed.elastic.rendezvous"
 #: Module -> what changes it, right after it has been imported.
 CHANGES: Final = {
     f"{_RENDEZVOUS}.c10d_rendezvous_backend": _change_backend,
     f"{_RENDEZVOUS}.dynamic_rendezvous": _change_order,
+    "torch.distributed.elastic.agent.server.api": _change_agent,
 }

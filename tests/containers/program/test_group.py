@@ -4,7 +4,7 @@ for its actors, so that a node can be lost at any moment, also between two calls
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,11 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from containers.program import nodes, seats
-from containers.program.launch import Launcher, Order, rendezvous_id
+from containers.program.launch import Ended, Launcher, Order, rendezvous_id
 from containers.program.nodes import Group
-from containers.program.seats import NodeInfo
+from containers.program.seats import NodeInfo, Seat
 from containers.program.told import Told
-from contract import exits
+from contract import exits, times
 from contract.errors import InputError
 from contract.ranges import Range
 
@@ -100,7 +100,7 @@ class Ray:
     def wait(
         self, refs: Sequence[Ref], *, num_returns: int = 1, timeout: float | None = None
     ) -> tuple[list[Ref], list[Ref]]:
-        wait(refs, timeout, FIRST_COMPLETED)
+        wait(refs, timeout, ALL_COMPLETED if num_returns == len(refs) else FIRST_COMPLETED)
         done = [ref for ref in refs if ref.done()][:num_returns]
         return done, [ref for ref in refs if ref not in done]
 
@@ -341,7 +341,7 @@ def test_a_node_that_restores_its_files_while_it_joins_holds_nothing_up(
 
 @pytest.mark.parametrize("is_joining", [False, True])
 def test_a_stop_does_not_wait_for_files_that_are_restored(
-    ray: Ray, tmp_path: Path, is_joining: bool
+    ray: Ray, tmp_path: Path, is_joining: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     restoring = threading.Event()
 
@@ -372,3 +372,22 @@ def test_a_stop_does_not_wait_for_files_that_are_restored(
     assert time.monotonic() - began < 60
     assert codes == [exits.TERMINATED]
     assert (tmp_path / "told").exists() is is_joining, "the program ran, and was told to end"
+    assert "started again" not in capfd.readouterr().err
+
+
+def test_nodes_that_do_not_answer_are_waited_for_together(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(ray, "a")
+    monkeypatch.setattr(times, "COMMAND_STOP_S", 0.2)
+    monkeypatch.setattr(seats, "ANSWER_S", 0.2)
+    some = [
+        Seat(number=number, node=ray.alive()[0], launcher=None, wait=Ref()) for number in range(6)
+    ]
+    told = Ended(code=0, at=0.0, was_told=True)
+    some[-1].wait.set_result(told)
+    began = time.monotonic()
+    seats.wait_for_end(some)
+    assert time.monotonic() - began < 1.2, "each by itself would take 2 s"
+    assert [seat.ended for seat in some] == [None] * 5 + [told]
+    assert not any(seat.is_running for seat in some)

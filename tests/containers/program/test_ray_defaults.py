@@ -29,6 +29,22 @@ print(json.dumps([
     for each in (plain, second, own)
 ]))
 """
+#: What Ray Train's controller does again and again while nodes are on their way.
+WAITS = """
+import logging, ray.train
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+from ray.train.v2._internal.execution.controller import controller
+from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy
+
+logging.basicConfig(level=logging.INFO)
+policy = DefaultFailurePolicy(ray.train.FailureConfig())
+for error in (WorkerGroupStartupTimeoutError(2), WorkerGroupStartupTimeoutError(2), OSError("no")):
+    try:
+        raise error
+    except Exception as error:
+        controller.logger.exception("Error in control loop iteration: %s", error)
+        print(policy.make_decision(controller.ControllerError(error)).value)
+"""
 #: A search as far as its ``Tuner`` decides whether it is a new one; nothing of it is run.
 TUNE = """
 import json, sys
@@ -121,6 +137,17 @@ def test_without_the_variables_ray_is_as_it_is(tmp_path: Path) -> None:
     assert name.startswith("ray_train_run-")
     assert storage.endswith("ray_results")
     assert failures == 0
+
+
+def test_waiting_for_nodes_is_said_in_one_line(tmp_path: Path) -> None:
+    done = start(tmp_path, WAITS)
+    assert done.stdout.split() == ["RETRY", "RETRY", "RAISE"]
+    first, _, rest = done.stderr.partition("Waiting for nodes: ")
+    assert rest.startswith("those that are there have no room for 2 workers\n")
+    assert "Traceback" not in first
+    assert "timed out" not in done.stderr
+    for told in ("OSError: no\n", "ControllerError: Training failed"):
+        assert told in rest, "what else goes wrong is said as ever"
 
 
 def test_a_lost_node_is_no_failure_of_the_program_but_a_lost_process_is(tmp_path: Path) -> None:

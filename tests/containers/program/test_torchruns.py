@@ -11,11 +11,13 @@ from pathlib import Path
 from containers.program import launch, process, torchruns
 from contract.ranges import Range
 
-#: What torchrun does before it starts processes, on two nodes of one process; and on a third node
-#: that comes when the first two have ended.
+#: What torchrun does before it starts processes, on two nodes of one process, and when those have
+#: ended; and on a third node that comes after that. The first pair fails.
 NODES = """
 import json, os, threading
+from types import SimpleNamespace
 import torch.distributed as dist
+from torch.distributed.elastic.agent.server import api
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -27,7 +29,17 @@ def torchrun(address, run_id=os.environ["PET_RDZV_ID"]):
     return get_rendezvous_handler(RendezvousParameters(
         "c10d", os.environ["PET_RDZV_ENDPOINT"], run_id, 2, 2, local_addr=address))
 
-def pair(*ids):
+def end(handler, state):
+    agent = SimpleNamespace(
+        _invoke_run=lambda role: api.RunResult(state=state), _shutdown=lambda **how: None,
+        _record_metrics=lambda result: None, _record_worker_events=lambda result: None,
+        _shutdown_timeout=1,
+        _worker_group=SimpleNamespace(spec=SimpleNamespace(rdzv_handler=handler)),
+    )
+    assert api.SimpleElasticAgent.run(agent).state == state
+    handler.shutdown()
+
+def pair(*ids, state=api.WorkerState.SUCCEEDED):
     addresses = ("127.0.0.1", "127.0.0.2")
     handlers = [torchrun(address, *ids) for address in addresses]
     met, order = {}, {}
@@ -38,13 +50,18 @@ def pair(*ids):
     threads = [threading.Thread(target=join, args=each) for each in zip(handlers, addresses)]
     [thread.start() for thread in threads]
     [thread.join(30) for thread in threads]
-    [handler.shutdown() for handler in handlers]
+    [end(handler, state) for handler in handlers]
     assert order == {0: "127.0.0.2", 1: "127.0.0.1"}, order  # as TRAIN_NODES says
     return [sorted(met), len(set(met.values())), handlers[0].get_run_id()]
 
-print(json.dumps([pair(), pair(), pair(), pair("own")]), flush=True)
-torchrun("127.0.0.3")
-print("not reached")
+pairs = [pair(state=api.WorkerState.FAILED), pair(), pair(), pair("own")]
+late = []
+for _ in pairs[:2]:
+    try:
+        torchrun("127.0.0.3")
+    except SystemExit as end:
+        late.append(end.code)
+print(json.dumps([pairs, late]), flush=True)
 """
 
 
@@ -64,8 +81,10 @@ def test_each_torchrun_of_a_job_meets_its_own_kind(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     met = [[[0, 1], 1, name] for name in ("run-0", "run-0.1", "run-0.2", "own")]
-    assert json.loads(done.stdout) == met
-    assert "The other nodes have ended this torchrun already" in done.stderr
+    assert json.loads(done.stdout) == [met, [1, 0]]
+    said = [line for line in done.stderr.splitlines() if line.startswith("The other nodes")]
+    how = ("with a failure", "already")
+    assert said == [f"The other nodes have ended this torchrun {each}" for each in how]
 
 
 def test_the_variables_are_those_that_the_launcher_sets() -> None:
