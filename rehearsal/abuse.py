@@ -2,15 +2,15 @@
 
     python -m rehearsal.abuse --seeds 3 --programs ddp gpt
 
-Each program runs as a job on two worker nodes, once per seed. Its head is killed at a moment that
-follows from the seed, and once the program has been started again, a worker node is. The job must
-end with exit code 0, after all steps, with each rank once; a program whose result follows from its
-seed must end with the result of plain processes on this machine that were left alone; and what was
-saved longer ago than the interval between two copies must not be lost.
+Each program runs as a job on two worker nodes, once per seed. Its head is killed when it has come
+as far as the seed says, and once it has been started again, a worker node is. Most kills hit while
+it trains, when something of it is in the bucket; the others while it starts. The job must end with
+exit code 0, after all steps, with each rank once; a program whose result follows from its seed must
+end with the result of plain processes on this machine that were left alone; and what was saved
+longer ago than the interval between two copies must not be lost.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import random
@@ -19,9 +19,9 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,7 @@ from contract import text, times
 from contract.nodes import HEAD, WORKER
 from rehearsal import commands
 from rehearsal.cycle import ERRORS, SETTINGS, Rehearsal, RehearsalError, take_away
-from rehearsal.local_aws import ROOT
+from rehearsal.programs import PROGRAMS, Program, progress_of, starts_in
 from rehearsal.steps import Steps, interruptible
 from rehearsal.watch import Line, Watch
 
@@ -38,108 +38,33 @@ _END_S: Final = 900
 _POLL_S: Final = 1.0
 #: How far a result may be from the undisturbed one, of itself: sums of floats in another order.
 _TOLERANCE: Final = 1e-4
+#: A kill while a program starts comes within so many lines, of its own or about its start.
+_START_LINES: Final = 4
 #: What a copy into the bucket may take, beside the interval between two of them.
 _COPY_S: Final = 10
-#: So many of the kills come while a program trains, and the others also while it starts.
+#: So many of the kills come while a program trains, and the others while it starts.
 _IN_TRAINING: Final = 0.75
+#: Of the way to its end, a program has gone at most so much of it at a kill.
+_LATEST: Final = 0.6
 NUM_NODES: Final = 2
 
-_STARTS: Final = re.compile(r"\brank (\d+) of (\d+) starts at \D*(\d+)$")
 #: What a head says at each start of a program, whether it runs there or on all nodes.
 _RUNNING: Final = re.compile(r"^node: running ")
 _RESULT: Final = re.compile(r"\bresult (\{.*\})$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
-    """A program as a user brings it, long enough to lose two nodes."""
+class Kill:
+    """A node of a job that was killed."""
 
-    name: str
-    words: tuple[str, ...]
-    """Its command."""
-    source: str = ""
-    """``PACKAGE:FILE`` where it is an installed package's; else it is in ``examples/NAME``."""
-    ends_with: Mapping[str, int] = field(default_factory=dict)
-    """Of its result, what must be exactly so."""
-    is_seeded: bool = True
-    """It ends with the same figures after any interruption."""
-    saves: str = ""
-    """Pattern of a line that it prints at each save, with the step; empty: it prints none."""
-    has_ranks: bool = True
-    """It prints which rank it is and where it starts, and its result."""
-    ends_saying: str = ""
-    """A part of what it prints at its end, where it prints no result."""
-    within_s: float = 45.0
-    """A kill comes at most so long after a start."""
-
-    def bring(self, folder: Path) -> Path:
-        """Put its files into a new folder below ``folder``; return that."""
-        place = folder / self.name
-        if not self.source:
-            return Path(shutil.copytree(ROOT / "examples" / self.name, place))
-        package, _, file = self.source.partition(":")
-        found = importlib.util.find_spec(package)
-        if found is None or found.origin is None:
-            raise RehearsalError(f"{self.name} needs the package {package}: make venv-dev")
-        place.mkdir()
-        shutil.copy(Path(found.origin).parent / file, place)
-        return place
-
-
-PROGRAMS: Final = (
-    Program(
-        name="ddp",
-        words=("torchrun", "train.py", "--steps", "24000", "--save-every", "400"),
-        ends_with={"steps": 24000, "world_size": 2},
-        saves=r"^step (\d+) loss",
-    ),
-    Program(
-        name="gpt",
-        words=(
-            *("sh", "-c"),
-            "python prepare.py && torchrun train.py --steps 3000 --save-every 50",
-        ),
-        ends_with={"steps": 3000, "world_size": 2},
-        saves=r"^step (\d+) loss",
-    ),
-    Program(
-        name="hf_trainer",
-        words=("torchrun", "train.py", "--max_steps", "2000", "--save_steps", "200"),
-        ends_with={"steps": 2000, "world_size": 2},
-    ),
-    Program(
-        name="accelerate",
-        words=("torchrun", "train.py", "--epochs", "400"),
-        ends_with={"epochs": 400, "world_size": 2},
-        saves=r"^epoch (\d+) loss",
-    ),
-    # Its order of batches follows from the number of workers, which may change on the way.
-    Program(
-        name="ray_train",
-        words=("python", "train.py", "--epochs", "400"),
-        ends_with={"epoch": 400, "world_size": 2},
-        is_seeded=False,
-    ),
-    # Of the packages' own tests and examples: short, and they save nothing.
-    Program(
-        name="accelerate_sync",
-        source="accelerate:test_utils/scripts/test_sync.py",
-        words=("torchrun", "test_sync.py"),
-        has_ranks=False,
-        is_seeded=False,
-        ends_saying="gradient accumulation with optimizer and scheduler",
-        within_s=15,
-    ),
-    Program(
-        name="ray_linear",
-        source="ray:train/examples/pytorch/torch_linear_example.py",
-        words=("python", "torch_linear_example.py", "-n", "2"),
-        has_ranks=False,
-        is_seeded=False,
-        ends_saying="'loss': ",
-        within_s=15,
-    ),
-)
+    at: float
+    """Unix time."""
+    node: str
+    """``HEAD`` or ``WORKER``."""
+    progress: float
+    """How far the program was."""
+    is_saved: bool
+    """Something that it could resume from was in the bucket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,15 +73,12 @@ class Ended:
 
     exit_code: int
     lines: Sequence[Line]
-    kills: tuple[float, ...] = ()
-    """Unix times."""
+    kills: tuple["Kill", ...] = ()
     seconds: float = 0.0
 
     def starts(self, rank: int | None = None) -> list[tuple[float, int, int]]:
         """When a rank, or any, has started, which one, and at which step."""
-        found = [(line.at, _STARTS.search(line.text)) for line in self.lines]
-        starts = [(at, int(each[1]), int(each[3])) for at, each in found if each]
-        return [each for each in starts if rank is None or each[1] == rank]
+        return [each for each in starts_in(self.lines) if rank is None or each[1] == rank]
 
     def result(self) -> dict[str, float]:
         """What the program has printed as its result; empty where it has not."""
@@ -191,18 +113,48 @@ class Ended:
 
     def _lost(self, program: Program) -> list[str]:
         """Where more work was lost at a kill than that since the last copy."""
-        if not program.saves:
-            return []
-        pattern = re.compile(program.saves)
-        saves = [(line.at, int(m[1])) for line in self.lines if (m := pattern.search(line.text))]
         found = []
         for kill in self.kills:
-            old = kill - times.FILES_EVERY_S - _COPY_S
-            must = max((step for at, step in saves if at <= old), default=0)
-            resumed = next((step for at, _, step in self.starts(rank=0) if at > kill), None)
-            if resumed is not None and resumed < must:
+            resumed = next((step for at, _, step in self.starts(rank=0) if at > kill.at), None)
+            if resumed is None:
+                continue
+            old = kill.at - times.FILES_EVERY_S - _COPY_S
+            saved = [line for line in self.lines if line.at <= old and program.prints_saves]
+            must = int(progress_of(program, saved) or 0)
+            if resumed < must:
                 found.append(f"resumed at {resumed}, although {must} had been saved long before")
+            elif kill.is_saved and not resumed:
+                found.append("it began anew, although the bucket had something to resume from")
         return found
+
+
+class Moment:
+    """When the next node of a job is killed: at a part of the program's way that is left."""
+
+    def __init__(self, program: Program, moments: random.Random, *, in_training: bool) -> None:
+        self._program, self._part = program, moments.uniform(0, _LATEST)
+        self._in_training = in_training and program.has_ranks
+
+    def is_due(self, lines: Sequence[Line], *, is_saved: Callable[[], bool]) -> bool:
+        """Whether it has come.
+
+        Args:
+            lines: of the job, since the last kill.
+            is_saved: whether the bucket has something that the program has saved.
+        """
+        begins = [number for number, line in enumerate(lines) if _RUNNING.search(line.text)]
+        if not begins:
+            return False
+        since = lines[begins[-1] + 1 :]
+        if not self._in_training:
+            # Of its first lines, not all come from the program: also before it runs.
+            return len(since) >= self._part * min(self._program.length, _START_LINES)
+        starts = starts_in(since)
+        if {rank for _, rank, _ in starts} != {*range(NUM_NODES)}:
+            return False
+        first, now = starts[-1][2], progress_of(self._program, since) or 0.0
+        goal = first + self._part * (self._program.length - first)
+        return now >= goal and now > first and is_saved()
 
 
 class Abuse:
@@ -211,12 +163,24 @@ class Abuse:
     def __init__(self, rehearsal: Rehearsal) -> None:
         self._rehearsal = rehearsal
 
-    def disturbed(self, program: Program, code: Path, *, seed: int, within_s: float = 0) -> Ended:
-        """Run a program whose head and then a worker node are killed.
+    def disturbed(
+        self,
+        program: Program,
+        code: Path,
+        *,
+        seed: int,
+        victims: Sequence[str] = (HEAD, WORKER),
+        in_training: bool | None = None,
+        spared: int | None = None,
+    ) -> Ended:
+        """Run a program of which one node after the other is killed.
 
         Args:
             code: its folder.
-            within_s: in place of the program's own.
+            victims: what they are.
+            in_training: whether all kills come while it trains; None: the seed decides.
+            spared: number of a worker node that is left alone. What it has saved is saved, also
+                when the bucket does not have it yet.
 
         Raises:
             RehearsalError: the job does not end.
@@ -224,44 +188,52 @@ class Abuse:
         began = time.time()
         moments = random.Random(f"{program.name} {seed}")
         options = ["--code", str(code), "--nodes", str(NUM_NODES), "--yes"]
-        options += ["--run", f"abuse-{program.name.replace('_', '-')}-{seed}"]
+        run = f"abuse-{program.name.replace('_', '-')}-{seed}"
+        options += ["--run", run]
         # All nodes share this machine's processors.
         options += ["--env", "OMP_NUM_THREADS=1"]
         job = self._rehearsal.trainctl("submit", *options, "--", *program.words).strip()
         watch = Watch(self._rehearsal, job)
-        kills: list[float] = []
-        at: float | None = None
-        begins = self._begins(program, moments)
+        kills: list[Kill] = []
+        moment: Moment | None = None
+
+        def is_saved() -> bool:
+            has_kept = spared is not None and victims[len(kills)] == WORKER
+            return has_kept or bool(program.file and watch.is_saved(run, program.file))
+
         while not watch.has_ended():
             if time.time() > began + _END_S:
                 log = "\n".join(line.text for line in watch.lines()[-40:])
                 raise RehearsalError(f"{job} has not ended within {_END_S} s:\n{log}")
-            if at is None and len(kills) < 2:
-                since = kills[-1] if kills else began
-                if any(begins.search(line.text) for line in watch.lines() if line.at > since):
-                    at = time.time() + moments.uniform(0, within_s or program.within_s)
-            if at is not None and time.time() >= at:
-                there = watch.containers(*((WORKER, NUM_NODES) if kills else (HEAD, 1)))
-                if there:
-                    victim = moments.choice(there)
+            if len(kills) < len(victims):
+                if moment is None:
+                    trains = moments.random() < _IN_TRAINING if in_training is None else in_training
+                    moment = Moment(program, moments, in_training=trains)
+                since = kills[-1].at if kills else began
+                lines = [line for line in watch.lines() if line.at > since]
+                node = victims[len(kills)]
+                is_worker = node == WORKER
+                there = watch.containers(
+                    node, NUM_NODES if is_worker else 1, spared=spared if is_worker else None
+                )
+                if there and moment.is_due(lines, is_saved=is_saved):
+                    found = progress_of(program, lines) if starts_in(lines) else None
+                    saved = is_saved()
                     # It may have ended by itself meanwhile.
+                    victim = moments.choice(there)
                     self._rehearsal.engine("kill", "--signal", "KILL", victim, check=False)
-                    kills.append(time.time())
-                    at, begins = None, self._begins(program, moments)
+                    now = time.time()
+                    kills.append(Kill(at=now, node=node, progress=found or 0, is_saved=saved))
+                    moment = None
             time.sleep(_POLL_S)
         watch.has_ended()  # the last lines
-        found = json.loads(self._rehearsal.trainctl("show", job, "--json"))
+        shown = json.loads(self._rehearsal.trainctl("show", job, "--json"))
         return Ended(
-            exit_code=-1 if found["exit_code"] is None else int(found["exit_code"]),
+            exit_code=-1 if shown["exit_code"] is None else int(shown["exit_code"]),
             lines=watch.lines(),
             kills=tuple(kills),
             seconds=time.time() - began,
         )
-
-    @staticmethod
-    def _begins(program: Program, moments: random.Random) -> re.Pattern[str]:
-        """The line from which on a kill may come: of the training, or now and then of the start."""
-        return _STARTS if program.has_ranks and moments.random() < _IN_TRAINING else _RUNNING
 
 
 def undisturbed(program: Program, code: Path) -> dict[str, float]:
@@ -301,13 +273,13 @@ class Row:
 
     def cells(self) -> tuple[str, ...]:
         starts = ", ".join(str(step) for _, _, step in self.ended.starts(rank=0))
-        kills = len(self.ended.kills)
+        kills = ", ".join(f"{kill.node} at {kill.progress:g}" for kill in self.ended.kills)
         seconds = text.duration(round(self.ended.seconds))
         verdict = "; ".join(self.faults) or "as it should be"
-        return (self.program, str(self.seed), str(kills), starts or "-", seconds, verdict)
+        return (self.program, str(self.seed), kills or "-", starts or "-", seconds, verdict)
 
 
-TITLES: Final = ("program", "seed", "kills", "rank 0 starts at", "took", "ended")
+TITLES: Final = ("program", "seed", "killed", "rank 0 starts at", "took", "ended")
 
 
 def abuse(

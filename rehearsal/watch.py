@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 
 from contract import outputs as stack_outputs
+from contract import runs
+from contract.files import MANIFEST
 from contract.job import JOB_GROUP
-from contract.nodes import HEAD, WORKER
+from contract.nodes import HEAD, WORKER, labelled_node
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 
@@ -19,6 +21,17 @@ class Line:
     """Without the label of its node."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True, order=True)
+class _Node:
+    """A node of the job that runs."""
+
+    began: float
+    """Unix time."""
+    kind: str
+    task: str
+    container: str
+
+
 class Watch:
     """A job on the local AWS: its tasks, what they print, and its end.
 
@@ -31,7 +44,8 @@ class Watch:
         outputs = rehearsal.outputs(stack_outputs.TRAINING_STACK)
         self.job = job
         self._ecs, self._logs = account.client("ecs"), account.client("logs")
-        self._states = account.client("stepfunctions")
+        self._states, self._s3 = account.client("stepfunctions"), account.client("s3")
+        self._bucket = rehearsal.bucket()
         self._execution = f"{outputs[stack_outputs.JOBS]}:{job}".replace(
             ":stateMachine:", ":execution:"
         )
@@ -41,7 +55,8 @@ class Watch:
         )
         self._tokens: dict[str, str] = {}  # task -> where its log goes on
         self._lines: list[Line] = []
-        self._nodes: list[tuple[float, str, str]] = []  # began, kind, container
+        self._nodes: list[_Node] = []
+        self._numbers: dict[str, int] = {}  # task -> its node's number, once it has printed one
 
     def has_ended(self) -> bool:
         """Look at all there is; return whether the job has ended."""
@@ -55,8 +70,14 @@ class Watch:
             self._tokens.setdefault(task["taskArn"].rpartition("/")[2], "")
             if task["lastStatus"] == "RUNNING":
                 kind = WORKER if task.get("startedBy") == self.job else HEAD
-                began = task["startedAt"].timestamp()
-                self._nodes.append((began, kind, task["containers"][0]["runtimeId"]))
+                self._nodes.append(
+                    _Node(
+                        began=task["startedAt"].timestamp(),
+                        kind=kind,
+                        task=task["taskArn"].rpartition("/")[2],
+                        container=task["containers"][0]["runtimeId"],
+                    )
+                )
         self._read()
         return bool(found["status"] != "RUNNING")
 
@@ -73,9 +94,11 @@ class Watch:
                     logGroupName=self._group, logStreamName=name, startFromHead=True, **more
                 )
                 for event in found["events"]:
-                    label, mark, rest = event["message"].rstrip().partition("] ")
-                    text = rest if mark and label.startswith("[node ") else event["message"]
-                    self._lines.append(Line(at=event["timestamp"] / 1000, text=text.rstrip()))
+                    text = event["message"].rstrip()
+                    if (number := labelled_node(text)) is not None:
+                        self._numbers[task] = number
+                        text = text.partition("] ")[2]
+                    self._lines.append(Line(at=event["timestamp"] / 1000, text=text))
                 self._tokens[task] = found["nextForwardToken"]
                 if self._tokens[task] == token:
                     break
@@ -84,7 +107,29 @@ class Watch:
         """What all tasks have printed, in order."""
         return sorted(self._lines, key=lambda line: line.at)
 
-    def containers(self, kind: str, number: int) -> list[str]:
-        """Of the job's nodes of a kind that run now, so many that were started last."""
-        newest = sorted(each for each in self._nodes if each[1] == kind)
-        return [container for _, _, container in newest[-number:]]
+    def is_saved(self, run: str, name: str) -> bool:
+        """Whether the bucket has a copy of a file that the run's program has written.
+
+        Args:
+            name: the end of its path on a node, or of its key where Ray has saved it.
+        """
+        listed = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=runs.run_prefix(run))
+        for key in (each["Key"] for each in listed.get("Contents", ())):
+            if key.endswith(name):
+                return True
+            if key.startswith(runs.output_prefix(run)) and key.endswith(f"/{MANIFEST}"):
+                found = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
+                if f'{name}"' in found:
+                    return True
+        return False
+
+    def containers(self, kind: str, number: int, *, spared: int | None = None) -> list[str]:
+        """Of the job's nodes of a kind that run now, so many that were started last.
+
+        Args:
+            spared: number of a node that is left out, and so are those whose number is not known.
+        """
+        newest = sorted(each for each in self._nodes if each.kind == kind)[-number:]
+        if spared is not None:
+            newest = [each for each in newest if self._numbers.get(each.task, spared) != spared]
+        return [each.container for each in newest]

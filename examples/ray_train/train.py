@@ -52,6 +52,7 @@ def train(config: dict[str, Any]) -> None:
                     "optimizer": optimizer.state_dict(),
                     "epoch": epoch + 1,
                 }
+                print(f"epoch {epoch + 1} loss {loss.item():.4f}", flush=True)
                 torch.save(state, Path(folder) / "state.pt")
                 new = ray.train.Checkpoint.from_directory(folder)
             ray.train.report(metrics, checkpoint=new)
