@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from contract.instance_types import INSTANCE_TYPES
-from training.record.events import Evaluation, RankTimes, Start, Step
+from training.record.events import Evaluation, RankTimes, Skipped, Start, Step
 from training.record.fields import Rate
+from training.record.fields import number as finite
 
 # GPU -> dense bf16 tensor-core peak (fp16 where the chip has no bf16), operations per second.
 _PEAK_FLOPS: Final = {
@@ -121,7 +122,7 @@ class Course:
             precision="bf16" if bf16 else "fp32",
         )
 
-    def steps(self, found: Sequence[StepMetrics], *, last: int) -> list[Step]:
+    def steps(self, found: Sequence[StepMetrics], *, last: int) -> list[Step | Skipped]:
         """An event for each of the steps that end with ``last``, counted from 1."""
         now = time.time()
         return [
@@ -132,6 +133,10 @@ class Course:
                 lr=self.learning_rate(number - 1),
                 grad_norm=each.grad_norm,
                 time=now,
+            )
+            if each.is_finite
+            else Skipped(
+                step=number, loss=finite(each.loss), grad_norm=finite(each.grad_norm), time=now
             )
             for number, each in enumerate(found, start=last - len(found) + 1)
         ]
@@ -173,7 +178,7 @@ class Course:
         *,
         loss: float | None = None,
         measures: Mapping[str, float],
-        train_loss: float,
+        train_loss: float | None,
         seconds: float,
         memory_bytes: float | None = None,
     ) -> Evaluation:

@@ -139,6 +139,7 @@ def test_the_result_is_a_table_for_people() -> None:
         hosts=(),
         resumed_from=500,
         preempted=1,
+        skipped_steps=3,
         parameters=1200,
         flops_per_s=1.0,
         mfu=0.25,
@@ -150,7 +151,7 @@ def test_the_result_is_a_table_for_people() -> None:
     file = io.StringIO()
     Console(file=file, width=120).print(result_table(result, {"report": "report.html"}))
     assert [line.split("  ")[0] for line in file.getvalue().splitlines()] == [
-        *("run", "perplexity", "evaluation loss", "throughput", "steps", "preempted"),
+        *("run", "perplexity", "evaluation loss", "throughput", "steps", "skipped", "preempted"),
         *("training time", "MFU", "report"),
     ]
     for words in ("98,765 tokens/s on NVIDIA A10G", "3 min 5 s", "resumed from 500", "25.0%"):

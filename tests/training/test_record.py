@@ -19,6 +19,7 @@ from training.record.events import (
     Preempted,
     Resume,
     Saving,
+    Skipped,
     Start,
     Step,
     Stopped,
@@ -163,6 +164,23 @@ def test_hosts_that_were_taken_away_are_counted_over_all_attempts(tmp_path: Path
     again = opened(tmp_path / "r")
     tell(again, start(4, resumed=True), step(5), taken("b", "c"), evaluation(2), finished())
     assert result_of(tmp_path / "r").preempted == 3
+
+
+def test_skipped_steps_are_counted_over_all_attempts_but_not_those_done_again(
+    tmp_path: Path,
+) -> None:
+    def skipped(number: int) -> Skipped:
+        return Skipped(step=number, grad_norm=2.0, time=1.0)
+
+    kept = opened(tmp_path / "r")
+    tell(kept, start(), skipped(1), *map(step, range(2, 5)), skipped(5), skipped(6))
+    assert (
+        '"type": "skipped", "step": 1, "grad_norm": 2.0'
+        in (tmp_path / "r" / "metrics.jsonl").read_text()
+    )
+    again = opened(tmp_path / "r")
+    tell(again, start(4, resumed=True), step(5), skipped(6), evaluation(2), finished())
+    assert result_of(tmp_path / "r").skipped_steps == 2
 
 
 def test_a_damaged_line_loses_only_itself_when_a_run_resumes(tmp_path: Path) -> None:

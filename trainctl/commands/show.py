@@ -65,6 +65,10 @@ def show(
     output.print_text("\n".join(f"{key:10}{value}" for key, value in rows.items() if value))
     if result:
         output.print_text(f"{'result':10}{result.get('status')}: {', '.join(_reached(result))}")
+    if skipped := result.get("skipped_steps"):
+        output.print_text(
+            f"{'note':10}{skipped} steps were skipped: loss or gradient was no number"
+        )
     if damaged := result.get("damaged_lines"):
         output.print_text(f"{'note':10}{damaged} damaged lines were left out of metrics.jsonl")
     if tasks:

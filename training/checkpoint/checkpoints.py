@@ -76,14 +76,14 @@ class Position:
     """Spent training, over all attempts."""
 
     def advance(self, step: int, steps: Sequence[StepMetrics]) -> None:
-        """Note the steps that end with ``step``."""
+        """Note the steps that end with ``step``; those that were skipped have no loss."""
         self.step = step
-        self.epoch_loss_sum += sum(each.loss * each.size for each in steps)
-        self.epoch_items += sum(each.size for each in steps)
+        self.epoch_loss_sum += sum(each.loss * each.size for each in steps if each.is_finite)
+        self.epoch_items += sum(each.size for each in steps if each.is_finite)
 
-    def take_train_loss(self) -> float:
-        """Mean training loss since the last call, per image or token."""
-        mean = self.epoch_loss_sum / self.epoch_items
+    def take_train_loss(self) -> float | None:
+        """Mean training loss since the last call, per image or token; None without a step."""
+        mean = self.epoch_loss_sum / self.epoch_items if self.epoch_items else None
         self.epoch_loss_sum, self.epoch_items = 0.0, 0
         return mean
 
@@ -237,22 +237,41 @@ def names(run_uri: str) -> list[str]:
 
 
 def stop_if_diverged(
-    steps: Sequence[StepMetrics], first_step: int, *, lr: float, worker: Worker
-) -> None:
-    """Raise InputError at the first step whose loss or gradient is not a number.
+    steps: Sequence[StepMetrics],
+    first_step: int,
+    *,
+    lr: float,
+    worker: Worker,
+    in_a_row: int = 0,
+    limit: int = 1,
+) -> int:
+    """End the run once so many steps in a row had a loss or gradient that is not a number.
 
     Called before each save, so a diverged model never becomes a checkpoint.
+
+    Args:
+        in_a_row: how many did before these steps.
+        limit: so many in a row end the run. A recipe that allows more than one skips their updates.
+
+    Returns:
+        How many did at the end of these steps.
+
+    Raises:
+        InputError: the limit is reached.
     """
     for number, found in enumerate(steps, start=first_step):
-        if not found.is_finite:
+        in_a_row = 0 if found.is_finite else in_a_row + 1
+        if in_a_row >= limit:
             worker.finish_saves()
             saved = names(worker.run_uri)
             where = f"checkpoint {saved[-1]}, which is kept" if saved else "the beginning"
+            before = f", the last of {limit}" if limit > 1 else ""
             raise InputError(
-                f"training diverged at step {number}: loss {found.loss}, gradient norm "
+                f"training diverged at step {number}{before}: loss {found.loss}, gradient norm "
                 f"{found.grad_norm}. Give the same --run a lower --lr (now {lr:g}): it resumes "
                 f"from {where}"
             )
+    return in_a_row
 
 
 def remove_leftovers(run_uri: str) -> None:

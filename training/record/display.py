@@ -25,6 +25,7 @@ from training.record.events import (
     Loaded,
     Preempted,
     RankTimes,
+    Skipped,
     Start,
     Step,
     Warned,
@@ -166,6 +167,8 @@ def result_table(
     rows["steps"] = f"{result.steps:,} on {result.world_size} workers"
     if result.resumed_from is not None:
         rows["steps"] += f", resumed from {result.resumed_from:,}"
+    if result.skipped_steps:
+        rows["skipped"] = f"{result.skipped_steps:,} steps (loss or gradient was not a number)"
     if result.preempted:
         rows["preempted"] = f"{result.preempted} (hosts that were taken away)"
     if result.seconds is not None:
@@ -209,6 +212,8 @@ def _line_of(event: Event, measures: Sequence[Measure]) -> str:
             return f"checkpoint of step {event.step:,}: evaluation loss {event.loss:.4f}"
         case Preempted():
             return f"{len(event.nodes)} of the hosts will be taken away: saving until then"
+        case Skipped():
+            return f"step {event.step:,} was skipped: its loss or gradient is not a number"
         case Warned():
             return f"warning: {event.message}"
     return ""

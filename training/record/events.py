@@ -82,6 +82,21 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Skipped:
+    """A step whose loss or gradient was not a number: the model stayed as it was. A line of
+    ``metrics.jsonl``, in place of a ``step``."""
+
+    step: int
+    """Counted from 1."""
+    loss: float | None = None
+    """As in ``step``; None where it was not a number."""
+    grad_norm: float | None = None
+    """As in ``step``; None where it was not a number."""
+    time: float
+    """Unix time of the report that it came with, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RankTimes:
     """Where one worker's time went, mean per step since the evaluation before. A line of
     ``metrics.jsonl``."""
@@ -126,7 +141,8 @@ class Evaluation:
     measures: Named = field(default_factory=dict, metadata=named(earlier=EARLIER_NAMES))
     """Values of the recipe's measures, such as ``accuracy``."""
     train_loss: float | None = None
-    """Mean of the training loss since the evaluation before; None before training."""
+    """Mean of the training loss since the evaluation before; None before training, and where all
+    steps since then were skipped."""
     rate: Rate | None = None
     """Items per second of all workers together; None before training."""
     place: str | None = None
@@ -263,6 +279,7 @@ Event = (
     | Start
     | Measure
     | Step
+    | Skipped
     | RankTimes
     | Evaluation
     | Sample
@@ -284,6 +301,7 @@ TYPES: Final[Mapping[str, type[Event]]] = {
     "start": Start,
     "measure": Measure,
     "step": Step,
+    "skipped": Skipped,
     "rank": RankTimes,
     "evaluation": Evaluation,
     "sample": Sample,

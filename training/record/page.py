@@ -145,6 +145,7 @@ def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
         ("Resumed from", resumed_from, lambda step: f"step {step:,.0f}"),
         ("Preempted", (result.preempted or None) if result else None, compact),
         ("Steps", result.steps if result else None, compact),
+        ("Skipped steps", (result.skipped_steps or None) if result else None, compact),
         ("Parameters", (result.parameters or None) if result else None, compact),
         ("MFU", number(result.mfu) if result else None, percent),
         ("Memory per worker", run.last("memory_bytes"), lambda size: f"{size / 2**30:.3g} GiB"),

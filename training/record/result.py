@@ -43,6 +43,8 @@ class Result:
     """Step of the checkpoint that this attempt began with."""
     preempted: int = 0
     """Nodes that were taken away with notice, over all attempts."""
+    skipped_steps: int = 0
+    """Steps whose loss or gradient was not a number, over all attempts: they changed nothing."""
     damaged_lines: int = 0
     """Lines of ``metrics.jsonl`` from earlier attempts that could not be read."""
     parameters: int

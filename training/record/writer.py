@@ -32,6 +32,7 @@ from training.record.events import (
     Resume,
     Sample,
     Saving,
+    Skipped,
     Start,
     Step,
     Stopped,
@@ -113,7 +114,7 @@ class RunRecord:
         self._write_json(runs.ENVIRONMENT_FILE, environment)
         self._start: Start | None = None
         self._is_starting = False
-        self._num_damaged = 0
+        self._num_damaged = self._num_skipped = 0
         self._resumed_from: int | None = None
         # Of all attempts: a head that is lost after its workers does not forget them.
         self._num_preempted = sum(len(event.nodes) for event in self._read().of(Preempted))
@@ -156,6 +157,10 @@ class RunRecord:
                 self.flush()
             case Saving():
                 self.flush()  # the lines before a checkpoint are not written again
+            case Skipped():
+                self._append(event)
+                self._step = event.step
+                self._num_skipped += 1
             case RankTimes() | Sample() | Loaded():
                 self._append(event)
             case Evaluation():
@@ -287,6 +292,7 @@ class RunRecord:
         self._pace, self._last_step = Pace(), None
         self._progress_at = self._clock() + EVERY_S
         self._evaluations = [line.event for line in kept if isinstance(line.event, Evaluation)]
+        self._num_skipped = sum(isinstance(line.event, Skipped) for line in kept)
 
     def _write_result(self, status: Status, last: Finished | Evaluation | None) -> None:
         """Write ``result.json``.
@@ -315,6 +321,7 @@ class RunRecord:
             hosts=self._hosts,
             resumed_from=self._resumed_from,
             preempted=self._num_preempted,
+            skipped_steps=self._num_skipped,
             damaged_lines=self._num_damaged,
             parameters=self._start.parameters,
             flops_per_s=None if evaluation is None else evaluation.flops_per_s,

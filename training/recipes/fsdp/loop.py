@@ -161,7 +161,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     clock = metrics.Clock(earlier_s=position.seconds)
     timetable = checkpoints.Timetable(config.checkpoint_minutes)
     profiled: metrics.Communication | None = None
-    communication_s, num_timed = 0.0, 0
+    communication_s, num_timed, num_skipped = 0.0, 0, 0
     trained.train()
     for step in range(start_step, total_steps):
         # Dropout, where a model has any, is that of the step, whenever and wherever it is taken.
@@ -190,7 +190,10 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 loss_sum += mean_loss.detach() * (len(tokens) * config.seq_len)
                 timer.mark("backward")
             norm = clip(model, config.max_grad_norm)
-            optimizer.step()
+            # The norm is that of all shards, so every rank skips the same steps. Reading it makes
+            # the host wait for the device, which is short beside a step of a sharded model.
+            if math.isfinite(norm.item()):
+                optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         log.add(loss_sum=loss_sum, norm=norm, size=tokens_per_step)
         timer.mark("optimizer", items=0 if watch else tokens_per_step // world_size)
@@ -204,7 +207,14 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         # One small reduction per report: the losses since the last one, and whether any worker
         # was asked to stop or has a checkpoint due, so that all of them do so at the same step.
         steps, stopping = log.collect(stop=worker.stop_requested(), save=timetable.is_due())
-        checkpoints.stop_if_diverged(steps, num_done - len(steps) + 1, lr=config.lr, worker=worker)
+        num_skipped = checkpoints.stop_if_diverged(
+            steps,
+            num_done - len(steps) + 1,
+            lr=config.lr,
+            worker=worker,
+            in_a_row=num_skipped,
+            limit=config.max_skipped_steps + 1,
+        )
         position.advance(num_done, steps)
         worker.emit(*course.steps(steps, last=num_done))
         # With a node about to go, every report is saved: what is lost is what comes after it.

@@ -75,6 +75,13 @@ class FsdpConfig(TrainingConfig):
     )
     weight_decay: float = option(0.1, low=0, high=1, help="decoupled decay of the weight matrices")
     max_grad_norm: float = option(1.0, low=0, help="gradients are clipped to this norm (0: never)")
+    max_skipped_steps: int = option(
+        10,
+        low=0,
+        help="steps in a row that are skipped because their gradient is not a number; one more "
+        "ends the run",
+        same_on_resume=False,
+    )
     optimizer: str = option(
         "adamw",
         choices=OPTIMIZERS,
