@@ -33,6 +33,7 @@ from benchmarks.output import report, say
 from contract.errors import InputError
 from training.data import images, sources
 from training.models import classifiers as models
+from training.models import replicas
 from training.recipes.ddp import loop as ddp
 from training.recipes.ddp.settings import DdpConfig
 
@@ -108,7 +109,11 @@ class RecipeLoop:
         self.model = models.resnet18()
         models.keep_live_taps(self.model, image_size=images.IMAGE_SIZE)
         self.model.to(dtype)
-        self.replica = ddp.distribute(self.model, self._config)
+        self.replica = replicas.distribute(
+            self.model,
+            compression=self._config.gradient_compression,
+            bucket_mb=self._config.bucket_mb,
+        )
         cpu = torch.device("cpu")
         self._optimizer = ddp.build_optimizer(self.model, self._config, cpu)
         self._data = images.DeviceImages.train_split(image_set, cpu)

@@ -2,7 +2,7 @@
 
 import os
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from tests.training.test_data import write_images
 from training.checkpoint import checkpoints
 from training.data import images
 from training.models import classifiers as models
+from training.models import replicas
 from training.recipes.ddp import loop as ddp
 from training.recipes.ddp.settings import DdpConfig
 from training.runtime.torchrun import TorchrunWorker
@@ -132,7 +133,7 @@ def evaluated(rank: int, world_size: int, port: int, folder: str) -> None:
     assert len({sample.index for sample in shown.samples}) == len(shown.samples)
     # Kinds of compression that need a GPU are refused with the alternative.
     with pytest.raises(InputError, match="fp16 or none"):
-        ddp.distribute(model, replace(config(), gradient_compression="bf16"))
+        replicas.distribute(model, compression="bf16", bucket_mb=4.0)
     dist.destroy_process_group()
 
 

@@ -18,7 +18,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,6 +32,7 @@ from training import storage
 from training.metrics import StepMetrics
 from training.models import classifiers as models
 from training.models.classifiers import Window
+from training.record.events import Warned
 from training.worker import Worker
 
 MODEL_FILE: Final = "model.safetensors"
@@ -106,6 +107,20 @@ class Snapshot:
     """The run's settings."""
     data: str
     """Fingerprint of the data set."""
+    average: dict[str, torch.Tensor] = field(default_factory=dict)
+    """The running average of the model's weights in standard shapes, where a recipe keeps one: it
+    is what becomes of the model in the end."""
+
+    def check_data(self, fingerprint: str, *, run: str, data: str) -> None:
+        """
+        Raises:
+            InputError: the run was trained on other data than that in ``data``.
+        """
+        if self.data != fingerprint:
+            raise InputError(
+                f"run {run!r} was trained on other images than those in {data}: give the same "
+                "--data, or another --run"
+            )
 
 
 def take_snapshot(
@@ -116,6 +131,7 @@ def take_snapshot(
     position: Position,
     config: Mapping[str, Any],
     data: str,
+    average: Mapping[str, torch.Tensor] | None = None,
 ) -> Snapshot:
     """Copy the state to host memory: the only part of a save that training waits for."""
     state = {name: _to_host(tensor) for name, tensor in model.state_dict().items()}
@@ -134,6 +150,7 @@ def take_snapshot(
         position=replace(position),
         config=dict(config),
         data=data,
+        average={name: _to_host(tensor) for name, tensor in (average or {}).items()},
     )
 
 
@@ -159,6 +176,7 @@ def write(snapshot: Snapshot, folder: Path) -> None:
         "position": asdict(snapshot.position),
         "config": snapshot.config,
         "data": snapshot.data,
+        "average": snapshot.average,
     }
     torch.save(state, folder / STATE_FILE)
     files = {
@@ -214,9 +232,11 @@ def save_in_background(worker: Worker, snapshot: Snapshot | None, *, keep: int) 
 
 
 def publish_model(run_uri: str, snapshot: Snapshot) -> str:
-    """Write the snapshot's model as ``<run>/model``; return its address."""
+    """Write the snapshot's model, its average where it has one, as ``<run>/model``; return its
+    address."""
     uri = RunPaths(run_uri).model
-    publish(uri, lambda folder: write_model(snapshot, folder))
+    best = replace(snapshot, model=snapshot.average or snapshot.model)
+    publish(uri, lambda folder: write_model(best, folder))
     return uri
 
 
@@ -333,6 +353,7 @@ def read(folder: Path) -> Snapshot:
             position=Position(**state["position"]),
             config=state["config"],
             data=state["data"],
+            average=state.get("average", {}),  # earlier versions had none
         )
     except (OSError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
         raise DamagedError(f"it cannot be read: {error}") from None
@@ -355,6 +376,15 @@ def newest(run_uri: str, warn: Callable[[str], None]) -> Snapshot | None:
             else:
                 return snapshot
     return None
+
+
+def shared_newest(worker: Worker) -> Snapshot | None:
+    """Let rank 0 choose and read the newest usable checkpoint, so that all ranks continue from the
+    same one; None where there is none."""
+    snapshot = None
+    if worker.rank == 0:
+        snapshot = newest(worker.run_uri, lambda text: worker.emit(Warned(message=text)))
+    return share(snapshot)
 
 
 def share(snapshot: Snapshot | None) -> Snapshot | None:

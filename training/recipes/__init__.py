@@ -8,10 +8,11 @@ from contract.errors import InputError
 from training.recipes.bandwidth import RECIPE as BANDWIDTH
 from training.recipes.ddp import RECIPE as DDP
 from training.recipes.fsdp import RECIPE as FSDP
+from training.recipes.imagenet import RECIPE as IMAGENET
 from training.recipes.recipe import Model, Recipe
 from training.recipes.settings import RunConfig
 
-ALL: Final = (DDP, FSDP, BANDWIDTH)
+ALL: Final = (DDP, FSDP, IMAGENET, BANDWIDTH)
 NAMES: Final = tuple(recipe.name for recipe in ALL)
 #: Recipes whose runs ``training.export`` and ``training.generate`` read, for help texts.
 SHARDED: Final = ", ".join(recipe.name for recipe in ALL if recipe.model is Model.SHARDED)

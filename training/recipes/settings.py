@@ -9,13 +9,16 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Final, Self, cast
 
 from contract.errors import InputError
 from contract.runs import check_run_name
 
 Value = int | float | str | bool
 """What a setting can be."""
+
+PRECISIONS: Final = ("auto", "fp32", "bf16")
+COMPRESSIONS: Final = ("none", "bf16", "fp16")
 
 
 def option(
@@ -111,6 +114,75 @@ class TrainingConfig(RunConfig):
     checkpoints_to_keep: int = option(
         2, low=1, help="number of newest checkpoints that are kept", same_on_resume=False
     )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaConfig(TrainingConfig):
+    """Settings of recipes that keep the whole model on every worker, and train it on images."""
+
+    checkpoint_every_epochs: int = option(
+        1, low=1, help="epochs between two checkpoints", same_on_resume=False
+    )
+    batch_per_worker: int = option(
+        128,
+        low=8,
+        high=65_536,
+        help="images per worker and step when a run first starts; the run then keeps its "
+        "global batch on any number of workers",
+        same_on_resume=False,
+    )
+    global_batch: int = option(
+        0,
+        low=0,
+        help="images per step over all workers (0: batch-per-worker times workers)",
+    )
+    lr: float = option(1e-3, above=0, help="peak learning rate", same_on_resume=False)
+    weight_decay: float = option(
+        0.0, low=0, high=1, help="weight decay; it spares biases and normalization"
+    )
+    label_smoothing: float = option(0.0, low=0, high=0.5, help="label smoothing of the loss")
+    max_grad_norm: float = option(5.0, low=0, help="gradients are clipped to this norm (0: never)")
+    precision: str = option(
+        "auto",
+        choices=PRECISIONS,
+        help="arithmetic of the model (auto: bf16 autocast on a GPU, fp32 on a CPU)",
+    )
+    gradient_compression: str = option(
+        "none",
+        choices=COMPRESSIONS,
+        help="number format in which gradients cross the network",
+    )
+    compile: bool = option(
+        False, help="compile the model with torch.compile (GPU)", same_on_resume=False
+    )
+    bucket_mb: float = option(
+        4.0,
+        above=0,
+        help="size of DDP's gradient buckets in MB; small enough to overlap with backward",
+        same_on_resume=False,
+    )
+
+    def __post_init__(self) -> None:
+        # Not super().__post_init__(): slots=True makes a new class, which zero-argument super
+        # does not see (CPython issue 90562).
+        TrainingConfig.__post_init__(self)
+        if self.global_batch and self.global_batch < 8 * self.num_workers:
+            raise InputError(
+                f"global batch {self.global_batch} is too small for {self.num_workers} workers: "
+                "batch normalisation needs at least 8 images per worker; use fewer workers or "
+                f"--global-batch {8 * self.num_workers} or more"
+            )
+
+    def begun(self, recorded: Mapping[str, object]) -> Self:
+        # A run keeps its global batch when it continues on another number of workers.
+        batch: Any = recorded.get("global_batch") or self.images_per_step
+        lr: Any = recorded.get("lr") or self.lr
+        return dataclasses.replace(self, global_batch=batch, lr=lr)
+
+    @property
+    def images_per_step(self) -> int:
+        """Images per optimizer update over all workers."""
+        return self.global_batch or self.batch_per_worker * self.num_workers
 
 
 def fields_of(config: type[RunConfig]) -> dict[str, dataclasses.Field[Any]]:

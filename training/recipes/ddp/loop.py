@@ -19,15 +19,15 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from contract.errors import InputError
 from training import machine, metrics
 from training.checkpoint import checkpoints
 from training.data import images
 from training.models import classifiers as models
+from training.models import replicas
 from training.recipes.ddp.settings import DdpConfig
-from training.record.events import Finished, Stopped, Warned, phase
+from training.record.events import Finished, Stopped, phase
 from training.record.result import Classification, ImageSample
 from training.schedule import warmup_cosine
 from training.worker import Worker
@@ -83,19 +83,17 @@ def train(worker: Worker, config: DdpConfig) -> None:
     optimizer = build_optimizer(model, config, device)
 
     position = checkpoints.Position()
-    snapshot = _newest_checkpoint(worker)
+    snapshot = checkpoints.shared_newest(worker)
     if snapshot is not None:
-        if snapshot.data != image_set.fingerprint:
-            raise InputError(
-                f"run {config.run!r} was trained on other images than those in {config.data}: "
-                "give the same --data, or another --run"
-            )
+        snapshot.check_data(image_set.fingerprint, run=config.run, data=config.data)
         checkpoints.apply(snapshot, model, optimizer, cut=cut)
         position = snapshot.position
     start_step = position.step
 
     worker.emit(phase("model_ready"))
-    replica = distribute(model, config)
+    replica = replicas.distribute(
+        model, compression=config.gradient_compression, bucket_mb=config.bucket_mb
+    )
     forward: nn.Module = replica
     if config.compile:
         machine.check_compiler("--compile")
@@ -159,7 +157,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         saves_now = worker.is_losing_a_node() or log.save_asked
         due = last or saves_now or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
         if end_of_epoch or stopping or saves_now:
-            _average_running_statistics(model, world_size)
+            replicas.average_over_workers(model.buffers(), world_size)
         if end_of_epoch:
             ranks = course.ranks(timer.means(), step=num_done, epoch=epoch)
             evaluation = evaluate(model, test_set, worker=worker, use_bf16=use_bf16)
@@ -218,36 +216,9 @@ def build_optimizer(
     model: nn.Module, config: DdpConfig, device: torch.device
 ) -> torch.optim.Optimizer:
     """Adam; weight decay, where there is any, spares biases and normalisation."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
+    groups = replicas.decay_groups(model, config.weight_decay)
     fused = device.type in ("cuda", "cpu")  # one kernel over all parameters: 2-3x on both
     return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
-
-
-def distribute(model: nn.Module, config: DdpConfig) -> DistributedDataParallel:
-    """Wrap the model so that backward averages its gradients over the workers."""
-    replica = DistributedDataParallel(
-        model,
-        # Running statistics, which only evaluation uses, are averaged then; the default sends
-        # them at every step.
-        forward_sync_buffers=False,
-        gradient_as_bucket_view=True,
-        # Small enough that sending begins while backward is still at work.
-        bucket_cap_mb=config.bucket_mb,
-    )
-    if config.gradient_compression != "none":
-        if config.gradient_compression == "bf16" and dist.get_backend() != "nccl":
-            raise InputError(
-                "--gradient-compression is bf16, which needs GPUs (NCCL): use fp16 or none here"
-            )
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-        replica.register_comm_hook(None, hooks[config.gradient_compression])
-    return replica
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,16 +295,6 @@ def describe(evaluation: Evaluation, image_set: images.ImageSet) -> Classificati
     )
 
 
-def _newest_checkpoint(worker: Worker) -> checkpoints.Snapshot | None:
-    """Let rank 0 choose and read, so that all ranks continue from the same one."""
-    snapshot = None
-    if worker.rank == 0:
-        snapshot = checkpoints.newest(
-            worker.run_uri, lambda text: worker.emit(Warned(message=text))
-        )
-    return checkpoints.share(snapshot)
-
-
 def _batch(
     train_set: images.DeviceImages,
     order: images.BatchOrder,
@@ -358,17 +319,3 @@ def _batch(
         centers = images.cutout_centers(seed=config.seed, step=step, num=len(indices))
         pixels = images.cut_out(pixels, centers[:, first:end], size=config.cutout)
     return pixels, labels, len(indices)
-
-
-def _average_running_statistics(model: nn.Module, world_size: int) -> None:
-    """Make batch normalisation's running mean and variance the same on every worker."""
-    if world_size == 1:
-        return
-    statistics = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
-    flat = torch.cat([buffer.flatten() for buffer in statistics])
-    dist.all_reduce(flat)
-    flat /= world_size
-    for buffer, part in zip(
-        statistics, torch.split(flat, [b.numel() for b in statistics]), strict=True
-    ):
-        buffer.copy_(part.view_as(buffer))

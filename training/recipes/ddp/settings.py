@@ -1,50 +1,27 @@
 """Settings and presets of the DDP recipe. Standard library only."""
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from typing import Final
 
-from contract.errors import InputError
-from training.recipes.settings import TrainingConfig, Value, option
+from training.recipes.settings import ReplicaConfig, Value, option
 
-PRECISIONS: Final = ("auto", "fp32", "bf16")
 SCHEDULES: Final = ("one-cycle", "constant")
-COMPRESSIONS: Final = ("none", "bf16", "fp16")
 LAYOUTS: Final = ("live", "full")
 STEMS: Final = ("large", "small")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DdpConfig(TrainingConfig):
+class DdpConfig(ReplicaConfig):
     """Data-parallel image classification (``training.recipes.ddp.loop``)."""
 
-    checkpoint_every_epochs: int = option(
-        1, low=1, help="epochs between two checkpoints", same_on_resume=False
-    )
-    batch_per_worker: int = option(
-        128,
-        low=8,
-        high=65_536,
-        help="images per worker and step when a run first starts; the run then keeps its "
-        "global batch on any number of workers",
-        same_on_resume=False,
-    )
-    global_batch: int = option(
-        0,
-        low=0,
-        help="images per step over all workers (0: batch-per-worker times workers)",
-    )
     lr: float = option(1e-3, above=0, help="peak learning rate of Adam", same_on_resume=False)
-    weight_decay: float = option(0.0, low=0, high=1, help="decoupled decay of the weight matrices")
     schedule: str = option(
         "one-cycle", choices=SCHEDULES, help="course of the learning rate over the run"
     )
     warmup_fraction: float = option(
         0.2, low=0, high=0.9, help="part of the run in which the learning rate rises"
     )
-    label_smoothing: float = option(0.0, low=0, high=0.5, help="label smoothing of the loss")
-    max_grad_norm: float = option(5.0, low=0, help="gradients are clipped to this norm (0: never)")
     flip: bool = option(False, help="mirror half of the training images at random")
     shift: int = option(
         0, low=0, high=8, help="move each training image by up to this many pixels at random"
@@ -64,11 +41,6 @@ class DdpConfig(TrainingConfig):
     width: int = option(
         64, low=8, high=512, help="channels of the model's first stage; the others follow"
     )
-    precision: str = option(
-        "auto",
-        choices=PRECISIONS,
-        help="arithmetic of the model (auto: bf16 autocast on a GPU, fp32 on a CPU)",
-    )
     layout: str = option(
         "live",
         choices=LAYOUTS,
@@ -76,42 +48,6 @@ class DdpConfig(TrainingConfig):
         "The loss is the same, checkpoints are full either way",
         same_on_resume=False,
     )
-    gradient_compression: str = option(
-        "none",
-        choices=COMPRESSIONS,
-        help="number format in which gradients cross the network",
-    )
-    compile: bool = option(
-        False, help="compile the model with torch.compile (GPU)", same_on_resume=False
-    )
-    bucket_mb: float = option(
-        4.0,
-        above=0,
-        help="size of DDP's gradient buckets in MB; small enough to overlap with backward",
-        same_on_resume=False,
-    )
-
-    def __post_init__(self) -> None:
-        # Not super().__post_init__(): slots=True makes a new class, which zero-argument super
-        # does not see (CPython issue 90562).
-        TrainingConfig.__post_init__(self)
-        if self.global_batch and self.global_batch < 8 * self.num_workers:
-            raise InputError(
-                f"global batch {self.global_batch} is too small for {self.num_workers} workers: "
-                "batch normalisation needs at least 8 images per worker; use fewer workers or "
-                f"--global-batch {8 * self.num_workers} or more"
-            )
-
-    def begun(self, recorded: Mapping[str, object]) -> Self:
-        # A run keeps its global batch when it continues on another number of workers.
-        batch: Any = recorded.get("global_batch") or self.images_per_step
-        lr: Any = recorded.get("lr") or self.lr
-        return dataclasses.replace(self, global_batch=batch, lr=lr)
-
-    @property
-    def images_per_step(self) -> int:
-        """Images per optimizer update over all workers."""
-        return self.global_batch or self.batch_per_worker * self.num_workers
 
 
 PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {

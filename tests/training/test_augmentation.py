@@ -1,0 +1,151 @@
+"""Proves that what a model sees of a picture depends only on seed, step and sample, that resizing
+is exact, and that mixing pairs pictures alike on any number of workers."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from training.data import augmentation
+
+CANVAS = 96
+
+
+def pictures(num: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pictures of different sizes in canvases, and their heights and widths."""
+    random = np.random.default_rng(0)
+    extents = torch.tensor([[96, 72], [50, 96], [31, 33]])[:num]
+    canvases = torch.zeros(num, CANVAS, CANVAS, 3, dtype=torch.uint8)
+    for canvas, (height, width) in zip(canvases, extents.tolist(), strict=True):
+        small = Image.fromarray(random.integers(0, 256, (6, 5, 3), dtype=np.uint8))
+        large = small.resize((width, height), Image.Resampling.BICUBIC)
+        canvas[:height, :width] = torch.from_numpy(np.asarray(large).copy())
+    return canvases, extents
+
+
+def levels(views: torch.Tensor) -> torch.Tensor:
+    """Normalized pictures as levels from 0 to 255, ``[n, height, width, 3]``."""
+    mean, std = torch.tensor(augmentation.MEAN), torch.tensor(augmentation.STD)
+    return (views.permute(0, 2, 3, 1) * std + mean) * 255
+
+
+def test_a_picture_is_shown_alike_whatever_it_is_batched_with() -> None:
+    numbers = torch.arange(1000, 1064)
+    whole = augmentation.random_boxes(numbers, seed=1, step=7, least_area=0.25)
+    part = augmentation.random_boxes(numbers[10:20], seed=1, step=7, least_area=0.25)
+    for name in ("place", "area", "ratio", "mirrored"):
+        assert torch.equal(getattr(whole, name)[10:20], getattr(part, name))
+    for other in ({"seed": 2, "step": 7}, {"seed": 1, "step": 8}):
+        boxes = augmentation.random_boxes(numbers, least_area=0.25, **other)
+        assert not torch.equal(boxes.area, whole.area)
+
+
+def test_parts_are_drawn_evenly_within_their_limits() -> None:
+    boxes = augmentation.random_boxes(torch.arange(20_000), seed=0, step=0, least_area=0.2)
+    assert 0.2 <= boxes.area.min() < 0.21
+    assert 0.99 < boxes.area.max() <= 1
+    assert boxes.area.mean() == pytest.approx(0.6, abs=0.01)
+    assert 0.75 <= boxes.ratio.min() < 0.76
+    assert 1.32 < boxes.ratio.max() <= 4 / 3 + 1e-6
+    assert boxes.ratio.log().mean() == pytest.approx(0, abs=0.01)
+    assert boxes.mirrored.float().mean() == pytest.approx(0.5, abs=0.02)
+    assert boxes.place.mean(dim=0).tolist() == pytest.approx([0.5, 0.5], abs=0.02)
+    # Columns are drawn independently of each other.
+    drawn = torch.stack([*boxes.place.T, boxes.area, boxes.ratio.log(), boxes.mirrored.float()])
+    assert (torch.corrcoef(drawn) - torch.eye(5)).abs().max() < 0.03
+
+
+@pytest.mark.parametrize("size", [16, 40, 128])
+@pytest.mark.parametrize("mirrored", [False, True], ids=["plain", "mirrored"])
+def test_a_part_is_resized_as_pillow_does_it(size: int, mirrored: bool) -> None:
+    canvases, extents = pictures()
+    num = len(canvases)
+    boxes = augmentation.Boxes(
+        place=torch.tensor([[0.5, 0.25]]).expand(num, 2),
+        area=torch.full((num,), 0.4),
+        ratio=torch.full((num,), 1.2),
+        mirrored=torch.full((num,), mirrored),
+    )
+    views = augmentation.random_views(canvases, extents, boxes, size=size)
+    assert views.shape == (num, 3, size, size)
+    assert views.is_contiguous()
+    for canvas, (height, width), found in zip(
+        canvases, extents.tolist(), levels(views), strict=True
+    ):
+        part_height = min(height, (0.4 * height * width / 1.2) ** 0.5)
+        part_width = min(width, (0.4 * height * width * 1.2) ** 0.5)
+        top, left = 0.5 * (height - part_height), 0.25 * (width - part_width)
+        picture = Image.fromarray(canvas[:height, :width].numpy())
+        box = (left, top, left + part_width, top + part_height)
+        expected = picture.crop((0, 0, width, height)).resize(
+            (size, size), Image.Resampling.BILINEAR, box=box
+        )
+        if mirrored:
+            expected = expected.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        # Pillow rounds to whole levels twice.
+        difference = (found - torch.from_numpy(np.asarray(expected).astype(np.float32))).abs()
+        assert difference.max() < 2
+
+
+def test_nothing_outside_of_a_picture_is_ever_shown() -> None:
+    canvases = torch.zeros(64, CANVAS, CANVAS, 3, dtype=torch.uint8)
+    extents = torch.randint(1, CANVAS + 1, (64, 2), generator=torch.Generator().manual_seed(0))
+    for canvas, (height, width) in zip(canvases, extents.tolist(), strict=True):
+        canvas[:height, :width] = 200
+    boxes = augmentation.random_boxes(torch.arange(64), seed=0, step=0, least_area=0.08)
+    random = augmentation.random_views(canvases, extents, boxes, size=48)
+    middle = augmentation.middle_views(canvases, extents, size=48, share=0.875)
+    for views in (random, middle):
+        assert levels(views).min() == pytest.approx(200, abs=0.01)
+        assert levels(views).max() == pytest.approx(200, abs=0.01)
+
+
+def test_evaluation_sees_the_middle_of_each_picture() -> None:
+    canvases, extents = pictures()
+    found = levels(augmentation.middle_views(canvases, extents, size=28, share=0.875))
+    for canvas, (height, width), view in zip(canvases, extents.tolist(), found, strict=True):
+        side = 0.875 * min(height, width)
+        box = ((width - side) / 2, (height - side) / 2, (width + side) / 2, (height + side) / 2)
+        picture = Image.fromarray(canvas[:height, :width].numpy())
+        expected = picture.resize((28, 28), Image.Resampling.BILINEAR, box=box)
+        difference = view - torch.from_numpy(np.asarray(expected).astype(np.float32))
+        assert difference.abs().max() < 2
+
+
+@given(num=st.integers(2, 70), world_size=st.integers(1, 7), data=st.data())
+def test_pairs_are_the_same_on_any_number_of_workers(
+    num: int, world_size: int, data: st.DataObject
+) -> None:
+    damaged = data.draw(st.sets(st.integers(0, num - 1), max_size=5))
+    expected = {
+        each: each ^ 1 if (each ^ 1) < num and (each ^ 1) not in damaged else each
+        for each in range(num)
+        if each not in damaged
+    }
+    found = {}
+    bounds = [
+        augmentation.pair_bounds(num, rank=rank, world_size=world_size)
+        for rank in range(world_size)
+    ]
+    assert [first for first, _ in bounds[1:]] == [end for _, end in bounds[:-1]]
+    sizes = [end - first for first, end in bounds]
+    assert (sum(sizes), max(sizes) - min(sizes) <= 2) == (num, True)
+    for first, end in bounds:
+        places = torch.tensor([i - first for i in range(first, end) if i not in damaged])
+        partners = augmentation.partners(places.to(torch.int64))
+        found |= {
+            first + int(place): first + int(places[partner])
+            for place, partner in zip(places, partners, strict=True)
+        }
+    assert found == expected
+
+
+def test_the_share_of_a_mixture_depends_on_seed_and_step() -> None:
+    shares = [augmentation.mixup_share(seed=0, step=step, alpha=0.2) for step in range(2000)]
+    assert augmentation.mixup_share(seed=0, step=5, alpha=0.2) == shares[5]
+    assert augmentation.mixup_share(seed=1, step=5, alpha=0.2) != shares[5]
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.03)
+    assert np.var(shares) == pytest.approx(1 / (4 * 1.4), abs=0.02)  # of Beta(0.2, 0.2)
+    assert augmentation.mixup_share(seed=0, step=5, alpha=0.0) == 1.0

@@ -1,0 +1,255 @@
+"""Proves the parts of the ImageNet recipe's loop: its course, its loss, its exact evaluation, and
+that a run which is interrupted goes on as if nothing had happened."""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.multiprocessing.spawn import ProcessExitedException, spawn
+
+from contract.errors import InputError
+from tests.training.sample_pictures import sort_val, write_tree
+from tests.training.test_ddp import free_port
+from training.checkpoint import checkpoints
+from training.data import augmentation
+from training.data.images import BatchOrder
+from training.data.pictures import reader as pictures
+from training.data.pictures.reader import Reader
+from training.recipes.imagenet import loop
+from training.recipes.imagenet.settings import PRESETS, ImagenetConfig
+from training.record.events import Evaluation, Event, Step
+from training.runtime.torchrun import TorchrunWorker
+
+SMALL: dict[str, Any] = {
+    "model": "efficientnet-b0",
+    "image_size": 32,
+    "global_batch": 16,
+    "synthetic_images": 64,
+    "epochs": 2,
+    "report_every": 1,
+    "ema": 0.9,
+    "mixup": 0.2,
+}
+
+
+def config(**changes: Any) -> ImagenetConfig:
+    needed = {"recipe": "imagenet", "run": "r", "storage": "/s", "data": "synthetic"}
+    return ImagenetConfig(**{**needed, **SMALL, **changes})
+
+
+def test_the_learning_rate_grows_with_the_batch() -> None:
+    rates = {
+        batch: max(
+            loop.learning_rate(config(global_batch=batch, epochs=10, lr=0.1), step, 100)
+            for step in range(1000)
+        )
+        for batch in (256, 1024)
+    }
+    assert rates[256] == pytest.approx(0.1, rel=1e-3)
+    assert rates[1024] == pytest.approx(0.4, rel=1e-3)
+
+
+def test_the_reference_has_a_tenth_after_each_thirty_epochs_whatever_the_batch() -> None:
+    reference = config(**{**PRESETS["reference"], "epochs": 90, "global_batch": 1024})
+    rates = [loop.learning_rate(reference, epoch * 7, 7) for epoch in (0, 29, 30, 59, 60, 89)]
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_pictures_grow_to_their_full_size_by_three_quarters_of_the_run() -> None:
+    growing = config(image_size=224, first_size=128, epochs=16)
+    sizes = [growing.size_in(epoch) for epoch in range(16)]
+    assert (sizes[0], sizes[11], sizes[12:]) == (128, 192, [224] * 4)
+    assert sizes == sorted(sizes)
+    assert all(size % 32 == 0 for size in sizes)
+    assert {config(epochs=3).size_in(epoch) for epoch in range(3)} == {32}
+    assert config(model="efficientnet-b4", image_size=0).full_size == 380
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"first_size": 64}, "--first-size is 64, above the image size of 32"),
+        ({"image_size": 16}, "--image-size is 16: it must be at least 32 pixels, or 0"),
+        ({"model": "resnet18"}, "--model is 'resnet18': choose one of resnet50"),
+        ({"global_batch": 16, "num_workers": 3}, "too small for 3 workers"),
+    ],
+    ids=["first", "small", "model", "workers"],
+)
+def test_settings_that_do_not_go_together_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        config(**changes)
+
+
+def test_the_loss_of_a_mixture_is_that_of_its_mixed_labels() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 10, generator=generator)
+    labels = torch.randint(0, 10, (6,), generator=generator)
+    partners = augmentation.partners(torch.tensor([0, 1, 2, 4, 5, 6]))
+    assert partners.tolist() == [1, 0, 2, 4, 3, 5]
+    targets = 0.7 * F.one_hot(labels, 10) + 0.3 * F.one_hot(labels[partners], 10)
+    expected = F.cross_entropy(logits, targets.float(), reduction="sum", label_smoothing=0.1)
+    found = loop.mixed_loss(logits, labels, partners, share=0.7, smoothing=0.1)
+    torch.testing.assert_close(found, expected)
+    plain = loop.mixed_loss(logits, labels, partners, share=1.0, smoothing=0.0)
+    torch.testing.assert_close(plain, F.cross_entropy(logits, labels, reduction="sum"))
+
+
+def test_each_picture_of_an_epoch_is_planned_for_one_worker() -> None:
+    order = BatchOrder(num_images=101, global_batch=32, seed=0)
+    for world_size in (1, 2, 3):
+        plans = [
+            list(
+                loop.plan_of(order, range(order.steps_per_epoch), rank=rank, world_size=world_size)
+            )
+            for rank in range(world_size)
+        ]
+        for step, parts in enumerate(zip(*plans, strict=True)):
+            assert torch.equal(torch.cat(parts), order.indices(step))
+        most = loop.most_per_worker(config(global_batch=32), world_size)
+        assert max(len(part) for plan in plans for part in plan) <= most
+
+
+def joined(rank: int, world_size: int, port: int, run: str) -> TorchrunWorker:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    return TorchrunWorker(run_uri=run)
+
+
+def evaluated(rank: int, port: int, folder: str) -> None:
+    from training.models import picture_models
+
+    worker = joined(rank, 2, port, folder)
+    whole = config(synthetic_images=510)  # 51 to evaluate
+    found = loop.open_pictures(whole, worker, loop.contextlib.ExitStack())
+    torch.manual_seed(0)
+    model = picture_models.build(whole.model, classes=found.classes)
+    got = loop.evaluate(model, None, found, whole, worker=worker, use_bf16=False)
+    assert model.training
+    (batch,) = found.val.batches([torch.arange(51)])
+    pixels = augmentation.middle_views(batch.pictures, batch.extents, size=32, share=0.875)
+    with torch.no_grad():
+        logits = model.eval()(pixels).logits
+    assert got.loss == pytest.approx(F.cross_entropy(logits, batch.labels).item(), abs=1e-5)
+    ranks = (logits > logits.gather(1, batch.labels[:, None])).sum(dim=1)
+    assert got.accuracy == (ranks < 1).sum().item() / 51
+    assert got.top5 == (ranks < 5).sum().item() / 51
+    assert 0 < got.top5 < 1
+    worker.close()
+
+
+@pytest.mark.slow
+def test_top1_and_top5_are_exact_over_uneven_parts(tmp_path: Path) -> None:
+    spawn(evaluated, args=(free_port(), str(tmp_path)), nprocs=2)
+
+
+def trained_in_pieces(rank: int, folder: str) -> None:
+    def run(name: str, *, stop_at: int = 0) -> None:
+        worker = joined(rank, 1, free_port(), f"{folder}/{name}")
+
+        def notice(*events: Event) -> None:
+            if any(isinstance(event, Step) and event.step == stop_at for event in events):
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        worker.on_events = notice
+        loop.train(worker, config(run=name))
+        worker.close()
+
+    run("whole")
+    run("pieces", stop_at=2)
+    assert checkpoints.names(f"{folder}/pieces") == ["step-00000003"]
+    run("pieces")
+
+
+@pytest.mark.slow
+def test_weights_and_their_average_are_equal_to_the_bit_after_a_resume_in_mid_epoch(
+    tmp_path: Path,
+) -> None:
+    spawn(trained_in_pieces, args=(str(tmp_path),), nprocs=1)
+    whole, pieces = (
+        checkpoints.newest(str(tmp_path / name), pytest.fail) for name in ("whole", "pieces")
+    )
+    assert whole is not None
+    assert pieces is not None
+    assert whole.position.step == pieces.position.step == 8
+    for name in ("model", "average"):
+        ours, theirs = getattr(pieces, name), getattr(whole, name)
+        assert ours.keys() == theirs.keys()
+        assert len(ours) > 300
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), name
+    assert any(not torch.equal(whole.model[key], whole.average[key]) for key in whole.model)
+    # The model that is left is the average.
+    from transformers import AutoModelForImageClassification
+
+    left = AutoModelForImageClassification.from_pretrained(tmp_path / "whole" / "model")
+    assert all(torch.equal(value, whole.average[key]) for key, value in left.state_dict().items())
+    assert left.config.id2label[3] == "pattern 3"
+
+
+def killed(rank: int, world_size: int, port: int, folder: str, data: str, kill_at: int) -> None:
+    """Train, and write the samples of each step to a file; one worker dies at a step."""
+    worker = joined(rank, world_size, port, f"{folder}/run")
+    saved = checkpoints.names(f"{folder}/run")
+    first = int(saved[-1].removeprefix("step-")) if saved else 0
+    reads: Callable[..., Iterator[pictures.Batch]] = Reader.batches
+    file = Path(folder) / f"seen-{world_size}-{rank}.jsonl"
+
+    def batches(self: Reader, plan: Any) -> Iterator[pictures.Batch]:
+        is_training = len(self._split) > 50
+        for number, batch in enumerate(reads(self, plan)):
+            if is_training:
+                with file.open("a") as lines:
+                    lines.write(json.dumps([first + number, batch.samples.tolist()]) + "\n")
+                if rank == 1 and first + number == kill_at:
+                    worker.finish_saves()
+                    os.kill(os.getpid(), signal.SIGKILL)
+            yield batch
+
+    Reader.batches = batches  # type: ignore[method-assign]
+    found: list[Event] = []
+    worker.on_events = lambda *events: found.extend(events)
+    resnet = config(
+        data=data, model="resnet50", decoders=1, report_every=3, checkpoint_minutes=1e-6, ema=0.0
+    )
+    loop.train(worker, resnet)
+    worker.close()
+    if rank == 0:
+        last = [event for event in found if isinstance(event, Evaluation)][-1]
+        assert 0 <= last.measures["accuracy"] <= last.measures["top5"] <= 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_kill_in_mid_epoch_and_fewer_workers_lose_and_repeat_no_picture(tmp_path: Path) -> None:
+    data = str(sort_val(write_tree(tmp_path / "data", num_train=96, num_val=21)))
+    arguments = (str(tmp_path), data, 8)  # the second step of the second epoch
+    with pytest.raises(ProcessExitedException):
+        spawn(killed, args=(2, free_port(), *arguments), nprocs=2)
+    saved = int(checkpoints.names(str(tmp_path / "run"))[-1].removeprefix("step-"))
+    assert saved in (3, 6)
+    spawn(killed, args=(1, free_port(), *arguments), nprocs=1)
+
+    seen: dict[int, dict[int, list[int]]] = {1: {}, 2: {}}
+    for file in tmp_path.glob("seen-*.jsonl"):
+        world_size = int(file.name.split("-")[1])
+        for line in file.read_text().splitlines():
+            step, samples = json.loads(line)
+            seen[world_size].setdefault(step, []).extend(samples)
+    # What counts is what the saved steps saw before the kill, and the others after it.
+    kept = {**{step: seen[2][step] for step in range(saved)}, **seen[1]}
+    assert sorted(kept) == list(range(12))
+    assert min(seen[1]) == saved
+    for first, end in pairwise((0, 6, 12)):
+        epoch = [sample for step in range(first, end) for sample in kept[step]]
+        assert sorted(epoch) == list(range(96))
+    # A step that was done twice saw the same pictures.
+    for step in range(saved, 8):
+        assert sorted(seen[2][step]) == sorted(seen[1][step])

@@ -1,0 +1,49 @@
+"""A running average of a model's weights, which is often better than the weights themselves."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+
+class WeightAverage:
+    """Exponential moving average of all of a model's parameters and buffers.
+
+    After t updates the newest weights count at least ``1 / (10 + t)``, so that a short run is not
+    judged by its first weights. The average is part of a checkpoint: ``state`` and ``load``.
+    """
+
+    def __init__(self, model: nn.Module, *, decay: float) -> None:
+        """Begin with the model's present weights; ``decay`` is the part of the average that
+        remains at each update."""
+        self._decay = decay
+        self.state = {name: value.detach().clone() for name, value in model.state_dict().items()}
+        """Name -> tensor, on the model's device, as in its ``state_dict``."""
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, *, num_updates: int) -> None:
+        """Take the weights in, after an optimizer step.
+
+        Args:
+            num_updates: those before this one, over all attempts at the run.
+        """
+        decay = min(self._decay, (1 + num_updates) / (10 + num_updates))
+        averages, values = [], []
+        for name, value in model.state_dict().items():
+            if value.is_floating_point():
+                averages.append(self.state[name])
+                values.append(value.detach())
+            else:
+                self.state[name].copy_(value)  # the count of batches that normalization keeps
+        torch._foreach_lerp_(averages, values, 1 - decay)
+
+    def buffers(self, model: nn.Module) -> list[torch.Tensor]:
+        """The averages of the model's buffers, which each worker has its own of."""
+        return [self.state[name] for name, _ in model.named_buffers()]
+
+    @torch.no_grad()
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over the average of a checkpoint."""
+        assert state.keys() == self.state.keys()
+        for name, value in state.items():
+            self.state[name].copy_(value)

@@ -1,0 +1,438 @@
+"""ImageNet recipe: ResNet50 and EfficientNets on pictures of any size, a whole model per worker.
+
+Pictures are decoded by processes beside each worker and cut, resized, mirrored and mixed on the
+device. To step through it on a laptop, without AWS, a GPU or data:
+
+    python -m training.launch imagenet --local               (under Ray Train)
+    torchrun --standalone --nproc-per-node 2 -m training.launch -- imagenet    (without Ray)
+
+``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
+which pictures step N sees, and which part of each, depends only on N and the seed.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from contract.errors import InputError
+from training import machine, metrics
+from training.checkpoint import checkpoints
+from training.data import augmentation
+from training.data.images import BatchOrder
+from training.data.pictures import library
+from training.data.pictures.reader import Batch, Reader, rank_part
+from training.models import classifiers as models
+from training.models import picture_models, replicas
+from training.models.average import WeightAverage
+from training.recipes.imagenet.inputs import num_decoders
+from training.recipes.imagenet.settings import SYNTHETIC, ImagenetConfig
+from training.recipes.imagenet.synthetic import NUM_CLASSES, Synthetic
+from training.record.events import Finished, Stopped, Warned, phase
+from training.schedule import warmup_cosine
+from training.worker import Worker
+
+#: Of the shorter side of a picture, what evaluation shows.
+_MIDDLE = 0.875
+_EPOCHS_PER_TENTH = 30
+
+
+def train(worker: Worker, config: ImagenetConfig) -> None:
+    """Train until the last epoch, or until the run is asked to stop; continues what is there."""
+    with contextlib.ExitStack() as stack:  # ends the decoders
+        _train(worker, config, stack)
+
+
+def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) -> None:
+    rank, world_size, device = worker.rank, worker.world_size, worker.device
+    on_gpu = device.type == "cuda"
+    use_bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
+    torch.manual_seed(config.seed)
+    if on_gpu:
+        # cuDNN's convolutions use TF32 in any case, as the reference's do.
+        torch.set_float32_matmul_precision("high")
+        torch.backends.cudnn.benchmark = True
+
+    found = open_pictures(config, worker, stack)
+    order = BatchOrder(
+        num_images=found.num_train, global_batch=config.images_per_step, seed=config.seed
+    )
+    if order.smallest_batch < 4 * world_size:
+        raise InputError(
+            f"{config.data} is too small for {world_size} workers: a step of "
+            f"{order.smallest_batch} pictures leaves a worker with fewer than four; use fewer "
+            "workers"
+        )
+    total_steps = config.epochs * order.steps_per_epoch
+
+    model = picture_models.build(config.model, classes=found.classes)
+    model.to(device)
+    if on_gpu:
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    average = WeightAverage(model, decay=config.ema) if config.ema else None
+    sizes = [config.size_in(epoch) for epoch in range(config.epochs)]
+    flops = models.forward_flops(model, image_size=config.full_size)
+    course = metrics.Course(
+        items="images",
+        items_per_step=order.global_batch,
+        global_batch=order.global_batch,
+        steps_per_epoch=order.steps_per_epoch,
+        total_steps=total_steps,
+        learning_rate=lambda step: learning_rate(config, step, order.steps_per_epoch),
+        # Backward costs twice the forward pass, which grows with the area of the pictures.
+        flops_per_item=3
+        * flops
+        * sum((size / config.full_size) ** 2 for size in sizes)
+        / len(sizes),
+        world_size=world_size,
+        device=device,
+    )
+    optimizer = torch.optim.SGD(
+        replicas.decay_groups(model, config.weight_decay),
+        lr=config.lr,
+        momentum=0.9,
+        nesterov=True,
+        fused=device.type in ("cuda", "cpu"),
+    )
+
+    position = checkpoints.Position()
+    snapshot = checkpoints.shared_newest(worker)
+    if snapshot is not None:
+        snapshot.check_data(found.fingerprint, run=config.run, data=config.data)
+        checkpoints.apply(snapshot, model, optimizer, cut={})
+        if average is not None:
+            average.load(snapshot.average)
+        position = snapshot.position
+    start_step = position.step
+
+    worker.emit(phase("model_ready"))
+    replica = replicas.distribute(
+        model, compression=config.gradient_compression, bucket_mb=config.bucket_mb
+    )
+    forward: nn.Module = replica
+    if config.compile:
+        machine.check_compiler("--compile")
+        forward = cast("nn.Module", torch.compile(replica))
+    resumed = snapshot is not None
+    num_parameters = models.num_parameters(model)
+    worker.emit(
+        course.start(
+            model, step=start_step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
+        )
+    )
+
+    phases = ("data", "forward", "backward", "optimizer")
+    timer = metrics.StepTimer(phases, device)
+    log = metrics.StepLog(device)
+    clock = metrics.Clock(earlier_s=position.seconds)
+    timetable = checkpoints.Timetable(config.checkpoint_minutes)
+    evaluation: Evaluation | None = None
+    model.train()
+    plan = plan_of(order, range(start_step, total_steps), rank=rank, world_size=world_size)
+    batches = found.train.batches(plan)
+    for step in range(start_step, total_steps):
+        timer.start()
+        epoch = step // order.steps_per_epoch + 1
+        for group in optimizer.param_groups:
+            group["lr"] = course.learning_rate(step)
+        batch = next(batches)
+        boxes = augmentation.random_boxes(
+            batch.samples, seed=config.seed, step=step, least_area=config.least_area
+        )
+        pixels = augmentation.random_views(
+            batch.pictures, batch.extents, boxes, size=sizes[epoch - 1]
+        )
+        share = augmentation.mixup_share(seed=config.seed, step=step, alpha=config.mixup)
+        partners = augmentation.partners(batch.places).to(device, non_blocking=True)
+        if config.mixup:
+            pixels = torch.lerp(pixels[partners], pixels, share)
+        # Damaged pictures are missing: how many there are is known to all workers together only.
+        num_present = torch.full((), float(len(batch.samples)), device=device)
+        if world_size > 1:
+            dist.all_reduce(num_present)
+        timer.mark("data")
+
+        # What dropout draws also depends on the step only, and is another on each worker.
+        torch.manual_seed(config.seed + 1_000_003 * step + rank)
+        with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
+            logits = forward(pixels).logits
+        loss_sum = mixed_loss(
+            logits.float(), batch.labels, partners, share=share, smoothing=config.label_smoothing
+        )
+        timer.mark("forward")
+
+        # DDP averages gradients over the workers, whose shares may differ by a few pictures: this
+        # gives every picture of the global batch the same weight.
+        (loss_sum * (world_size / num_present)).backward()
+        timer.mark("backward")
+
+        limit = config.max_grad_norm or math.inf
+        norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if average is not None:
+            average.update(model, num_updates=step)
+        size = len(order.indices(step))
+        log.add(loss_sum=loss_sum.detach() * (size / num_present), norm=norm, size=size)
+        timer.mark("optimizer", items=len(batch.samples))
+
+        num_done = step + 1
+        end_of_epoch = num_done % order.steps_per_epoch == 0
+        if not end_of_epoch and num_done % config.report_every:
+            continue
+
+        # One small reduction per report: the losses since the last one, and whether any worker
+        # was asked to stop or has a checkpoint due, so that all of them do so at the same step.
+        steps, stopping = log.collect(stop=worker.stop_requested(), save=timetable.is_due())
+        # Checked before every save, so a diverged model never becomes a checkpoint.
+        checkpoints.stop_if_diverged(steps, num_done - len(steps) + 1, lr=config.lr, worker=worker)
+        position.advance(num_done, steps)
+        worker.emit(*course.steps(steps, last=num_done))
+
+        last = num_done == total_steps
+        # With a node about to go, every report is saved: what is lost is what comes after it.
+        saves_now = worker.is_losing_a_node() or log.save_asked
+        due = last or saves_now or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
+        if end_of_epoch or stopping or saves_now:
+            replicas.average_over_workers(model.buffers(), world_size)
+            if average is not None:
+                replicas.average_over_workers(average.buffers(model), world_size)
+        if end_of_epoch:
+            ranks = course.ranks(timer.means(), step=num_done, epoch=epoch)
+            evaluation = evaluate(model, average, found, config, worker=worker, use_bf16=use_bf16)
+            evaluated = course.evaluation(
+                ranks,
+                loss=evaluation.loss,
+                measures=evaluation.measures,
+                train_loss=position.take_train_loss(),
+                seconds=clock.seconds(),
+                memory_bytes=metrics.peak_memory(device) if on_gpu else None,
+            )
+            worker.emit(*found.newly_damaged(world_size), *ranks, evaluated)
+        if due or stopping:
+            timetable.saved()
+            position.seconds = clock.seconds()
+            if rank == 0:
+                snapshot = checkpoints.take_snapshot(
+                    model,
+                    optimizer,
+                    cut={},
+                    position=position,
+                    config=config.to_json(),
+                    data=found.fingerprint,
+                    average=average.state if average is not None else None,
+                )
+            checkpoints.save_in_background(worker, snapshot, keep=config.checkpoints_to_keep)
+        if stopping and not last:
+            worker.finish_saves()
+            worker.emit(Stopped(step=num_done))
+            return
+
+    if evaluation is None:  # resumed after the last step was saved and before the end was noted
+        evaluation = evaluate(model, average, found, config, worker=worker, use_bf16=use_bf16)
+    worker.finish_saves()
+    if rank == 0:
+        assert snapshot is not None
+        checkpoints.publish_model(worker.run_uri, snapshot)
+        worker.emit(
+            Finished(
+                step=total_steps,
+                loss=evaluation.loss,
+                measures=evaluation.measures,
+                seconds=clock.seconds(),
+            )
+        )
+
+
+def learning_rate(config: ImagenetConfig, step: int, steps_per_epoch: int) -> float:
+    """Learning rate of ``step`` (counted from 0)."""
+    if config.schedule == "steps":
+        return config.peak_lr * 0.1 ** (step // steps_per_epoch // _EPOCHS_PER_TENTH)
+    return warmup_cosine(
+        step,
+        config.epochs * steps_per_epoch,
+        peak=config.peak_lr,
+        warmup_fraction=config.warmup_fraction,
+    )
+
+
+def mixed_loss(
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    partners: torch.Tensor,
+    *,
+    share: float,
+    smoothing: float,
+) -> torch.Tensor:
+    """Cross-entropy of pictures that are ``share`` themselves and for the rest their partner.
+
+    Args:
+        logits: float32 ``[n, num_classes]``.
+        labels: int64 ``[n]``.
+        partners: positions in the batch, int64 ``[n]``.
+
+    Returns:
+        The sum over the batch, a scalar.
+    """
+    own = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
+    if share == 1.0:
+        return own
+    other = F.cross_entropy(logits, labels[partners], reduction="sum", label_smoothing=smoothing)
+    return share * own + (1 - share) * other
+
+
+class Source(Protocol):
+    """What gives a split's pictures by number."""
+
+    def batches(self, plan: Iterable[torch.Tensor]) -> Iterator[Batch]:
+        """A batch for each part of the plan, in its order."""
+
+
+@dataclass(kw_only=True)
+class Pictures:
+    """Both splits of the data, as one worker reads them."""
+
+    train: Source
+    val: Source
+    num_train: int
+    num_val: int
+    classes: tuple[str, ...]
+    fingerprint: str
+    readers: tuple[Reader, ...]
+    """Where the pictures come from files."""
+    told: set[str] = field(default_factory=set)
+    """The damaged pictures that were reported."""
+
+    def newly_damaged(self, world_size: int) -> list[Warned]:
+        """An event for each damaged picture that any worker met since the last call; every rank
+        calls this."""
+        mine = {str(each) for reader in self.readers for each in reader.damaged}
+        everyones: list[set[str]] = [set() for _ in range(world_size)]
+        dist.all_gather_object(everyones, mine - self.told)
+        new = set().union(*everyones) - self.told
+        self.told |= new
+        return [Warned(message=f"a damaged picture is left out: {each}") for each in sorted(new)]
+
+
+def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.ExitStack) -> Pictures:
+    """Open the data, and start the decoders of this worker; they end with ``stack``."""
+    canvas, device = config.canvas, worker.device
+    if config.data == SYNTHETIC:
+        num_train, num_val = config.synthetic_images, max(20, config.synthetic_images // 10)
+        return Pictures(
+            train=Synthetic(num_train, canvas=canvas, device=device),
+            val=Synthetic(num_val, canvas=canvas, device=device),
+            num_train=num_train,
+            num_val=num_val,
+            classes=tuple(f"pattern {number}" for number in range(NUM_CLASSES)),
+            fingerprint=f"{SYNTHETIC}:{num_train}",
+            readers=(),
+        )
+    found = library.open_set(config.data)
+    train, val = (
+        stack.enter_context(
+            Reader(
+                found,
+                split,
+                size=found.canvas(canvas),
+                batch=most_per_worker(config, worker.world_size),
+                device=device,
+                decoders=num_decoders(config, worker.world_size),
+            )
+        )
+        for split in (found.train, found.val)
+    )
+    return Pictures(
+        train=train,
+        val=val,
+        num_train=len(found.train),
+        num_val=len(found.val),
+        classes=found.classes,
+        fingerprint=found.fingerprint,
+        readers=(train, val),
+    )
+
+
+def most_per_worker(config: ImagenetConfig, world_size: int) -> int:
+    """The most pictures that a worker has in a step: the last one of an epoch may be a quarter
+    larger, and parts are whole pairs."""
+    return math.ceil(config.images_per_step * 1.25 / world_size) + 2
+
+
+def plan_of(
+    order: BatchOrder, steps: Iterable[int], *, rank: int, world_size: int
+) -> Iterator[torch.Tensor]:
+    """``rank``'s pictures of each step, int64 ``[n]``: whole pairs, which mixup mixes."""
+    for step in steps:
+        indices = order.indices(step)
+        first, end = augmentation.pair_bounds(len(indices), rank=rank, world_size=world_size)
+        yield indices[first:end]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Result over the whole validation split, without its damaged pictures."""
+
+    loss: float
+    accuracy: float
+    """Share of the pictures whose class is the most likely one."""
+    top5: float
+    """Share of the pictures whose class is among the five most likely."""
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """By the names of the recipe's measures."""
+        return {"accuracy": self.accuracy, "top5": self.top5}
+
+
+def evaluate(
+    model: nn.Module,
+    average: WeightAverage | None,
+    found: Pictures,
+    config: ImagenetConfig,
+    *,
+    worker: Worker,
+    use_bf16: bool,
+) -> Evaluation:
+    """Evaluate every picture once, each worker its part; all get the exact same result.
+
+    The average of the weights is evaluated where there is one: it is what is saved as the model.
+    """
+    device = worker.device
+    weights = average.state if average is not None else model.state_dict()
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    counts = torch.zeros(3, dtype=torch.int64, device=device)  # first, among five, all
+    model.eval()
+    plan = rank_part(
+        found.num_val,
+        batch=most_per_worker(config, worker.world_size),
+        rank=worker.rank,
+        world_size=worker.world_size,
+    )
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
+        for batch in found.val.batches(plan):
+            if not len(batch.samples):
+                continue
+            pixels = augmentation.middle_views(
+                batch.pictures, batch.extents, size=config.full_size, share=_MIDDLE
+            )
+            logits = torch.func.functional_call(model, weights, (pixels,)).logits.float()
+            loss_sum += F.cross_entropy(logits, batch.labels, reduction="sum")
+            likely = logits.topk(min(5, logits.shape[1]), dim=1).indices
+            hits = likely == batch.labels[:, None]
+            counts += torch.stack(
+                [hits[:, 0].sum(), hits.sum(), torch.full_like(counts[2], len(hits))]
+            )
+    model.train()
+    dist.all_reduce(loss_sum)
+    dist.all_reduce(counts)
+    first, among_five, num = counts.tolist()
+    if not num:
+        raise InputError(f"all pictures of {config.data}/val are damaged: prepare the set again")
+    return Evaluation(loss=loss_sum.item() / num, accuracy=first / num, top5=among_five / num)

@@ -1,0 +1,159 @@
+"""Settings and presets of the ImageNet recipe. Standard library only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from contract.errors import InputError
+from training.models import picture_shapes
+from training.recipes.settings import ReplicaConfig, Value, option
+
+#: Name of the built-in data: pictures that are made on the device, see ``synthetic``.
+SYNTHETIC: Final = "synthetic"
+SCHEDULES: Final = ("cosine", "steps")
+#: Images per step to which the learning rate is given (arXiv 1706.02677).
+IMAGES_PER_LR: Final = 256
+#: Sizes are multiples of this: models halve a picture five times.
+SIZE_STEP: Final = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImagenetConfig(ReplicaConfig):
+    """Classification of pictures of any size (``training.recipes.imagenet.loop``)."""
+
+    lr: float = option(
+        0.256,
+        above=0,
+        help="peak learning rate of SGD for 256 images per step",
+        same_on_resume=False,
+    )
+    model: str = option("resnet50", choices=picture_shapes.NAMES, help="the model")
+    image_size: int = option(
+        0, low=0, high=1024, help="pixels of a side that the model sees (0: the model's own)"
+    )
+    first_size: int = option(
+        0,
+        low=0,
+        high=1024,
+        help="image size in the first epoch; it grows to image-size in the first three quarters "
+        "of the run (0: image-size throughout)",
+    )
+    lr_scaling: bool = option(
+        True, help="multiply the learning rate by the images per step over 256"
+    )
+    schedule: str = option(
+        "cosine",
+        choices=SCHEDULES,
+        help="course of the learning rate: half a cosine after a linear rise, or a tenth of it "
+        "after each 30 epochs",
+    )
+    warmup_fraction: float = option(
+        0.05, low=0, high=0.9, help="part of the run in which the learning rate rises (cosine)"
+    )
+    ema: float = option(
+        0.0,
+        low=0,
+        high=0.99999,
+        help="decay of the running average of the weights, which is evaluated and saved as the "
+        "model in place of the last ones (0: none)",
+    )
+    mixup: float = option(
+        0.0, low=0, high=2, help="mix pairs of pictures by a share from Beta(A, A) (0: never)"
+    )
+    least_area: float = option(
+        0.08, above=0, high=1, help="smallest part of a picture that a random crop may show"
+    )
+    decoders: int = option(
+        0,
+        low=0,
+        high=256,
+        help="processes per worker that decode pictures (0: this machine's cores, shared evenly)",
+        same_on_resume=False,
+    )
+    synthetic_images: int = option(
+        640, low=64, help="number of training pictures where the data is synthetic"
+    )
+
+    def __post_init__(self) -> None:
+        ReplicaConfig.__post_init__(self)  # see there why not super()
+        for name, size in (("image-size", self.image_size), ("first-size", self.first_size)):
+            if 0 < size < SIZE_STEP:
+                raise InputError(
+                    f"--{name} is {size}: it must be at least {SIZE_STEP} pixels, or 0"
+                )
+        if self.first_size > self.full_size:
+            raise InputError(
+                f"--first-size is {self.first_size}, above the image size of {self.full_size}: "
+                "pictures grow from the first size to that one"
+            )
+
+    @property
+    def full_size(self) -> int:
+        """Pixels of a side at the end of the run, and in evaluation."""
+        return self.image_size or picture_shapes.image_size(self.model)
+
+    @property
+    def canvas(self) -> int:
+        """Pixels of the square that a picture is decoded into: one of 4 to 3 keeps ``full_size``
+        pixels on its shorter side."""
+        return self.full_size * 4 // 3
+
+    def size_in(self, epoch: int) -> int:
+        """Pixels of a side in an epoch, counted from 0."""
+        rising = max(1, self.epochs * 3 // 4)
+        if not self.first_size or epoch >= rising:
+            return self.full_size
+        size = self.first_size + (self.full_size - self.first_size) * epoch / rising
+        return max(self.first_size, int(size) // SIZE_STEP * SIZE_STEP)
+
+    @property
+    def peak_lr(self) -> float:
+        """Peak learning rate at the run's global batch."""
+        return self.lr * self.images_per_step / IMAGES_PER_LR if self.lr_scaling else self.lr
+
+
+_OURS: Final[Mapping[str, Value]] = {
+    "label_smoothing": 0.1,
+    "mixup": 0.2,
+    "weight_decay": 5e-5,
+    "ema": 0.9999,
+    "max_grad_norm": 0.0,
+}
+PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
+    "resnet50": {**_OURS, "epochs": 90, "first_size": 160, "least_area": 0.25},
+    "efficientnet-b7": {
+        **_OURS,
+        "model": "efficientnet-b7",
+        "epochs": 300,
+        "first_size": 320,
+        "batch_per_worker": 16,
+        "lr": 0.1,
+    },
+    # What the public solution's script and its two job files set: fp32, 64 images per GPU, a rate
+    # of 0.1 whatever the batch, a tenth of it after each 30 epochs, one epoch, 224 pixels for
+    # each model. For comparison; the accuracy it reaches was never published.
+    "reference": {
+        "epochs": 1,
+        "image_size": 224,
+        "batch_per_worker": 64,
+        "lr": 0.1,
+        "lr_scaling": False,
+        "schedule": "steps",
+        "precision": "fp32",
+        "weight_decay": 1e-4,
+        "max_grad_norm": 0.0,
+    },
+    # Shows that it works, without data: a small model and small pictures.
+    "synthetic": {
+        **_OURS,
+        "model": "efficientnet-b0",
+        "image_size": 64,
+        "epochs": 3,
+        "batch_per_worker": 16,
+        "least_area": 0.5,
+        "mixup": 0.0,
+        "ema": 0.9,
+        "lr": 8.0,
+        "report_every": 5,
+    },
+}
