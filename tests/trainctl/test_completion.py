@@ -51,7 +51,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     ("line", "offered"),
     [
         ("trainctl chec", ["checkpoints"]),
-        ("trainctl submit ", ["ddp", "fsdp", "bandwidth"]),
+        ("trainctl submit ", ["ddp", "fsdp", "imagenet", "bandwidth"]),
         ("trainctl plan fs", ["fsdp"]),
         ("trainctl submit ddp --ep", ["--epochs"]),
         ("trainctl submit ddp --max-f", ["--max-failures"]),

@@ -24,7 +24,7 @@ SUBMIT = ["submit", "ddp", "--yes"]
 FSDP = ["submit", "fsdp", "--yes"]
 DATA = ["--data", "s3://bucket/data"]
 REFUSED: list[tuple[list[str], str]] = [
-    (["submit", "--yes"], "give a recipe (ddp, fsdp, bandwidth), or --code DIR"),
+    (["submit", "--yes"], "give a recipe (ddp, fsdp, imagenet, bandwidth), or --code DIR"),
     (["submit", "dpd", "--yes"], "unknown recipe 'dpd': did you mean ddp?"),
     # Settings, by the parser of training.launch.
     ([*SUBMIT, "--epoch", "3"], "unknown option --epoch: did you mean --epochs?"),

@@ -124,7 +124,7 @@ def test_pairs_are_the_same_on_any_number_of_workers(
         for each in range(num)
         if each not in damaged
     }
-    found = {}
+    found: dict[int, int] = {}
     bounds = [
         augmentation.pair_bounds(num, rank=rank, world_size=world_size)
         for rank in range(world_size)

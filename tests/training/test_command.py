@@ -52,7 +52,7 @@ def test_settings_are_those_of_preset_and_options() -> None:
         (["fsdp", "--replicas", "3"], "--replicas is 3, which does not divide 4 workers"),
         (["fsdp", "--global-batch", "6"], "6 sequences cannot be shared by 4 workers"),
         (["dpd"], "unknown recipe 'dpd': did you mean ddp?"),
-        ([], "no recipe is given: choose ddp, fsdp, bandwidth"),
+        ([], "no recipe is given: choose ddp, fsdp, imagenet, bandwidth"),
         (["ddp", "--local"], "--local is not an option of a job's recipe"),
         (["ddp", "--run=other"], "--run is not an option of a job's recipe"),
     ],

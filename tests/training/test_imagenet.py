@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -129,13 +130,16 @@ def evaluated(rank: int, port: int, folder: str) -> None:
 
     worker = joined(rank, 2, port, folder)
     whole = config(synthetic_images=510)  # 51 to evaluate
-    found = loop.open_pictures(whole, worker, loop.contextlib.ExitStack())
+    found = loop.open_pictures(whole, worker, ExitStack())
     torch.manual_seed(0)
     model = picture_models.build(whole.model, classes=found.classes)
-    got = loop.evaluate(model, None, found, whole, worker=worker, use_bf16=False)
-    assert model.training
     (batch,) = found.val.batches([torch.arange(51)])
     pixels = augmentation.middle_views(batch.pictures, batch.extents, size=32, share=0.875)
+    with torch.no_grad():
+        for _ in range(20):  # without statistics of its own, its answers would be all alike
+            model(pixels)
+    got = loop.evaluate(model, None, found, whole, worker=worker, use_bf16=False)
+    assert model.training
     with torch.no_grad():
         logits = model.eval()(pixels).logits
     assert got.loss == pytest.approx(F.cross_entropy(logits, batch.labels).item(), abs=1e-5)

@@ -233,7 +233,7 @@ def test_forward_flops_are_those_of_one_image() -> None:
 
 
 def test_the_small_stem_has_no_dead_taps_and_every_position_of_28_pixels() -> None:
-    model = models.resnet18(stem="small")
+    model: Any = models.resnet18(stem="small")
     assert models.num_parameters(model) == 11_175_370 - 64 * (49 - 9)
     assert models.keep_live_taps(model, image_size=28) == {}
     with torch.no_grad():
@@ -262,7 +262,7 @@ def test_a_saved_model_of_either_stem_and_any_width_is_loaded_with_what_it_learn
         answers = model.eval()(pixels).logits
         assert torch.equal(resnet.load(tmp_path)(pixels).logits, answers)
         if stem == "large":
-            loaded = ResNetForImageClassification.from_pretrained(tmp_path).eval()
+            loaded: Any = ResNetForImageClassification.from_pretrained(tmp_path)
             torch.testing.assert_close(loaded(pixels).logits, answers)
         else:  # refused, and not half loaded
             with pytest.raises(RuntimeError, match="ismatch"):

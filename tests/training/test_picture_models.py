@@ -39,7 +39,10 @@ def test_a_model_has_the_parameters_of_the_published_one(name: str, parameters: 
 
 
 def test_b7_is_what_transformers_builds_by_default() -> None:
-    from transformers import EfficientNetConfig, EfficientNetForImageClassification
+    from transformers.models.efficientnet.configuration_efficientnet import EfficientNetConfig
+    from transformers.models.efficientnet.modeling_efficientnet import (
+        EfficientNetForImageClassification,
+    )
 
     options: dict[str, Any] = {"num_labels": 1000}
     with torch.device("meta"):
@@ -88,11 +91,10 @@ def test_a_resnet_begins_as_its_shortcuts_and_learns_in_all_blocks() -> None:
     scales = [p for p in model.parameters() if p.ndim == 1 and not p.any() and len(p) >= 256]
     assert len([p for p in scales if p.requires_grad]) >= 16
     model(torch.randn(2, 3, 64, 64)).logits.sum().backward()
-    last = [
-        module.layer[-1].normalization.weight.grad
-        for module in model.modules()
-        if type(module).__name__ == "ResNetBottleNeckLayer"
+    blocks: list[Any] = [
+        module for module in model.modules() if type(module).__name__ == "ResNetBottleNeckLayer"
     ]
+    last = [block.layer[-1].normalization.weight.grad for block in blocks]
     assert len(last) == 16
     assert all(gradient.abs().sum() > 0 for gradient in last)
 

@@ -184,7 +184,8 @@ def _uniform(samples: npt.NDArray[np.int64], *, seed: int, step: int, num: int) 
     key = hashlib.sha256(f"boxes:{seed}:{step}".encode()).digest()[:8]
     counters = samples.astype(np.uint64)[:, None] * np.uint64(num) + np.arange(num, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        state = np.uint64(int.from_bytes(key, "big")) + counters * np.uint64(0x9E3779B97F4A7C15)
+        state = (counters * np.uint64(0x9E3779B97F4A7C15)).astype(np.uint64)
+        state += np.uint64(int.from_bytes(key, "big"))
         state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         state ^= state >> np.uint64(31)

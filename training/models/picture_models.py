@@ -21,23 +21,23 @@ def build(name: str, *, classes: Sequence[str]) -> nn.Module:
     first.
     """
     # Not above: the import takes seconds, and this file's other users need no model.
-    from transformers import (
-        EfficientNetConfig,
+    from transformers import ResNetConfig, ResNetForImageClassification
+    from transformers.models.efficientnet.configuration_efficientnet import EfficientNetConfig
+    from transformers.models.efficientnet.modeling_efficientnet import (
         EfficientNetForImageClassification,
-        ResNetConfig,
-        ResNetForImageClassification,
     )
 
     labels: dict[str, Any] = {
         "id2label": dict(enumerate(classes)),
         "label2id": {label: number for number, label in enumerate(classes)},
     }
+    model: nn.Module
     if name == RESNET50:
         model = ResNetForImageClassification(ResNetConfig(**labels))
         _begin_as_identity(model)
         return model
     shape = SHAPES[name]
-    return EfficientNetForImageClassification(
+    model = EfficientNetForImageClassification(
         EfficientNetConfig(
             width_coefficient=shape.width,
             depth_coefficient=shape.depth,
@@ -51,6 +51,7 @@ def build(name: str, *, classes: Sequence[str]) -> nn.Module:
             **labels,
         )
     )
+    return model
 
 
 @torch.no_grad()

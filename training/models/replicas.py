@@ -1,7 +1,6 @@
 """What recipes share that keep the whole model on every worker."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -56,7 +55,7 @@ def average_over_workers(tensors: Iterable[torch.Tensor], world_size: int) -> No
         tensor.copy_(part.view_as(tensor))
 
 
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
     """Parameters as an optimizer takes them: weight decay spares biases and normalization."""
     parameters = list(model.parameters())
     return [
