@@ -83,6 +83,7 @@ STANDARD = {
     *("training.record.events", "training.record.lines", "training.record.measures"),
     *("training.record.progress", "training.plan"),
     *("training.models", "training.models.estimates", "training.models.model_shapes"),
+    "training.models.picture_shapes",
 }
 #: What others may import of ``training``, beside ``STANDARD``.
 OF_TRAINING: Mapping[str, set[str]] = {
