@@ -84,6 +84,24 @@ def test_training_goes_on_as_if_it_had_not_stopped_in_either_layout(
     assert continued == pytest.approx(expected, abs=tolerance, rel=0)
 
 
+def test_a_model_whose_kernels_are_channels_last_is_saved_and_goes_on_alike(tmp_path: Path) -> None:
+    model, optimizer, cut = trained("live", steps=0)
+    models.channels_last(model)
+    assert any(not each.is_contiguous() for each in model.parameters())
+    for number in range(3):
+        step(model, optimizer, number)
+    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer, cut), keep=1)
+    expected = [step(model, optimizer, number) for number in range(3, 6)]
+
+    fresh, fresh_optimizer, fresh_cut = trained("live", steps=0)
+    models.channels_last(fresh)
+    found = checkpoints.newest(str(tmp_path), pytest.fail)
+    assert found is not None
+    checkpoints.apply(found, fresh, fresh_optimizer, cut=fresh_cut)
+    assert any(not each.is_contiguous() for each in fresh.parameters())
+    assert [step(fresh, fresh_optimizer, number) for number in range(3, 6)] == expected
+
+
 def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
     model, optimizer, cut = trained("live", steps=1)
     taken = snapshot_of(model, optimizer, cut)

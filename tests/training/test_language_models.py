@@ -256,6 +256,29 @@ def _gradients(model: Any, when: str) -> tuple[int, list[Tensor]]:
     return whole, found
 
 
+def _alone(_rank: int, bf16: bool) -> tuple[float, set[str], float]:
+    model = WithLoss(language_models.build_on_meta(CONFIGS["neox"]()))
+    mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("dp_shard",))
+    language_models.shard(model, mesh, bf16=bf16)
+    model_weights.allocate(model.model, torch.device("cpu"))
+    model_weights.initialise(model.model, seed=3)
+    loop.reduce_gradients(model, "pass", is_last=True)
+    loss = model(tokens(0))
+    loss.backward()
+    kinds = {f"{type(each).__name__} {each.dtype}" for each in model.parameters()}
+    return loss.item(), kinds, loop.clip(model, 0.0).item()
+
+
+@pytest.mark.slow
+def test_one_worker_shards_nothing_and_computes_in_bf16_beside_weights_in_fp32() -> None:
+    [(exact, kinds, exact_norm)] = in_processes(1, _alone, False)
+    [(loss, kinds_in_bf16, norm)] = in_processes(1, _alone, True)
+    assert kinds == kinds_in_bf16 == {"Parameter torch.float32"}
+    assert loss != exact
+    assert loss == pytest.approx(exact, rel=1e-3)
+    assert norm == pytest.approx(exact_norm, rel=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),

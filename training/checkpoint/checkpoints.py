@@ -155,7 +155,8 @@ def take_snapshot(
 
 
 def _to_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
+    # A GPU's convolutions keep their weights channels last; files keep them as anyone reads them.
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def write_model(snapshot: Snapshot, folder: Path) -> None:

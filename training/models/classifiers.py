@@ -29,6 +29,17 @@ def resnet18(
     )
 
 
+def channels_last(model: nn.Module) -> None:
+    """Keep the kernels in the order in which a GPU's convolutions read them, in place.
+
+    Kernels of one tap are in both orders at once: they keep the strides that their gradients come
+    with, or DDP would copy each gradient into its bucket and warn of it.
+    """
+    for parameter in model.parameters():
+        if parameter.dim() == 4 and parameter[0, 0].numel() > 1:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+
+
 def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 

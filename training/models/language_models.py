@@ -5,6 +5,7 @@ A model is made on the meta device, sharded there, and only then given memory an
 """
 
 import functools
+from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, Final
 
@@ -47,6 +48,8 @@ class WithLoss(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        #: What the model computes in, where that is not the type of its weights (``shard``).
+        self.autocast: torch.dtype | None = None
         self._bend: Bend | None = None
 
     def forward(
@@ -68,7 +71,8 @@ class WithLoss(nn.Module):
         hidden, bend, _ = self._run(tokens if predict else tokens[:, :-1], positions)
         if predict:
             head = self._head()
-            return bend(F.linear(hidden[:, -1], head.weight, head.bias).float())
+            bias = None if head.bias is None else head.bias.to(hidden.dtype)
+            return bend(F.linear(hidden[:, -1], head.weight.to(hidden.dtype), bias).float())
         return self._loss(hidden, bend, tokens)
 
     def compare(self, tokens: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -80,7 +84,9 @@ class WithLoss(nn.Module):
     def _loss(self, hidden: Tensor, bend: Bend, tokens: Tensor) -> Tensor:
         head, labels = self._head(), tokens[:, 1:].flatten()
         flat = hidden.flatten(0, 1)
-        return linear_cross_entropy(flat, head.weight, labels, bias=head.bias, bend=bend)
+        weight = head.weight.to(flat.dtype)
+        bias = None if head.bias is None else head.bias.to(flat.dtype)
+        return linear_cross_entropy(flat, weight, labels, bias=bias, bend=bend)
 
     def _head(self) -> Any:
         of: Any = self.model  # transformers' own method
@@ -105,7 +111,8 @@ class WithLoss(nn.Module):
         head.forward = noting
         try:
             arguments = {} if positions is None else {"position_ids": positions}
-            logits: Tensor = self.model(input_ids=inputs, **arguments).logits
+            with self._arithmetic(inputs.device):
+                logits: Tensor = self.model(input_ids=inputs, **arguments).logits
         finally:
             head.forward = own
         if self._bend is None:
@@ -118,7 +125,13 @@ class WithLoss(nn.Module):
                     "here: choose another model"
                 )
             self._bend = found
-        return given[0], self._bend, logits[:, :-1].float()
+        hidden = given[0] if self.autocast is None else given[0].to(self.autocast)
+        return hidden, self._bend, logits[:, :-1].float()
+
+    def _arithmetic(self, device: torch.device) -> AbstractContextManager[object]:
+        if self.autocast is None:
+            return nullcontext()
+        return torch.autocast(device.type, self.autocast)
 
 
 def _probe(weight: Tensor) -> Tensor:
@@ -207,11 +220,17 @@ def recompute(model: nn.Module, mode: str) -> None:
 def shard(trained: WithLoss, mesh: DeviceMesh, *, bf16: bool) -> None:
     """Shard a model block by block over ``mesh``, so that only one block is ever whole.
 
+    One process has nothing to share: its weights stay as they are, and what FSDP would do at each
+    block is left out, which a small model would wait for longer than for its GPU.
+
     Args:
         mesh: one dimension shards over all its processes; of two, the first replicates and the
             second shards, which sends less where a part of the processes holds the whole model.
         bf16: compute in bf16; gradients are reduced in fp32, and what is kept is fp32 either way.
     """
+    if mesh.size() == 1:
+        trained.autocast = torch.bfloat16 if bf16 else None
+        return
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32
     )

@@ -91,6 +91,7 @@ class TorchrunWorker:
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
             timeout=COLLECTIVE_TIMEOUT,
+            device_id=self.device if self.device.type == "cuda" else None,
         )
 
     def _ask_to_stop(self, _number: int, _frame: Any) -> None:

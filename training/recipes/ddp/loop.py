@@ -79,7 +79,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     )
     model.to(device)
     if on_gpu:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        models.channels_last(model)
     optimizer = build_optimizer(model, config, device)
 
     position = checkpoints.Position()

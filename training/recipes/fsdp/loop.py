@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule
 
 from contract.errors import InputError
 from training import machine, metrics, optimizers
@@ -407,10 +408,12 @@ def reduce_gradients(trained: Any, when: str, *, is_last: bool) -> None:
 
     Copies of the model add theirs up after the last pass, when they are sharded already.
     """
-    trained.set_requires_gradient_sync(is_last or when == "pass")
-    trained.set_requires_all_reduce(is_last)
+    if isinstance(trained, FSDPModule):
+        trained.set_requires_gradient_sync(is_last or when == "pass")
+        trained.set_requires_all_reduce(is_last)
 
 
 def _reshard(trained: Any) -> None:
     """Free the weights that the root keeps whole after a pass without gradients."""
-    trained.reshard()
+    if isinstance(trained, FSDPModule):
+        trained.reshard()
