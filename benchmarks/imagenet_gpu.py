@@ -1,25 +1,35 @@
 """Pictures per second of the ImageNet recipe on one GPU: with its data path, and without.
 
     python -m benchmarks.imagenet_gpu [--models resnet50] [--batches 128 256] [--json]
-    python -m benchmarks.imagenet_gpu --data DIR --decoders 14 [--json]
+    python -m benchmarks.imagenet_gpu --packed raw [--json]
+    python -m benchmarks.imagenet_gpu --data DIR [--decoders 14] [--json]
 
-Needs PyTorch and transformers, not Ray. Without ``--data`` the pictures are made on the device, so
-nothing waits for a decoder; with it they come from a folder, best one that ``trainctl data prepare
-imagenet`` has packed. Both train with the recipe's own loop: random crops, mixup, label smoothing,
-the average of the weights. A run has two epochs of ``--steps`` steps, of which the second counts:
-in the first cuDNN chooses its algorithms. On a CPU it shows that it works, with small pictures.
+Needs PyTorch and transformers, not Ray. Without more the pictures are made on the device, so
+nothing waits for a decoder. ``--packed`` makes a tree of JPEGs, packs it as ``trainctl data prepare
+imagenet`` does, and reads that; ``--data`` reads a set that is there. All train with the recipe's
+own loop: random crops, mixup, label smoothing, the average of the weights. A run has two epochs,
+of which the second counts: in the first cuDNN chooses its algorithms. On a CPU it shows that it
+works, with small pictures.
 """
 
 import argparse
+import io
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from benchmarks import alone
 from benchmarks.output import report, say
 from contract.errors import InputError
+from training.data.pictures.destination import Destination
+from training.data.pictures.index import ENCODINGS, TRAIN, VAL
+from training.data.pictures.prepare import Wish, prepare
 from training.models import picture_shapes
 from training.record.events import Evaluation, RankTimes, Start
 
@@ -39,16 +49,26 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=224 if on_gpu else 32, help="image size")
     parser.add_argument("--steps", type=int, default=60 if on_gpu else 8, help="steps of an epoch")
     parser.add_argument("--data", help="folder of pictures (default: pictures of the device)")
+    parser.add_argument("--packed", choices=ENCODINGS, help="make such a set, and read it")
     parser.add_argument("--decoders", type=int, default=0, help="processes (0: one per core)")
     parser.add_argument("--settings", nargs="*", default=[], help="more of the recipe's words")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
+        if options.packed:
+            most = options.steps * max(options.batches)
+            options.data = packed(Path(folder), num=most, encoding=options.packed)
+        return run_all(options)
+
+
+def run_all(options: argparse.Namespace) -> int:
+    """Measure each model with each batch."""
     runs = []
     for model in options.models:
         for batch in options.batches:
             words = ["--image-size", str(options.size), "--first-size", "0"]
             words += ["--model", model, "--batch-per-worker", str(batch)]
-            words += ["--synthetic-images", str(batch * options.steps)]
+            words += ["--synthetic-images", str(max(64, batch * options.steps))]
             words += ["--decoders", str(options.decoders), *options.settings]
             if options.data:
                 words += ["--data", options.data]
@@ -63,7 +83,7 @@ def main() -> int:
         {
             "benchmark": "imagenet_gpu",
             "image_size": options.size,
-            "pictures": options.data or "made on the device",
+            "pictures": options.packed or options.data or "made on the device",
             "ratio": ratio(runs),
             "runs": runs,
         },
@@ -89,6 +109,29 @@ def measured(words: Sequence[str]) -> dict[str, Any]:
         "phases_s": dict(times.phases or {}),
         "memory_gib": None if last.memory_bytes is None else last.memory_bytes / 2**30,
     }
+
+
+def packed(folder: Path, *, num: int, encoding: str) -> str:
+    """Make a packed set of pictures as large as ImageNet's; return its folder."""
+    say(f"making {num} pictures and packing them as {encoding}")
+    random = np.random.default_rng(0)
+    contents = []
+    for _ in range(256):
+        # Smooth, and with some grain: about as many bytes as a photograph has.
+        small = Image.fromarray(random.integers(0, 256, (24, 32, 3), dtype=np.uint8))
+        large = np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC)).astype(np.int16)
+        grain = random.integers(-12, 13, large.shape)
+        file = io.BytesIO()
+        Image.fromarray(np.clip(large + grain, 0, 255).astype(np.uint8)).save(file, "JPEG")
+        contents.append(file.getvalue())
+    for split, count in ((TRAIN, num), (VAL, 200)):
+        for number in range(count):
+            path = folder / "tree" / split / f"class{number % 10}" / f"{number}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(contents[number % len(contents)])
+    to = Destination(uri=str(folder / "packed"))
+    prepare(folder / "tree", to, Wish(encoding=encoding))
+    return to.uri
 
 
 def ratio(runs: Sequence[dict[str, Any]]) -> float | None:

@@ -4,7 +4,7 @@ that a run which is interrupted goes on as if nothing had happened."""
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from contract.errors import InputError
-from tests.training.sample_pictures import sort_val, write_tree
+from tests.training.sample_pictures import CLASSES, sort_val, write_tree
 from tests.training.test_ddp import free_port
+from tests.training.test_local_runs import assert_nothing_is_left, launcher
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
@@ -71,6 +72,11 @@ def test_pictures_grow_to_their_full_size_by_three_quarters_of_the_run() -> None
     assert all(size % 32 == 0 for size in sizes)
     assert {config(epochs=3).size_in(epoch) for epoch in range(3)} == {32}
     assert config(model="efficientnet-b4", image_size=0).full_size == 380
+
+
+def test_packed_pictures_are_not_shrunk_again_for_a_little_less() -> None:
+    whole = config(image_size=224)
+    assert [whole.canvas_of(packed) for packed in (0, 160, 320, 512)] == [298, 160, 320, 298]
 
 
 @pytest.mark.parametrize(
@@ -203,10 +209,10 @@ def killed(rank: int, world_size: int, port: int, folder: str, data: str, kill_a
     worker = joined(rank, world_size, port, f"{folder}/run")
     saved = checkpoints.names(f"{folder}/run")
     first = int(saved[-1].removeprefix("step-")) if saved else 0
-    reads: Callable[..., Iterator[pictures.Batch]] = Reader.batches
+    reads: Callable[..., Generator[pictures.Batch, None, None]] = Reader.batches
     file = Path(folder) / f"seen-{world_size}-{rank}.jsonl"
 
-    def batches(self: Reader, plan: Any) -> Iterator[pictures.Batch]:
+    def batches(self: Reader, plan: Any) -> Generator[pictures.Batch, None, None]:
         is_training = len(self._split) > 50
         for number, batch in enumerate(reads(self, plan)):
             if is_training:
@@ -257,3 +263,28 @@ def test_a_kill_in_mid_epoch_and_fewer_workers_lose_and_repeat_no_picture(tmp_pa
     # A step that was done twice saw the same pictures.
     for step in range(saved, 8):
         assert sorted(seen[2][step]) == sorted(seen[1][step])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_under_ray_it_trains_on_a_tree_with_damaged_pictures_and_lists_them(tmp_path: Path) -> None:
+    data = sort_val(write_tree(tmp_path / "data", num_train=96, num_val=20))
+    broken = sorted((data / "train").rglob("*.JPEG"))[:3]
+    for path in broken:
+        path.write_bytes(path.read_bytes()[:100])
+    with launcher(tmp_path, "imagenet") as start:
+        words = ["--data", str(data), "--preset", "synthetic", "--image-size", "32", "--workers"]
+        command = start("tree", *words, "2", "--epochs", "2", "--decoders", "1", "--json")
+        code, out, err = command.end()
+        assert code == 0, err
+        assert_nothing_is_left("tree")  # decoders neither
+    result = json.loads(out)
+    assert result == command.result()
+    assert 0 <= result["accuracy"] <= result["top5"] <= 1
+    assert (result["steps"], result["world_size"]) == (6, 2)
+    for path in broken:
+        assert f"{path.parent.name}/{path.name}" in err
+    from transformers import AutoModelForImageClassification
+
+    model = AutoModelForImageClassification.from_pretrained(command.run_folder / "model")
+    assert model.config.id2label == dict(enumerate(CLASSES))

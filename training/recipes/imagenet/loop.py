@@ -322,8 +322,9 @@ class Pictures:
 
 def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.ExitStack) -> Pictures:
     """Open the data, and start the decoders of this worker; they end with ``stack``."""
-    canvas, device = config.canvas, worker.device
+    device = worker.device
     if config.data == SYNTHETIC:
+        canvas = config.canvas
         num_train, num_val = config.synthetic_images, max(20, config.synthetic_images // 10)
         return Pictures(
             train=Synthetic(num_train, canvas=canvas, device=device),
@@ -340,7 +341,7 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
             Reader(
                 found,
                 split,
-                size=found.canvas(canvas),
+                size=config.canvas_of(found.index.size),
                 batch=most_per_worker(config, worker.world_size),
                 device=device,
                 decoders=num_decoders(config, worker.world_size),

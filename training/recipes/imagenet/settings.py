@@ -98,6 +98,12 @@ class ImagenetConfig(ReplicaConfig):
         pixels on its shorter side."""
         return self.full_size * 4 // 3
 
+    def canvas_of(self, packed: int) -> int:
+        """The same for a set whose pictures were shrunk to fit into ``packed`` pixels (0: not):
+        theirs where that is not much more, because shrinking them again costs more than it saves.
+        """
+        return packed if 0 < packed <= 1.5 * self.canvas else self.canvas
+
     def size_in(self, epoch: int) -> int:
         """Pixels of a side in an epoch, counted from 0."""
         rising = max(1, self.epochs * 3 // 4)
