@@ -30,8 +30,10 @@ class Program:
     """It ends with the same figures after any interruption."""
     progress: str = ""
     """Pattern of a line with how far it is; empty: its lines are counted."""
+    steps: int = 1
+    """What such a line counts by, in the steps of the line with which it starts."""
     length: float
-    """How far it is at its end."""
+    """How far it is at its end, in the same."""
     prints_saves: bool = False
     """It saves whenever it prints such a line."""
     file: str = ""
@@ -82,7 +84,8 @@ PROGRAMS: Final = (
         words=("torchrun", "train.py", "--max_steps", "2000", "--save_steps", "200"),
         ends_with={"steps": 2000, "world_size": 2},
         progress=r"'epoch': '?([\d.]+)",
-        length=2000 / 256,
+        steps=256,
+        length=2000,
         file="trainer_state.json",
     ),
     Program(
@@ -138,4 +141,4 @@ def progress_of(program: Program, lines: Sequence[Line]) -> float | None:
     if not program.progress:
         return float(len(lines))
     found = [each[1] for line in lines if (each := re.search(program.progress, line.text))]
-    return float(found[-1]) if found else None
+    return float(found[-1]) * program.steps if found else None

@@ -93,6 +93,9 @@ def test_a_kill_hits_a_program_that_trains_and_could_resume() -> None:
     assert not due_after(PROGRAM, *starts, "step 50 saved", *resumed, "step 50 saved")
     assert due_after(PROGRAM, *starts, "step 50 saved", *resumed, "step 55 saved")
     assert not due_after(PROGRAM, *starts, part=0.0), "it has saved nothing since its start"
+    by_epoch = replace(PROGRAM, progress=r"'epoch': '([\d.]+)'", steps=10)
+    assert not due_after(by_epoch, *resumed, "{'epoch': '5.4'}")
+    assert due_after(by_epoch, *resumed, "{'epoch': '5.5'}")
 
 
 def test_other_kills_come_while_it_starts_or_after_some_of_its_lines() -> None:
