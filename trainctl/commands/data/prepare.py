@@ -46,8 +46,9 @@ def prepare(
         str, typer.Option(metavar="ENCODING", help=f"Of packed pictures: {', '.join(ENCODINGS)}.")
     ] = JPEG,
     processes: Annotated[
-        int, typer.Option(min=1, help="To work at a time.", show_default="one for each core")
-    ] = 0,
+        int | None,
+        typer.Option(min=1, help="To work at a time.", show_default="one for each core"),
+    ] = None,
     profile: Profile = None,
     region: Region = None,
 ) -> None:
@@ -67,7 +68,7 @@ def prepare(
             progress.update(f"{what}: {share}")
 
         index = pictures.prepare(
-            Path(source).expanduser(), target, wish, processes=processes, report=show
+            Path(source).expanduser(), target, wish, processes=processes or 0, report=show
         )
     for each in index.damaged[:_SHOWN_DAMAGED]:
         output.say(f"left out: {each}")

@@ -1,5 +1,7 @@
 """From the bytes of a picture to its pixels. Imports no torch: decoders start in no time."""
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 from PIL import Image
@@ -14,8 +16,11 @@ except ImportError:  # an environment that was made before it was asked for
 
 Pixels = npt.NDArray[np.uint8]
 
+#: Whether JPEGs are decoded by simplejpeg.
+FAST: Final = simplejpeg is not None
 
-def pixels(content: bytes, entry: Entry, *, size: int, encoding: str) -> Pixels:
+
+def pixels(content: bytes | memoryview, entry: Entry, *, size: int, encoding: str) -> Pixels:
     """Pixels of a set's picture, shrunk where it does not fit into a square of ``size`` pixels.
 
     Returns:
@@ -35,16 +40,16 @@ def pixels(content: bytes, entry: Entry, *, size: int, encoding: str) -> Pixels:
     return np.asarray(shrunk(Image.fromarray(found), size))
 
 
-def decode(content: bytes, *, size: int) -> Pixels:
+def decode(content: bytes | memoryview, *, size: int) -> Pixels:
     """The same of a JPEG, or of what else Pillow reads."""
-    if simplejpeg is not None and content.startswith(b"\xff\xd8"):
+    if simplejpeg is not None and content[:2] == b"\xff\xd8":
         found = _fast(content, size)
         if found is not None:
             return found
     return np.asarray(fitted(content, size=size))
 
 
-def _fast(content: bytes, size: int) -> Pixels | None:
+def _fast(content: bytes | memoryview, size: int) -> Pixels | None:
     """With libjpeg-turbo and nothing around it; None for what it leaves to Pillow."""
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(content)

@@ -22,6 +22,12 @@ _CHUNK_BYTES: Final = 1 << 20
 _PART: Final = ".part"
 
 
+def sha256_of(path: Path) -> str:
+    """Of a file here."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Destination:
     """Files by their names relative to a folder or prefix. It may be sent to other processes."""

@@ -1,12 +1,11 @@
 """Bytes of a set's pictures: from a folder, from this node's cache of its shards, or from S3.
 
-Decoder processes read them. What is in S3 is asked for many pictures at a time. While
-``shard_cache`` fetches whole shards, each that is there is read from the disk instead.
+Decoder processes read them. What is in S3 is asked for many pictures at a time, until
+``shard_cache`` has brought its shard to the disk.
 """
 
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,10 +13,13 @@ from training import storage
 from training.data.pictures.index import Entry
 from training.data.pictures.picture import DamagedError
 
-#: Shards are kept open; trees are not.
+#: Shards are kept open; files of trees are not.
 _MOST_OPEN: Final = 512
 
 _SHORT: Final = "its file ends before it does"
+
+Content = bytes | memoryview | DamagedError
+"""Bytes of a picture, or why there are none."""
 
 
 class UnreachableError(Exception):
@@ -35,62 +37,66 @@ class Files:
         """
         self._root = root
         self._cached = cached
-        self._open: dict[Path, int] = {}
+        self._open: dict[str, int] = {}
+        self._buffer = bytearray()
         self._s3: Any = storage.filesystem(root) if storage.is_s3(root) else None
 
-    def read(self, entries: Sequence[Entry]) -> list[bytes | DamagedError]:
-        """Bytes of each picture, or why there are none.
+    def read(self, entries: Sequence[Entry]) -> Iterator[Content]:
+        """Bytes of each picture, in their order; each is valid until the next is asked for.
 
         Raises:
             UnreachableError: the store does not answer.
         """
-        found: list[bytes | DamagedError | None] = [self._local(each) for each in entries]
-        missing = [place for place, each in enumerate(found) if each is None]
-        if missing:
-            answers = self._fetched([entries[place] for place in missing])
-            for place, answer in zip(missing, answers, strict=True):
-                found[place] = answer
-        return [each for each in found if each is not None]
+        paths = [self._path(each) for each in entries]
+        fetched = self._fetched(
+            [each for each, path in zip(entries, paths, strict=True) if path is None]
+        )
+        for each, path in zip(entries, paths, strict=True):
+            yield next(fetched) if path is None else self._local(path, each)
 
-    def _local(self, entry: Entry) -> bytes | DamagedError | None:
-        """None: it has to be fetched."""
+    def _path(self, entry: Entry) -> str | None:
+        """Where a picture is on this node; None: in S3."""
+        if self._s3 is None:
+            return f"{self._root}/{entry.file}"  # its line was checked to stay below
+        cached = self._cached.get(entry.file)
+        if cached is None or (str(cached) not in self._open and not cached.exists()):
+            return None
+        return str(cached)
+
+    def _local(self, path: str, entry: Entry) -> Content:
         try:
-            if self._s3 is None:
-                path = Path(self._root, entry.file)  # its line was checked to stay below
-                if entry.size < 0:
-                    return path.read_bytes()
-            else:
-                cached = self._cached.get(entry.file)
-                if cached is None or (cached not in self._open and not cached.exists()):
-                    return None
-                path = cached
-            content = os.pread(self._handle(path), entry.size, entry.offset)
+            if not path.endswith(".tar"):
+                with open(path, "rb") as file:
+                    whole = file.read()
+                return whole if entry.size in (-1, len(whole)) else DamagedError(_SHORT)
+            # Always the same memory: fresh pages would take longer than reading.
+            if len(self._buffer) < entry.size:
+                self._buffer = bytearray(entry.size)
+            content = memoryview(self._buffer)[: entry.size]
+            num = os.preadv(self._handle(path), [content], entry.offset)
         except OSError as error:
             return DamagedError(f"it cannot be read: {error.strerror or error}")
-        return content if len(content) == entry.size else DamagedError(_SHORT)
+        return content if num == entry.size else DamagedError(_SHORT)
 
-    def _handle(self, path: Path) -> int:
+    def _handle(self, path: str) -> int:
         if path not in self._open:
             if len(self._open) >= _MOST_OPEN:
                 os.close(self._open.pop(next(iter(self._open))))
             self._open[path] = os.open(path, os.O_RDONLY)
         return self._open[path]
 
-    def _fetched(self, entries: Sequence[Entry]) -> list[bytes | DamagedError]:
+    def _fetched(self, entries: Sequence[Entry]) -> Iterator[Content]:
+        if not entries:
+            return
         paths = [storage.join(self._root, each.file) for each in entries]
         starts = [each.offset if each.size >= 0 else None for each in entries]
         ends = [each.offset + each.size if each.size >= 0 else None for each in entries]
         answers = self._s3.cat_ranges(paths, starts, ends, on_error="return")
-        return [_checked(answer, each) for answer, each in zip(answers, entries, strict=True)]
-
-    def close(self) -> None:
-        for handle in self._open.values():
-            with suppress(OSError):
-                os.close(handle)
-        self._open.clear()
+        for answer, each in zip(answers, entries, strict=True):
+            yield _checked(answer, each)
 
 
-def _checked(answer: bytes | Exception, entry: Entry) -> bytes | DamagedError:
+def _checked(answer: bytes | Exception, entry: Entry) -> Content:
     """
     Raises:
         UnreachableError: the store does not answer; that says nothing about the picture.

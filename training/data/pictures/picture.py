@@ -16,7 +16,7 @@ class DamagedError(Exception):
     """These bytes are not a whole picture; the message tells why."""
 
 
-def fitted(content: bytes, *, size: int = 0) -> Image.Image:
+def fitted(content: bytes | memoryview, *, size: int = 0) -> Image.Image:
     """A picture, shrunk where it does not fit into a square of ``size`` pixels.
 
     The aspect ratio is kept, and small pictures stay small.

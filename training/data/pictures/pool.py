@@ -16,12 +16,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from contract.errors import InputError
+from training.data.pictures import shard_cache
 from training.data.pictures.decode import Pixels
 from training.data.pictures.index import JPEG
 from training.data.pictures.library import PictureSet
@@ -36,7 +36,6 @@ _LIVES: Final = 3
 _MOST_DEATHS: Final = 6
 _MOST_DEATHS_EACH: Final = 2
 _END_TIMEOUT_S: Final = 5.0
-_PROJECT: Final = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +93,7 @@ class Pool:
             encoding=pictures.index.encoding if pictures.index.size else JPEG,
             size=size,
             capacity=slots * batch,
-            cached={},
+            cached=shard_cache.cached_paths(pictures),
         )
         self._descriptor = _shared_memory(slots * batch * size * size * 3)
         memory = mmap.mmap(self._descriptor, slots * batch * size * size * 3)
@@ -111,6 +110,7 @@ class Pool:
         self._failure = ""
         self._closing = False
         self._wakes, self._wake = Pipe(duplex=False)
+        self._fetcher = shard_cache.Fetcher(pictures)
         self._decoders = [self._start() for _ in range(decoders)]
         self._thread = threading.Thread(target=self._run, name="pictures", daemon=True)
         self._thread.start()
@@ -166,6 +166,7 @@ class Pool:
             self._changed.notify_all()
         self._wake.send_bytes(b".")
         self._thread.join()
+        self._fetcher.close()
         for each in self._decoders:
             each.connection.close()  # which ends it
         for each in self._decoders:
@@ -285,15 +286,7 @@ class Pool:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=inherited,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(
-                        [str(_PROJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-                    ),
-                    # Each has a core of its own.
-                    "OMP_NUM_THREADS": "1",
-                    "OPENBLAS_NUM_THREADS": "1",
-                },
+                env=shard_cache.child_environment(),
             )
         with contextlib.suppress(OSError):  # as in _feed
             ours.send(self._orders)

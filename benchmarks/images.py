@@ -1,0 +1,322 @@
+"""Pictures per second into training: this project's reader beside Pillow and torch's DataLoader.
+
+    python -m benchmarks.images [--processes 2] [--seconds 6] [--rounds 3] [--json]
+
+Both start from the same JPEGs, of ImageNet's usual size, and have as many processes. The plain way
+is that of the published example: Pillow decodes, cuts a random part, resizes it to 224 pixels and
+mirrors it; each picture becomes a normalized float tensor in its worker. The reader decodes whole
+pictures into shared memory, from a tree, from shards and from packed shards; on a GPU, where the
+rest is the device's work, cutting and resizing there are part of its time. The ways take turns, and
+medians count. Ratios of CPU seconds are exact on a busy machine too.
+
+It needs torch, numpy and Pillow; ``--photographs`` where scikit-learn's are not installed.
+"""
+
+import argparse
+import functools
+import io
+import math
+import os
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import util
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader, Dataset
+
+from benchmarks.output import report, say
+from training.data import augmentation
+from training.data.images import BatchOrder
+from training.data.pictures import decode, library
+from training.data.pictures.destination import Destination
+from training.data.pictures.index import JPEG, PACKED, RAW, SHARDS, Entry
+from training.data.pictures.library import PictureSet
+from training.data.pictures.prepare import Wish, prepare
+from training.data.pictures.reader import Reader, rank_plan
+
+MODEL_SIZE: Final = 224
+CANVAS: Final = 512
+PACKED_SIZE: Final = 320
+_WIDTH, _HEIGHT = 500, 375  # of most of ImageNet's pictures
+_QUALITY: Final = 95
+_CLASSES: Final = 10
+_WARM_UP_S: Final = 1.0
+_DECODED: Final = 60
+_STEPS: Final = range(1_000_000)
+
+#: ResNet50 at 224 pixels in bf16: pictures per second of one GPU. A100 as NVIDIA publishes it, the
+#: others computed from it by their memory bandwidth.
+GPU_PICTURES_PER_S: Final[Mapping[str, int]] = {
+    "T4": 400,
+    "L4": 385,
+    "A10G": 750,
+    "L40S": 1100,
+    "A100": 2470,
+    "H100": 4200,
+}
+
+Way = Callable[[], Iterator[torch.Tensor]]
+
+
+class Measured(NamedTuple):
+    per_s: float
+    """Pictures."""
+    per_cpu_s: float
+    """Pictures per CPU second of all processes together."""
+
+
+# --- the pictures ---------------------------------------------------------------------------------
+def write_pictures(folder: Path, *, num: int, photographs: Path) -> int:
+    """Write a tree of cut-outs of the photographs; return the mean of their bytes."""
+    sources = [Image.open(path).convert("RGB") for path in sorted(photographs.glob("*.jpg"))]
+    assert sources, f"{photographs} has no .jpg: give --photographs a folder with some"
+    draw = random.Random(0)
+    total = 0
+    for number in range(num):
+        source = sources[number % len(sources)]
+        scale = max(_WIDTH / source.width, _HEIGHT / source.height)
+        least = min(source.width - _WIDTH * scale, source.height - _HEIGHT * scale)
+        assert least >= -1, "a photograph is smaller than ImageNet's pictures"
+        left = draw.randint(0, max(0, source.width - _WIDTH))
+        top = draw.randint(0, max(0, source.height - _HEIGHT))
+        part = source.crop((left, top, left + _WIDTH, top + _HEIGHT))
+        file = io.BytesIO()
+        part.save(file, "JPEG", quality=_QUALITY)
+        for split in ("train", "val") if number < _CLASSES else ("train",):
+            path = folder / split / f"n{number % _CLASSES:08d}" / f"{number}.JPEG"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.getvalue())
+        total += file.tell()
+    return total // num
+
+
+def bundled_photographs() -> Path:
+    package = util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        sys.exit("error: scikit-learn is not installed: give --photographs a folder of JPEGs")
+    return Path(package.origin).parent / "datasets" / "images"
+
+
+# --- the plain way --------------------------------------------------------------------------------
+class Plain(Dataset[tuple[torch.Tensor, int]]):
+    """What the published example gets from torchvision, written out."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._mean = torch.tensor(augmentation.MEAN).view(3, 1, 1)
+        self._std = torch.tensor(augmentation.STD).view(3, 1, 1)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        with Image.open(self._paths[number]) as file:
+            image = file.convert("RGB")
+        part = image.resize(
+            (MODEL_SIZE, MODEL_SIZE), Image.Resampling.BILINEAR, box=_random_box(*image.size)
+        )
+        if random.random() < 0.5:
+            part = part.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels = torch.from_numpy(np.array(part)).permute(2, 0, 1).contiguous()
+        values = pixels.to(torch.float32).div(255)
+        return values.sub_(self._mean).div_(self._std), number
+
+
+def _random_box(width: int, height: int) -> tuple[int, int, int, int]:
+    """A part of 8 to 100 % of the area, of a ratio from 3/4 to 4/3."""
+    for _ in range(10):
+        area = width * height * random.uniform(0.08, 1)
+        ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = random.randint(0, width - w), random.randint(0, height - h)
+            return left, top, left + w, top + h
+    return 0, 0, width, height
+
+
+def plain(
+    paths: Sequence[Path], *, batch: int, processes: int, device: torch.device
+) -> Iterator[torch.Tensor]:
+    on_gpu = device.type == "cuda"
+    loader = DataLoader(
+        Plain(paths),
+        batch_size=batch,
+        shuffle=True,
+        num_workers=processes,
+        pin_memory=on_gpu,
+        drop_last=True,
+        persistent_workers=True,
+        prefetch_factor=3,
+    )
+    while True:
+        for values, labels in loader:
+            labels.to(device, non_blocking=True)
+            yield values.to(device, non_blocking=True)
+
+
+# --- this project's way ---------------------------------------------------------------------------
+def ours(
+    found: PictureSet, *, batch: int, processes: int, device: torch.device
+) -> Iterator[torch.Tensor]:
+    order = BatchOrder(num_images=len(found.train), global_batch=batch, seed=0)
+    plan = rank_plan(order, steps=_STEPS, rank=0, world_size=1)
+    size = found.canvas(CANVAS)
+    with Reader(
+        found, found.train, size=size, batch=2 * batch, device=device, decoders=processes
+    ) as reader:
+        for step, each in enumerate(reader.batches(plan)):
+            if device.type != "cuda":
+                yield each.pictures
+                continue
+            boxes = augmentation.random_boxes(each.samples, seed=0, step=step, least_area=0.08)
+            yield augmentation.random_views(each.pictures, each.extents, boxes, size=MODEL_SIZE)
+
+
+# --- measuring ------------------------------------------------------------------------------------
+def measured(way: Way, device: torch.device, *, seconds: float) -> Measured:
+    """Consume batches as fast as they come, after a second in which everything starts."""
+    batches = way()
+    for _ in _until(batches, _WARM_UP_S):
+        pass
+    _wait(device)
+    began, cpu = time.perf_counter(), _cpu_seconds()
+    num = sum(len(each) for each in _until(batches, seconds))
+    _wait(device)
+    took, used = time.perf_counter() - began, _cpu_seconds() - cpu
+    batches.close()  # type: ignore[attr-defined]
+    return Measured(num / took, num / used)
+
+
+def _until(batches: Iterator[torch.Tensor], seconds: float) -> Iterator[torch.Tensor]:
+    began = time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        yield next(batches)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of its children that are there now."""
+    ticks, own = 0, os.getpid()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name of a program may have spaces, and ends with the last bracket.
+            words = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if own in (int(words[1]), int(path.parent.name)):
+            ticks += int(words[11]) + int(words[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def decoding(paths: Sequence[Path]) -> tuple[float, float]:
+    """Pictures per CPU second of one process that only decodes: Pillow, and this project."""
+    contents = [path.read_bytes() for path in paths[:_DECODED]]
+
+    def by_pillow(content: bytes) -> decode.Pixels:
+        with Image.open(io.BytesIO(content)) as file:
+            return np.asarray(file.convert("RGB"))
+
+    def by_decoder(content: bytes) -> decode.Pixels:
+        return decode.decode(content, size=CANVAS)
+
+    ways: tuple[Callable[[bytes], decode.Pixels], ...] = (by_pillow, by_decoder)
+    times: list[list[float]] = [[], []]
+    for _ in range(5):
+        for kept, decoded in zip(times, ways, strict=True):
+            began = time.process_time()
+            for content in contents:
+                decoded(content)
+            kept.append(time.process_time() - began)
+    first, second = (len(contents) / statistics.median(each) for each in times)
+    return first, second
+
+
+def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:
+    """The same pictures in each form."""
+    wishes = {
+        "shards": Wish(form=SHARDS),
+        "packed": Wish(form=PACKED, size=PACKED_SIZE, encoding=JPEG),
+        "packed_raw": Wish(form=PACKED, size=PACKED_SIZE, encoding=RAW),
+    }
+    found = {"tree": library.open_set(str(tree))}
+    for name, wish in wishes.items():
+        prepare(tree, Destination(uri=str(folder / name)), wish)
+        found[name] = library.open_set(str(folder / name))
+    return found
+
+
+def stored_bytes(entries: Iterator[Entry]) -> float:
+    return statistics.mean(each.size for each in entries)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__)
+    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--pictures", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=6, help="of each way in each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--photographs", type=Path, help="folder of .jpg files to cut out of")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    common = {"batch": options.batch, "processes": options.processes, "device": device}
+    with tempfile.TemporaryDirectory(prefix="images-") as name:
+        tree = Path(name, "tree")
+        say(f"writing {options.pictures:,} pictures, and packing them")
+        photographs = options.photographs or bundled_photographs()
+        size = write_pictures(tree, num=options.pictures, photographs=photographs)
+        sets = prepared(tree, Path(name))
+        paths = sorted((tree / "train").rglob("*.JPEG"))
+        ways: dict[str, Way] = {"plain": functools.partial(plain, paths, **common)}
+        ways |= {each: functools.partial(ours, found, **common) for each, found in sets.items()}
+        by_pillow, by_decoder = decoding(paths)
+        rounds: dict[str, list[Measured]] = {each: [] for each in ways}
+        for number in range(options.rounds):
+            for each, way in ways.items():
+                rounds[each].append(measured(way, device, seconds=options.seconds))
+                say(f"round {number + 1}, {each}: {rounds[each][-1].per_s:,.0f} pictures/s")
+        kept = {each: stored_bytes(iter(found.train)) for each, found in sets.items()}
+    per_s = {each: statistics.median(one.per_s for one in found) for each, found in rounds.items()}
+    per_cpu_s = {
+        each: statistics.median(one.per_cpu_s for one in found) for each, found in rounds.items()
+    }
+    report(
+        {
+            "benchmark": "images",
+            "ratio": per_s["tree"] / per_s["plain"],
+            "ratios": {each: per_s[each] / per_s["plain"] for each in sets},
+            "ratios_of_cpu_seconds": {each: per_cpu_s[each] / per_cpu_s["plain"] for each in sets},
+            "ratio_of_decoding": by_decoder / by_pillow,
+            "pictures_per_s": per_s,
+            "pictures_per_cpu_s": per_cpu_s,
+            "decoded_per_cpu_s": {"pillow": by_pillow, "decoder": by_decoder},
+            "decoder": "simplejpeg" if decode.FAST else "Pillow",
+            "bytes_per_picture": {**kept, "tree": size},
+            "processes": options.processes,
+            "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
+            "augmented_on_device": device.type == "cuda",
+            "cores_per_gpu": {
+                each: {gpu: num / per_cpu_s[each] for gpu, num in GPU_PICTURES_PER_S.items()}
+                for each in ("tree", "packed", "packed_raw")
+            },
+        },
+        as_json=options.json,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

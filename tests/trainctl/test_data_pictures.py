@@ -1,0 +1,61 @@
+"""``trainctl data prepare`` and ``verify``: what a user sees, and exit codes. Whether the sets are
+right is tested in tests/training."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from contract import exits
+from tests.training import sample_pictures
+from trainctl.__main__ import main
+
+
+def test_pictures_are_prepared_and_verified_by_two_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = sample_pictures.write_tree(tmp_path / "source", num_train=30, num_val=10)
+    (damaged,) = sample_pictures.damage(source / "train", num=1)
+    target = tmp_path / "set"
+    wish = ("--to", str(target), "--size", "64", "--processes", "1")
+    assert main(["data", "prepare", "imagenet", str(source), *wish]) == exits.OK
+    said = capsys.readouterr()
+    assert said.out == f"{target}\n"
+    assert f"left out: train/{damaged}: the file is empty" in said.err
+    assert "29 train + 10 val pictures of 10 classes, 1 damaged" in said.err
+    assert "100% of 40 pictures" in said.err
+
+    assert main(["data", "verify", str(target)]) == exits.OK
+    assert capsys.readouterr().out == "29 train + 10 val pictures of 10 classes: all whole\n"
+
+    (target / "val-00000.tar").unlink()
+    assert main(["data", "verify", str(target), "--json"]) == exits.FAILED
+    said = capsys.readouterr()
+    (wrong,) = json.loads(said.out)["wrong"]
+    assert wrong == "val-00000.tar is missing, and 10 pictures with it"
+    assert f"wrong: {wrong}" in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["prepare", "coco", "here", "--to", "there"], "coco is no layout"),
+        (["prepare", "imagenet", "nowhere", "--to", "there"], "nowhere does not exist"),
+        (["prepare", "imagenet", ".", "--to", "there", "--form", "zip"], "--form is 'zip'"),
+        (["verify", "nowhere"], "no prepared set"),
+    ],
+    ids=["layout", "source", "form", "verify"],
+)
+def test_mistakes_are_one_sentence(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["data", *words]) == exits.BAD_INPUT
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1].startswith("error: ")
+    assert message in said[-1]
+    assert not [*tmp_path.iterdir()]
