@@ -425,6 +425,12 @@ def apply(
     }
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    # A fused optimizer goes through memory without regard to the order of dimensions: moments must
+    # lie as their weight does, or each would be added to another one's.
+    for parameter, moments in optimizer.state.items():
+        for key, value in moments.items():
+            if value.shape == parameter.shape and value.stride() != parameter.stride():
+                moments[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
     torch.set_rng_state(snapshot.rng)
 
 

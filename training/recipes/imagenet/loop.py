@@ -74,7 +74,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
     model = picture_models.build(config.model, classes=found.classes)
     model.to(device)
     if on_gpu:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        models.channels_last(model)
     average = WeightAverage(model, decay=config.ema) if config.ema else None
     sizes = [config.size_in(epoch) for epoch in range(config.epochs)]
     flops = models.forward_flops(model, image_size=config.full_size)
