@@ -10,12 +10,14 @@ import torch
 _TIMEOUT_S: Final = 900
 
 
-def start(world_size: int, work: Callable[..., Any], *arguments: Any) -> tuple[list[Any], Any]:
+def start(
+    world_size: int, work: Callable[..., Any], *arguments: Any, method: str = "spawn"
+) -> tuple[list[Any], Any]:
     """Start ``work(*arguments)`` in processes with torchrun's variables; return them and a queue of
-    ``(rank, result)``."""
+    ``(rank, result)``. ``method`` is that of ``multiprocessing``."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    context = torch.multiprocessing.get_context("spawn")
+    context: Any = torch.multiprocessing.get_context(method)
     results = context.SimpleQueue()
     processes: list[Any] = [
         context.Process(target=_member, args=(rank, world_size, port, results, work, arguments))
@@ -26,13 +28,15 @@ def start(world_size: int, work: Callable[..., Any], *arguments: Any) -> tuple[l
     return processes, results
 
 
-def run(world_size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
+def run(
+    world_size: int, work: Callable[..., Any], *arguments: Any, method: str = "spawn"
+) -> list[Any]:
     """Run ``work`` in processes; return what each returns, in the order of ranks.
 
     Raises:
         RuntimeError: one failed; its traceback is on stderr.
     """
-    processes, results = start(world_size, work, *arguments)
+    processes, results = start(world_size, work, *arguments, method=method)
     for process in processes:
         process.join(_TIMEOUT_S)
     codes = [process.exitcode for process in processes]

@@ -1,11 +1,10 @@
 """Starts the processes of an example as torchrun does, without importing torch for each of them.
 
-The processes are forked from one that has imported it, with the variables that torchrun sets. What
-torchrun itself does is tested with the launcher of the nodes.
+The processes are forks (``tests.forks``), with the variables that torchrun sets. What torchrun
+itself does is tested with the launcher of the nodes.
 """
 
 import faulthandler
-import multiprocessing
 import os
 import runpy
 import socket
@@ -18,13 +17,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
 
-_FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    [
-        *("torch", "torch._dynamo", "accelerate", "sklearn.datasets"),
-        *("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
-    ]
-)
+from tests.forks import FORKS
 
 #: Of one start of an example.
 _END_S: Final = 90
@@ -94,7 +87,7 @@ def started(script: Path, *arguments: str, log: Path, world: int = 2) -> Iterato
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        process = _FORKS.Process(target=_run, args=(script, arguments, variables, log))
+        process = FORKS.Process(target=_run, args=(script, arguments, variables, log))
         process.start()
         processes.append(process)
     group = Group(processes=processes, log=log)

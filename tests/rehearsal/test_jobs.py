@@ -265,6 +265,7 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
         # Two cannot be had, and so it does not matter when the one is free.
         limits = ("--run", "none", "--nodes", "2", "--wait-minutes", "0.5")
         none = submit(rehearsal, *sleep, *limits, *after)
+        container_of(rehearsal, none, HEAD)
         eventually(
             "it says what it waits for",
             lambda: "x m5.large" in shown(rehearsal, none)["waiting"],

@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from contract.errors import InputError
+from tests import forks
 from tests.training.test_data import write_images
 from training.checkpoint import checkpoints
 from training.data import images
@@ -145,7 +146,8 @@ def free_port() -> int:
 
 def test_evaluation_is_exact_over_uneven_parts(tmp_path: Path) -> None:
     folder = write_images(tmp_path, num_test=51)
-    spawn(evaluated, args=(2, free_port(), str(folder)), nprocs=2)
+    arguments = (2, free_port(), str(folder))
+    start_processes(evaluated, args=arguments, nprocs=2, start_method=forks.METHOD)
 
 
 def resumed_with_other_images(rank: int, port: int, run: str, data: str) -> None:
@@ -171,4 +173,4 @@ def resumed_with_other_images(rank: int, port: int, run: str, data: str) -> None
 def test_a_run_is_not_resumed_with_other_images(tmp_path: Path) -> None:
     folder = write_images(tmp_path / "data", num_train=100)
     arguments = (free_port(), str(tmp_path / "run"), str(folder))
-    spawn(resumed_with_other_images, args=arguments, nprocs=1)
+    start_processes(resumed_with_other_images, args=arguments, nprocs=1, start_method=forks.METHOD)

@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import processes
 from contract.errors import InputError
+from tests import forks
 from training.data.sequences import positions_in_documents
 from training.models import language_models, lora, model_weights
 from training.models.language_models import WithLoss
@@ -194,7 +195,7 @@ def test_what_is_no_language_model_is_refused() -> None:
 # --- several processes ----------------------------------------------------------------------------
 def in_processes(world_size: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run ``work(rank, *arguments)`` in processes of one gloo group; return what each returns."""
-    return processes.run(world_size, _in_group, work, arguments)
+    return processes.run(world_size, _in_group, work, arguments, method=forks.METHOD)
 
 
 def _in_group(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:

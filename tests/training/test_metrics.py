@@ -7,8 +7,9 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
+from tests import forks
 from training import metrics
 
 CPU = torch.device("cpu")
@@ -91,7 +92,7 @@ def two_ranks(rank: int, port: int) -> None:
 def test_losses_stops_and_times_are_shared_by_all_ranks() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    spawn(two_ranks, args=(port,), nprocs=2)
+    start_processes(two_ranks, args=(port,), nprocs=2, start_method=forks.METHOD)
 
 
 def test_time_that_collectives_share_counts_once() -> None:
