@@ -109,10 +109,11 @@ test-all: venv-dev venv-aws venv-audit node ## all tests; those in containers ne
 	@# 5: none of them was asked for.
 	$(in_containers) $(ARGS) || test $$? -eq 5
 
-# What `make check` leaves out, in two halves. The containers of the second one spend most of their
-# time waiting: CI runs the first beside it, with a lower priority, because it waits for less.
+# What `make check` leaves out, in two halves. CI runs them beside each other, as containers wait a
+# lot. All containers together count as one process where the system shares out its processors: the
+# other half has a lower priority, or they would get next to nothing.
 test-slow: venv-dev venv-aws venv-audit node ## the slow tests that need no Docker Engine, and the audit
-	nice -n 5 $(call parallel,(slow or audit) and not engine) $(ARGS)
+	nice -n 10 $(call parallel,(slow or audit) and not engine) $(ARGS)
 
 test-engine: venv-dev venv-aws node ## the tests in containers
 	$(in_containers) $(ARGS)

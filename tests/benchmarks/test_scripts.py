@@ -41,12 +41,14 @@ def test_the_script_for_gpus_runs_on_a_cpu_and_trains_what_the_trainer_of_transf
     assert case["largest_difference_of_losses"] < 1e-4
 
 
+@pytest.mark.long
 def test_no_process_holds_more_than_its_part_while_a_model_is_loaded() -> None:
     found = printed("benchmarks.loading", "--shape", "160m")["sharded"]
     # Memory, not time: pages do not depend on what else the machine does.
     assert found["peak_bytes"] < 1.3 * (found["shard_bytes"] + found["largest_tensor_bytes"])
 
 
+@pytest.mark.long
 def test_the_second_job_of_a_host_installs_nothing() -> None:
     found = printed("benchmarks.packages", "--packages", "2", "--megabytes", "1")
     assert found["ratio"] == found["seconds_of_first_job"] / found["seconds_of_second_job"]

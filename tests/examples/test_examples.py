@@ -57,7 +57,13 @@ def result_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("example", [DDP, TRAINER, ACCELERATE, GPT], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(each, id=each.name, marks=() if each is DDP else pytest.mark.long)
+        for each in (DDP, TRAINER, ACCELERATE, GPT)
+    ],
+)
 def test_an_example_that_was_killed_ends_like_one_that_was_not(
     example: Example, tmp_path: Path
 ) -> None:

@@ -166,7 +166,7 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
     start("running")
 
 
-@pytest.mark.parametrize("preset", ["cpu", "fsdp"])
+@pytest.mark.parametrize("preset", ["cpu", pytest.param("fsdp", marks=pytest.mark.long)])
 def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None:
     before = inventory(aws.endpoint)
     settings = (*SETTINGS, "-c", f"preset={preset}")
@@ -212,6 +212,7 @@ def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None
     assert difference(before, inventory(aws.endpoint)) == {}
 
 
+@pytest.mark.long
 def test_a_bucket_that_is_to_be_retained_is_all_that_stays(aws: LocalAws, cdk: Cdk) -> None:
     before = inventory(aws.endpoint)
     cdk("deploy", stack_outputs.CORE_STACK, "--require-approval", "never")

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from contract.runs import RunPaths
+from tests import forks
 from tests.training.test_data import write_images
 from training import recipes
 from training.checkpoint import checkpoints
+from training.data import sources
 from training.recipes.ddp.settings import DdpConfig
 from training.recipes.fsdp.settings import FsdpConfig
 from training.recipes.settings import RunConfig
@@ -56,7 +58,8 @@ def fsdp(folder: Path) -> RunConfig:
     )
 
 
-def trained(_rank: int, port: int, configs: Sequence[RunConfig]) -> None:
+def trained(_rank: int, port: int, cache: Path, configs: Sequence[RunConfig]) -> None:
+    os.environ[sources.CACHE_VARIABLE] = str(cache)
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for config in configs:
@@ -70,14 +73,11 @@ def trained(_rank: int, port: int, configs: Sequence[RunConfig]) -> None:
 
 
 @pytest.mark.slow
-def test_recipes_save_at_any_report_at_which_a_checkpoint_is_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
+def test_recipes_save_at_any_report_at_which_a_checkpoint_is_due(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    # One process for both: most of the time goes into importing torch.
-    spawn(trained, args=(port, [ddp(tmp_path), fsdp(tmp_path)]), nprocs=1)
+    arguments = (port, tmp_path / "cache", [ddp(tmp_path), fsdp(tmp_path)])
+    start_processes(trained, args=arguments, nprocs=1, start_method=forks.METHOD)
 
 
 def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last() -> None:

@@ -4,10 +4,10 @@ on the step and the seed alone."""
 import gzip
 import hashlib
 import http.server
+import os
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from contract.errors import InputError
+from tests.forks import FORKS
 from training.data import idx, images, sources
 from training.data.images import BatchOrder, DeviceImages
 from training.data.sources import FILES
@@ -226,7 +227,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def _load_in_process(source: str) -> str:
+def _load_in_process(source: str, cache: Path) -> str:
+    os.environ[sources.CACHE_VARIABLE] = str(cache)
     return images.load(source).fingerprint
 
 
@@ -234,8 +236,8 @@ def test_a_mirror_is_asked_once_per_file_however_many_workers_load(
     mirror: tuple[str, type[Mirror]], cache: Path
 ) -> None:
     url, handler = mirror
-    with get_context("spawn").Pool(3) as pool:
-        fingerprints = pool.map(_load_in_process, [url] * 3)
+    with FORKS.Pool(3) as pool:
+        fingerprints = pool.starmap(_load_in_process, [(url, cache)] * 3)
     assert len(set(fingerprints)) == 1
     assert sorted(handler.requests) == sorted(f"/{name}" for name in FILES)
     assert images.load(url + "/").fingerprint == fingerprints[0]

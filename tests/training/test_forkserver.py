@@ -391,6 +391,7 @@ def test_processes_of_ray_are_forks_that_share_nothing_but_their_modules(
     assert not {*first["ids"]} & {*second["ids"]}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @linux
 def test_a_fork_sees_what_a_process_of_rays_own_sees(forked: dict[str, Any]) -> None:
@@ -408,6 +409,7 @@ def test_a_runtime_environment_with_packages_goes_the_usual_way(forked: dict[str
     assert "its runtime environment has a" in (Path(forked["logs"]) / "raylet.err").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @linux
 def test_a_server_that_cannot_import_says_so_and_ray_goes_the_usual_way() -> None:
@@ -460,6 +462,7 @@ def first_of(kind: str, process: "subprocess.Popen[str]", mark: str) -> psutil.P
         time.sleep(0.05)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @linux
 def test_a_server_that_is_killed_in_mid_run_ends_the_run_or_not_but_leaves_nothing(

@@ -137,6 +137,7 @@ def test_how_memory_is_saved_changes_no_loss(start: Callable[..., Command], whol
         assert losses(command)[step] == pytest.approx(loss, abs=2e-3)
 
 
+@pytest.mark.long
 def test_ctrl_c_saves_and_the_same_command_goes_on_and_every_step_may_be_evaluated(
     start: Callable[..., Command], whole: Command
 ) -> None:
@@ -159,6 +160,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_and_every_step_may_be_evaluat
     assert all(line["tokens_per_s"] > 0 for line in command.metrics("rank"))
 
 
+@pytest.mark.long
 # peft asks transformers by an older name.
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_are_trained_beside_frozen_weights_and_exported_merged_and_by_themselves(
@@ -199,6 +201,7 @@ def test_adapters_are_trained_beside_frozen_weights_and_exported_merged_and_by_t
         export.export_adapters(checkpoint, beside)
 
 
+@pytest.mark.long
 def test_a_torn_and_a_corrupt_checkpoint_are_passed_over(
     start: Callable[..., Command], whole: Command
 ) -> None:
