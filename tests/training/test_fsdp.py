@@ -160,8 +160,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_and_every_step_may_be_evaluat
     assert all(line["tokens_per_s"] > 0 for line in command.metrics("rank"))
 
 
-@pytest.mark.long
 # peft asks transformers by an older name.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 def test_adapters_are_trained_beside_frozen_weights_and_exported_merged_and_by_themselves(
     start: Callable[..., Command], tmp_path: Path
