@@ -1,0 +1,198 @@
+"""What to run first on a machine with GPUs: does everything work there, and how fast is it.
+
+    python -m benchmarks.on_gpu --to DIR [--only NAME ...] [--data DIR] [--json]
+
+Each step is a command that a user could type; what it prints goes into a file of its name below
+``DIR``, and a table of what worked stands at the end. The first steps ask whether the recipes
+train, save, resume and export there; the rest are the other benchmarks that need a GPU. A step that
+fails does not keep the others from running. All together take half an hour on one GPU.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+from benchmarks.output import report, say
+from training import machine
+
+_PYTHON: Final = ("python", "-m")
+_LAUNCH: Final = (*_PYTHON, "training.launch")
+#: Of the built-in text, as bytes: no download. Resumed by the same words with more steps.
+_FSDP: Final = ("fsdp", "--local", "--model", "new:160m", "--seq-len", "512", "--run", "text")
+_SAVES: Final = ("--checkpoint-every", "10")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """A command, and how long it may take."""
+
+    name: str
+    words: tuple[str, ...]
+    """``python`` stands for the interpreter that runs this, ``{gpus}`` for their number, ``{runs}``
+    for the folder of the runs."""
+    limit_s: int = 300
+    least_gpus: int = 1
+    needs_data: bool = False
+    """Only where ``--data`` is given, whose folder is appended."""
+
+
+STEPS: Final = (
+    Step(
+        name="gpus",
+        words=(
+            *("python", "-c"),
+            "import sys; from containers import gpus; sys.exit(gpus.faults({gpus}) or 0)",
+        ),
+        limit_s=120,
+    ),
+    Step(name="ddp", words=(*_LAUNCH, "ddp", "--local", "--run", "images", "--json")),
+    Step(name="ddp-again", words=(*_LAUNCH, "ddp", "--local", "--run", "images", "--json")),
+    Step(
+        name="ddp-torchrun",
+        words=(
+            *(*_PYTHON, "torch.distributed.run", "--standalone", "--nproc-per-node", "{gpus}"),
+            *("-m", "training.launch", "--", "ddp", "--run", "images-bf16"),
+            *("--gradient-compression", "bf16", "--json"),
+        ),
+    ),
+    Step(name="fsdp", words=(*_LAUNCH, *_FSDP, *_SAVES, "--max-steps", "20", "--json")),
+    Step(
+        name="fsdp-compiled",
+        words=(*_LAUNCH, *_FSDP[:-1], "compiled", "--max-steps", "20", "--compile", "--json"),
+    ),
+    Step(
+        name="lora",
+        words=(
+            *_LAUNCH,
+            *_FSDP[:-1],
+            "adapters",
+            "--lora-rank",
+            "8",
+            "--max-steps",
+            "20",
+            "--json",
+        ),
+    ),
+    Step(name="export", words=(*_PYTHON, "training.export", "text", "--to", "{runs}/exported")),
+    Step(name="generate", words=(*_PYTHON, "training.generate", "text", "The function returns")),
+    Step(
+        name="bandwidth",
+        words=(*_LAUNCH, "bandwidth", "--local", "--run", "links", "--json"),
+        least_gpus=2,
+    ),
+    Step(name="gpu_fsdp", words=(*_PYTHON, "benchmarks.gpu_fsdp", "--json"), limit_s=600),
+    Step(
+        name="gpu_fsdp-compiled",
+        words=(*_PYTHON, "benchmarks.gpu_fsdp", "--cases", "0.6b+compile", "--json"),
+        limit_s=600,
+    ),
+    Step(name="imagenet_gpu", words=(*_PYTHON, "benchmarks.imagenet_gpu", "--json"), limit_s=600),
+    Step(
+        name="imagenet_gpu-packed",
+        words=(*_PYTHON, "benchmarks.imagenet_gpu", "--packed", "raw", "--json"),
+        limit_s=600,
+    ),
+    Step(
+        name="fashion_gpu",
+        words=(*_PYTHON, "benchmarks.fashion_gpu", "--json", "--data"),
+        limit_s=1800,
+        needs_data=True,
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """How a step ended."""
+
+    exit_code: int | None
+    """None: it ran past its limit."""
+    seconds: float
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.on_gpu", description=__doc__)
+    parser.add_argument("--to", required=True, metavar="DIR", help="folder of what is printed")
+    parser.add_argument("--only", nargs="+", choices=[each.name for each in STEPS], metavar="NAME")
+    parser.add_argument("--data", help="folder with FashionMNIST's four files")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    options = parser.parse_args()
+    gpus = machine.gpu_names()
+    if not gpus:
+        print("error: nvidia-smi shows no GPU here", file=sys.stderr)
+        return 2
+    folder = Path(options.to).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    outcomes: dict[str, Outcome] = {}
+    for step in STEPS:
+        if step.name not in (options.only or [step.name]):
+            continue
+        if len(gpus) < step.least_gpus or (step.needs_data and not options.data):
+            say(f"{step.name}: left out, it needs {'--data' if step.needs_data else 'more GPUs'}")
+            continue
+        words = command(step, gpus=len(gpus), runs=folder / "runs", data=options.data)
+        outcomes[step.name] = run(words, folder / f"{step.name}.txt", limit_s=step.limit_s)
+        say(f"{step.name}: {in_words(outcomes[step.name])}")
+    worked = [name for name, outcome in outcomes.items() if outcome.exit_code == 0]
+    result = {
+        "benchmark": "on_gpu",
+        "ratio": len(worked) / max(1, len(outcomes)),
+        "gpus": gpus,
+        "steps": {name: asdict(outcome) for name, outcome in outcomes.items()},
+    }
+    (folder / "summary.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    report(result, as_json=options.json)
+    return 0 if len(worked) == len(outcomes) else 1
+
+
+def command(step: Step, *, gpus: int, runs: Path, data: str | None) -> list[str]:
+    """The words of a step on this machine."""
+    known: Mapping[str, str] = {"python": sys.executable}
+    words = [known.get(word, word).format(gpus=gpus, runs=runs) for word in step.words]
+    if step.needs_data and data:
+        words.append(data)
+    if any(word.startswith("training.") for word in words):
+        words += ["--storage", str(runs)]
+    return words
+
+
+def run(words: Sequence[str], into: Path, *, limit_s: int) -> Outcome:
+    """Run a command with its output in a file; end it, and all it started, after its limit."""
+    began = time.monotonic()
+    with into.open("w", encoding="utf-8") as output:
+        print("$", *words, file=output, flush=True)
+        process = subprocess.Popen(words, stdout=output, stderr=output, start_new_session=True)
+        code: int | None = None
+        try:
+            code = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGTERM)
+                try:
+                    process.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+    return Outcome(exit_code=code, seconds=round(time.monotonic() - began, 1))
+
+
+def in_words(outcome: Outcome) -> str:
+    """``worked, 41 s``."""
+    how = {0: "worked", None: "did not end in time"}.get(
+        outcome.exit_code, f"failed with exit code {outcome.exit_code}"
+    )
+    return f"{how}, {outcome.seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
