@@ -43,7 +43,7 @@ class Run:
         """Whether it has ended, and all that it said has been read."""
         raise NotImplementedError
 
-    def wait(self, seconds: float = 200) -> int:
+    def wait(self, seconds: float = 300) -> int:
         """Its exit code."""
         raise NotImplementedError
 
@@ -55,7 +55,7 @@ class Run:
             if number is None or nodes.labelled_node(line) == number
         ]
 
-    def wait_for(self, text: str, *, times: int = 1, seconds: float = 150) -> None:
+    def wait_for(self, text: str, *, times: int = 1, seconds: float = 240) -> None:
         """Wait until so many lines of the program, or of its start, contain ``text``."""
         deadline = time.monotonic() + seconds
         while sum(text in line for line in [*self.lines(), *self.said]) < times:
@@ -95,7 +95,7 @@ class RunInProcess(Run):
     def is_over(self) -> bool:
         return self.process.poll() is not None and not self._reader.is_alive()
 
-    def wait(self, seconds: float = 200) -> int:
+    def wait(self, seconds: float = 300) -> int:
         try:
             code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -126,7 +126,7 @@ class RunInThread(Run):
     def is_over(self) -> bool:
         return not self._thread.is_alive()
 
-    def wait(self, seconds: float = 200) -> int:
+    def wait(self, seconds: float = 300) -> int:
         self._thread.join(seconds)
         assert self.is_over(), f"still running after {seconds} s:\n{self}"
         self.close()
