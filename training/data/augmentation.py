@@ -6,6 +6,7 @@ products per picture, whose rows hold the weights of a triangle filter: exact an
 at any ratio, and less than a hundredth of the arithmetic of training ResNet50.
 """
 
+import functools
 import hashlib
 import math
 from dataclasses import dataclass
@@ -119,11 +120,19 @@ def _resized(
     values = torch.bmm(rows, values).view(num, size, canvas, 3)
     values = values.transpose(1, 2).reshape(num, canvas, size * 3)
     values = torch.bmm(columns, values).view(num, size, size, 3)  # columns, rows, colors
-    scale = torch.tensor([1 / (255 * std) for std in STD], device=pictures.device)
-    offset = torch.tensor([-m / s for m, s in zip(MEAN, STD, strict=True)], device=pictures.device)
+    scale, offset = _normalization(pictures.device)
     normalized = torch.addcmul(offset, values, scale).permute(0, 3, 2, 1)
     layout = torch.channels_last if normalized.is_cuda else torch.contiguous_format
     return normalized.contiguous(memory_format=layout)
+
+
+@functools.cache
+def _normalization(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Factor and summand that normalize levels from 0 to 255, float32 ``[3]`` each. Kept on the
+    device: to send them with each batch would let the host wait for the GPU."""
+    scale = torch.tensor([1 / (255 * std) for std in STD])
+    offset = torch.tensor([-mean / std for mean, std in zip(MEAN, STD, strict=True)])
+    return scale.to(device), offset.to(device)
 
 
 def _filter(

@@ -28,14 +28,16 @@ class WeightAverage:
             num_updates: those before this one, over all attempts at the run.
         """
         decay = min(self._decay, (1 + num_updates) / (10 + num_updates))
-        averages, values = [], []
+        # In two kernels: one for each tensor would keep a GPU waiting for Python.
+        floats: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        counts: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
         for name, value in model.state_dict().items():
-            if value.is_floating_point():
-                averages.append(self.state[name])
-                values.append(value.detach())
-            else:
-                self.state[name].copy_(value)  # the count of batches that normalization keeps
-        torch._foreach_lerp_(averages, values, 1 - decay)
+            averages, values = floats if value.is_floating_point() else counts
+            averages.append(self.state[name])
+            values.append(value.detach())
+        torch._foreach_lerp_(*floats, 1 - decay)
+        if counts[0]:  # of the batches that normalization has seen
+            torch._foreach_copy_(*counts)
 
     def buffers(self, model: nn.Module) -> list[torch.Tensor]:
         """The averages of the model's buffers, which each worker has its own of."""

@@ -38,8 +38,8 @@ class Synthetic:
     def batches(self, plan: Iterable[torch.Tensor]) -> Iterator[Batch]:
         """A batch for each part of the plan, int64 ``[n]``, in its order."""
         for samples in plan:
-            labels = (samples % NUM_CLASSES).to(self._device)
-            noises = (samples * 7 % _NUM_NOISES).to(self._device)
+            labels = (samples % NUM_CLASSES).to(self._device, non_blocking=True)
+            noises = (samples * 7 % _NUM_NOISES).to(self._device, non_blocking=True)
             pictures = self._patterns[labels] + self._noises[noises]
             yield Batch(
                 pictures=pictures,
