@@ -17,5 +17,7 @@ FORKS.set_forkserver_preload(
         *("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
         *("transformers.models.gpt_neox.modeling_gpt_neox",),
         *("transformers.models.llama.modeling_llama",),
+        *("transformers.models.efficientnet.modeling_efficientnet",),
+        *("transformers.models.resnet.modeling_resnet",),
     ]
 )

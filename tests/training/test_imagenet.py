@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.multiprocessing.spawn import ProcessExitedException, spawn
+from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from contract.errors import InputError
+from tests import forks
 from tests.training.sample_pictures import CLASSES, sort_val, write_tree
 from tests.training.test_ddp import free_port
 from tests.training.test_local_runs import assert_nothing_is_left, launcher
@@ -24,7 +25,7 @@ from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import reader as pictures
 from training.data.pictures.reader import Reader
-from training.recipes.imagenet import loop
+from training.recipes.imagenet import RECIPE, loop
 from training.recipes.imagenet.settings import PRESETS, ImagenetConfig
 from training.record.events import Evaluation, Event, Step
 from training.runtime.torchrun import TorchrunWorker
@@ -39,6 +40,11 @@ SMALL: dict[str, Any] = {
     "ema": 0.9,
     "mixup": 0.2,
 }
+
+
+def forked(function: Callable[..., None], arguments: tuple[object, ...], *, num: int) -> None:
+    """Run a function in so many processes, with each one's rank before the arguments."""
+    start_processes(function, args=arguments, nprocs=num, start_method=forks.METHOD)
 
 
 def config(**changes: Any) -> ImagenetConfig:
@@ -94,6 +100,11 @@ def test_settings_that_do_not_go_together_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         config(**changes)
+
+
+def test_a_set_of_small_images_is_refused_with_what_to_give() -> None:
+    with pytest.raises(InputError, match="trains on pictures: give a folder or an address"):
+        RECIPE.check_data("fashion-mnist")
 
 
 def test_the_loss_of_a_mixture_is_that_of_its_mixed_labels() -> None:
@@ -158,7 +169,7 @@ def evaluated(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_top1_and_top5_are_exact_over_uneven_parts(tmp_path: Path) -> None:
-    spawn(evaluated, args=(free_port(), str(tmp_path)), nprocs=2)
+    forked(evaluated, (free_port(), str(tmp_path)), num=2)
 
 
 def trained_in_pieces(rank: int, folder: str) -> None:
@@ -183,7 +194,7 @@ def trained_in_pieces(rank: int, folder: str) -> None:
 def test_weights_and_their_average_are_equal_to_the_bit_after_a_resume_in_mid_epoch(
     tmp_path: Path,
 ) -> None:
-    spawn(trained_in_pieces, args=(str(tmp_path),), nprocs=1)
+    forked(trained_in_pieces, (str(tmp_path),), num=1)
     whole, pieces = (
         checkpoints.newest(str(tmp_path / name), pytest.fail) for name in ("whole", "pieces")
     )
@@ -242,10 +253,10 @@ def test_a_kill_in_mid_epoch_and_fewer_workers_lose_and_repeat_no_picture(tmp_pa
     data = str(sort_val(write_tree(tmp_path / "data", num_train=96, num_val=21)))
     arguments = (str(tmp_path), data, 8)  # the second step of the second epoch
     with pytest.raises(ProcessExitedException):
-        spawn(killed, args=(2, free_port(), *arguments), nprocs=2)
+        forked(killed, (2, free_port(), *arguments), num=2)
     saved = int(checkpoints.names(str(tmp_path / "run"))[-1].removeprefix("step-"))
     assert saved in (3, 6)
-    spawn(killed, args=(1, free_port(), *arguments), nprocs=1)
+    forked(killed, (1, free_port(), *arguments), num=1)
 
     seen: dict[int, dict[int, list[int]]] = {1: {}, 2: {}}
     for file in tmp_path.glob("seen-*.jsonl"):

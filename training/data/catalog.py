@@ -139,7 +139,8 @@ def check_kind(data: str, kind: str) -> None:
     found = find(data)
     if found is not None and kind and found.kind != kind:
         suits = ", ".join(names(kind))
+        choice = f"choose {suits}, or give" if suits else "give"
         raise InputError(
-            f"--data is {data}, which is {found.kind}, and this recipe trains on {kind}: choose "
-            f"{suits}, or give a folder or an address"
+            f"--data is {data}, which is {found.kind}, and this recipe trains on {kind}: {choice} "
+            "a folder or an address"
         )
