@@ -101,7 +101,7 @@ check: venv-dev node ## lint, format, types, rules of the templates and the quic
 audit: venv-dev venv-audit node ## the templates against NIST 800-53 and checkov's rules
 	$(PYTHON) -m pytest -q -m audit $(ARGS)
 
-test: venv-dev venv-aws node ## all tests that need no Docker Engine (at most ten minutes)
+test: venv-dev venv-aws node ## the tests that need no Docker Engine, but for the longest (at most ten minutes)
 	$(call parallel,not engine and not audit and not long) $(ARGS)
 
 test-all: venv-dev venv-aws venv-audit node ## all tests; those in containers need a Docker Engine
@@ -112,7 +112,7 @@ test-all: venv-dev venv-aws venv-audit node ## all tests; those in containers ne
 # What `make check` leaves out, in two halves. CI runs them beside each other, as containers wait a
 # lot. All containers together count as one process where the system shares out its processors: the
 # other half has a lower priority, or they would get next to nothing.
-test-slow: venv-dev venv-aws venv-audit node ## the slow tests that need no Docker Engine, and the audit
+test-slow: venv-dev venv-aws venv-audit node ## all slow tests that need no Docker Engine, and the audit
 	nice -n 10 $(call parallel,(slow or audit) and not engine) $(ARGS)
 
 test-engine: venv-dev venv-aws node ## the tests in containers
@@ -160,7 +160,7 @@ node:
 help: ## this list
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@ / { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { gsub(/\$$\(WORKERS\)/, "$(WORKERS)", $$2); printf "  make %-10s %s\n", $$1, $$2 } \
+		/^[a-z-]+:.*## / { gsub(/\$$\(WORKERS\)/, "$(WORKERS)", $$2); printf "  make %-11s %s\n", $$1, $$2 } \
 		/^#: / { text = substr($$0, 4) } \
 		/^[A-Z_]+ \?=/ { split($$0, half, " [?]= *"); \
 			shown = shown sprintf("  %-12s %s%s\n", half[1], text, half[2] == "" ? "" : " [" half[2] "]") } \
