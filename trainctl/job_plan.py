@@ -363,11 +363,11 @@ def _recipe_command(
 def _check_places(config: RunConfig, bucket: Bucket) -> None:
     """
     Raises:
-        UsageError: data, model or tokenizer are where no node of a job can read them.
+        UsageError: data, model, tokenizer or template are where no node of a job can read them.
     """
     values = config.to_json()
-    for name in ("data", "model", "tokenizer"):
-        place = str(values.get(name) or "")
+    for field in ("data", "model", "tokenizer", "chat_template"):
+        name, place = field.replace("_", "-"), str(values.get(field) or "")
         if place.startswith("s3://") and not f"{place}/".startswith(f"{bucket.uri}/"):
             raise UsageError(
                 f"--{name} {place} is in another bucket, and jobs may read {bucket.uri} only: copy "

@@ -2,7 +2,8 @@
 
 Weights are read tensor by tensor and written file by file, so the model never has to fit on a GPU,
 nor twice in memory: one output file is held at a time. What comes out is read by
-``AutoModelForCausalLM.from_pretrained`` and by everything else that knows the layout.
+``AutoModelForCausalLM.from_pretrained`` and by everything else that knows the layout; tokenizer,
+chat template and the tokens that end an answer are beside it (``training.models.serving``).
 """
 
 import argparse
@@ -23,7 +24,9 @@ from contract.exports import DEFAULT_DTYPE, DTYPES
 from contract.runs import CONFIG_FILE
 from training import recipes, storage
 from training.checkpoint import sharded_checkpoints
-from training.models import language_models, lora, model_weights, pretrained
+from training.data.vocabulary import CONFIG_FILE as TOKENIZER_CONFIG
+from training.data.vocabulary import GENERATION_FILE, TOKENIZER_FILE
+from training.models import language_models, lora, model_weights, pretrained, serving
 from training.models.model_weights import INDEX_FILE, SINGLE_FILE
 from training.recipes.recipe import Recipe
 from training.record import reader
@@ -77,11 +80,8 @@ def export(
             index |= dict.fromkeys(on_disk, name)
             total += size
         (folder / pretrained.CONFIG_FILE).write_text(json.dumps(config, indent=1), "utf-8")
-        if (tokenizer := found.read(pretrained.TOKENIZER_FILE)) is not None:
-            (folder / pretrained.TOKENIZER_FILE).write_bytes(tokenizer)
-            (folder / "tokenizer_config.json").write_text(
-                json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}), "utf-8"
-            )
+        for name, own in _served(found).items():
+            (folder / name).write_bytes(own)
         last = SINGLE_FILE
         if len(parts) > 1:
             last = INDEX_FILE
@@ -121,8 +121,7 @@ def export_adapters(
         dropout=settings.get("lora_dropout", 0.0),
         base=base,
     )
-    if (tokenizer := found.read(pretrained.TOKENIZER_FILE)) is not None:
-        contents[pretrained.TOKENIZER_FILE] = tokenizer
+    contents |= _served(found)
     folder = storage.staging_folder(to)
     try:
         for name, content in contents.items():
@@ -136,6 +135,15 @@ def export_adapters(
 def _check_free(to: str) -> None:
     if storage.exists(to) and storage.filesystem(to).ls(to):
         raise InputError(f"{to} is there already: give --to another place")
+
+
+def _served(found: sharded_checkpoints.Found) -> dict[str, bytes]:
+    """What a model is served with beside its weights, by the names of its files."""
+    files = {name: content for name in serving.FILES if (content := found.read(name)) is not None}
+    if TOKENIZER_FILE in files and TOKENIZER_CONFIG not in files:  # of an earlier version
+        values = {"tokenizer_class": serving.TOKENIZER_CLASS}
+        files[TOKENIZER_CONFIG] = json.dumps(values).encode()
+    return files
 
 
 def _parts(
@@ -171,7 +179,10 @@ def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype) -> dict[
             f"{found.uri} has no {pretrained.CONFIG_FILE} that names a type of model, which "
             "transformers needs: it cannot be exported"
         )
-    config["dtype"] = str(dtype).removeprefix("torch.")
+    # Under its name of today, and under that which older versions and other programs read.
+    config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
+    if stops := serving.stops_of(found.read(GENERATION_FILE)):
+        config["eos_token_id"] = stops[0]
     config["use_cache"] = True  # training switches it off, and generating needs it
     return config
 

@@ -1,6 +1,7 @@
 """Let a run's model continue a prompt, before and after training.
 
     python -m training.generate RUN "To be, or not"
+    python -m training.generate RUN "What is a step?" --chat
 
 Reads the newest checkpoint of a sharded run into the memory of this machine, so it is for models
 that fit there; export larger ones (``training.export``) and serve them with what is made for it.
@@ -9,7 +10,9 @@ that fit there; export larger ones (``training.export``) and serve them with wha
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -17,31 +20,45 @@ from contract import exits
 from contract.errors import InputError
 from training import export
 from training.checkpoint import sharded_checkpoints
-from training.models import language_models
+from training.data import vocabulary
+from training.data.conversations import ChatWriter, Message
+from training.data.vocabulary import GENERATION_FILE, TOKENIZER_FILE, Vocabulary
+from training.models import language_models, serving
 from training.models.language_models import WithLoss
-from training.models.pretrained import CONFIG_FILE, TOKENIZER_FILE
+from training.models.pretrained import CONFIG_FILE
 
 
 def continuations(
-    found: sharded_checkpoints.Found, prompt: str, *, num: int, seed: int
+    found: sharded_checkpoints.Found,
+    prompt: str,
+    *,
+    num: int,
+    seed: int,
+    chat: bool = False,
+    greedy: bool = False,
 ) -> tuple[str, str]:
-    """What the model makes of a prompt before and after training, ``num`` tokens each.
+    """What the model makes of a prompt before and after training: ``num`` tokens each, or fewer,
+    up to one that ends a text or an answer.
+
+    Args:
+        chat: the prompt is what a user says, and is put into the model's chat template.
+        greedy: take the likeliest token each time instead of drawing one.
 
     Raises:
         InputError: the prompt is empty or too long, or the model is none of text.
     """
-    from tokenizers import Tokenizer
-
-    content = found.read(TOKENIZER_FILE)
-    if content is None:
-        raise InputError(
-            f"{found.uri} has no {TOKENIZER_FILE}: only a language model can continue a text; "
-            "give the name of another run"
-        )
-    tokenizer = Tokenizer.from_buffer(content)
-    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-    if not ids:
+    words = _vocabulary(found)
+    tokenizer = words.tokenizer
+    if not prompt.strip():
         raise InputError("the prompt is empty: give some text")
+    if chat:
+        asked = ChatWriter(words).text((Message(role="user", content=prompt),), asks=True)
+        ids = tokenizer.encode(asked, add_special_tokens=False).ids
+    else:
+        ids = tokenizer.encode(prompt).ids
+        while ids[-1:] == [words.end_of_text]:  # some tokenizers end every text
+            ids.pop()
+    stops = serving.stops_of(found.read(GENERATION_FILE)) if chat else [words.end_of_text]
     model_config = json.loads(found.read(CONFIG_FILE) or b"{}")
     longest = model_config.get("max_position_embeddings") or 2**20
     if len(ids) + num > longest:
@@ -56,9 +73,25 @@ def continuations(
         if is_trained:
             # Frozen weights are not in it.
             model.load_state_dict(found.read_weights(found.weights()), strict=False)
-        drawn = language_models.generate(WithLoss(model), tokens, num=num, seed=seed)
+        drawn = language_models.generate(
+            WithLoss(model), tokens, num=num, seed=seed, stops=stops, greedy=greedy
+        )
         texts.append(tokenizer.decode(drawn[0, len(ids) :].tolist()))
     return texts[0], texts[1]
+
+
+def _vocabulary(found: sharded_checkpoints.Found) -> Vocabulary:
+    """The tokenizer of a checkpoint."""
+    with tempfile.TemporaryDirectory(prefix="tokenizer-") as folder:
+        for name in vocabulary.FILES:
+            if (content := found.read(name)) is not None:
+                (Path(folder) / name).write_bytes(content)
+            elif name == TOKENIZER_FILE:
+                raise InputError(
+                    f"{found.uri} has no {TOKENIZER_FILE}: only a language model can continue a "
+                    "text; give the name of another run"
+                )
+        return vocabulary.read(Path(folder))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -71,13 +104,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("prompt", metavar="PROMPT", help="text to be continued")
     parser.add_argument("--tokens", type=int, default=60, help="tokens to add (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="of the draws (default: 0)")
+    parser.add_argument(
+        "--chat", action="store_true", help="the prompt is a user's message in the chat template"
+    )
+    parser.add_argument(
+        "--greedy", action="store_true", help="take the likeliest tokens instead of drawing them"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args(arguments)
     try:
         if options.tokens < 1:
             raise InputError(f"--tokens is {options.tokens}: it must be at least 1")
         found = export.newest_checkpoint(options.run, options.storage)
-        before, after = continuations(found, options.prompt, num=options.tokens, seed=options.seed)
+        before, after = continuations(
+            found,
+            options.prompt,
+            num=options.tokens,
+            seed=options.seed,
+            chat=options.chat,
+            greedy=options.greedy,
+        )
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return exits.BAD_INPUT

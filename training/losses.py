@@ -14,6 +14,7 @@ from torch import Tensor
 
 #: Labels that do not count, as in ``torch.nn.functional.cross_entropy``.
 IGNORE: Final = -100
+
 #: Tokens whose logits exist at the same time.
 CHUNK_TOKENS: Final = 512
 

@@ -80,7 +80,7 @@ def test_documents_that_are_not_kept_apart_end_the_run() -> None:
     sizes = {"num_hidden_layers": 2, "ffn_dim": 64, "word_embed_proj_dim": 32}
     trained = made("opt", **sizes)
     check(trained)
-    with pytest.raises(InputError, match="does not keep documents apart in models of type 'opt'"):
+    with pytest.raises(InputError, match="not keep documents apart in models of type 'opt'"):
         check(trained, isolates=True)
 
 

@@ -17,6 +17,7 @@ from training import launch, machine, optimizers
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.checkpoints import DamagedError
 from training.data import documents
+from training.data.feed import feed_of
 from training.data.sequences import SequenceOrder
 from training.recipes import command
 from training.recipes.fsdp import inputs
@@ -65,8 +66,10 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: 
 
 def test_a_held_out_part_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path, seq_len=1024, held_out_every=30))
+    store = inputs.store_of(prepared)
+    fed = feed_of(store, seq_len=1024, global_batch=4, seed=0, isolates=False)
     with pytest.raises(InputError, match=r"held-out part has .* less than a sequence of 1024"):
-        fsdp.HeldOut(inputs.store_of(prepared), prepared)
+        fsdp.HeldOut(store, fed, prepared)
 
 
 def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> None:
@@ -270,5 +273,5 @@ def test_the_built_in_text_is_the_same_documents_each_time(tmp_path: Path) -> No
     assert store.info.num_documents > 70
     assert store.info.num_train_tokens > 300_000
     assert inputs.prepare(config(tmp_path, data="python-help", held_out_every=20)) == prepared
-    prompts = store.prompts(num=3, length=16)
+    (prompts,) = store.prompts(num=3, length=16)
     assert prompts.shape == (3, 16)

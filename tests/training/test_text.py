@@ -130,7 +130,8 @@ def test_several_processes_at_once_get_the_same_whole_store(corpus: Path, tokeni
 
 
 def test_a_build_that_fails_leaves_nothing(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:
-    corpus.write_bytes(corpus.read_bytes() + b"\n\n\xff\xfe broken")
+    # Far enough behind the beginning that some of it has been written.
+    corpus.write_bytes(corpus.read_bytes() * 20 + b"\n\n\xff\xfe broken")
     with pytest.raises(InputError, match="is not UTF-8 text"):
         store_for(str(corpus), tokenizer, held_out_every=10)
     left = [path.name for path in (tmp_path / "cache" / "tokens").iterdir()]
@@ -209,7 +210,7 @@ def test_a_folder_without_text_a_bad_line_and_a_bad_split_are_refused(
         store_for(str(tmp_path / "none"), tokenizer)
     lines = tmp_path / "lines.jsonl"
     lines.write_text('{"text": "w1"}\n{"body": "w2"}\n')
-    with pytest.raises(InputError, match='line 2: no JSON object with a text under "text"'):
+    with pytest.raises(InputError, match='line 2: no text under "text"'):
         store_for(str(lines), tokenizer)
     with pytest.raises(InputError, match="one document in 1 cannot be held out"):
         store_for(str(corpus), tokenizer, held_out_every=1)

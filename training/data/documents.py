@@ -1,8 +1,8 @@
 """The documents of a text: found where ``--data`` points, and read one after the other.
 
 Text comes as ``.txt`` (documents are separated by empty lines), ``.jsonl`` (a document a line) or
-``.parquet`` (a document a row), the first two also with ``.gz``. ``training.data.text`` makes
-tokens of them.
+``.parquet`` (a document a row), the first two also with ``.gz``. A line or a row may also hold a
+conversation (``training.data.conversations``). ``training.data.text`` makes tokens of them.
 """
 
 import gzip
@@ -18,6 +18,7 @@ from typing import IO, Final, cast
 from contract.errors import InputError
 from training import storage
 from training.data import PYTHON_HELP, catalog, hub_text, sources
+from training.data.conversations import Conversation, columns_of, content_of
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
@@ -90,8 +91,14 @@ def _python_help() -> Path:
     return file
 
 
-def documents(files: Sequence[Path], field: str, report: Report | None) -> Iterator[str]:
-    """The documents of all files, in order; only one document is in memory."""
+def documents(
+    files: Sequence[Path], field: str, report: Report | None
+) -> Iterator[str | Conversation]:
+    """The documents or conversations of all files, in order; only one is in memory.
+
+    Raises:
+        InputError: a file cannot be read, or a line or a row holds neither.
+    """
     total = sum(file.stat().st_size for file in files)
     done = 0
     for file in files:
@@ -108,7 +115,10 @@ def documents(files: Sequence[Path], field: str, report: Report | None) -> Itera
             lines = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8"))
             try:
                 is_json = file.name.removesuffix(".gz").endswith(".jsonl")
-                for document in _json_lines(lines, file, field) if is_json else _paragraphs(lines):
+                found: Iterator[str | Conversation] = (
+                    _json_lines(lines, file, field) if is_json else _paragraphs(lines)
+                )
+                for document in found:
                     yield document
                     if report:
                         report(done + raw.tell(), total)
@@ -136,35 +146,46 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(block).rstrip("\n")
 
 
-def _parquet_rows(file: Path, field: str) -> Iterator[str]:
-    """One column of a table, a thousand rows at a time."""
+def _parquet_rows(file: Path, field: str) -> Iterator[str | Conversation]:
+    """What some columns of a table hold, a thousand rows at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         table = pq.ParquetFile(file)
-        if field not in table.schema_arrow.names:
+        columns = columns_of(table.schema_arrow.names, field)
+        if not columns:
             raise InputError(
                 f"{file} has no column {field!r} but {', '.join(table.schema_arrow.names)}: give "
                 "--text-field one of them"
             )
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=[field]):
-            for value in batch.column(0).to_pylist():
-                if isinstance(value, str) and value.strip():
-                    yield value
+        number = 0
+        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+            for row in batch.to_pylist():
+                number += 1
+                try:
+                    content = content_of(row, field)
+                except ValueError as error:
+                    raise InputError(f"{file}, row {number}: {error}") from None
+                if content:
+                    yield content
     except pa.ArrowInvalid as error:
         raise InputError(f"{file} cannot be read: {error}") from None
 
 
-def _json_lines(lines: Iterable[str], file: Path, field: str) -> Iterator[str]:
+def _json_lines(lines: Iterable[str], file: Path, field: str) -> Iterator[str | Conversation]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
-            text = json.loads(line)[field]
-        except (ValueError, KeyError, TypeError):
-            text = None
-        if not isinstance(text, str):
-            raise InputError(f'{file}, line {number}: no JSON object with a text under "{field}"')
-        if text.strip():
-            yield text
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict):
+            raise InputError(f"{file}, line {number}: no JSON object")
+        try:
+            content = content_of(row, field)
+        except ValueError as error:
+            raise InputError(f"{file}, line {number}: {error}") from None
+        if content:
+            yield content

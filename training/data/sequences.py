@@ -46,7 +46,7 @@ class SequenceOrder:
     def sequences(self, step: int) -> Tokens:
         """Indices of the sequences of ``step`` (0 is the first), ``[global_batch]``."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        order = _permutation(self.seed, epoch, self.num_sequences)
+        order = permutation(self.seed, epoch, self.num_sequences)
         return order[within * self.global_batch :][: self.global_batch]
 
     def batch(self, tokens: npt.NDArray[Any], step: int, *, rank: int, world_size: int) -> Tokens:
@@ -54,19 +54,28 @@ class SequenceOrder:
 
         Inputs are ``[:, :-1]``, labels ``[:, 1:]``.
         """
-        if self.global_batch % world_size:
-            raise InputError(
-                f"a global batch of {self.global_batch} sequences cannot be shared by {world_size} "
-                "workers: choose a multiple"
-            )
-        mine = self.sequences(step)[rank::world_size]
+        mine = share(self.sequences(step), rank=rank, world_size=world_size)
         window = np.arange(self.seq_len + 1)
         picked: Tokens = tokens[mine[:, None] * self.seq_len + window].astype(np.int64)
         return picked
 
 
+def share(sequences: Tokens, *, rank: int, world_size: int) -> Tokens:
+    """A worker's part of a step's sequences.
+
+    Raises:
+        InputError: the workers cannot all have as many.
+    """
+    if len(sequences) % world_size:
+        raise InputError(
+            f"a global batch of {len(sequences)} sequences cannot be shared by {world_size} "
+            "workers: choose a multiple"
+        )
+    return sequences[rank::world_size]
+
+
 @functools.lru_cache(maxsize=1)
-def _permutation(seed: int, epoch: int, num: int) -> Tokens:
+def permutation(seed: int, epoch: int, num: int) -> Tokens:
     """Order of an epoch's sequences. Kept, because every step of the epoch asks for it."""
     order = np.random.default_rng([seed, epoch]).permutation(num)
     order.flags.writeable = False

@@ -3,33 +3,48 @@
 A store is built once from plain text: documents are tokenized one after the other, each ends with
 the end-of-text token, and one document in so many is held out. Training reads fixed windows of the
 one long row (``training.data.sequences``), so every token is predicted exactly once an epoch and
-none is padding. Use ``training.data.images`` for pictures.
+none is padding. Conversations lie in the same row, with where each begins and which of its tokens
+are learned beside it (``training.data.conversations``). Use ``training.data.images`` for pictures.
 """
 
 import hashlib
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import IO, Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
 from training import storage
-from training.data import sources
+from training.data import sources, vocabulary
+from training.data.conversations import ChatWriter, Conversation, Encoded
 from training.data.documents import Report, documents, text_files
+from training.data.vocabulary import Vocabulary
 
 FORMAT: Final = 1
 STORE_FILE: Final = "store.json"
 TRAIN_FILE: Final = "train.bin"
 HELD_OUT_FILE: Final = "held-out.bin"
-#: What the end of a document is called by the tokenizers that are in use.
-END_OF_TEXT: Final = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|eot_id|>", "<eos>")
+#: How often each token of the vocabulary is learned from in the training part, int64.
+COUNTS_FILE: Final = "counts.bin"
+#: Of conversations, beside each part: whether a token is learned, uint8, and where each of them
+#: begins, int64, with the end of the last one.
+LEARNED: Final = ".learned"
+STARTS: Final = ".starts"
 _BATCH_DOCUMENTS: Final = 1024  # the tokenizer works on one batch with all processors
+_COUNTED: Final = 1 << 24  # tokens that are counted at a time
+_MIXED: Final = (
+    "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
+)
+
+_Encode = Callable[[Sequence[str | Conversation]], Iterator[Encoded]]
 
 Tokens = npt.NDArray[np.int64]
 
@@ -50,6 +65,29 @@ class StoreInfo:
     num_documents: int
     num_train_tokens: int
     num_held_out_tokens: int
+    num_train_conversations: int = 0
+    """0: the store is of text."""
+    num_held_out_conversations: int = 0
+    num_left_out: int = 0
+    """Conversations without an answer to learn."""
+    stops: tuple[int, ...] = ()
+    """Ids of the tokens that end answers."""
+
+    @property
+    def is_chat(self) -> bool:
+        return self.num_train_conversations > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """The training or the held-out part of a store of conversations, memory-mapped."""
+
+    tokens: npt.NDArray[Any]
+    """Ids, one conversation after the other."""
+    learned: npt.NDArray[np.uint8]
+    """1 for tokens that are learned, as long as ``tokens``."""
+    starts: npt.NDArray[np.int64]
+    """Where each conversation begins, and where the last one ends."""
 
 
 class TokenStore:
@@ -69,15 +107,26 @@ class TokenStore:
         """
         try:
             values = json.loads((folder / STORE_FILE).read_text(encoding="utf-8"))
-            info = StoreInfo(**values)
+            info = StoreInfo(**{**values, "stops": tuple(values.get("stops", ()))})
         except (OSError, ValueError, TypeError) as error:
             raise InputError(f"{folder} is no token store ({error}): build it again") from None
         if info.format != FORMAT:
             raise InputError(f"{folder} has format {info.format}, not {FORMAT}: remove it")
         return cls(folder, info)
 
-    def _map(self, name: str, count: int) -> npt.NDArray[Any]:
-        path, dtype = self.folder / name, np.dtype(self.info.dtype)
+    def conversations(self, *, held_out: bool) -> Part:
+        """A part of a store of conversations."""
+        name, tokens = (HELD_OUT_FILE, self.held_out) if held_out else (TRAIN_FILE, self.train)
+        info = self.info
+        num = info.num_held_out_conversations if held_out else info.num_train_conversations
+        return Part(
+            tokens=tokens,
+            learned=self._map(name + LEARNED, len(tokens), "uint8"),
+            starts=self._map(name + STARTS, num + 1, "int64"),
+        )
+
+    def _map(self, name: str, count: int, kind: str = "") -> npt.NDArray[Any]:
+        path, dtype = self.folder / name, np.dtype(kind or self.info.dtype)
         size = path.stat().st_size if path.exists() else -1
         if size != count * dtype.itemsize:
             raise InputError(
@@ -86,27 +135,50 @@ class TokenStore:
             )
         return np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)
 
-    def unigram_loss(self, num_tokens: int | None = None) -> float:
-        """Held-out loss, in nats per token, of a model that knows only how frequent a token is.
-
-        ``num_tokens`` are the first labels that count; without it, all do.
+    def unigram_loss(self, labels: npt.NDArray[Any] | None = None) -> float:
+        """Loss, in nats per token, of a model that knows only how frequent a token is.
 
         The frequencies are those of the training part, plus one for each token of the vocabulary.
         A model that is not clearly better has learned nothing of the text's order.
-        """
-        size = self.info.vocab_size
-        counts = np.bincount(self.train, minlength=size) + 1.0
-        log_probability = np.log(counts / counts.sum())
-        return float(-log_probability[self.held_out[1:][:num_tokens]].mean())
 
-    def prompts(self, *, num: int, length: int) -> Tokens:
-        """First tokens of the first held-out documents that have twice as many, ``[num, length]``
-        or fewer rows."""
+        Args:
+            labels: ids of what is predicted; all of the held-out part without it.
+        """
+        counts = self._counts() + 1.0
+        log_probability = np.log(counts / counts.sum())
+        return float(-log_probability[self.held_out[1:] if labels is None else labels].mean())
+
+    def _counts(self) -> npt.NDArray[Any]:
+        size = self.info.vocab_size
+        if (self.folder / COUNTS_FILE).exists():
+            return self._map(COUNTS_FILE, size, "int64")
+        # Stores of earlier versions have no such file. A block at a time: numpy would make eight
+        # bytes of each token.
+        blocks = range(0, len(self.train), _COUNTED)
+        return sum(
+            (np.bincount(self.train[first : first + _COUNTED], minlength=size) for first in blocks),
+            np.zeros(size, np.int64),
+        )
+
+    def prompts(self, *, num: int, length: int) -> list[Tokens]:
+        """What to let a model continue, as rows of equal length ``[num, length]``.
+
+        Of text, the first tokens of the first held-out documents that have twice as many, together.
+        Of conversations, what comes before the first answer of each, by itself: rows of one.
+        """
+        if self.info.is_chat:
+            part = self.conversations(held_out=True)
+            found = []
+            for first, end in pairwise(part.starts[: num + 1].tolist()):
+                before = int(part.learned[first:end].argmax())
+                if before:
+                    found.append(part.tokens[None, first : first + before].astype(np.int64))
+            return found
         ends = np.flatnonzero(self.held_out[: 10**6] == self.info.end_of_text)
         starts = np.concatenate([[0], ends[:-1] + 1]).astype(np.int64)
         chosen = starts[ends - starts >= 2 * length][:num]
-        found: Tokens = self.held_out[chosen[:, None] + np.arange(length)].astype(np.int64)
-        return found
+        rows: Tokens = self.held_out[chosen[:, None] + np.arange(length)].astype(np.int64)
+        return [rows] if len(rows) else []
 
 
 # --- building -----------------------------------------------------------------------------------
@@ -116,6 +188,7 @@ def store_for(
     *,
     held_out_every: int = 20,
     field: str = "text",
+    template: str = "",
     shared: str | None = None,
     report: Report | None = None,
 ) -> TokenStore:
@@ -127,9 +200,10 @@ def store_for(
             ``.gz``; the address of one such file, ``http(s)://``, of a file or a folder,
             ``s3://``, or of a data set of the Hugging Face Hub (``training.data.hub_text``);
             or ``python-help``.
-        tokenizer_file: a ``tokenizer.json``.
+        tokenizer_file: a ``tokenizer.json``, or its folder.
         held_out_every: one document in so many is held out.
-        field: of a line or a row, the one that holds the document.
+        field: of a line or a row, the one that holds the document or the messages.
+        template: a file with another chat template than the tokenizer's.
         shared: address of a folder in which the nodes of a cluster share stores.
         report: called with the bytes read and the bytes there are.
 
@@ -137,18 +211,22 @@ def store_for(
         InputError: there is no text, it is no text, or the tokenizer cannot be used.
     """
     files = text_files(source, report)
-    key = _key(files, tokenizer_file, held_out_every, field)
+    words = vocabulary.read(tokenizer_file, template=template)
+    contents = documents(files, field, report)
+    first = next(contents, None)
+    is_chat = isinstance(first, tuple)
+    key = _key(files, tokenizer_file, held_out_every, field, words, is_chat=is_chat)
     folder = _place(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
         if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
             build(
-                files,
-                tokenizer_file,
+                contents if first is None else chain([first], contents),
+                words,
                 folder,
                 key=key,
+                tokenizer_digest=_sha256(tokenizer_file),
                 held_out_every=held_out_every,
-                field=field,
-                report=report,
+                is_chat=is_chat,
             )
             if shared:
                 _share_store(folder, shared)
@@ -186,54 +264,69 @@ def _fetch_store(folder: Path, shared: str | None) -> bool:
 def _share_store(folder: Path, shared: str) -> None:
     uri = storage.join(shared, "tokens", folder.name)
     fs = storage.filesystem(uri)
-    for name in (TRAIN_FILE, HELD_OUT_FILE, STORE_FILE):  # the last one marks the rest as complete
+    names = [path.name for path in folder.iterdir() if path.name != STORE_FILE]
+    for name in (*sorted(names), STORE_FILE):  # the last one marks the rest as complete
         fs.put_file(str(folder / name), storage.join(uri, name))
 
 
 def build(
-    files: Sequence[Path],
-    tokenizer_file: Path,
+    contents: Iterable[str | Conversation],
+    words: Vocabulary,
     folder: Path,
     *,
     key: str,
+    tokenizer_digest: str,
     held_out_every: int,
-    field: str = "text",
-    report: Report | None = None,
+    is_chat: bool,
 ) -> None:
-    """Write a store to ``folder``, which appears whole or not at all."""
+    """Write a store to ``folder``, which appears whole or not at all.
+
+    Raises:
+        InputError: there is too little, or text among conversations, or the other way about.
+    """
     if held_out_every < 2:
         raise InputError(f"one document in {held_out_every} cannot be held out: use 2 or more")
-    tokenizer, end_of_text = _tokenizer(tokenizer_file)
-    size = tokenizer.get_vocab_size(with_added_tokens=True)
-    dtype = np.dtype(np.uint16 if size <= 2**16 else np.uint32)
-    counts = {TRAIN_FILE: 0, HELD_OUT_FILE: 0}
-    number = 0
+    dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
+    encode = _chats(ChatWriter(words)) if is_chat else _texts(words)
+    number = num_left_out = 0
+    stops: set[int] = set()
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        with (part / TRAIN_FILE).open("wb") as train, (part / HELD_OUT_FILE).open("wb") as held:
-            for batch in _batches(documents(files, field, report), _BATCH_DOCUMENTS):
-                for encoding in tokenizer.encode_batch(batch, add_special_tokens=False):
+        with ExitStack() as stack:
+            train, held_out = (
+                _Output(part / name, dtype, words.size, stack, is_chat=is_chat)
+                for name in (TRAIN_FILE, HELD_OUT_FILE)
+            )
+            for batch in _batches(contents, _BATCH_DOCUMENTS):
+                for row in encode(batch):
+                    if is_chat and not any(row.learned):
+                        num_left_out += 1
+                        continue
                     is_held_out = number % held_out_every == held_out_every - 1
-                    output = held if is_held_out else train
-                    row = np.array([*encoding.ids, end_of_text], dtype)
-                    output.write(row.tobytes())
-                    counts[HELD_OUT_FILE if is_held_out else TRAIN_FILE] += len(row)
+                    (held_out if is_held_out else train).add(row.ids, row.learned)
+                    stops |= row.stops
                     number += 1
         if number < held_out_every:
+            kind = "conversations with an answer" if is_chat else "documents"
             raise InputError(
-                f"the text has {number} documents, and one in {held_out_every} is to be held out: "
+                f"the text has {number} {kind}, and one in {held_out_every} is to be held out: "
                 "give more text. In .txt files an empty line ends a document"
             )
+        (part / COUNTS_FILE).write_bytes(train.counts.tobytes())
         info = StoreInfo(
             format=FORMAT,
             key=key,
-            tokenizer=_sha256(tokenizer_file),
-            vocab_size=size,
-            end_of_text=end_of_text,
+            tokenizer=tokenizer_digest,
+            vocab_size=words.size,
+            end_of_text=words.end_of_text,
             dtype=dtype.name,
             num_documents=number,
-            num_train_tokens=counts[TRAIN_FILE],
-            num_held_out_tokens=counts[HELD_OUT_FILE],
+            num_train_tokens=train.num_tokens,
+            num_held_out_tokens=held_out.num_tokens,
+            num_train_conversations=train.num_rows if is_chat else 0,
+            num_held_out_conversations=held_out.num_rows if is_chat else 0,
+            num_left_out=num_left_out,
+            stops=tuple(sorted(stops)),
         )
         (part / STORE_FILE).write_text(json.dumps(asdict(info), indent=1), encoding="utf-8")
         part.rename(folder)
@@ -241,23 +334,65 @@ def build(
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _tokenizer(file: Path) -> tuple[Any, int]:
-    """A tokenizer and the id of its end-of-text token."""
-    from tokenizers import Tokenizer
+class _Output:
+    """Writes one part of a store."""
 
-    path = file / "tokenizer.json" if file.is_dir() else file
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exceptions
-        raise InputError(f"tokenizer {path} cannot be read ({error})") from None
-    for name in END_OF_TEXT:
-        if (found := tokenizer.token_to_id(name)) is not None:
-            return tokenizer, int(found)
-    raise InputError(f"tokenizer {path} has no end-of-text token ({', '.join(END_OF_TEXT)})")
+    def __init__(
+        self, path: Path, dtype: np.dtype[Any], size: int, stack: ExitStack, *, is_chat: bool
+    ) -> None:
+        def opened(ending: str) -> IO[bytes]:
+            return stack.enter_context(path.with_name(path.name + ending).open("wb"))
+
+        self._tokens = opened("")
+        self._beside = (opened(LEARNED), opened(STARTS)) if is_chat else None
+        self._dtype, self.counts = dtype, np.zeros(size, np.int64)
+        self.num_tokens = self.num_rows = 0
+        if self._beside:
+            self._beside[1].write(np.int64(0).tobytes())
+
+    def add(self, ids: Sequence[int], learned: Sequence[bool]) -> None:
+        row = np.array(ids, self._dtype)
+        self._tokens.write(row.tobytes())
+        self.num_tokens += len(row)
+        self.num_rows += 1
+        marks = np.array(learned, bool)
+        np.add.at(self.counts, row[marks] if self._beside else row, 1)
+        if self._beside:
+            self._beside[0].write(marks.astype(np.uint8).tobytes())
+            self._beside[1].write(np.int64(self.num_tokens).tobytes())
 
 
-def _batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:
-    batch: list[str] = []
+def _texts(words: Vocabulary) -> _Encode:
+    """Tokens of documents, with what the tokenizer puts before each, and the end of text."""
+
+    def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
+        if not all(isinstance(each, str) for each in batch):
+            raise InputError(_MIXED)
+        for encoding in words.tokenizer.encode_batch([*batch]):
+            ids = [*encoding.ids]
+            if ids[-1:] != [words.end_of_text]:
+                ids.append(words.end_of_text)
+            yield Encoded(ids=ids, learned=[], stops=frozenset())
+
+    return encode
+
+
+def _chats(writer: ChatWriter) -> _Encode:
+    """Tokens of conversations."""
+
+    def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
+        chats = [each for each in batch if not isinstance(each, str)]
+        if len(chats) < len(batch):
+            raise InputError(_MIXED)
+        return writer.encode(chats)
+
+    return encode
+
+
+def _batches(
+    documents: Iterable[str | Conversation], size: int
+) -> Iterator[list[str | Conversation]]:
+    batch: list[str | Conversation] = []
     for document in documents:
         batch.append(document)
         if len(batch) == size:
@@ -267,14 +402,23 @@ def _batches(documents: Iterable[str], size: int) -> Iterator[list[str]]:
         yield batch
 
 
-def _key(files: Sequence[Path], tokenizer_file: Path, held_out_every: int, field: str) -> str:
+def _key(
+    files: Sequence[Path],
+    tokenizer_file: Path,
+    held_out_every: int,
+    field: str,
+    words: Vocabulary,
+    *,
+    is_chat: bool,
+) -> str:
     parts = [f"{FORMAT}", f"{held_out_every}", field, _sha256(tokenizer_file)]
     parts += [f"{file.name}:{_sha256(file)}" for file in files]
+    parts += [f"chat:{words.digest_of_template()}"] if is_chat else words.marks
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
 def _sha256(file: Path) -> str:
-    path = file / "tokenizer.json" if file.is_dir() else file
+    path = vocabulary.tokenizer_file(file)
     try:
         with path.open("rb") as content:
             return hashlib.file_digest(content, "sha256").hexdigest()

@@ -87,8 +87,8 @@ def _check_isolation(
         reason = f"two that are packed differ by {found:.1%} from each by itself"
     if not found <= limit:
         raise InputError(
-            f"--isolate-documents does not keep documents apart in models of type {kind!r} "
-            f"({reason}): leave the option out, or choose another model"
+            f"packing does not keep documents apart in models of type {kind!r} ({reason}): leave "
+            "--isolate-documents out, give --no-packing for conversations, or choose another model"
         )
 
 

@@ -5,6 +5,7 @@ A model is made on the meta device, sharded there, and only then given memory an
 """
 
 import functools
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import pairwise
 from typing import Any, Final
@@ -53,7 +54,12 @@ class WithLoss(nn.Module):
         self._bend: Bend | None = None
 
     def forward(
-        self, tokens: Tensor, positions: Tensor | None = None, *, predict: bool = False
+        self,
+        tokens: Tensor,
+        positions: Tensor | None = None,
+        labels: Tensor | None = None,
+        *,
+        predict: bool = False,
     ) -> Tensor:
         """Mean loss, in nats per token, of predicting each token from those before it.
 
@@ -62,6 +68,8 @@ class WithLoss(nn.Module):
             positions: of the inputs within their documents, ``[num_sequences, seq_len]``;
                 attention then stays within a document. Without them it reaches over the whole
                 sequence.
+            labels: ``[num_sequences, seq_len]``, ids, or ``losses.IGNORE`` where nothing is
+                learned: the loss is the mean over the others. Without them all tokens are learned.
             predict: return the logits of the token after the last one instead,
                 ``[num_sequences, vocab]`` in fp32; ``tokens`` are then only inputs.
 
@@ -73,20 +81,19 @@ class WithLoss(nn.Module):
             head = self._head()
             bias = None if head.bias is None else head.bias.to(hidden.dtype)
             return bend(F.linear(hidden[:, -1], head.weight.to(hidden.dtype), bias).float())
-        return self._loss(hidden, bend, tokens)
+        return self._loss(hidden, bend, tokens[:, 1:] if labels is None else labels)
 
     def compare(self, tokens: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """The loss as ``forward`` has it, and the logits that the model itself computes in the same
         pass, ``[num_sequences, seq_len, vocab]`` in fp32. They are stored: for a few tokens."""
         hidden, bend, logits = self._run(tokens[:, :-1], positions, with_logits=True)
-        return self._loss(hidden, bend, tokens), logits
+        return self._loss(hidden, bend, tokens[:, 1:]), logits
 
-    def _loss(self, hidden: Tensor, bend: Bend, tokens: Tensor) -> Tensor:
-        head, labels = self._head(), tokens[:, 1:].flatten()
-        flat = hidden.flatten(0, 1)
+    def _loss(self, hidden: Tensor, bend: Bend, labels: Tensor) -> Tensor:
+        head, flat = self._head(), hidden.flatten(0, 1)
         weight = head.weight.to(flat.dtype)
         bias = None if head.bias is None else head.bias.to(flat.dtype)
-        return linear_cross_entropy(flat, weight, labels, bias=bias, bend=bend)
+        return linear_cross_entropy(flat, weight, labels.flatten(), bias=bias, bend=bend)
 
     def _head(self) -> Any:
         of: Any = self.model  # transformers' own method
@@ -246,17 +253,27 @@ def shard(trained: WithLoss, mesh: DeviceMesh, *, bf16: bool) -> None:
     register_fsdp_forward_method(trained, "compare")
 
 
-def generate(trained: nn.Module, prompts: Tensor, *, num: int, seed: int) -> Tensor:
+def generate(
+    trained: nn.Module,
+    prompts: Tensor,
+    *,
+    num: int,
+    seed: int,
+    stops: Sequence[int] = (),
+    greedy: bool = False,
+) -> Tensor:
     """Continue each prompt by ``num`` tokens drawn from the model's own distribution.
 
     Args:
         trained: a ``WithLoss``; where it is sharded, every rank calls this and gets the same.
         prompts: ids ``[num_prompts, length]``.
         seed: of the draws.
+        stops: ids of which each ends a continuation: once all have one, no more is drawn.
+        greedy: take the likeliest token instead of drawing one.
 
     Returns:
-        Prompts and what follows, ``[num_prompts, length + num]``. Each token is a pass over all so
-        far: for samples, not for serving.
+        Prompts and what follows, ``[num_prompts, length + num]``, or less where all have ended.
+        Each token is a pass over all so far: for samples, not for serving.
     """
     generator = torch.Generator().manual_seed(seed)
     was_training = trained.training
@@ -265,13 +282,23 @@ def generate(trained: nn.Module, prompts: Tensor, *, num: int, seed: int) -> Ten
     with torch.no_grad():
         for _ in range(num):
             logits = trained(tokens, predict=True).float().cpu()
-            drawn = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
+            if greedy:
+                drawn = logits.argmax(dim=1, keepdim=True)
+            else:
+                drawn = torch.multinomial(logits.softmax(dim=1), 1, generator=generator)
             drawn = drawn.to(tokens.device)
             if dist.is_initialized() and dist.get_world_size() > 1:
                 dist.broadcast(drawn, src=0)  # hosts may round differently
             tokens = torch.cat([tokens, drawn], dim=1)
+            if stops and _have_ended(tokens[:, prompts.shape[1] :], stops):
+                break
     trained.train(was_training)
     return tokens
+
+
+def _have_ended(continuations: Tensor, stops: Sequence[int]) -> bool:
+    ends = torch.isin(continuations, torch.tensor([*stops], device=continuations.device))
+    return bool(ends.any(dim=1).all())
 
 
 def keep_frozen_in_bf16(model: nn.Module) -> None:

@@ -14,21 +14,21 @@ from typing import Any, Final
 from contract.errors import InputError
 from contract.runs import safe_join
 from training import storage
-from training.data import hub, sources
+from training.data import hub, sources, vocabulary
+from training.data.vocabulary import TOKENIZER_FILE
 from training.models import conversion, weight_files
 from training.models.model_shapes import SHAPES, read_config
 
 NEW: Final = "new:"
 CONFIG_FILE: Final = "config.json"
-TOKENIZER_FILE: Final = "tokenizer.json"
 BYTES: Final = "bytes"
 END_OF_TEXT: Final = "<|endoftext|>"
 #: Below the storage of the runs: hidden, so that nothing takes it for a run.
 SHARED_CACHE: Final = ".cache"
 
 _COMPLETE: Final = ".complete"
-_MODEL_FILES: Final = ("*.json", "*.safetensors")
-_TOKENIZER_FILES: Final = (TOKENIZER_FILE,)
+_MODEL_FILES: Final = ("*.json", "*.jinja", "*.safetensors")
+_TOKENIZER_FILES: Final = vocabulary.FILES
 
 
 def is_new(model: str) -> bool:
@@ -126,7 +126,7 @@ def model_folder(model: str, *, runs: str) -> Path:
 
 
 def tokenizer_file(tokenizer: str, model: str, *, runs: str) -> Path:
-    """The ``tokenizer.json`` to use, on this node.
+    """The ``tokenizer.json`` to use, on this node, beside what is published with it.
 
     Args:
         tokenizer: a file, a folder, an ``s3://`` folder, a Hub id, ``bytes``, or empty: the

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from contract.errors import InputError
+from training import storage
 from training.data import catalog
 from training.data.text import TokenStore, open_store, store_for
 from training.models.pretrained import check_weights, shared_cache, tokenizer_file
@@ -33,6 +34,9 @@ def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
         InputError: text or tokenizer cannot be used, or the run has been trained on others.
     """
     check_weights(config.model, runs=config.storage)
+    template = config.chat_template
+    if template and not storage.is_s3(template):  # workers run in another folder
+        config = replace(config, chat_template=str(Path(template).expanduser().absolute()))
     store = _store(config, report)
     if config.text_key and config.text_key != store.info.key:
         raise InputError(
@@ -55,6 +59,7 @@ def _store(config: FsdpConfig, report: Report | None) -> TokenStore:
         tokenizer_file(config.tokenizer, config.model, runs=config.storage),
         held_out_every=config.held_out_every,
         field=config.text_field,
+        template=config.chat_template,
         shared=shared_cache(config.storage),
         report=report,
     )

@@ -8,11 +8,10 @@ and without a GPU:
     torchrun --standalone --nproc-per-node 2 -m training.launch -- fsdp    (without Ray)
 
 ``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
-the batch of step N depends only on N and the seed (see ``training.data.sequences``).
+the batch of step N depends only on N and the seed (see ``training.data.feed``).
 """
 
 import math
-from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
@@ -27,7 +26,8 @@ from torch.distributed.fsdp import FSDPModule
 from contract.errors import InputError
 from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints, sharded_checkpoints
-from training.data.sequences import SequenceOrder, Tokens, positions_in_documents
+from training.data.feed import ChatFeed, TextFeed, feed_of
+from training.data.packing import NOTHING, Batch
 from training.data.text import TokenStore
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
@@ -75,17 +75,20 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         torch.set_float32_matmul_precision("high")
 
     store = inputs.store_of(config)
-    order = SequenceOrder(
-        num_tokens=len(store.train),
+    feed = feed_of(
+        store,
         seq_len=config.seq_len,
         global_batch=config.global_batch,
         seed=config.seed,
+        isolates=config.isolate_documents,
+        packs=config.packing,
     )
-    total_steps = config.max_steps or config.epochs * order.steps_per_epoch
-    evaluate_every = config.steps_between_evaluations(total_steps, order.steps_per_epoch)
-    checkpoint_every = config.checkpoint_every or config.evaluate_every or order.steps_per_epoch
-    tokens_per_step = config.global_batch * config.seq_len
-    held_out = HeldOut(store, config)
+    for note in feed.notes:
+        worker.emit(Warned(message=note))
+    total_steps = config.max_steps or config.epochs * feed.steps_per_epoch
+    evaluate_every = config.steps_between_evaluations(total_steps, feed.steps_per_epoch)
+    checkpoint_every = config.checkpoint_every or config.evaluate_every or feed.steps_per_epoch
+    held_out = HeldOut(store, feed, config)
 
     model, model_config = build(config, store)
     if on_gpu:
@@ -109,7 +112,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         agreement.check(
             trained,
             device=device,
-            isolates=config.isolate_documents,
+            isolates=feed.isolates,
             is_exact=not (use_bf16 or on_gpu),
         )
     _reshard(trained)
@@ -118,9 +121,9 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     )
     course = metrics.Course(
         items="tokens",
-        items_per_step=tokens_per_step,
+        items_per_step=round(feed.tokens_per_step),
         global_batch=config.global_batch,
-        steps_per_epoch=order.steps_per_epoch,
+        steps_per_epoch=feed.steps_per_epoch,
         total_steps=total_steps,
         learning_rate=lambda step: learning_rate(config, step, total_steps),
         flops_per_item=language_models.flops_per_token(model, config.seq_len),
@@ -131,7 +134,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker,
         model,
         optimizer,
-        files=describe(config, model_config),
+        files=describe(config, model_config, store),
         keep=config.checkpoints_to_keep,
     )
 
@@ -179,16 +182,20 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         watch = metrics.Communication(device) if watches else None
         with watch or nullcontext():
             loss_sum = torch.zeros((), device=device)
-            microbatches = _microbatches(store, order, config, step, worker)
-            for number, (tokens, positions) in enumerate(microbatches, start=1):
+            batch = feed.step(step, rank=rank, world_size=world_size)
+            num_labels = feed.num_labels(step)
+            for number, part in enumerate(batch.parts(config.num_microbatches), start=1):
+                inputs_of_pass = _on_device(part, device)
                 timer.mark("data")
                 reduce_gradients(
                     trained, config.reduce_gradients, is_last=number == config.num_microbatches
                 )
-                mean_loss = trained(tokens, positions)
+                mean_loss = trained(*inputs_of_pass)
                 timer.mark("forward")
-                (mean_loss / config.num_microbatches).backward()
-                loss_sum += mean_loss.detach() * (len(tokens) * config.seq_len)
+                # Gradients are averaged over the workers, whose passes may have more or fewer
+                # tokens to learn: this gives every such token of the step the same weight.
+                (mean_loss * (part.num_labels * world_size / num_labels)).backward()
+                loss_sum += mean_loss.detach() * part.num_labels
                 timer.mark("backward")
             norm = clip(model, config.max_grad_norm)
             # The norm is that of all shards, so every rank skips the same steps. Reading it makes
@@ -196,8 +203,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             if math.isfinite(norm.item()):
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        log.add(loss_sum=loss_sum, norm=norm, size=tokens_per_step)
-        timer.mark("optimizer", items=0 if watch else tokens_per_step // world_size)
+        log.add(loss_sum=loss_sum, norm=norm, size=num_labels)
+        timer.mark("optimizer", items=0 if watch else batch.num_tokens)
         num_timed += not watch
         profiled = watch or profiled
 
@@ -233,7 +240,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             ranks = course.ranks(
                 means,
                 step=num_done,
-                epoch=num_done / order.steps_per_epoch,
+                epoch=num_done / feed.steps_per_epoch,
                 communication_s=communication_s,
                 memory_bytes=float(metrics.peak_memory(device)),
             )
@@ -305,67 +312,48 @@ def clip(model: nn.Module, limit: float) -> Tensor:
 class HeldOut:
     """The sequences that no step trains on, and the loss over them."""
 
-    def __init__(self, store: TokenStore, config: FsdpConfig) -> None:
+    def __init__(self, store: TokenStore, feed: TextFeed | ChatFeed, config: FsdpConfig) -> None:
         """
         Raises:
             InputError: the held-out part is shorter than a sequence.
         """
-        self._store, self._config = store, config
-        there = (len(store.held_out) - 1) // config.seq_len
-        if there < 1:
+        self._feed, self._microbatch = feed, config.microbatch
+        if feed.num_held_out < 1:
             raise InputError(
                 f"the held-out part has {len(store.held_out):,} tokens, less than a sequence of "
                 f"{config.seq_len}: give more text, a smaller --held-out-every or --seq-len"
             )
-        self._num = min(there, config.eval_sequences or there)
-        self.num_tokens = self._num * config.seq_len
-        self.unigram_loss = store.unigram_loss(self.num_tokens)
+        self._num = min(feed.num_held_out, config.eval_sequences or feed.num_held_out)
+        labels = feed.held_out_labels(self._num)
+        self.num_tokens = len(labels)
+        self.unigram_loss = store.unigram_loss(labels)
 
     def loss(self, trained: WithLoss, worker: Worker) -> float:
         """Mean loss per token, in nats; every rank takes part and gets the same number."""
-        config, world_size = self._config, worker.world_size
-        window = np.arange(config.seq_len + 1)
+        world_size = worker.world_size
         total = torch.zeros((), dtype=torch.float64, device=worker.device)
         trained.eval()
         with torch.no_grad():
-            per_round = world_size * config.microbatch
+            per_round = world_size * self._microbatch
             for first in range(0, self._num, per_round):
                 mine = np.arange(first, min(first + per_round, self._num))[
                     worker.rank :: world_size
                 ]
                 # All ranks gather the weights together, so one without a part computes in vain.
-                places = mine if len(mine) else np.zeros(1, int)
-                batch = self._store.held_out[places[:, None] * config.seq_len + window]
-                loss = trained(*_on_device(batch.astype(np.int64), self._store, config, worker))
-                total += loss.double() * len(mine)
+                batch = self._feed.held_out(mine if len(mine) else np.array([NOTHING]))
+                loss = trained(*_on_device(batch, worker.device))
+                total += loss.double() * batch.num_labels
         _reshard(trained)
         trained.train()
         if world_size > 1:
             dist.all_reduce(total)
-        return total.item() / self._num
+        return total.item() / self.num_tokens
 
 
-def _microbatches(
-    store: TokenStore,
-    order: SequenceOrder,
-    config: FsdpConfig,
-    step: int,
-    worker: Worker,
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """This worker's part of a step, in as many parts as it has passes."""
-    batch = order.batch(store.train, step, rank=worker.rank, world_size=worker.world_size)
-    for part in np.split(batch, config.num_microbatches):
-        yield _on_device(part, store, config, worker)
-
-
-def _on_device(
-    batch: Tokens, store: TokenStore, config: FsdpConfig, worker: Worker
-) -> tuple[Tensor, Tensor | None]:
-    tokens = torch.from_numpy(batch).to(worker.device)
-    if not config.isolate_documents:
-        return tokens, None
-    positions = positions_in_documents(batch[:, :-1], store.info.end_of_text)
-    return tokens, torch.from_numpy(positions).to(worker.device)
+def _on_device(batch: Batch, device: torch.device) -> list[Tensor | None]:
+    """What ``WithLoss`` is called with."""
+    arrays = (batch.tokens, batch.positions, batch.labels)
+    return [None if each is None else torch.from_numpy(each).to(device) for each in arrays]
 
 
 def _sample(
@@ -376,29 +364,35 @@ def _sample(
     *,
     step: int,
 ) -> None:
-    """Let the model continue the first words of some held-out documents, and report it."""
+    """Let the model continue the first words of some held-out documents, or answer the questions
+    of some conversations, and report it."""
     if not config.sample_tokens:
         return
-    prompts = store.prompts(num=_NUM_PROMPTS, length=_PROMPT_TOKENS)
-    if not len(prompts):
-        return
     longest = getattr(getattr(trained.model, "config", None), "max_position_embeddings", None)
-    num = min(config.sample_tokens, (longest or 2**20) - _PROMPT_TOKENS)
-    tokens = language_models.generate(
-        trained, torch.from_numpy(prompts).to(worker.device), num=num, seed=config.seed
-    )
+    found: list[tuple[list[int], list[int]]] = []
+    for prompts in store.prompts(num=_NUM_PROMPTS, length=_PROMPT_TOKENS):
+        num = min(config.sample_tokens, (longest or 2**20) - prompts.shape[1])
+        if num < 1:
+            continue
+        tokens = language_models.generate(
+            trained,
+            torch.from_numpy(prompts).to(worker.device),
+            num=num,
+            seed=config.seed,
+            stops=store.info.stops,
+        )
+        found += zip(prompts.tolist(), tokens[:, prompts.shape[1] :].tolist(), strict=True)
     _reshard(trained)
-    if worker.rank:
+    if worker.rank or not found:
         return
     from tokenizers import Tokenizer
 
     path = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
     tokenizer = Tokenizer.from_file(str(path))
-    continued = tokens[:, _PROMPT_TOKENS:].tolist()
     worker.emit(
         *(
             Sample(step=step, prompt=tokenizer.decode(prompt), text=tokenizer.decode(words))
-            for prompt, words in zip(prompts.tolist(), continued, strict=True)
+            for prompt, words in found
         )
     )
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from contract.errors import InputError
 from training.data.text import TokenStore
-from training.models import language_models, lora, model_weights, pretrained
+from training.models import language_models, lora, model_weights, pretrained, serving
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import FsdpConfig
 
@@ -70,10 +70,10 @@ def rebuild(settings: Mapping[str, object], device: torch.device) -> nn.Module:
     return model
 
 
-def describe(config: FsdpConfig, model_config: Any) -> dict[str, bytes]:
+def describe(config: FsdpConfig, model_config: Any, store: TokenStore) -> dict[str, bytes]:
     """The small files of a checkpoint that make a model of its weights."""
     tokenizer = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
     return {
         pretrained.CONFIG_FILE: model_config.to_json_string(use_diff=False).encode(),
-        pretrained.TOKENIZER_FILE: tokenizer.read_bytes(),
+        **serving.files(tokenizer, template=config.chat_template, stops=store.info.stops),
     }

@@ -38,11 +38,25 @@ class FsdpConfig(TrainingConfig):
         "", help="hash of text, tokenizer and split; decided when the text is read", cli=False
     )
     text_field: str = option(
-        "text", help="field of a .jsonl line or column of a .parquet file that holds a document"
+        "text",
+        help="field of a .jsonl line or column of a .parquet file that holds a document or "
+        "messages (default: text; else messages, conversations, or pairs such as prompt and "
+        "completion)",
     )
+    chat_template: str = option(
+        "",
+        help="file or s3:// address of a chat template in Jinja (default: the tokenizer's; a plain "
+        "one where it has none)",
+        same_on_resume=False,
+    )  # its content is what must match, and the store's key carries it
     held_out_every: int = option(20, low=2, help="one document in so many is held out")
     isolate_documents: bool = option(
         False, help="attention stays within a document (default: the whole sequence)"
+    )
+    packing: bool = option(
+        True,
+        help="several conversations share a sequence; without it each has one to itself, for "
+        "models that do not keep packed ones apart",
     )
     seq_len: int = option(1024, low=8, high=2**20, help="tokens per sequence")
     global_batch: int = option(

@@ -1,0 +1,197 @@
+"""Proves, with real processes, that a run on conversations learns from their answers only, with the
+same weight on any number of workers, and that what it exports answers as it does here."""
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks import processes
+from contract.runs import RunPaths
+from tests.training.test_conversations import tokenizer_folder
+from training import export, generate, recipes
+from training.checkpoint import sharded_checkpoints
+from training.data.feed import ChatFeed, feed_of
+from training.recipes.fsdp import inputs
+from training.recipes.fsdp.model import rebuild
+from training.recipes.fsdp.settings import FsdpConfig
+from training.record.events import Event, Sample, Step
+from training.runtime.torchrun import TorchrunWorker
+
+pytestmark = pytest.mark.slow
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 264,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 7,
+}
+NUM = 200
+
+
+def dialogue(data_dir: Path) -> list[tuple[str, str]]:
+    """Speeches of Shakespeare, each with an answer of two or three words."""
+    text = (data_dir / "tiny-shakespeare" / "input.txt").read_text()
+    speeches = [each.partition(":\n")[2] for each in text.split("\n\n")]
+    pairs = pairwise(speeches)
+    return [pair for pair in pairs if 0 < len(pair[0]) <= 160 and 0 < len(pair[1]) <= 20][:NUM]
+
+
+def config(folder: Path, data_dir: Path) -> FsdpConfig:
+    rows = [
+        {"messages": [{"role": "user", "content": said}, {"role": "assistant", "content": answer}]}
+        for said, answer in dialogue(data_dir)
+    ]
+    assert len(rows) == NUM
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(json.dumps(LLAMA))
+    return FsdpConfig(
+        recipe="fsdp",
+        run="chat",
+        storage=str(folder),
+        data=str(folder / "chats.jsonl"),
+        model=f"new:{folder / 'model'}",
+        tokenizer=str(tokenizer_folder(folder / "tokenizer")),
+        seq_len=256,
+        global_batch=4,
+        microbatch=1,
+        epochs=12,
+        lr=5e-3,
+        report_every=1,
+        checkpoint_every=1000,
+        evaluate_every=1000,
+        sample_tokens=4,
+    )
+
+
+class Leaving(TorchrunWorker):
+    """A worker that is asked to stop after so many steps."""
+
+    steps_left = 10**9
+
+    def stop_requested(self) -> bool:
+        self.steps_left -= 1
+        return self.steps_left <= 0
+
+
+def part(config: FsdpConfig, steps: int) -> tuple[list[Event], list[tuple[int, list[int]]]]:
+    """Train some steps as one of several ranks.
+
+    Returns:
+        The events, and of each step the conversations that this rank was given.
+    """
+    worker = Leaving(run_uri=RunPaths.of(config.storage, config.run).uri)
+    worker.steps_left = steps
+    events: list[Event] = []
+    worker.on_events = lambda *found: events.extend(found)
+    given: list[tuple[int, list[int]]] = []
+    real = ChatFeed.step
+
+    def step(self: ChatFeed, step: int, *, rank: int, world_size: int) -> Any:
+        given.append((step, self.members(step, rank=rank, world_size=world_size).tolist()))
+        return real(self, step, rank=rank, world_size=world_size)
+
+    ChatFeed.step = step  # type: ignore[method-assign]
+    recipes.by_name("fsdp").train()(worker, config)
+    worker.close()
+    return events, given
+
+
+def loss_of_answers(config: FsdpConfig, step: int) -> tuple[float, float]:
+    """Loss and gradient norm of a step, each conversation by itself and in one process."""
+    store = inputs.store_of(config)
+    model: Any = rebuild(config.to_json(), torch.device("cpu"))
+    feed = feed_of(
+        store,
+        seq_len=config.seq_len,
+        global_batch=config.global_batch,
+        seed=config.seed,
+        isolates=False,
+    )
+    assert isinstance(feed, ChatFeed)
+    conversations = store.conversations(held_out=False)
+    total, num = torch.zeros(()), 0
+    for member in feed.members(step, rank=0, world_size=1).tolist():
+        own = slice(conversations.starts[member], conversations.starts[member + 1])
+        ids = torch.from_numpy(conversations.tokens[own].astype("int64"))
+        answers = torch.from_numpy(conversations.learned[own].astype(bool))[1:]
+        logits = model(ids[None, :-1]).logits[0]
+        total = total + F.cross_entropy(logits[answers], ids[1:][answers], reduction="sum")
+        num += int(answers.sum())
+    (total / num).backward()
+    norms = [each.grad.norm() for each in model.parameters() if each.grad is not None]
+    return (total / num).item(), torch.stack(norms).norm().item()
+
+
+def test_conversations_are_learned_once_each_and_answered_the_same_everywhere(
+    tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
+    settings = recipes.by_name("fsdp").prepare(config(tmp_path, data_dir))
+    assert isinstance(settings, FsdpConfig)
+    # In the middle of the first epoch the workers become four, and then one.
+    parts = [processes.run(*each) for each in ((2, part, settings, 5), (4, part, settings, 4))]
+    parts.append(processes.run(1, part, settings, 10**9))
+    first = next(each for each in parts[0][0][0] if isinstance(each, Step))
+    loss, norm = loss_of_answers(settings, 0)
+    assert first.loss == pytest.approx(loss, abs=1e-5)
+    assert first.grad_norm == pytest.approx(norm, rel=1e-4)
+
+    store = inputs.store_of(settings)
+    given = [each for ranks in parts for _, seen in ranks for each in seen]
+    num_steps = 1 + max(step for step, _ in given)
+    per_epoch = num_steps // settings.epochs
+    assert per_epoch > 6
+    for epoch in (0, settings.epochs - 1):
+        members = Counter(m for step, own in given if step // per_epoch == epoch for m in own)
+        assert members == Counter(range(store.info.num_train_conversations))
+    losses = [each.loss for each in parts[2][0][0] if isinstance(each, Step)]
+    assert losses[-1] < first.loss / 2
+    asked = next(each for each in parts[0][0][0] if isinstance(each, Sample))
+    assert asked.prompt.startswith("user\n")
+    assert asked.prompt.endswith("assistant\n")
+
+    found = sharded_checkpoints.newest_of(RunPaths.of(settings.storage, settings.run).uri)
+    place = Path(export.export(found, str(tmp_path / "served")))
+    check_served(place, found, store.info.stops[0])
+
+
+def check_served(place: Path, found: sharded_checkpoints.Found, stop: int) -> None:
+    """Ask transformers' pipeline and ``training.generate`` the same."""
+    from transformers import AutoConfig, GenerationConfig, pipeline
+
+    assert AutoConfig.from_pretrained(place).eos_token_id == stop
+    config = json.loads((place / "config.json").read_text())
+    assert config["dtype"] == config["torch_dtype"] == "float32"
+    assert GenerationConfig.from_pretrained(place).eos_token_id == stop
+    template = (place / "chat_template.jinja").read_text()
+    written = json.loads((place / "tokenizer_config.json").read_text())
+    assert written["chat_template"] == template
+    assert (written["eos_token"], written["bos_token"]) == ("<eos>", "<bos>")
+    served: Any = pipeline("text-generation", model=str(place))
+    num_ended = 0
+    for said in ("What news?", "Who calls?", "My lord?"):
+        question = [{"role": "user", "content": said}]
+        ids = served.tokenizer.apply_chat_template(
+            question, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
+        tokens = served.model.generate(ids, max_new_tokens=80, do_sample=False)[0, ids.shape[1] :]
+        answer = served(question, max_new_tokens=80, do_sample=False)[0]["generated_text"][-1]
+        _, here = generate.continuations(found, said, num=80, seed=0, chat=True, greedy=True)
+        assert answer == {"role": "assistant", "content": here}
+        assert served.tokenizer.decode(tokens, skip_special_tokens=True) == here
+        num_ended += tokens[-1] == stop
+        assert (tokens[:-1] != stop).all()
+        assert len(tokens) == 80 or tokens[-1] == stop
+    assert num_ended > 0
