@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import ray
 
 from containers import demand
 from contract import exits
@@ -125,13 +126,20 @@ def test_ray_reports_what_a_program_asks_for_and_can_never_have(
     found: list[str] = []
     queued = 0
     seen = read()
-    with subprocess.Popen(
-        [sys.executable, script(tmp_path, ASKS)],
-        env={**os.environ, "RAY_ADDRESS": here.address},
-    ) as program:
-        deadline = time.monotonic() + 60
-        while (len(found) < 3 or not queued) and time.monotonic() < deadline:
-            assert program.poll() is None, "the program has ended"
+    example = Path(ray.__file__).parent / "train/examples/pytorch/torch_linear_example.py"
+    programs = [
+        subprocess.Popen(
+            [sys.executable, *words],
+            env={**os.environ, "RAY_ADDRESS": here.address, "HOME": str(tmp_path)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for words in ([script(tmp_path, ASKS)], [str(example), "--use-gpu"])
+    ]
+    try:
+        deadline = time.monotonic() + 120
+        while (len(found) < 4 or not queued) and time.monotonic() < deadline:
+            assert all(each.poll() is None for each in programs), "a program has ended"
             time.sleep(0.2)
             seen = read()
             said = [
@@ -139,9 +147,13 @@ def test_ray_reports_what_a_program_asks_for_and_can_never_have(
                 for each in seen.requests
             ]
             found, queued = sorted(filter(None, said)), said.count(None)
-        program.kill()
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
     assert queued, seen
     assert [each.partition(";")[0] for each in found] == [
+        "asks for 2 workers of 1 CPU and 1 GPU each",
         "asks for 5 workers of 1 CPU each",
         "asks for a task or actor of 1 CPU and 1 GPU",
         "asks for a task or actor of 4 CPUs",
