@@ -170,20 +170,16 @@ class Turns:
 
 
 def peak_memory(way: str, data: str, tokenizer_file: str) -> int:
-    """Most bytes that this process holds while it trains two steps in one of the ways; for a
-    process of its own."""
+    """Most bytes that this process holds while it trains two steps, by its ``own`` parts or with
+    the ``trainer``; for a process of its own."""
     torch.set_num_threads(THREADS)
     store = text.store_for(data, Path(tokenizer_file))
     model = same_model(configuration(store.info.vocab_size))
-    if way == "reference":
-        loop: ReferenceLoop | OwnLoop = ReferenceLoop(model, Path(data), Path(tokenizer_file))
-    else:
-        loop = OwnLoop(model, store, order_of(store))
+    order = order_of(store)
     if way == "trainer":
-        trainer_loop.train(
-            model, store.train, order_of(store), settings(2), on_step_end=lambda _: None
-        )
+        trainer_loop.train(model, store.train, order, settings(2), on_step_end=lambda _: None)
     else:
+        loop = OwnLoop(model, store, order)
         for number in range(2):
             loop.step(number)
     return metrics.peak_memory(torch.device("cpu"))
@@ -227,7 +223,7 @@ def main() -> int:
     rates = {name: statistics.mean(turns.useful[name]) / medians[name] for name in medians}
     memory = {
         way: processes.run(1, peak_memory, way, options.data, str(tokenizer_file))[0]
-        for way in medians
+        for way in ("own", "trainer")
     }
     result = {
         "benchmark": "fsdp",

@@ -25,6 +25,7 @@ from training.models.estimates import (
     MOMENTS,
     RECOMPUTE,
     REDUCE,
+    REDUCE_DTYPES,
     Plan,
     Setup,
     differences,
@@ -168,6 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--recompute", choices=RECOMPUTE)
     parser.add_argument("--optimizer", choices=[*MOMENTS])
     parser.add_argument("--reduce-gradients", choices=REDUCE)
+    parser.add_argument("--reduce-dtype", choices=[*REDUCE_DTYPES])
+    parser.add_argument("--keep-blocks", action="store_true", default=None)
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args(arguments)
     try:
@@ -224,6 +227,8 @@ def _setup_of(values: Mapping[str, Any], machine: InstanceType, *, num_workers: 
         "replicas",
         "lora_rank",
         "reduce_gradients",
+        "reduce_dtype",
+        "keep_blocks",
     )
     return Setup(
         machine=machine,

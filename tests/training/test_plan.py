@@ -97,7 +97,9 @@ def test_gradients_that_wait_for_the_last_pass_are_whole_on_every_gpu() -> None:
     each, last = (setup(reduce_gradients=when) for when in ("pass", "step"))
     assert each.num_microbatches == 4
     one, other = estimates.memory(shape("6.9b"), each), estimates.memory(shape("6.9b"), last)
-    assert other.total - one.total == 4 * shape("6.9b").parameters
+    assert other.gradients == 4 * shape("6.9b").parameters
+    assert one.gradients == other.gradients / 8
+    assert other.total - one.total > 3 * shape("6.9b").parameters
     assert not estimates.make(shape("6.9b"), last).fits
     remedy, *_ = estimates.smaller(shape("6.9b"), last)
     assert estimates.differences(last, remedy) == "--reduce-gradients pass"
@@ -130,7 +132,13 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
             language_models.recompute(model, planned.recompute)
             trained: Any = WithLoss(model)
             trained._bend = Bend()  # found out from values, which there are none of
-            language_models.shard(trained, mesh, bf16=True)
+            language_models.shard(
+                trained,
+                mesh,
+                bf16=True,
+                reduce_bf16=planned.reduce_dtype == "bf16",
+                keeps_blocks=planned.keep_blocks,
+            )
             model.to_empty(device="cpu")
             # The other implementations count moments twice where tensors have no memory.
             optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -158,8 +166,16 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
         {"recompute": "none", "global_batch": 32},
         {"recompute": "full", "global_batch": 64},
         {"recompute": "full", "global_batch": 64, "reduce_gradients": "step"},
+        {"recompute": "full", "global_batch": 64, "reduce_dtype": "bf16"},
+        {"recompute": "full", "global_batch": 64, "keep_blocks": True},
     ],
-    ids=["one pass", "reduced after each pass", "reduced once a step"],
+    ids=[
+        "one pass",
+        "reduced after each pass",
+        "reduced once a step",
+        "reduced in bf16",
+        "blocks stay whole",
+    ],
 )
 def test_the_memory_of_a_step_is_what_torch_tracks(changes: dict[str, Any]) -> None:
     values = {**SHAPES["tiny"], "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 8192}

@@ -18,6 +18,8 @@ GIB: Final = 2**30
 RECOMPUTE: Final = ("none", "selective", "full")
 #: When gradients are exchanged.
 REDUCE: Final = ("pass", "step")
+#: Types in which gradients are exchanged, and their bytes.
+REDUCE_DTYPES: Final = {"fp32": 4.0, "bf16": 2.0}
 #: Bytes per parameter of the moments.
 MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
@@ -26,6 +28,8 @@ _FRAGMENTED: Final = 0.06
 #: Bytes per token and unit of width that a block keeps for backward, bf16 (after arXiv 2205.05198,
 #: equation 2, without the attention matrix, which flash attention does not store).
 _KEPT: Final = {"none": 34.0, "selective": 22.0, "full": 2.0}
+#: The same of what is outside of the blocks: embedding, last norm, and the gradient of its output.
+_OUTSIDE: Final = 8.0
 #: Tokens whose logits exist at once, and the fp32 copies of them (``training.losses``).
 _LOGIT_TOKENS: Final = 512
 #: Of the peak that large matrix products reach in practice on a data-centre GPU.
@@ -48,6 +52,8 @@ class Setup:
     replicas: int = 1
     lora_rank: int = 0
     reduce_gradients: str = "pass"
+    reduce_dtype: str = "fp32"
+    keep_blocks: bool = False
 
     def __post_init__(self) -> None:
         if self.machine.gpu is None:
@@ -124,48 +130,71 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     has_passes = setup.num_microbatches > 1
     sharded = 4 * trained / shards
     # Gradients that wait for the last pass are whole until then.
-    waiting = 4 * trained if has_passes and setup.reduce_gradients == "step" else 0.0
-    # The embeddings belong to the root, which stays whole from the first to the last block.
-    embeddings = 1 if shape.is_tied else 2
-    root, block = embeddings * shape.embedding_parameters, shape.block_parameters
-    if setup.lora_rank:
-        learned_root, learned_block, learned_head = 0, 0, 0
-    else:
-        learned_root, learned_block, learned_head = root, block, shape.embedding_parameters
+    sent = REDUCE_DTYPES[setup.reduce_dtype]
+    waiting = sent * trained if has_passes and setup.reduce_gradients == "step" else 0.0
+    block, embedding = shape.block_parameters, shape.embedding_parameters
+    learned_block, learned = (0, 0) if setup.lora_rank else (block, embedding)
     kept = _KEPT[setup.recompute] * shape.layers
     if setup.recompute != "none":
         kept += _KEPT["none"]  # the block that is being computed again
-    activations = kept * setup.microbatch * setup.seq_len * shape.hidden
+    activations = (kept + _OUTSIDE) * setup.microbatch * setup.seq_len * shape.hidden
     arriving = 2.0 * block if shards > 1 else 0.0
+    keeps_blocks = setup.keep_blocks and shards > 1
+    if keeps_blocks:
+        arriving = 2.0 * block * (shape.layers - 1)
+    # Tied embeddings are whole from the first block's forward to its backward pass, and reduced
+    # last. Else the output embedding is whole from the loss until it is reduced, which is before
+    # the blocks' backward passes, and the input embedding while it is reduced.
+    staying, early = (2.0 * embedding, 0) if shape.is_tied else (0.0, learned)
+    left = staying
+    if setup.num_workers == 1:
+        # Autocast, not FSDP: each trained weight is there in bf16 too, until its backward pass.
+        staying, arriving = 2.0 * trained, 0.0
+    last_gathered = 2.0 * embedding if shards > 1 else staying
+    last_gathered += 2.0 * block * shape.layers if keeps_blocks else 0.0
     always = {
         "weights": (2 * frozen + 4 * trained) / shards,
         "moments": MOMENTS[setup.optimizer] * trained / shards,
     }
-    earlier = sharded + waiting if has_passes else 0.0
-    # The output embedding's gradient is added up in fp32 while there are logits.
+    earlier = (waiting or sharded) if has_passes else 0.0
+    # The output embedding's gradient is added up in fp32 while there are logits. What was gathered
+    # last is there twice until something else is: FSDP2 keeps the buffer it came in.
     at_loss = Memory(
         **always,
         gradients=earlier,
-        gathered=2.0 * root + arriving,
+        gathered=2.0 * embedding + (arriving if shape.is_tied else last_gathered),
         activations=activations,
-        logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned_head,
+        logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned,
     )
-    # One block computes while the next arrives; its gradient is whole until it is reduced, in fp32.
+    # A gradient is whole until it is reduced, and in the type of that beside its own.
+    at_head = Memory(
+        **always,
+        gradients=earlier,
+        gathered=2.0 * embedding + (2.0 + sent) * early + (arriving if keeps_blocks else 0.0),
+        activations=activations,
+        logits=0.0,
+    )
+    # One block computes while the next arrives; what came before it is on its way.
+    tied_gradient = 2.0 * learned if shape.is_tied else 0.0
     at_last_block = Memory(
         **always,
         gradients=earlier,
-        gathered=2.0 * (root + block + learned_head) + arriving + 6.0 * learned_block,
+        gathered=staying
+        + tied_gradient
+        + 2.0 * block
+        + arriving
+        + max(sent * early, (2.0 + sent) * learned_block),
         activations=activations,
         logits=0.0,
     )
     at_end = Memory(
         **always,
-        gradients=sharded + waiting,
-        gathered=2.0 * root + 6.0 * learned_root,
+        gradients=sharded,  # the others were reduced on the way
+        gathered=left + (2.0 + sent) * learned + 2.0 * block + sent * learned_block,
         activations=0.0,
         logits=0.0,
     )
-    return max(at_loss, at_last_block, at_end, key=lambda each: each.total)
+    return max(at_loss, at_head, at_last_block, at_end, key=lambda each: each.total)
 
 
 def make(shape: ModelShape, setup: Setup) -> Plan:
@@ -189,15 +218,19 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     if setup.num_hosts > 1:
         # One interface, until EFA is used.
         bandwidth = setup.machine.tcp_gbps / 8 * 1e9 * _NETWORK
-        # Through each link of NCCL's ring, per pass: the weights twice in bf16, and gradients in
-        # fp32, unless those wait for the last one. One link of the ring is the way into a host.
+        # Through each link of NCCL's ring, per pass: the blocks' weights in bf16, twice where they
+        # do not stay, the embeddings' once, and gradients, unless those wait for the last one. One
+        # link of the ring is the way into a host.
         across = (shards - 1) / shards if hosts > 1 else 0.0
-        gathers = 2 * 2.0 * shape.parameters * across * setup.num_microbatches
-        reduced = 0.0 if setup.lora_rank else 4.0 * shape.parameters * across
+        blocks = shape.layers * shape.block_parameters
+        gathered = shape.parameters + (0 if setup.keep_blocks else blocks)
+        gathers = 2.0 * gathered * across * setup.num_microbatches
+        sent = REDUCE_DTYPES[setup.reduce_dtype]
+        reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across
         if setup.reduce_gradients == "pass":
             reduced *= setup.num_microbatches
         if setup.replicas > 1:
-            reduced += 2 * 4.0 * shape.parameters / shards * min(setup.machine.num_gpus, shards)
+            reduced += 2 * sent * shape.parameters / shards * min(setup.machine.num_gpus, shards)
         network = (gathers + reduced) / bandwidth
     moments = MOMENTS[setup.optimizer]
     touched = (2 * (4 + moments) + 4) * shape.parameters / shards
@@ -219,7 +252,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
 def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
     """What makes a set-up that does not fit fit on the same machines: the fastest first, and last
     what trains otherwise (moments in 8 bits, adapters)."""
-    setup = dataclasses.replace(setup, reduce_gradients="pass")
+    setup = dataclasses.replace(setup, reduce_gradients="pass", keep_blocks=False)
     changes: list[dict[str, Any]] = [{"replicas": setup.replicas}, {"replicas": 1}]
     for recompute in RECOMPUTE[RECOMPUTE.index(setup.recompute) :]:
         microbatch = setup.microbatch
@@ -249,7 +282,10 @@ def differences(setup: Setup, other: Setup) -> str:
             continue
         if field.name == "machine":
             found.append(f"--instance {value.name}")
+            continue
+        option = {"num_workers": "workers"}.get(field.name, field.name).replace("_", "-")
+        if isinstance(value, bool):
+            found.append(f"--{option}" if value else f"no --{option}")
         else:
-            option = {"num_workers": "workers"}.get(field.name, field.name).replace("_", "-")
             found.append(f"--{option} {value}")
     return " ".join(found)

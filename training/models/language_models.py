@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
+    FSDPModule,
     MixedPrecisionPolicy,
     fully_shard,
     register_fsdp_forward_method,
@@ -224,8 +225,19 @@ def recompute(model: nn.Module, mode: str) -> None:
     of.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
 
 
-def shard(trained: WithLoss, mesh: DeviceMesh, *, bf16: bool) -> None:
+def shard(
+    trained: WithLoss,
+    mesh: DeviceMesh,
+    *,
+    bf16: bool,
+    reduce_bf16: bool = False,
+    keeps_blocks: bool = False,
+) -> None:
     """Shard a model block by block over ``mesh``, so that only one block is ever whole.
+
+    Embeddings that are not tied are shards of their own: the input embedding is whole while tokens
+    are looked up, and its backward pass needs no weights; the output embedding from the loss until
+    its gradient is reduced, beside the blocks' backward passes.
 
     One process has nothing to share: its weights stay as they are, and what FSDP would do at each
     block is left out, which a small model would wait for longer than for its GPU.
@@ -233,24 +245,47 @@ def shard(trained: WithLoss, mesh: DeviceMesh, *, bf16: bool) -> None:
     Args:
         mesh: one dimension shards over all its processes; of two, the first replicates and the
             second shards, which sends less where a part of the processes holds the whole model.
-        bf16: compute in bf16; gradients are reduced in fp32, and what is kept is fp32 either way.
+        bf16: compute in bf16; what is kept is fp32 either way.
+        reduce_bf16: reduce gradients in bf16 and not in fp32, which sends half.
+        keeps_blocks: blocks stay whole from their forward to their backward pass, which saves a
+            gather.
     """
     if mesh.size() == 1:
         trained.autocast = torch.bfloat16 if bf16 else None
         return
-    policy = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32
-    )
+    settings: Any = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16 if bf16 else None,
+            reduce_dtype=torch.bfloat16 if reduce_bf16 else torch.float32,
+        ),
+    }
     stack: list[Any] = [*blocks(trained.model)]
     for block in stack:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, **settings, reshard_after_forward=not keeps_blocks)
     # Ask for the next block while this one computes, and not only once it is due.
     for block, after in pairwise(stack):
         block.set_modules_to_forward_prefetch([after])
     for block, before in pairwise(reversed(stack)):
         block.set_modules_to_backward_prefetch([before])
-    fully_shard(trained, mesh=mesh, mp_policy=policy)  # last: takes what the blocks left over
+    of: Any = trained.model  # transformers' own methods
+    first, last = of.get_input_embeddings(), of.get_output_embeddings()
+    if first.weight is not last.weight:
+        fully_shard(first, **settings)
+        first.set_unshard_in_backward(False)
+        first.set_modules_to_forward_prefetch(stack[:1])
+        # The loss takes its weights after it has been called.
+        fully_shard(last, **settings, reshard_after_forward=False)
+        stack[-1].set_modules_to_forward_prefetch([last])
+    fully_shard(trained, **settings)  # last: takes what the others left over
     register_fsdp_forward_method(trained, "compare")
+
+
+def reshard(trained: nn.Module) -> None:
+    """Free the weights that stay whole after a pass without gradients."""
+    for module in trained.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 def generate(

@@ -18,6 +18,8 @@ def advice(config: FsdpConfig) -> str:
     options = []
     if config.reduce_gradients != "pass" and config.num_microbatches > 1:
         options.append("--reduce-gradients pass")
+    if config.keep_blocks:
+        options.append("no --keep-blocks")
     if config.microbatch > 1:
         options.append(f"--microbatch {max(1, config.microbatch // 2)}")
     if config.recompute != "full":
@@ -58,6 +60,8 @@ def warning(values: Mapping[str, Any], config: FsdpConfig, gpu_name: str) -> str
         replicas=config.replicas,
         lora_rank=config.lora_rank,
         reduce_gradients=config.reduce_gradients,
+        reduce_dtype=config.reduce_dtype,
+        keep_blocks=config.keep_blocks,
     )
     found = make(shape, setup)
     if found.fits:

@@ -104,7 +104,13 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         for block in language_models.blocks(model):
             block.compile()
     trained = WithLoss(model)
-    language_models.shard(trained, mesh, bf16=use_bf16)
+    language_models.shard(
+        trained,
+        mesh,
+        bf16=use_bf16,
+        reduce_bf16=config.reduce_dtype == "bf16",
+        keeps_blocks=config.keep_blocks,
+    )
     model_weights.allocate(model, device)
     fill(model, config)
     # Compiled for its few tokens first, the blocks would be compiled for any length afterwards.
@@ -115,7 +121,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             isolates=feed.isolates,
             is_exact=not (use_bf16 or on_gpu),
         )
-    _reshard(trained)
+    language_models.reshard(trained)
     optimizer = optimizers.build(
         model, config.optimizer, lr=config.lr, weight_decay=config.weight_decay, device=device
     )
@@ -343,7 +349,7 @@ class HeldOut:
                 batch = self._feed.held_out(mine if len(mine) else np.array([NOTHING]))
                 loss = trained(*_on_device(batch, worker.device))
                 total += loss.double() * batch.num_labels
-        _reshard(trained)
+        language_models.reshard(trained)
         trained.train()
         if world_size > 1:
             dist.all_reduce(total)
@@ -382,7 +388,7 @@ def _sample(
             stops=store.info.stops,
         )
         found += zip(prompts.tolist(), tokens[:, prompts.shape[1] :].tolist(), strict=True)
-    _reshard(trained)
+    language_models.reshard(trained)
     if worker.rank or not found:
         return
     from tokenizers import Tokenizer
@@ -405,9 +411,3 @@ def reduce_gradients(trained: Any, when: str, *, is_last: bool) -> None:
     if isinstance(trained, FSDPModule):
         trained.set_requires_gradient_sync(is_last or when == "pass")
         trained.set_requires_all_reduce(is_last)
-
-
-def _reshard(trained: Any) -> None:
-    """Free the weights that the root keeps whole after a pass without gradients."""
-    if isinstance(trained, FSDPModule):
-        trained.reshard()

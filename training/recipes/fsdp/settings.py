@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from contract.errors import InputError
-from training.models.estimates import RECOMPUTE, REDUCE
+from training.models.estimates import RECOMPUTE, REDUCE, REDUCE_DTYPES
 from training.recipes.settings import TrainingConfig, Value, divisors, option
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
@@ -74,6 +74,18 @@ class FsdpConfig(TrainingConfig):
         choices=REDUCE,
         help="exchange and shard gradients after each pass, or once a step: that sends less, and "
         "takes 4 bytes of each GPU per trained parameter where a step has several passes",
+        same_on_resume=False,
+    )
+    reduce_dtype: str = option(
+        "fp32",
+        choices=tuple(REDUCE_DTYPES),
+        help="type in which gradients are exchanged; bf16 sends half, and rounds each sum",
+        same_on_resume=False,
+    )
+    keep_blocks: bool = option(
+        False,
+        help="blocks stay whole from their forward to their backward pass: a gather less per "
+        "pass, and 2 bytes more per parameter (4 in fp32)",
         same_on_resume=False,
     )
     max_steps: int = option(0, low=0, help="end after so many steps (0: after the epochs)")
