@@ -2,6 +2,7 @@
 same weight on any number of workers, and that what it exports answers as it does here."""
 
 import json
+import os
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 from benchmarks import processes
 from contract.runs import RunPaths
+from tests import forks
 from tests.training.test_conversations import tokenizer_folder
 from training import export, generate, recipes
 from training.checkpoint import sharded_checkpoints
@@ -75,6 +77,10 @@ def config(folder: Path, data_dir: Path) -> FsdpConfig:
     )
 
 
+def cache_of(config: FsdpConfig) -> str:
+    return str(Path(config.storage) / "cache")
+
+
 class Leaving(TorchrunWorker):
     """A worker that is asked to stop after so many steps."""
 
@@ -91,6 +97,7 @@ def part(config: FsdpConfig, steps: int) -> tuple[list[Event], list[tuple[int, l
     Returns:
         The events, and of each step the conversations that this rank was given.
     """
+    os.environ["TRAINING_CACHE_DIR"] = cache_of(config)  # a fork has its server's variables
     worker = Leaving(run_uri=RunPaths.of(config.storage, config.run).uri)
     worker.steps_left = steps
     events: list[Event] = []
@@ -137,12 +144,14 @@ def loss_of_answers(config: FsdpConfig, step: int) -> tuple[float, float]:
 def test_conversations_are_learned_once_each_and_answered_the_same_everywhere(
     tmp_path: Path, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
-    settings = recipes.by_name("fsdp").prepare(config(tmp_path, data_dir))
-    assert isinstance(settings, FsdpConfig)
+    settings = config(tmp_path, data_dir)
+    monkeypatch.setenv("TRAINING_CACHE_DIR", cache_of(settings))
+    settings = inputs.prepare(settings)
     # In the middle of the first epoch the workers become four, and then one.
-    parts = [processes.run(*each) for each in ((2, part, settings, 5), (4, part, settings, 4))]
-    parts.append(processes.run(1, part, settings, 10**9))
+    parts = [
+        processes.run(num, part, settings, steps, method=forks.METHOD)
+        for num, steps in ((2, 5), (4, 4), (1, 10**9))
+    ]
     first = next(each for each in parts[0][0][0] if isinstance(each, Step))
     loss, norm = loss_of_answers(settings, 0)
     assert first.loss == pytest.approx(loss, abs=1e-5)

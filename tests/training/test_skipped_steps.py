@@ -1,6 +1,7 @@
 """Proves that a step whose gradient is not a number changes nothing on any rank and is counted,
 and that too many in a row end the run with the last good model kept."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from benchmarks import processes
 from contract.errors import InputError
 from contract.runs import RunPaths
+from tests import forks
 from tests.training.test_checkpoint_times import fsdp
 from training import recipes
 from training.checkpoint import checkpoints
@@ -54,6 +56,10 @@ def test_only_steps_in_a_row_end_a_run_and_reports_do_not_part_them() -> None:
         counted([1.0, NAN], in_a_row=0, limit=1)
 
 
+def cache_of(config: FsdpConfig) -> str:
+    return str(Path(config.storage) / "cache")
+
+
 def poisoned(config: FsdpConfig, bad: Sequence[int]) -> tuple[list[Event], list[float], str]:
     """Train as one of several ranks, of which the last one's gradients of the steps ``bad`` are
     spoiled.
@@ -61,6 +67,7 @@ def poisoned(config: FsdpConfig, bad: Sequence[int]) -> tuple[list[Event], list[
     Returns:
         The events, this rank's sum of squared weights at each step, and why the run ended.
     """
+    os.environ["TRAINING_CACHE_DIR"] = cache_of(config)  # a fork has its server's variables
     uri = RunPaths.of(config.storage, config.run).uri
     worker = TorchrunWorker(run_uri=uri)
     events: list[Event] = []
@@ -107,9 +114,9 @@ def poisoned(config: FsdpConfig, bad: Sequence[int]) -> tuple[list[Event], list[
 def test_all_ranks_skip_a_step_that_one_of_them_spoiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
     few = fsdp(tmp_path)
     assert isinstance(few, FsdpConfig)
+    monkeypatch.setenv("TRAINING_CACHE_DIR", cache_of(few))
     config = replace(
         few,
         num_workers=2,
@@ -119,7 +126,9 @@ def test_all_ranks_skip_a_step_that_one_of_them_spoiled(
         checkpoint_every=4,
     )
     config = inputs.prepare(config)
-    (events, *first), (_, *second) = processes.run(2, poisoned, config, (2, 5, 6))
+    (events, *first), (_, *second) = processes.run(
+        2, poisoned, config, (2, 5, 6), method=forks.METHOD
+    )
     assert [each.step for each in events if isinstance(each, Step)] == [1, 3, 4]
     skipped = [(each.step, each.grad_norm) for each in events if isinstance(each, Skipped)]
     assert skipped == [(2, None), (5, None)]

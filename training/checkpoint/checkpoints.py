@@ -284,6 +284,8 @@ def stop_if_diverged(
         in_a_row = 0 if found.is_finite else in_a_row + 1
         if in_a_row >= limit:
             worker.finish_saves()
+            if dist.is_initialized() and dist.get_world_size() > 1:
+                dist.barrier()  # the last save is whole once every rank has written its part
             saved = names(worker.run_uri)
             where = f"checkpoint {saved[-1]}, which is kept" if saved else "the beginning"
             before = f", the last of {limit}" if limit > 1 else ""
