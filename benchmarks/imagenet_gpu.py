@@ -116,7 +116,7 @@ def packed(folder: Path, *, num: int, encoding: str) -> str:
     say(f"making {num} pictures and packing them as {encoding}")
     random = np.random.default_rng(0)
     contents = []
-    for _ in range(256):
+    for _ in range(min(256, num)):
         # Smooth, and with some grain: about as many bytes as a photograph has.
         small = Image.fromarray(random.integers(0, 256, (24, 32, 3), dtype=np.uint8))
         large = np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC)).astype(np.int16)
@@ -124,7 +124,7 @@ def packed(folder: Path, *, num: int, encoding: str) -> str:
         file = io.BytesIO()
         Image.fromarray(np.clip(large + grain, 0, 255).astype(np.uint8)).save(file, "JPEG")
         contents.append(file.getvalue())
-    for split, count in ((TRAIN, num), (VAL, 200)):
+    for split, count in ((TRAIN, num), (VAL, max(20, num // 100))):
         for number in range(count):
             path = folder / "tree" / split / f"class{number % 10}" / f"{number}.jpg"
             path.parent.mkdir(parents=True, exist_ok=True)

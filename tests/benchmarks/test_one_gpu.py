@@ -45,7 +45,7 @@ def test_small_images_are_trained_without_ray(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_packed_pictures_are_trained_without_ray() -> None:
-    words = ["--models", "efficientnet-b0", "--batches", "8", "--packed", "raw"]
+    words = ["--models", "efficientnet-b0", "--batches", "8", "--steps", "4", "--packed", "raw"]
     (run,) = printed("benchmarks.imagenet_gpu", *words)["runs"]
     assert list(run["phases_s"]) == ["data", "forward", "backward", "optimizer"]
     assert run["step_time_s"] == pytest.approx(sum(run["phases_s"].values()))
