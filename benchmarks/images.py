@@ -9,7 +9,8 @@ pictures into shared memory, from a tree, from shards and from packed shards; on
 rest is the device's work, cutting and resizing there are part of its time. The ways take turns, and
 medians count. Ratios of CPU seconds are exact on a busy machine too.
 
-It needs torch, numpy and Pillow; ``--photographs`` where scikit-learn's are not installed.
+It needs torch, numpy and Pillow; ``--photographs`` where scikit-learn's are not installed. With
+``--s3`` the packed pictures are read from there too, and kept on this machine as they come.
 """
 
 import argparse
@@ -243,17 +244,20 @@ def decoding(paths: Sequence[Path]) -> tuple[float, float]:
     return first, second
 
 
-def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:
-    """The same pictures in each form."""
+def prepared(tree: Path, folder: Path, s3: str) -> dict[str, PictureSet]:
+    """The same pictures in each form; below ``s3`` too, unless that is empty."""
     wishes = {
         "shards": Wish(form=SHARDS),
         "packed": Wish(form=PACKED, size=PACKED_SIZE, encoding=JPEG),
         "packed_raw": Wish(form=PACKED, size=PACKED_SIZE, encoding=RAW),
     }
     found = {"tree": library.open_set(str(tree))}
-    for name, wish in wishes.items():
-        prepare(tree, Destination(uri=str(folder / name)), wish)
-        found[name] = library.open_set(str(folder / name))
+    places = {name: (str(folder / name), wish) for name, wish in wishes.items()}
+    if s3:
+        places["packed_s3"] = (f"{s3.rstrip('/')}/packed", wishes["packed"])
+    for name, (uri, wish) in places.items():
+        prepare(tree, Destination(uri=uri), wish)
+        found[name] = library.open_set(uri)
     return found
 
 
@@ -269,6 +273,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6, help="of each way in each round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--photographs", type=Path, help="folder of .jpg files to cut out of")
+    parser.add_argument("--s3", default="", help="s3:// address where nothing is yet")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -278,7 +283,7 @@ def main() -> int:
         say(f"writing {options.pictures:,} pictures, and packing them")
         photographs = options.photographs or bundled_photographs()
         size = write_pictures(tree, num=options.pictures, photographs=photographs)
-        sets = prepared(tree, Path(name))
+        sets = prepared(tree, Path(name), options.s3)
         paths = sorted((tree / "train").rglob("*.JPEG"))
         ways: dict[str, Way] = {"plain": functools.partial(plain, paths, **common)}
         ways |= {each: functools.partial(ours, found, **common) for each, found in sets.items()}

@@ -3,6 +3,7 @@ classes of FashionMNIST's clothes (where the real data is), scikit-learn's digit
 its two photographs."""
 
 import gzip
+import importlib.util
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,6 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import sklearn
 from PIL import Image
 
 from training.data import idx
@@ -19,7 +19,11 @@ CLASSES: Final = tuple(f"n{10_000_000 + 1111 * number}" for number in range(10))
 #: As in ImageNet, where names of validation pictures say nothing of their class.
 VAL_LIST: Final = "LOC_val_solution.csv"
 
-_DATASETS: Final = Path(sklearn.__file__).parent / "datasets"
+# Found, not imported: that takes longer than making the pictures.
+_PACKAGE = importlib.util.find_spec("sklearn")
+assert _PACKAGE is not None
+assert _PACKAGE.origin is not None
+_DATASETS: Final = Path(_PACKAGE.origin).parent / "datasets"
 Make = Callable[[np.random.Generator], Image.Image]
 
 

@@ -9,8 +9,10 @@ import boto3
 import pytest
 import torch
 
+from contract import exits
 from contract.errors import InputError
 from tests.training import sample_pictures
+from training.data.pictures import __main__ as pictures
 from training.data.pictures import library, shard_cache
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import INDEX_FILE, SHARDS
@@ -63,6 +65,14 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
         while not all(path.exists() for path in paths.values()) and time.monotonic() < deadline:
             time.sleep(0.05)
     assert all(path.exists() for path in paths.values())
+
+    # The same as a job: the source is fetched from the bucket first.
+    for path in source.rglob("*.*"):
+        client.upload_file(str(path), "pictures", f"raw/{path.relative_to(source).as_posix()}")
+    job = ["prepare", "s3://pictures/raw", "--to", str(tmp_path / "job"), "--form", SHARDS]
+    assert pictures.main(job) == exits.OK
+    assert library.open_set(str(tmp_path / "job")).fingerprint == found.fingerprint
+    assert pictures.main(["verify", there]) == exits.OK
 
     shard = next(name for name in paths if name.startswith("train"))
     client.delete_object(Bucket="pictures", Key=f"datasets/small/{shard}")

@@ -163,14 +163,17 @@ def test_a_preparation_that_was_killed_continues_and_ends_with_the_same_bytes(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     index = made(tree, whole, form="packed", size=64, encoding="raw")
     script = (
-        "import sys; from pathlib import Path; from tests.training import test_prepare_pictures\n"
+        "import sys; from pathlib import Path\n"
+        "from training.data.pictures.destination import Destination\n"
+        "from training.data.pictures.prepare import Wish, prepare\n"
         "if __name__ == '__main__':\n"
-        "    test_prepare_pictures.made(\n"
-        "        Path(sys.argv[1]), Path(sys.argv[2]), form='packed', size=64, encoding='raw')\n"
+        "    wish = Wish(form='packed', size=64, encoding='raw')\n"
+        f"    prepare(Path({str(tree)!r}), Destination(uri={str(killed)!r}), wish,\n"
+        f"            processes=2, shard_bytes={SHARD_BYTES})\n"
     )
     (tmp_path / "again.py").write_text(script)
     process = subprocess.Popen(
-        [sys.executable, tmp_path / "again.py", tree, killed],
+        [sys.executable, tmp_path / "again.py"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         start_new_session=True,
     )

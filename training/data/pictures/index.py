@@ -116,6 +116,11 @@ class Index:
     """Name of what was asked for: the same pictures and settings have the same."""
     format: int = FORMAT
 
+    @property
+    def num_pictures(self) -> int:
+        """Of all splits."""
+        return sum(self.counts.values())
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 

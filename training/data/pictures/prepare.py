@@ -11,6 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -189,9 +190,10 @@ def _run(works: Sequence["Work"], processes: int, tell: Callable[[int], None]) -
                 parts[work.name] = future.result()
                 done += len(work.pictures)
                 tell(done)
-        except OSError as error:
+        except (OSError, BrokenProcessPool) as error:
             raise InputError(
-                f"the preparation broke off: {error}; give the command again, it continues"
+                f"the preparation broke off: {error} Give the command again, it continues; with "
+                "fewer --processes if memory is short"
             ) from None
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
