@@ -65,6 +65,7 @@ bench: venv-dev venv-aws ## compare with the plain ways, and time the start; one
 	@$(PYTHON) -m benchmarks.startup --json
 	@$(PYTHON) -m benchmarks.checkpoint --json
 	@$(PYTHON) -m benchmarks.loading --json
+	@$(PYTHON) -m benchmarks.images --json
 	@$(PYTHON) -m benchmarks.packages --json
 	@$(PYTHON) -m benchmarks.fsdp --json
 

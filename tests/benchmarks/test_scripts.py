@@ -55,6 +55,15 @@ def test_the_second_job_of_a_host_installs_nothing() -> None:
     assert found["seconds_of_second_job"] < found["seconds_of_first_job"]
 
 
+def test_pictures_that_were_packed_cost_less_than_those_that_are_decoded() -> None:
+    small = ("--pictures", "40", "--batch", "8", "--processes", "1")
+    found = printed("benchmarks.images", *small, "--seconds", "0.5", "--rounds", "1")
+    per_s, per_cpu_s = found["pictures_per_s"], found["pictures_per_cpu_s"]
+    assert found["ratio"] == per_s["tree"] / per_s["plain"]
+    # CPU seconds, whatever else the machine does.
+    assert per_cpu_s["plain"] < per_cpu_s["tree"] < per_cpu_s["packed"] < per_cpu_s["packed_raw"]
+
+
 @pytest.mark.long
 def test_a_kill_while_a_checkpoint_is_written_loses_nothing_that_was_saved() -> None:
     found = printed("benchmarks.checkpoint", "--mb", "60")
