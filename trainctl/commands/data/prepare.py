@@ -40,14 +40,19 @@ def prepare(
     ],
     form: Annotated[str, typer.Option(metavar="FORM", help=f"{', '.join(FORMS)}.")] = PACKED,
     size: Annotated[
-        int, typer.Option(help="Of packed pictures: the square they are shrunk into, in pixels.")
+        int,
+        typer.Option(
+            metavar="PIXELS", help="Of packed pictures: the square they are shrunk into, in pixels."
+        ),
     ] = pictures.DEFAULT_SIZE,
     encoding: Annotated[
         str, typer.Option(metavar="ENCODING", help=f"Of packed pictures: {', '.join(ENCODINGS)}.")
     ] = JPEG,
     processes: Annotated[
         int | None,
-        typer.Option(min=1, help="To work at a time.", show_default="one for each core"),
+        typer.Option(
+            metavar="N", min=1, help="To work at a time.", show_default="one for each core"
+        ),
     ] = None,
     profile: Profile = None,
     region: Region = None,
