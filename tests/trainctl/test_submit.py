@@ -48,6 +48,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--data", "s3://bucket2"], "jobs may read s3://bucket only"),
     ([*FSDP, *DATA, "--model", "s3://other/model"], "--model s3://other/model is in another buck"),
     ([*FSDP, *DATA, "--model", "./mine"], "--model ./mine is a path of this machine"),
+    ([*FSDP, "--chat-template", "./own.jinja"], "--chat-template ./own.jinja is a path of this"),
     ([*SUBMIT, "--data", "/nowhere/data"], "--data /nowhere/data: s3://bucket has no such data"),
     ([*SUBMIT, "--data", "/tmp"], "--data /tmp is on this machine, where no node can read it"),
     # What suits no number of workers that the job may have: 4 GPUs a node.
