@@ -68,6 +68,7 @@ bench: venv-dev venv-aws ## compare with the plain ways, and time the start; one
 	@$(PYTHON) -m benchmarks.images --json
 	@$(PYTHON) -m benchmarks.packages --json
 	@$(PYTHON) -m benchmarks.fsdp --json
+	@$(PYTHON) -m benchmarks.sharded --json
 
 pictures: synth venv ## redraw docs/images: architecture, recording of the demo, report of RUN (needs Chromium)
 	@$(PYTHON) docs/diagram.py cdk.out > cdk.out/architecture.svg
