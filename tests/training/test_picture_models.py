@@ -99,6 +99,20 @@ def test_a_resnet_begins_as_its_shortcuts_and_learns_in_all_blocks() -> None:
     assert all(gradient.abs().sum() > 0 for gradient in last)
 
 
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet-b0"])
+def test_an_untrained_model_tells_pictures_apart_and_its_first_layer_can_learn(name: str) -> None:
+    """With transformers' own first weights an EfficientNet's answers differ by 1e-11."""
+    torch.manual_seed(0)
+    model = picture_models.build(name, classes=CLASSES[:10])
+    generator = torch.Generator().manual_seed(1)
+    logits = model(torch.randn(8, 3, 64, 64, generator=generator)).logits
+    assert logits.std(dim=0).mean() > 0.1
+    logits.square().sum().backward()
+    first = next(model.parameters()).grad
+    assert first is not None
+    assert first.norm() > 1e-2
+
+
 def test_the_average_is_the_one_of_the_formula_and_its_buffers_too() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))

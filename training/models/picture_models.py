@@ -4,6 +4,7 @@ What is saved loads with ``AutoModelForImageClassification.from_pretrained``. Fo
 pixels use ``classifiers``.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ def build(name: str, *, classes: Sequence[str]) -> nn.Module:
             **labels,
         )
     )
+    _draw_as_published(model)
     return model
 
 
@@ -62,3 +64,26 @@ def _begin_as_identity(model: nn.Module) -> None:
         if type(module).__name__ == "ResNetBottleNeckLayer":
             block: Any = module
             block.layer[-1].normalization.weight.zero_()
+
+
+@torch.no_grad()
+def _draw_as_published(model: nn.Module) -> None:
+    """Draw an EfficientNet's weights as its authors do (arXiv 1905.11946, their code).
+
+    transformers is made to load weights: it draws all of them around 0 with a deviation of 0.02,
+    the scales of normalization too. Each layer then shrinks what passes it fifty times, and the
+    model never learns.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.weight[0, 0].numel() * module.out_channels // module.groups
+            nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+        elif isinstance(module, nn.Linear):
+            limit = 1 / math.sqrt(module.out_features)
+            nn.init.uniform_(module.weight, -limit, limit)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.ones_(module.weight)
+        else:
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
