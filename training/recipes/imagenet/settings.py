@@ -123,7 +123,6 @@ _OURS: Final[Mapping[str, Value]] = {
     "mixup": 0.2,
     "weight_decay": 5e-5,
     "ema": 0.9999,
-    "max_grad_norm": 0.0,
 }
 PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "resnet50": {**_OURS, "epochs": 90, "first_size": 160, "least_area": 0.25},
