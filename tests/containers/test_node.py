@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from ray._private import services
 
 from containers import cluster, gpus, health, network, node
 from containers.node import NodeConfig
+from containers.start_ray import telling_agent_port
 from contract import exits, nodes
 from contract.errors import InputError
 from contract.nodes import ENV_JOB, HEAD, JOB, ClusterSize
@@ -320,3 +322,19 @@ def test_a_wrong_token_is_known_before_ray_tries_it() -> None:
     assert refusal == (
         "the head 127.0.0.1 refuses this node's token: RAY_AUTH_TOKEN differs from the head's"
     )
+
+
+def test_the_raylet_is_told_where_its_agent_answers() -> None:
+    asked: list[list[str]] = []
+    start = telling_agent_port(lambda command, *_, **__: asked.append(command))
+    for process in ("raylet", "log_monitor"):
+        start(["program", "--one=1"], process, fate_share=True)
+    assert asked == [
+        ["program", "--one=1", f"--dashboard_agent_listen_port={nodes.AGENT_PORT}"],
+        ["program", "--one=1"],
+    ]
+    # An option that it does not know would end it.
+    done = subprocess.run(
+        [services.RAYLET_EXECUTABLE, "--help"], capture_output=True, text=True, check=False
+    )
+    assert "-dashboard_agent_listen_port (" in done.stdout
