@@ -4,7 +4,7 @@ is exact, and that mixing pairs pictures alike on any number of workers."""
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -114,6 +114,7 @@ def test_evaluation_sees_the_middle_of_each_picture() -> None:
         assert difference.abs().max() < 2
 
 
+@settings(deadline=None)  # the machine may be busy
 @given(num=st.integers(2, 70), world_size=st.integers(1, 7), data=st.data())
 def test_pairs_are_the_same_on_any_number_of_workers(
     num: int, world_size: int, data: st.DataObject
