@@ -97,14 +97,15 @@ PROGRAMS: Final = (
         prints_saves=True,
         file="checkpoint/model.safetensors",
     ),
-    # Its order of batches follows from the number of workers, which may change on the way.
+    # Its order of batches follows from the number of workers, which may change on the way; Ray
+    # Train takes 2 s for each report.
     Program(
         name="ray_train",
-        words=("python", "train.py", "--epochs", "400"),
-        ends_with={"epoch": 400, "world_size": 2},
+        words=("python", "train.py", "--epochs", "60"),
+        ends_with={"epoch": 60, "world_size": 2},
         is_seeded=False,
         progress=r"\bepoch (\d+) loss",
-        length=400,
+        length=60,
         prints_saves=True,
         file="/state.pt",
     ),
