@@ -56,7 +56,6 @@ class Watch:
         self._tokens: dict[str, str] = {}  # task -> where its log goes on
         self._lines: list[Line] = []
         self._nodes: list[_Node] = []
-        self._numbers: dict[str, int] = {}  # task -> its node's number, once it has printed one
 
     def has_ended(self) -> bool:
         """Look at all there is; return whether the job has ended."""
@@ -82,8 +81,8 @@ class Watch:
         return bool(found["status"] != "RUNNING")
 
     def _read(self) -> None:
-        streams = self._logs.describe_log_streams(logGroupName=self._group)["logStreams"]
-        for name in (each["logStreamName"] for each in streams):
+        pages = self._logs.get_paginator("describe_log_streams").paginate(logGroupName=self._group)
+        for name in (each["logStreamName"] for page in pages for each in page["logStreams"]):
             task = name.rpartition("/")[2]
             if task not in self._tokens:
                 continue
@@ -95,8 +94,7 @@ class Watch:
                 )
                 for event in found["events"]:
                     text = event["message"].rstrip()
-                    if (number := labelled_node(text)) is not None:
-                        self._numbers[task] = number
+                    if labelled_node(text) is not None:
                         text = text.partition("] ")[2]
                     self._lines.append(Line(at=event["timestamp"] / 1000, text=text))
                 self._tokens[task] = found["nextForwardToken"]
@@ -123,13 +121,7 @@ class Watch:
                     return True
         return False
 
-    def containers(self, kind: str, number: int, *, spared: int | None = None) -> list[str]:
-        """Of the job's nodes of a kind that run now, so many that were started last.
-
-        Args:
-            spared: number of a node that is left out, and so are those whose number is not known.
-        """
+    def containers(self, kind: str, number: int) -> list[str]:
+        """Of the job's nodes of a kind that run now, so many that were started last."""
         newest = sorted(each for each in self._nodes if each.kind == kind)[-number:]
-        if spared is not None:
-            newest = [each for each in newest if self._numbers.get(each.task, spared) != spared]
         return [each.container for each in newest]

@@ -1,5 +1,4 @@
-"""Programs whose nodes are killed end as if they had not been; how the moment is chosen, and how
-the end is judged."""
+"""When a node of a program is killed, and how the program's end is judged."""
 
 import random
 from collections.abc import Sequence

@@ -260,10 +260,10 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
         own = ("--code", str(tmp_path / "own"), "--run", "own", "--nodes", "1")
         mine = submit(rehearsal, *own, *given, "--yes", "--", "python", "mine.py", "--x")
         container_of(rehearsal, mine, WORKER)
-        limits = ("--run", "late", "--nodes", "1", "--max-hours", "0.01667")
+        limits = ("--run", "late", "--nodes", "1", "--max-hours", "0.025")
         late = submit(rehearsal, *sleep, *limits, *after)
         # Two cannot be had, and so it does not matter when the one is free.
-        limits = ("--run", "none", "--nodes", "2", "--wait-minutes", "0.5")
+        limits = ("--run", "none", "--nodes", "2", "--wait-minutes", "1")
         none = submit(rehearsal, *sleep, *limits, *after)
         container_of(rehearsal, none, HEAD)
         eventually(
@@ -286,7 +286,7 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
         code, found = wait(rehearsal, late)
         assert (code, found["reason"]) == (exits.DEADLINE, "deadline")
         lasted = datetime.fromisoformat(found["ended"]) - datetime.fromisoformat(found["began"])
-        assert timedelta(seconds=60) <= lasted <= timedelta(seconds=100)
+        assert timedelta(seconds=90) <= lasted <= timedelta(seconds=130)
     assert record(rehearsal, "late", late)["status"] == "deadline"
     nothing_is_left(rehearsal)
 
@@ -440,7 +440,7 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
         assert grown["world_size"] == 2
         assert grown["step"] > 0
 
-        # Two minutes are long for a test: the notice says forty seconds.
+        # Two minutes are long for a test: the notice says one.
         have(1)
         workers = [
             task
@@ -448,10 +448,10 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
             if (task["node"], task["status"]) == (WORKER, "RUNNING")
         ]
         victim = workers[0]
-        goes = time.time() + 40
+        goes = time.time() + 60
         Metadata.at = datetime.fromtimestamp(goes, tz=UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         Metadata.noticed = victim["address"]
-        eventually("training is told", lambda: printed(watch, "will be taken away"), timeout_s=25)
+        eventually("training is told", lambda: printed(watch, "will be taken away"), timeout_s=45)
         while time.time() < goes and runs_still(rehearsal, victim["runtime_id"]):
             time.sleep(0.5)
         # What AWS does to a host whose node has not ended by then.
@@ -462,10 +462,9 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
             lambda: printed(watch, ", 1 workers on") == 2,
             timeout_s=300,
         )
-        began = time.monotonic()
         run = trainctl(rehearsal, "stop", job, "--yes")
         assert run.returncode == 0, run.stderr
-        nothing_is_left(rehearsal, within_s=max(1, 30 - (time.monotonic() - began)))
+        nothing_is_left(rehearsal)
     code, found = wait(rehearsal, job)
     assert (code, found["reason"]) == (exits.TERMINATED, "stopped by user")
     again = trainctl(rehearsal, "stop", job, "--yes")

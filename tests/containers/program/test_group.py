@@ -379,15 +379,15 @@ def test_nodes_that_do_not_answer_are_waited_for_together(
     ray: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(ray, "a")
-    monkeypatch.setattr(times, "COMMAND_STOP_S", 0.2)
-    monkeypatch.setattr(seats, "ANSWER_S", 0.2)
+    monkeypatch.setattr(times, "COMMAND_STOP_S", 1.0)
+    monkeypatch.setattr(seats, "ANSWER_S", 1.0)
     some = [
-        Seat(number=number, node=ray.alive()[0], launcher=None, wait=Ref()) for number in range(6)
+        Seat(number=number, node=ray.alive()[0], launcher=None, wait=Ref()) for number in range(20)
     ]
     told = Ended(code=0, at=0.0, was_told=True)
     some[-1].wait.set_result(told)
     began = time.monotonic()
     seats.wait_for_end(some)
-    assert time.monotonic() - began < 1.2, "each by itself would take 2 s"
-    assert [seat.ended for seat in some] == [None] * 5 + [told]
+    assert time.monotonic() - began < 15, "each by itself would take 38 s together"
+    assert [seat.ended for seat in some] == [None] * 19 + [told]
     assert not any(seat.is_running for seat in some)
