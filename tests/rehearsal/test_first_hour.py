@@ -245,6 +245,7 @@ def shell(own: Rehearsal, empty_aws: LocalAws, mirror: str, tmp_path: Path) -> d
         "BROWSER": "true",  # the program of that name: opens nothing
         "DOCKER_HOST": own.engine.address,
         "STAND_IN_DOCKER": own.engine.client,
+        "npm_config_update_notifier": "false",  # it would ask npm's registry
         "JSII_SILENCE_WARNING_END_OF_LIFE_NODE_VERSION": "20",
         catalog.MIRROR_VARIABLE: mirror,
         download.CACHE_VARIABLE: str(tmp_path / "cache"),
