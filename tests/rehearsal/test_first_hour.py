@@ -24,7 +24,7 @@ import typer
 
 from contract import exits
 from contract.images import content_tag
-from rehearsal import cycle, images, local_aws, processes
+from rehearsal import cycle, images, local_aws, processes, registry
 from rehearsal.cycle import Rehearsal
 from rehearsal.engine import EngineError
 from rehearsal.inventory import difference, inventory
@@ -209,6 +209,10 @@ def own(tmp_path: Path) -> Iterator[Rehearsal]:
         yield found
     finally:
         found.down(Steps(1))
+        # What the stand-in has "pushed"; without a registry, another rehearsal has the same names.
+        pushed = ("image", "ls", "--format", "{{.Repository}}:{{.Tag}}", "corestack-*repository-*")
+        if registry.program() and (names := found.engine(*pushed).split()):
+            found.engine("image", "rm", "--no-prune", *names, check=False)
 
 
 @pytest.fixture
