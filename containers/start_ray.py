@@ -8,6 +8,7 @@ node's first job will ask for, with semicolons, or "-". The rest is for Ray's ow
 
 import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -55,7 +56,9 @@ def main(arguments: list[str]) -> None:
     with hook as reason:
         if reason:
             say(f"no fork server: {reason}")
-        scripts.main()
+        # Its greeting is for people who start it by hand; warnings and errors go to stderr.
+        with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+            scripts.main()
 
 
 if __name__ == "__main__":
