@@ -129,11 +129,11 @@ def eventually(what: str, condition: Callable[[], Any], *, timeout_s: float) -> 
     return found
 
 
-def nothing_is_left(rehearsal: Rehearsal, *, within_s: float = 60) -> None:
+def nothing_is_left(rehearsal: Rehearsal) -> None:
     eventually(
         "no task of the job is left",
         lambda: not rehearsal.engine.labelled("container", rehearsal.name),
-        timeout_s=within_s,
+        timeout_s=60,
     )
 
 
