@@ -38,6 +38,21 @@ LAST_DIFFERS = (
     "{{ '<think></think>' if loop.last and m.role == 'assistant' }}{{ m.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+#: As gpt-oss's: it writes words of its own between its request and an answer.
+CHANNELS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}{{ '<|channel|>final' if m.role == 'assistant' "
+    "}}<|message|>{{ m.content }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant{% endif %}"
+)
+#: As Qwen3's: thoughts have a line to themselves, whether there are any or not.
+LAID_OUT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "{% set parts = m.content.split('</think>') %}"
+    "<think>\n{{ parts[0].split('<think>')[-1] if parts[1:] }}\n</think>\n{{ parts[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ASKS_FROM_THE_FIRST = "{{ '(asks)' if add_generation_prompt }}" + CHATML
 ANNOTATED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
     "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}{% else %}{{ m.content }}"
@@ -121,10 +136,50 @@ def test_thoughts_that_a_template_takes_out_are_no_mistake(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("template", "answer", "expected"),
+    [
+        pytest.param(CHANNELS, "a", "<|channel|>final<|message|>a<|im_end|>", id="words-before-it"),
+        pytest.param(
+            LAID_OUT,
+            "think",
+            "<think>\n\n</think>\nthink<|im_end|>",
+            id="place-for-thoughts",
+        ),
+        pytest.param(
+            LAID_OUT,
+            "<think>So.</think>So.",
+            "<think>\nSo.\n</think>\nSo.<|im_end|>",
+            id="thoughts",
+        ),
+        pytest.param(
+            THINKING, "<think>\nSo.", "<think>\nSo.<|im_end|>", id="begins-with-the-request"
+        ),
+        # Of a request that is written in another way, nothing can be left out.
+        pytest.param(
+            ASKS_FROM_THE_FIRST,
+            "So.",
+            "<|im_start|>assistant\nSo.<|im_end|>",
+            id="asks-from-the-first",
+        ),
+    ],
+)
+def test_an_answer_is_found_where_its_words_stand_elsewhere_too(
+    template: str, answer: str, expected: str, tmp_path: Path
+) -> None:
+    folder = tokenizer_folder(tmp_path / "t", template)
+    text, found = learned(folder, f"Is it {answer}?", answer, f"Again: {answer}", answer)
+    assert found == [expected, expected]
+    assert text.count(expected) == 2
+
+
+@pytest.mark.parametrize(
     ("template", "message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "refuses .*: roles must alternate"),
-        ("{% for m in messages %}{{ m.role }}{% endfor %}", r"leaves out .* answer \('there'\)"),
+        ("{% for m in messages %}{{ m.role }}{% endfor %}", r"leaves out, .* answer \('there'\)"),
+        (CHATML.replace("{{ m.content }}", "{{ m.content }}" * 2), r"repeats .* \('there'\)"),
+        # "there" stands before the answer.
+        ("{% for m in messages %}there {{ m.content | upper }}{% endfor %}", r"changes .* answer"),
         ("{{ messages | length }}{{ messages[-1].content }}", "writes earlier messages in another"),
     ],
 )

@@ -2,7 +2,7 @@
 of which only the answers are learned."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from contract.errors import InputError
@@ -151,7 +151,7 @@ class ChatWriter:
         """Tokens of each conversation, and which of them are learned.
 
         Raises:
-            InputError: the template refuses one, or leaves out or changes an answer.
+            InputError: the template refuses one, or leaves out, repeats or changes an answer.
         """
         written = [self._written(each) for each in conversations]
         encodings = self._vocabulary.tokenizer.encode_batch(
@@ -184,6 +184,8 @@ class ChatWriter:
             return text, [
                 _Answer(begin=begin, end=end, limit=end, is_annotated=True) for begin, end in spans
             ]
+        # Stands for an answer where the template writes it: no text has it.
+        mark = next(each for each in map(chr, range(0xE000, 0x110000)) if each not in text)
         answers = []
         for number, message in enumerate(conversation):
             # The first message has nothing before it that could ask.
@@ -196,13 +198,21 @@ class ChatWriter:
                     "what is learned cannot be told. Give --chat-template one that does not, or "
                     "that marks answers with {% generation %}"
                 )
-            # A template may ask with more than it writes before an answer that is there.
-            begin = _common(text, self.text(conversation[:number], asks=True))
-            found = _place(text, content, begin, len(before))
+            marked = self.text(
+                (
+                    *conversation[:number],
+                    replace(message, content=mark),
+                    *conversation[number + 1 :],
+                )
+            )
+            found = _place(text, content, marked.split(mark), len(before))
             if found is None:
                 raise InputError(
-                    f"the chat template leaves out or changes an answer ({content[:40]!r})"
+                    f"the chat template leaves out, repeats or changes an answer ({content[:40]!r})"
                 )
+            # A template may ask with more than it writes before an answer that is there, and
+            # may begin in another way when it asks.
+            begin = max(_common(text, self.text(conversation[:number], asks=True)), len(before))
             after = self.text(conversation[: number + 1])
             answers.append(
                 _Answer(
@@ -252,12 +262,24 @@ class ChatWriter:
         return None
 
 
-def _place(text: str, content: str, begin: int, before: int) -> tuple[int, int] | None:
-    """Where an answer stands, which a template may have taken the thoughts from."""
+def _place(text: str, content: str, around: Sequence[str], before: int) -> tuple[int, int] | None:
+    """Where an answer stands, which a template may have taken the thoughts from.
+
+    Its words may also stand in what the template writes before it or in another answer, so it is
+    not searched for: it ends where the text that follows it begins. What precedes it is no such
+    sign, because templates write thoughts, or a place for them, as an answer has them.
+
+    Args:
+        content: of the answer.
+        around: what the template writes before and after another answer in its place.
+        before: length of the text up to its turn.
+    """
+    if len(around) != 2 or not text.endswith(around[1]):
+        return None
+    end = len(text[: len(text) - len(around[1])].rstrip())
     for each in (content, content.rpartition("</think>")[2].strip()):
-        for start in (begin, before):
-            if each and (found := text.find(each, start)) >= 0:
-                return found, found + len(each)
+        if each and text.endswith(each, before, end):
+            return end - len(each), end
     return None
 
 

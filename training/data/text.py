@@ -413,7 +413,8 @@ def _key(
 ) -> str:
     parts = [f"{FORMAT}", f"{held_out_every}", field, _sha256(tokenizer_file)]
     parts += [f"{file.name}:{_sha256(file)}" for file in files]
-    parts += [f"chat:{words.digest_of_template()}"] if is_chat else words.marks
+    # The number counts the ways of telling which tokens of a conversation are learned.
+    parts += [f"chat-2:{words.digest_of_template()}"] if is_chat else words.marks
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
