@@ -102,7 +102,7 @@ def export_adapters(
         InputError: ``to`` is there already, or there are no adapters, or no base model to load.
     """
     settings: Mapping[str, Any] = found.config
-    base, _, _ = str(settings["model"]).partition("@")
+    base, revision = pretrained.revision_of(settings["model"])
     if not settings.get("lora_rank"):
         raise InputError(
             f"run {settings['run']!r} has no adapters, it trained all weights: leave --adapters out"
@@ -120,6 +120,7 @@ def export_adapters(
         alpha=settings.get("lora_alpha", 0),
         dropout=settings.get("lora_dropout", 0.0),
         base=base,
+        revision=revision,
     )
     contents |= _served(found)
     folder = storage.staging_folder(to)

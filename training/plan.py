@@ -71,7 +71,8 @@ def _candidates(shape: ModelShape, wanted: Setup) -> Iterator[Plan]:
 
 
 def shape_of(model: str) -> ModelShape:
-    """The shape of a model: ``new:NAME``, or a folder with a ``config.json``, or that file.
+    """The shape of a model: ``new:NAME``, a folder with a ``config.json``, that file, or a known
+    Hub id, whose revision does not matter.
 
     Raises:
         InputError: there is none.
@@ -84,7 +85,7 @@ def shape_of(model: str) -> ModelShape:
         path = path / "config.json"
     if path.exists():
         return ModelShape.from_config(read_config(path))
-    if known := _KNOWN.get(name):
+    if known := _KNOWN.get(name.partition("@")[0]):
         return ModelShape.from_config(SHAPES[known])
     raise InputError(
         f"the shape of {model!r} is not known here: give the folder of its config.json, or one of "
@@ -143,7 +144,7 @@ def expected(config: RunConfig, machine: InstanceType, *, num_bytes: int | None)
     if not tokens:
         return None
     try:
-        shape = shape_of(values["model"].partition("@")[0])
+        shape = shape_of(values["model"])
         plan = make(shape, _setup_of(values, machine, num_workers=config.num_workers))
     except InputError:
         return None

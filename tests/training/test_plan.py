@@ -3,6 +3,7 @@ measurement there is; a set-up that does not fit says what would."""
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,6 +119,27 @@ def test_adapters_beside_seven_billion_weights_fit_one_small_gpu() -> None:
     found = estimates.make(shape("6.9b"), lora)
     assert found.fits
     assert found.memory.weights == pytest.approx(2 * shape("6.9b").parameters, rel=0.02)
+
+
+@pytest.mark.parametrize("model", ["there/pythia@v2", "EleutherAI/pythia-160m@step1000"])
+def test_a_revision_does_not_change_a_shape_and_the_name_of_a_folder_is_not_cut(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there/pythia@v2").mkdir(parents=True)
+    Path("there/pythia@v2/config.json").write_text(json.dumps(SHAPES["160m"]))
+    assert plan.shape_of(model) == shape("160m")
+    settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
+    known, found = (
+        plan.expected(
+            FsdpConfig(**settings, model=each, max_steps=10),
+            instance_type("g5.12xlarge"),
+            num_bytes=None,
+        )
+        for each in ("new:160m", model)
+    )
+    assert found is not None
+    assert found == known
 
 
 def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:

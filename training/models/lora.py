@@ -79,13 +79,20 @@ def _targets(model: nn.Module, targets: str) -> list[str] | str:
 
 
 def files(
-    weights: Mapping[str, Tensor], *, rank: int, alpha: int, dropout: float, base: str
+    weights: Mapping[str, Tensor],
+    *,
+    rank: int,
+    alpha: int,
+    dropout: float,
+    base: str,
+    revision: str = "",
 ) -> dict[str, bytes]:
     """The two files of a folder that peft reads, by name.
 
     Args:
         weights: the adapters' own, by the names that they have in the model.
         base: what the folder says that its base model is: a folder or a Hugging Face id.
+        revision: of the base model on the Hugging Face Hub; empty: the newest.
     """
     from peft import LoraConfig
     from safetensors.torch import save
@@ -98,6 +105,7 @@ def files(
         lora_dropout=dropout,
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,
+        revision=revision or None,
         inference_mode=True,
     )
     of: Any = settings

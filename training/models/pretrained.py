@@ -7,6 +7,7 @@ traffic, and need no token of the Hub.
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -29,11 +30,21 @@ SHARED_CACHE: Final = ".cache"
 _COMPLETE: Final = ".complete"
 _MODEL_FILES: Final = ("*.json", "*.jinja", "*.safetensors")
 _TOKENIZER_FILES: Final = vocabulary.FILES
+_PINNED: Final = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[\w.-]+)?)@(.+)")
 
 
 def is_new(model: str) -> bool:
     """Whether a model is to be made with random weights."""
     return model.startswith(NEW)
+
+
+def revision_of(model: str) -> tuple[str, str]:
+    """A model without the revision that a Hugging Face id may name, and that revision, or nothing.
+
+    The "@" of a folder or of an address is a part of its name.
+    """
+    found = None if Path(model).is_dir() else _PINNED.fullmatch(model)
+    return (found[1], found[2]) if found else (model, "")
 
 
 def model_config(model: str, *, runs: str, vocab_size: int = 0) -> Any:
