@@ -1,10 +1,12 @@
-"""Proves that a step whose gradient is not a number changes nothing on any rank and is counted,
-and that too many in a row end the run with the last good model kept."""
+"""Proves that a step whose loss or gradient is not a number changes nothing on any rank and is
+counted, and that too many in a row end the run with the last good model kept."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -60,9 +62,11 @@ def cache_of(config: FsdpConfig) -> str:
     return str(Path(config.storage) / "cache")
 
 
-def poisoned(config: FsdpConfig, bad: Sequence[int]) -> tuple[list[Event], list[float], str]:
+def poisoned(
+    config: FsdpConfig, bad: Sequence[int], bad_losses: Sequence[int]
+) -> tuple[list[Event], list[float], str]:
     """Train as one of several ranks, of which the last one's gradients of the steps ``bad`` are
-    spoiled.
+    spoiled, and its losses of the steps ``bad_losses``, which leaves gradients as they are.
 
     Returns:
         The events, this rank's sum of squared weights at each step, and why the run ended.
@@ -98,7 +102,16 @@ def poisoned(config: FsdpConfig, bad: Sequence[int]) -> tuple[list[Event], list[
             language_models.local(gradient).fill_(NAN)
         return real(model, limit)
 
+    trained: Any = language_models.WithLoss
+    real_forward = trained.forward
+
+    def forward(self: nn.Module, *inputs_of_pass: Tensor | None) -> Tensor:
+        loss: Tensor = real_forward(self, *inputs_of_pass)
+        is_spoiled = self.training and len(sizes) + 1 in bad_losses
+        return loss + math.inf if is_spoiled and worker.rank == worker.world_size - 1 else loss
+
     loop.clip = clip
+    trained.forward = forward
     ended = ""
     try:
         recipes.by_name("fsdp").train()(worker, config)
@@ -127,11 +140,14 @@ def test_all_ranks_skip_a_step_that_one_of_them_spoiled(
     )
     config = inputs.prepare(config)
     (events, *first), (_, *second) = processes.run(
-        2, poisoned, config, (2, 5, 6), method=forks.METHOD
+        2, poisoned, config, (2, 6), (5,), method=forks.METHOD
     )
     assert [each.step for each in events if isinstance(each, Step)] == [1, 3, 4]
-    skipped = [(each.step, each.grad_norm) for each in events if isinstance(each, Skipped)]
-    assert skipped == [(2, None), (5, None)]
+    gradient, loss = [each for each in events if isinstance(each, Skipped)]
+    assert (gradient.step, gradient.grad_norm) == (2, None)
+    assert gradient.loss is not None
+    assert (loss.step, loss.loss) == (5, None)
+    assert loss.grad_norm is not None
     for sizes, ended in (first, second):
         changed = [n for n in range(1, 6) if sizes[n] != sizes[n - 1]]  # by step n
         assert changed == [1, 3, 4]

@@ -204,9 +204,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 loss_sum += mean_loss.detach() * part.num_labels
                 timer.mark("backward")
             norm = clip(model, config.max_grad_norm)
-            # The norm is that of all shards, so every rank skips the same steps. Reading it makes
-            # the host wait for the device, which is short beside a step of a sharded model.
-            if math.isfinite(norm.item()):
+            if is_finite(loss_sum, norm, world_size=world_size):
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         log.add(loss_sum=loss_sum, norm=norm, size=num_labels)
@@ -313,6 +311,23 @@ def clip(model: nn.Module, limit: float) -> Tensor:
     norm: Any = nn.utils.clip_grad_norm_(parameters, limit or math.inf)
     whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     return whole
+
+
+def is_finite(loss_sum: Tensor, norm: Tensor, *, world_size: int) -> bool:
+    """Whether a step's loss and gradient are numbers; every rank gets the same answer.
+
+    The norm is that of all shards already; of the losses, one number per rank is summed. Reading
+    both at once makes the host wait for the device once, which is short beside a step of a sharded
+    model.
+
+    Args:
+        loss_sum: of this rank, a scalar.
+        norm: from ``clip``, a scalar.
+    """
+    total = loss_sum.clone()
+    if world_size > 1:
+        dist.all_reduce(total)
+    return bool(torch.stack([total, norm]).isfinite().all())
 
 
 class HeldOut:

@@ -104,8 +104,8 @@ class FsdpConfig(TrainingConfig):
     max_skipped_steps: int = option(
         10,
         low=0,
-        help="steps in a row that are skipped because their gradient is not a number; one more "
-        "ends the run",
+        help="steps in a row that are skipped because their loss or gradient is not a number; one "
+        "more ends the run",
         same_on_resume=False,
     )
     optimizer: str = option(
