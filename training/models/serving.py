@@ -1,5 +1,5 @@
 """What a model is served with beside its weights: tokenizer, chat template, and which tokens end an
-answer, as transformers, vLLM and llama.cpp read them."""
+answer, in the files that transformers reads."""
 
 import json
 from collections.abc import Sequence
