@@ -174,7 +174,14 @@ def test_help_explains_presets_exit_codes_and_every_setting(
 ) -> None:
     assert launch.main(["ddp", "--help"]) == 0
     out = capsys.readouterr().out
-    for word in ("--local", "--lr", "ddp, tuned, small-stem, fast, digits", "exit codes", "130", "torchrun"):
+    for word in (
+        "--local",
+        "--lr",
+        "ddp, tuned, small-stem, fast, digits",
+        "exit codes",
+        "130",
+        "torchrun",
+    ):
         assert word in out
 
 
