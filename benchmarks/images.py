@@ -169,7 +169,7 @@ def ours(
 ) -> Iterator[torch.Tensor]:
     order = BatchOrder(num_images=len(found.train), global_batch=batch, seed=0)
     plan = rank_plan(order, steps=_STEPS, rank=0, world_size=1)
-    size = found.canvas(CANVAS)
+    size = found.index.size or CANVAS
     with Reader(
         found, found.train, size=size, batch=2 * batch, device=device, decoders=processes
     ) as reader:

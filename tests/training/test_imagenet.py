@@ -24,6 +24,7 @@ from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import reader as pictures
+from training.data.pictures.pool import ReadingError
 from training.data.pictures.reader import Reader
 from training.recipes.imagenet import RECIPE, loop
 from training.recipes.imagenet.settings import PRESETS, ImagenetConfig
@@ -126,7 +127,9 @@ def test_each_picture_of_an_epoch_is_planned_for_one_worker() -> None:
     for world_size in (1, 2, 3):
         plans = [
             list(
-                loop.plan_of(order, range(order.steps_per_epoch), rank=rank, world_size=world_size)
+                pictures.rank_plan(
+                    order, steps=range(order.steps_per_epoch), rank=rank, world_size=world_size
+                )
             )
             for rank in range(world_size)
         ]
@@ -134,6 +137,44 @@ def test_each_picture_of_an_epoch_is_planned_for_one_worker() -> None:
             assert torch.equal(torch.cat(parts), order.indices(step))
         most = loop.most_per_worker(config(global_batch=32), world_size)
         assert max(len(part) for plan in plans for part in plan) <= most
+        assert all(len(part) % 2 == 0 for plan in plans[:-1] for part in plan), "pairs are whole"
+
+
+def test_evaluation_takes_few_pictures_at_a_time_whatever_the_batch_is() -> None:
+    found = {batch: loop.most_evaluated(config(global_batch=batch), 2) for batch in (32, 2048)}
+    assert found == {32: loop.most_per_worker(config(global_batch=32), 2), 2048: 64}
+
+
+def test_out_of_memory_says_what_is_kept_and_what_to_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+
+    class Rank:
+        rank = 1
+        world_size = 2
+        run_uri = str(tmp_path / "r")
+
+    monkeypatch.setattr(loop, "_train", full)
+    worker: Any = Rank()
+    settings = config(global_batch=512, image_size=224)
+    with pytest.raises(InputError, match=r"on rank 1; nothing was saved before it\. Give more --w"):
+        loop.train(worker, settings)
+    (tmp_path / "r" / "checkpoints" / "step-00000007").mkdir(parents=True)
+    words = r"step-00000007 is kept.*--batch-per-worker 128 or --image-size 160.*Tried to allocate"
+    with pytest.raises(InputError, match=words):
+        loop.train(worker, settings)
+
+
+def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(tmp_path: Path) -> None:
+    class Rank:
+        device = torch.device("cpu")
+
+    (tmp_path / "index.json").mkdir()  # as good as a disk that fails
+    worker: Any = Rank()
+    with pytest.raises(ReadingError, match=r"index\.json"):
+        loop.open_pictures(config(data=str(tmp_path)), worker, ExitStack())
 
 
 def joined(rank: int, world_size: int, port: int, run: str) -> TorchrunWorker:

@@ -4,7 +4,9 @@ form of a set and after a resume; damaged pictures and dead decoders cost only t
 import os
 import shutil
 import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,13 +19,15 @@ from PIL import Image
 
 from contract.errors import InputError
 from tests.training import sample_pictures
+from training.data import sources
 from training.data.images import BatchOrder
-from training.data.pictures import library
+from training.data.pictures import library, shard_cache
 from training.data.pictures.decode import decode, pixels
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import FORMS, RAW, Entry
 from training.data.pictures.library import PictureSet
 from training.data.pictures.picture import DamagedError
+from training.data.pictures.pool import ReadingError
 from training.data.pictures.prepare import Wish, prepare
 from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
 
@@ -159,7 +163,8 @@ def test_a_bare_tree_with_sorted_val_is_the_same_set(sets: Sets, tmp_path: Path)
     tree = sample_pictures.sort_val(shutil.copytree(sets.tree, tmp_path / "tree"))
     found = library.open_set(str(tree))
     assert found.fingerprint == sets.prepared["packed"].fingerprint
-    assert [*found.train.labels] == [*sets.prepared["packed"].train.labels]
+    labels = [[each.label for each in one.train] for one in (found, sets.prepared["packed"])]
+    assert labels[0] == labels[1]
     assert_same(read(found, [4]), read(sets.prepared["shards"], [4]))
 
 
@@ -235,8 +240,66 @@ def test_decoders_that_keep_dying_end_the_reading_with_the_reason(
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     found = sets.prepared["tree"]
-    with reader(found) as opened, pytest.raises(InputError, match=r"have died .* exit code 1"):
+    with reader(found) as opened, pytest.raises(ReadingError, match=r"have died .* exit code 1"):
         next(opened.batches([torch.arange(4)]))
+
+
+def test_a_decoder_that_cannot_be_replaced_ends_the_reading_with_the_reason(
+    sets: Sets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_arguments: object, **_named: object) -> None:
+        raise OSError("no more processes")
+
+    with reader(sets.prepared["tree"]) as opened:
+        batches = opened.batches(torch.arange(80).split(8))
+        next(batches)
+        monkeypatch.setattr(subprocess, "Popen", refuse)
+        os.kill(opened.decoder_pids[0], signal.SIGKILL)
+        with pytest.raises(ReadingError, match="no more processes"):
+            for _ in batches:
+                pass
+        with pytest.raises(ReadingError, match="no more processes"):
+            next(opened.batches([torch.arange(4)]))
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [("files.UnreachableError", ReadingError), ("errors.InputError", InputError)],
+    ids=["store", "index"],
+)
+def test_another_attempt_may_help_where_the_store_is_out_of_reach_and_not_for_a_damaged_index(
+    sets: Sets,
+    raised: str,
+    kind: type[Exception],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not issubclass(ReadingError, InputError), "else the run would not be restarted"
+    patched_decoder(
+        "from contract import errors\n"
+        "from training.data.pictures import files\n"
+        "def fill(*_arguments):\n"
+        f"    raise {raised}('no answer')\n"
+        "decoder.fill = fill\n",
+        tmp_path,
+        monkeypatch,
+    )
+    with reader(sets.prepared["tree"]) as opened, pytest.raises(kind, match="no answer"):
+        next(opened.batches([torch.arange(4)]))
+
+
+def patched_decoder(lines: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have decoders do these lines of Python first."""
+    python = folder / "python"
+    python.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys\n"
+        "from training.data.pictures import decode, decoder\n"
+        f"{lines}"
+        "sys.exit(decoder.main(sys.argv[3:]))\n"  # behind -m and the module
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
 
 
 def test_a_picture_that_kills_its_decoders_counts_as_damaged(
@@ -245,21 +308,16 @@ def test_a_picture_that_kills_its_decoders_counts_as_damaged(
     found = sets.prepared["tree"]
     sample = int(two_epochs[1].samples[5])
     name = found.train.entry(sample).name
-    python = tmp_path / "python"
-    python.write_text(
-        f"#!{sys.executable}\n"
-        "import os, sys\n"
-        "from training.data.pictures import decode, decoder\n"
+    patched_decoder(
         "usual = decode.pixels\n"
         "def pixels(content, entry, **named):\n"
         f"    if entry.name == {name!r}:\n"
         "        os.kill(os.getpid(), 9)\n"
         "    return usual(content, entry, **named)\n"
-        "decode.pixels = pixels\n"
-        "sys.exit(decoder.main(sys.argv[3:]))\n"  # behind -m and the module
+        "decode.pixels = pixels\n",
+        tmp_path,
+        monkeypatch,
     )
-    python.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(python))
     order = BatchOrder(num_images=90, global_batch=GLOBAL_BATCH, seed=3)
     with reader(found) as opened:
         plan = rank_plan(order, steps=range(3), rank=0, world_size=1)
@@ -283,6 +341,37 @@ def test_a_reader_serves_one_plan_after_another_and_may_stop_early(sets: Sets) -
             batches.close()
         (only,) = opened.batches([torch.arange(3)])
         assert only.samples.tolist() == [0, 1, 2]
+
+
+def test_one_reader_of_each_worker_fetches_shards_and_reads_their_index_when_it_is_its_turn(
+    sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = sets.prepared["shards"]
+    fetched, opened = [], threading.Event()
+    usual = shard_cache.Fetcher
+
+    def fetcher(of: PictureSet) -> shard_cache.Fetcher:
+        fetched.append(of)
+        return usual(of)
+
+    monkeypatch.setattr(shard_cache, "Fetcher", fetcher)
+    for split in (found.train, found.val):
+        with Reader(found, split, size=64, batch=4, device=CPU, decoders=1):
+            pass
+    assert fetched == [found]
+
+    def open_set(_root: str) -> PictureSet:
+        opened.set()
+        return found
+
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(library, "open_set", open_set)
+    next_one = threading.Thread(target=shard_cache.fetch, args=(found.root, found.fingerprint))
+    with sources.locked(tmp_path / "pictures" / f".{found.fingerprint}.lock"):
+        next_one.start()
+        assert not opened.wait(0.3)
+    next_one.join()
+    assert opened.is_set()
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "CMYK"])

@@ -77,8 +77,10 @@ def main(arguments: Sequence[str]) -> int:
                 task: Task = connection.recv()
                 try:
                     connection.send(fill(task, orders, files, ring))
-                except (UnreachableError, InputError) as error:
+                except UnreachableError as error:
                     connection.send(Unreachable(message=str(error)))
+                except InputError as error:
+                    connection.send(Unreachable(message=str(error), is_damaged=True))
         except (EOFError, ConnectionError):
             return 0
 

@@ -8,7 +8,6 @@ million pictures in S3. Imports no torch.
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -31,6 +30,10 @@ from training.data.pictures.index import (
 )
 
 _NEWLINE: Final = ord("\n")
+
+
+class UnreadableError(InputError):
+    """The disk or S3 does not give the index: the user's mistake, or an outage."""
 
 
 class Split:
@@ -60,12 +63,6 @@ class Split:
     def __iter__(self) -> Iterator[Entry]:
         return (self.entry(sample) for sample in range(len(self)))
 
-    @cached_property
-    def labels(self) -> npt.NDArray[np.int32]:
-        """Label of each sample, int32 ``[num]``; reads the whole table once."""
-        found = (line.partition(b"\t")[0] for line in self._lines.splitlines())
-        return np.fromiter((int(each) for each in found), np.int32, count=len(self))
-
 
 @dataclass(frozen=True, kw_only=True)
 class PictureSet:
@@ -87,16 +84,13 @@ class PictureSet:
         """Of names and labels; the same in each form of a set."""
         return self.index.fingerprint
 
-    def canvas(self, size: int) -> int:
-        """The square that each picture fits into: ``size``, or less where all are smaller."""
-        return min(size, self.index.size) if self.index.size else size
-
 
 def open_set(source: str) -> PictureSet:
     """Open a set in a folder (a disk, a host's volume, a mounted file system) or in S3.
 
     Raises:
-        InputError: there is none, it is not complete, or its index is damaged.
+        InputError: there is none, it is not complete, or its index is damaged; of the class
+            UnreadableError where the disk or S3 refuses it.
     """
     root = source.rstrip("/")
     if not storage.is_s3(root) and not os.path.isdir(root):
@@ -125,8 +119,8 @@ def open_set(source: str) -> PictureSet:
     return PictureSet(root=root, index=index, train=splits[TRAIN], val=splits[VAL])
 
 
-def _unreadable(root: str, error: Exception) -> InputError:
-    return InputError(
+def _unreadable(root: str, error: Exception) -> UnreadableError:
+    return UnreadableError(
         f"{root} cannot be read ({str(error) or type(error).__name__}): check the address, the "
         "region and the credentials"
     )

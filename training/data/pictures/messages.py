@@ -47,3 +47,5 @@ class Unreachable:
     """The set cannot be read at all: its store does not answer, or its index is damaged."""
 
     message: str
+    is_damaged: bool = False
+    """It is the index: to try again does not help."""

@@ -38,6 +38,11 @@ _MOST_DEATHS_EACH: Final = 2
 _END_TIMEOUT_S: Final = 5.0
 
 
+class ReadingError(RuntimeError):
+    """Pictures cannot be read any more, though nothing is wrong with them: their store does not
+    answer, or decoders die or cannot be started. Another attempt may succeed."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filled:
     """A batch as its decoders left it."""
@@ -80,12 +85,14 @@ class Pool:
         batch: int,
         slots: int,
         decoders: int,
+        fetches: bool,
     ) -> None:
         """
         Args:
             size: of a canvas, in pixels.
             batch: canvases in a slot.
             slots: of the ring.
+            fetches: bring the shards of a set in S3 to this node in the background.
         """
         self._batch = batch
         self._orders = Orders(
@@ -107,10 +114,10 @@ class Pool:
         self._waiting: deque[int] = deque()
         self._numbers = 0
         self._num_deaths = 0  # since the last task that was done
-        self._failure = ""
+        self._failure: Exception | None = None
         self._closing = False
         self._wakes, self._wake = Pipe(duplex=False)
-        self._fetcher = shard_cache.Fetcher(pictures)
+        self._fetcher = shard_cache.Fetcher(pictures) if fetches else None
         self._decoders = [self._start() for _ in range(decoders)]
         self._thread = threading.Thread(target=self._run, name="pictures", daemon=True)
         self._thread.start()
@@ -132,12 +139,13 @@ class Pool:
         """Wait for a slot that was ordered; it stays as it is until it is ordered again.
 
         Raises:
-            InputError: decoders die again and again, or the set cannot be reached.
+            ReadingError: decoders die again and again, or the set cannot be reached.
+            InputError: its index is damaged.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._slots[slot].missing or self._failure)
             if self._failure:
-                raise InputError(self._failure)
+                raise self._failure
             found = self._slots.pop(slot)
         first = slot * self._batch
         return Filled(
@@ -166,7 +174,8 @@ class Pool:
             self._changed.notify_all()
         self._wake.send_bytes(b".")
         self._thread.join()
-        self._fetcher.close()
+        if self._fetcher is not None:
+            self._fetcher.close()
         for each in self._decoders:
             each.connection.close()  # which ends it
         for each in self._decoders:
@@ -187,6 +196,15 @@ class Pool:
 
     # --- the thread -------------------------------------------------------------------------------
     def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:  # the reader would wait forever for a thread that has ended
+            with self._changed:
+                self._failure = ReadingError(f"decoders of pictures cannot be served: {error}")
+                self._failure.__cause__ = error
+                self._changed.notify_all()
+
+    def _serve(self) -> None:
         while True:
             heard = [] if self._failure else self._decoders
             ready = wait([self._wakes, *(each.connection for each in heard)])
@@ -211,7 +229,8 @@ class Pool:
             return
         task = decoder.tasks.popleft()
         if isinstance(answer, Unreachable):
-            self._failure = answer.message
+            kind = InputError if answer.is_damaged else ReadingError
+            self._failure = kind(answer.message)
             return
         assert answer.number == task.number
         self._num_deaths = 0
@@ -242,7 +261,7 @@ class Pool:
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         self._num_deaths += 1
         if self._num_deaths > max(_MOST_DEATHS, _MOST_DEATHS_EACH * len(self._decoders)):
-            self._failure = (
+            self._failure = ReadingError(
                 f"{self._num_deaths} decoders of pictures have died one after the other, the last "
                 f"of {how}. If the kernel has killed them, use fewer decoders, a smaller batch or "
                 "a larger host; if they failed to start, the log shows why"

@@ -22,6 +22,7 @@ from typing import Final, Self
 import torch
 
 from contract.errors import InputError
+from training.data.augmentation import pair_bounds
 from training.data.images import BatchOrder, shard_bounds
 from training.data.pictures.index import Entry
 from training.data.pictures.library import PictureSet, Split
@@ -74,13 +75,14 @@ class Damaged:
 def rank_plan(
     order: BatchOrder, *, steps: Iterable[int], rank: int, world_size: int
 ) -> Iterator[torch.Tensor]:
-    """The samples of each step's global batch that are ``rank``'s, int64 ``[n]``.
+    """The samples of each step's global batch that are ``rank``'s, int64 ``[n]``: whole pairs,
+    which mixup mixes.
 
-    Their places in the global batch are ``range(*shard_bounds(len(batch), ...))``.
+    Their places in the global batch are ``range(*pair_bounds(len(batch), ...))``.
     """
     for step in steps:
         batch = order.indices(step)
-        first, end = shard_bounds(len(batch), rank=rank, world_size=world_size)
+        first, end = pair_bounds(len(batch), rank=rank, world_size=world_size)
         yield batch[first:end]
 
 
@@ -108,8 +110,9 @@ class Reader:
     ) -> None:
         """
         Args:
-            split: ``pictures.train`` or ``pictures.val``.
-            size: of the canvases, in pixels; see ``PictureSet.canvas``.
+            split: ``pictures.train`` or ``pictures.val``. The reader of the former also brings the
+                shards of a set in S3 to this node, those of both splits.
+            size: of the canvases, in pixels; the recipe's is ``ImagenetConfig.canvas_of``.
             batch: the most samples that a part of the plan has.
             decoders: processes; a core each.
             ahead: batches that are decoded before they are asked for. Each takes
@@ -119,7 +122,14 @@ class Reader:
         self._device = device
         self._damaged: dict[int, Damaged] = {}
         self._slots = ahead + 1  # one is in use
-        self._pool = Pool(pictures, size=size, batch=batch, slots=self._slots, decoders=decoders)
+        self._pool = Pool(
+            pictures,
+            size=size,
+            batch=batch,
+            slots=self._slots,
+            decoders=decoders,
+            fetches=split is pictures.train,
+        )
         self._copies = None
         if device.type == "cuda":
             self._copies = _Copies(device, torch.from_numpy(self._pool.memory))
@@ -160,8 +170,8 @@ class Reader:
             plan: numbers of samples, int64 ``[n]`` with n up to ``batch``; it may be endless.
 
         Raises:
-            InputError: so many pictures are damaged, or decoders die so often, that something else
-                is wrong; or the set cannot be reached any more.
+            InputError: so many pictures are damaged that something else is wrong, or the index is.
+            ReadingError: decoders die again and again, or the set cannot be reached any more.
         """
         parts = iter(plan)
         planned: deque[torch.Tensor] = deque()

@@ -1,6 +1,6 @@
 """Shards of a set in S3, on this node's disk: fetched once, while training has already begun.
 
-    python -m training.data.pictures.shard_cache    # started by a reader, ends with it
+    python -m training.data.pictures.shard_cache    # of a reader of training pictures; ends with it
 
 A shard's file is called by its checksum, so what is there is right, whatever happens in the bucket.
 One process per node fetches at a time; those of other ranks wait, and take over when it ends.
@@ -54,7 +54,10 @@ class Fetcher:
         self._process: subprocess.Popen[bytes] | None = None
         if _missing(found):
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "training.data.pictures.shard_cache", found.root],
+                [
+                    sys.executable,
+                    *("-m", "training.data.pictures.shard_cache", found.root, found.fingerprint),
+                ],
                 stdin=subprocess.PIPE,  # whose end tells it of ours
                 stdout=subprocess.DEVNULL,
                 env=child_environment(),
@@ -78,13 +81,19 @@ def child_environment() -> dict[str, str]:
     }
 
 
-def fetch(found: PictureSet) -> None:
+def fetch(root: str, fingerprint: str) -> None:
     """Fetch what is missing. What cannot be fetched, or has no room, stays in S3 with a note.
 
+    Args:
+        root: of the set.
+        fingerprint: of the set.
+
     Raises:
-        InputError: the cache cannot be written.
+        InputError: the cache cannot be written, or the set cannot be opened.
     """
-    with sources.locked(_folder() / f".{found.fingerprint}.lock"):
+    with sources.locked(_folder() / f".{fingerprint}.lock"):
+        # Not before it is this process's turn: of those that wait, each would hold the index.
+        found = library.open_set(root)
         missing = _missing(found)
         needed = sum(each.stored.size for each in missing) + _SPARE_BYTES
         if (free := shutil.disk_usage(_folder()).free) < needed:
@@ -142,13 +151,13 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def main(root: str) -> int:
+def main(root: str, fingerprint: str) -> int:
     """Fetch the set that is there, in no hurry: decoders come first."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.nice(5)
-    fetch(library.open_set(root))
+    fetch(root, fingerprint)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

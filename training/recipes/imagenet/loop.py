@@ -27,7 +27,8 @@ from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import library
-from training.data.pictures.reader import Batch, Reader, rank_part
+from training.data.pictures.pool import ReadingError
+from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
@@ -40,13 +41,24 @@ from training.worker import Worker
 
 #: Of the shorter side of a picture, what evaluation shows.
 _MIDDLE = 0.875
+#: Pictures that a worker evaluates at a time, at most: more would take the host's memory, for they
+#: are decoded ahead, and gain nothing without a backward pass.
+_EVALUATED_AT_ONCE = 64
 _EPOCHS_PER_TENTH = 30
 
 
 def train(worker: Worker, config: ImagenetConfig) -> None:
     """Train until the last epoch, or until the run is asked to stop; continues what is there."""
-    with contextlib.ExitStack() as stack:  # ends the decoders
-        _train(worker, config, stack)
+    try:
+        with contextlib.ExitStack() as stack:  # ends the decoders
+            _train(worker, config, stack)
+    except torch.OutOfMemoryError as error:
+        saved = checkpoints.names(worker.run_uri)
+        kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
+        raise InputError(
+            f"out of GPU memory on rank {worker.rank}; {kept}. "
+            f"{config.less_memory(worker.world_size)} ({str(error).splitlines()[0]})"
+        ) from None
 
 
 def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) -> None:
@@ -134,9 +146,10 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
     timetable = checkpoints.Timetable(config.checkpoint_minutes)
     evaluation: Evaluation | None = None
     model.train()
-    plan = plan_of(order, range(start_step, total_steps), rank=rank, world_size=world_size)
+    steps_to_do = range(start_step, total_steps)
+    plan = rank_plan(order, steps=steps_to_do, rank=rank, world_size=world_size)
     batches = found.train.batches(plan)
-    for step in range(start_step, total_steps):
+    for step in steps_to_do:
         timer.start()
         epoch = step // order.steps_per_epoch + 1
         for group in optimizer.param_groups:
@@ -335,19 +348,22 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
             fingerprint=f"{SYNTHETIC}:{num_train}",
             readers=(),
         )
-    found = library.open_set(config.data)
+    try:
+        found = library.open_set(config.data)
+    except library.UnreadableError as error:  # it was read before training began
+        raise ReadingError(str(error)) from None
     train, val = (
         stack.enter_context(
             Reader(
                 found,
                 split,
                 size=config.canvas_of(found.index.size),
-                batch=most_per_worker(config, worker.world_size),
+                batch=most(config, worker.world_size),
                 device=device,
                 decoders=num_decoders(config, worker.world_size),
             )
         )
-        for split in (found.train, found.val)
+        for split, most in ((found.train, most_per_worker), (found.val, most_evaluated))
     )
     return Pictures(
         train=train,
@@ -366,14 +382,9 @@ def most_per_worker(config: ImagenetConfig, world_size: int) -> int:
     return math.ceil(config.images_per_step * 1.25 / world_size) + 2
 
 
-def plan_of(
-    order: BatchOrder, steps: Iterable[int], *, rank: int, world_size: int
-) -> Iterator[torch.Tensor]:
-    """``rank``'s pictures of each step, int64 ``[n]``: whole pairs, which mixup mixes."""
-    for step in steps:
-        indices = order.indices(step)
-        first, end = augmentation.pair_bounds(len(indices), rank=rank, world_size=world_size)
-        yield indices[first:end]
+def most_evaluated(config: ImagenetConfig, world_size: int) -> int:
+    """The most pictures that a worker evaluates at a time."""
+    return min(_EVALUATED_AT_ONCE, most_per_worker(config, world_size))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -412,7 +423,7 @@ def evaluate(
     model.eval()
     plan = rank_part(
         found.num_val,
-        batch=most_per_worker(config, worker.world_size),
+        batch=most_evaluated(config, worker.world_size),
         rank=worker.rank,
         world_size=worker.world_size,
     )

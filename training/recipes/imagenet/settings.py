@@ -112,6 +112,19 @@ class ImagenetConfig(ReplicaConfig):
         size = self.first_size + (self.full_size - self.first_size) * epoch / rising
         return max(self.first_size, int(size) // SIZE_STEP * SIZE_STEP)
 
+    def less_memory(self, world_size: int) -> str:
+        """What a run of so many workers that ran out of GPU memory could do, in a sentence."""
+        each = self.images_per_step // world_size
+        others = [f"--batch-per-worker {max(8, each // 2)}"] if each > 8 else []
+        smaller = self.full_size * 3 // 4 // SIZE_STEP * SIZE_STEP
+        if smaller >= max(SIZE_STEP, self.first_size):
+            others.append(f"--image-size {smaller}")
+        begin = f", or begin another --run with {' or '.join(others)}" if others else ""
+        return (
+            "Give more --workers: the run resumes with its global batch, so each has fewer images "
+            f"at a time{begin}"
+        )
+
     @property
     def peak_lr(self) -> float:
         """Peak learning rate at the run's global batch."""
