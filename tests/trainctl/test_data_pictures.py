@@ -59,3 +59,21 @@ def test_mistakes_are_one_sentence(
     assert said[-1].startswith("error: ")
     assert message in said[-1]
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_file_is_no_place_for_a_set_and_s3_is_no_source(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    to = ["--to", str(file)]
+    for words, message in (
+        (["verify", str(file)], "file is not a folder"),
+        (["prepare", "imagenet", str(tmp_path), *to], "file is not a folder"),
+        (["prepare", "imagenet", str(tmp_path), "--to", f"{file}/set"], "file/set is not a folder"),
+        (["prepare", "imagenet", "s3://b/x", *to], "fetch it first (aws s3 sync s3://b/x DIR)"),
+    ):
+        assert main(["data", *words]) == exits.BAD_INPUT
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith("error: ")
+        assert message in said

@@ -34,7 +34,10 @@ def read(found: PictureSet) -> list[torch.Tensor]:
 
 
 def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
-    s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    s3_endpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     del s3_endpoint  # the environment points at it
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
@@ -60,7 +63,7 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
         patch.setattr(shard_cache, "_missing", lambda _found: [])
         assert all(map(torch.equal, read(found), expected))
     assert not any(path.exists() for path in paths.values())
-    with Reader(found, found.val, size=64, batch=2, device=torch.device("cpu"), decoders=1):
+    with Reader(found, found.train, size=64, batch=2, device=torch.device("cpu"), decoders=1):
         deadline = time.monotonic() + 60
         while not all(path.exists() for path in paths.values()) and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -81,3 +84,18 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
     client.delete_object(Bucket="pictures", Key=f"datasets/small/{INDEX_FILE}")
     with pytest.raises(InputError, match="no prepared set"):
         verify(Destination(uri=there))
+
+    nowhere = "s3://no-such-pictures/set"
+    for words in (["verify", nowhere], ["prepare", str(source), "--to", nowhere]):
+        assert pictures.main(words) == exits.BAD_INPUT
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith(f"error: {nowhere}/{INDEX_FILE} cannot be read: ")
+        assert "(NoSuchBucket)" in said
+
+    def remove(what: str, _done: int, _total: int) -> None:
+        if what == "packing":
+            client.delete_bucket(Bucket="short-lived")
+
+    client.create_bucket(Bucket="short-lived")
+    with pytest.raises(InputError, match=r"broke off: .*NoSuchBucket.*Give the command again"):
+        prepare(source, Destination(uri="s3://short-lived/x"), Wish(), processes=1, report=remove)

@@ -10,10 +10,12 @@ import subprocess
 import sys
 import tarfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from contract import exits
 from contract.errors import InputError
 from tests.conftest import ROOT
 from tests.training import sample_pictures
@@ -241,3 +243,55 @@ def test_a_source_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "imagenet.zip").write_bytes(b"")
     with pytest.raises(InputError, match="unpack it first"):
         layout.find(tmp_path / "imagenet.zip")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "one.JPEG").symlink_to(tmp_path / "nothing")
+    (tmp_path / "imagenet.tar").unlink()
+    with pytest.raises(InputError, match=r"one\.JPEG is a link to nothing"):
+        layout.find(tmp_path)
+
+
+def test_what_cannot_be_written_ends_the_preparation_which_may_be_continued(
+    tree: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "val-00000.tar").mkdir()
+    words = (
+        r"broke off: .*val-00000\.tar cannot be written: .*Give the command again, it continues$"
+    )
+    with pytest.raises(InputError, match=words):
+        made(tree, tmp_path, form="packed", size=64)
+    (tmp_path / "val-00000.tar").rmdir()
+    assert made(tree, tmp_path, form="packed", size=64).counts == {"train": 80, "val": 20}
+    for uri in ("", "s3:", "s3:///x", "gs://bucket/x"):
+        with pytest.raises(InputError, match=r"give a folder, or s3://BUCKET/PREFIX"):
+            Destination(uri=uri)
+
+
+def test_ctrl_c_ends_a_preparation_with_a_sentence(tmp_path: Path) -> None:
+    source = sample_pictures.write_tree(tmp_path / "source", num_train=10, num_val=10)
+    slow = source / "train" / sample_pictures.CLASSES[0] / "slow.JPEG"
+    os.mkfifo(slow)  # to open it takes as long as its other end is closed
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "training.data.pictures", "prepare", str(source)),
+            *("--to", str(tmp_path / "set"), "--size", "64", "--processes", "2"),
+        ],
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("packing"):
+            break
+    time.sleep(0.2)  # its own processes are starting
+    os.killpg(process.pid, signal.SIGINT)
+    while process.poll() is None:
+        with suppress(OSError):  # no process waits there
+            os.close(os.open(slow, os.O_WRONLY | os.O_NONBLOCK))
+        time.sleep(0.02)
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.returncode == exits.INTERRUPTED
+    assert said.splitlines()[-1].startswith("interrupted; ")
+    assert "Traceback" not in said

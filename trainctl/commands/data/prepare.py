@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from contract import exits
 from trainctl import output
 from trainctl.errors import UsageError
 from trainctl.options import Profile, Region
@@ -63,6 +64,12 @@ def prepare(
     """
     if layout not in _LAYOUTS:
         raise UsageError(f"{layout} is no layout that is known: give {', '.join(_LAYOUTS)}")
+    if source.startswith("s3://"):
+        raise UsageError(
+            f"{source} is in S3: fetch it first (aws s3 sync {source} DIR), or have a job prepare "
+            "it there: trainctl submit --code . --run prepare --nodes 1 -- python -m "
+            f"training.data.pictures prepare {source} --to {to}"
+        )
     wish = pictures.Wish(form=form, size=size, encoding=encoding)
     target = Destination(uri=to.rstrip("/"), profile=profile, region=region)
     with output.Progress() as progress:
@@ -72,9 +79,13 @@ def prepare(
             share = f"{10 * (10 * done // total)}% of {total:,} pictures" if total else f"{done:,}"
             progress.update(f"{what}: {share}")
 
-        index = pictures.prepare(
-            Path(source).expanduser(), target, wish, processes=processes or 0, report=show
-        )
+        try:
+            index = pictures.prepare(
+                Path(source).expanduser(), target, wish, processes=processes or 0, report=show
+            )
+        except KeyboardInterrupt:
+            output.say("interrupted; give the command again, it continues")
+            raise typer.Exit(exits.INTERRUPTED) from None
     for each in index.damaged[:_SHOWN_DAMAGED]:
         output.say(f"left out: {each}")
     if (more := len(index.damaged) - _SHOWN_DAMAGED) > 0:

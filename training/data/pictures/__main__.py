@@ -36,11 +36,11 @@ def fetched(source: str) -> Path:
         return Path(source)
     root = source.rstrip("/")
     folder = download.cache_dir() / "sources" / hashlib.sha256(root.encode()).hexdigest()[:16]
-    fs = storage.filesystem(root)
     try:
+        fs = storage.filesystem(root)
         sizes = {key: each["size"] for key, each in fs.find(root, detail=True).items()}
     except Exception as error:  # s3fs lets botocore's many exceptions through
-        raise InputError(f"{source} cannot be read: {str(error) or type(error).__name__}") from None
+        raise _unreadable(source, error) from None
     if not sizes:
         raise InputError(f"{source} does not exist: give the address of ImageNet's files")
     above = root.removeprefix("s3://").rpartition("/")[0] + "/"
@@ -52,9 +52,18 @@ def fetched(source: str) -> Path:
             fs.get_file(key, str(target))
 
     _say(f"fetching {byte_size(sum(sizes.values()))} from {source}")
-    with ThreadPoolExecutor(_THREADS) as threads:
-        list(threads.map(fetch, [key for key in sizes if not key.endswith("/")]))
+    try:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(fetch, [key for key in sizes if not key.endswith("/")]))
+    except Exception as error:
+        raise InputError(
+            f"{_unreadable(source, error)}. Give the command again, it continues"
+        ) from None
     return folder
+
+
+def _unreadable(source: str, error: Exception) -> InputError:
+    return InputError(f"{source} cannot be read: {str(error).rstrip('.') or type(error).__name__}")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -94,6 +103,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         _say(f"error: {error}")
         return exits.BAD_INPUT
+    except KeyboardInterrupt:
+        _say("interrupted; a preparation continues when its command is given again")
+        return exits.INTERRUPTED
     for each in index.damaged:
         _say(f"left out: {each}")
     _say(f"{index.num_pictures:,} pictures of {len(index.classes):,} classes in {options.to}")

@@ -6,7 +6,7 @@ for boto3 when it is S3.
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 1 << 20
 _PART: Final = ".part"
+_PLACES: Final = "give a folder, or s3://BUCKET/PREFIX"
 
 
 def sha256_of(path: Path) -> str:
@@ -30,12 +31,23 @@ def sha256_of(path: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Destination:
-    """Files by their names relative to a folder or prefix. It may be sent to other processes."""
+    """Files by their names relative to a folder or prefix. It may be sent to other processes.
+
+    Whatever the disk or S3 refuses is an InputError of all its methods.
+    """
 
     uri: str
     profile: str | None = None
     """Of AWS; that of the environment where there is none."""
     region: str | None = None
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            InputError: it is neither a folder nor an address with a bucket.
+        """
+        if not self.uri or self.uri == "s3:" or ("://" in self.uri and not self._bucket):
+            raise InputError(f"{self.uri!r} is no place for pictures: {_PLACES}")
 
     @property
     def in_s3(self) -> bool:
@@ -43,32 +55,34 @@ class Destination:
 
     def read(self, name: str) -> bytes | None:
         """All of a file; None where there is none."""
-        if not self.in_s3:
-            with suppress(FileNotFoundError):
-                return self._path(name).read_bytes()
-            return None
-        try:
-            answer = self._s3.get_object(Bucket=self._bucket, Key=self._key(name))
-        except self._s3.exceptions.NoSuchKey:
-            return None
-        return answer["Body"].read()
+        with self._explained(name, "read"):
+            if not self.in_s3:
+                with suppress(FileNotFoundError):
+                    return self._path(name).read_bytes()
+                return None
+            try:
+                answer = self._s3.get_object(Bucket=self._bucket, Key=self._key(name))
+            except self._s3.exceptions.NoSuchKey:
+                return None
+            return answer["Body"].read()
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """A file piece by piece. Raises InputError where there is none."""
-        try:
-            if not self.in_s3:
-                with self._path(name).open("rb") as file:
-                    while chunk := file.read(_CHUNK_BYTES):
-                        yield chunk
-                return
-            answer = self._s3.get_object(Bucket=self._bucket, Key=self._key(name))
-            yield from answer["Body"].iter_chunks(_CHUNK_BYTES)
-        except FileNotFoundError:
-            raise InputError(f"{self.uri} has no {name}: prepare the set again") from None
-        except Exception as error:
-            if self.in_s3 and isinstance(error, self._s3.exceptions.NoSuchKey):
+        with self._explained(name, "read"):
+            try:
+                if not self.in_s3:
+                    with self._path(name).open("rb") as file:
+                        while chunk := file.read(_CHUNK_BYTES):
+                            yield chunk
+                    return
+                answer = self._s3.get_object(Bucket=self._bucket, Key=self._key(name))
+                yield from answer["Body"].iter_chunks(_CHUNK_BYTES)
+            except FileNotFoundError:
                 raise InputError(f"{self.uri} has no {name}: prepare the set again") from None
-            raise
+            except Exception as error:
+                if self.in_s3 and isinstance(error, self._s3.exceptions.NoSuchKey):
+                    raise InputError(f"{self.uri} has no {name}: prepare the set again") from None
+                raise
 
     def sha256(self, name: str) -> str:
         """Of a file's content. Raises InputError where there is none."""
@@ -79,53 +93,74 @@ class Destination:
 
     def size(self, name: str) -> int | None:
         """Bytes of a file; None where there is none."""
-        if not self.in_s3:
-            with suppress(FileNotFoundError):
-                return self._path(name).stat().st_size
-            return None
-        from botocore.exceptions import ClientError
-
-        try:
-            answer = self._s3.head_object(Bucket=self._bucket, Key=self._key(name))
-        except ClientError as error:
-            if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
+        with self._explained(name, "read"):
+            if not self.in_s3:
+                with suppress(FileNotFoundError):
+                    return self._path(name).stat().st_size
                 return None
-            raise
-        return answer["ContentLength"]
+            from botocore.exceptions import ClientError
+
+            try:
+                answer = self._s3.head_object(Bucket=self._bucket, Key=self._key(name))
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
+                    return None
+                raise
+            return answer["ContentLength"]
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file; it is there whole or not at all."""
-        if self.in_s3:
-            self._s3.put_object(Bucket=self._bucket, Key=self._key(name), Body=content)
-            return
-        target = self._path(name)
-        part = target.with_name(f".{target.name}{_PART}")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(content)
-        part.replace(target)
+        with self._explained(name, "written"):
+            if self.in_s3:
+                self._s3.put_object(Bucket=self._bucket, Key=self._key(name), Body=content)
+                return
+            target = self._path(name)
+            part = target.with_name(f".{target.name}{_PART}")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(content)
+            part.replace(target)
 
     def remove(self, folder: str) -> None:
         """Remove the files directly in a folder, and the folder."""
-        if not self.in_s3:
-            place = self._path(folder)
-            for path in [*place.glob("*"), *place.glob(".*")] if place.is_dir() else []:
-                path.unlink()
-            with suppress(OSError):
-                place.rmdir()
-            return
-        pages = self._s3.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._key(folder) + "/"
-        )
-        for page in pages:
-            for each in page.get("Contents", []):
-                self._s3.delete_object(Bucket=self._bucket, Key=each["Key"])
+        with self._explained(folder, "removed"):
+            if not self.in_s3:
+                place = self._path(folder)
+                for path in [*place.glob("*"), *place.glob(".*")] if place.is_dir() else []:
+                    path.unlink()
+                with suppress(OSError):
+                    place.rmdir()
+                return
+            pages = self._s3.get_paginator("list_objects_v2").paginate(
+                Bucket=self._bucket, Prefix=self._key(folder) + "/"
+            )
+            for page in pages:
+                for each in page.get("Contents", []):
+                    self._s3.delete_object(Bucket=self._bucket, Key=each["Key"])
+
+    @contextmanager
+    def _explained(self, name: str, what: str) -> Iterator[None]:
+        """Errors of the disk and of S3 in a user's words."""
+        try:
+            yield
+        except (NotADirectoryError, FileExistsError):
+            raise InputError(f"{self.uri} is not a folder: {_PLACES}") from None
+        except OSError as error:
+            why = error.strerror or error
+            raise InputError(f"{self.uri}/{name} cannot be {what}: {why}") from None
+        except Exception as error:
+            if not self.in_s3 or not _is_of_aws(error):
+                raise
+            raise InputError(
+                f"{self.uri}/{name} cannot be {what}: {str(error).rstrip('.')}; check the bucket's "
+                "name, the region and the credentials (aws sts get-caller-identity)"
+            ) from None
 
     def _path(self, name: str) -> Path:
         return safe_join(Path(self.uri), name, what="file")
 
     @property
     def _bucket(self) -> str:
-        return self.uri.removeprefix("s3://").partition("/")[0]
+        return self.uri.removeprefix("s3://").partition("/")[0] if self.in_s3 else ""
 
     def _key(self, name: str) -> str:
         prefix = self.uri.removeprefix("s3://").partition("/")[2].strip("/")
@@ -140,3 +175,9 @@ class Destination:
 
     def __getstate__(self) -> dict[str, str | None]:
         return {"uri": self.uri, "profile": self.profile, "region": self.region}
+
+
+def _is_of_aws(error: Exception) -> bool:
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    return isinstance(error, (BotoCoreError, ClientError))

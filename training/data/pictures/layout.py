@@ -55,8 +55,8 @@ def find(source: Path, *, note: Note | None = None) -> dict[str, list[Found]]:
     """All pictures of both splits, sorted by class and then by name.
 
     Raises:
-        InputError: there are none, an archive is damaged or compressed, or the classes of the
-            validation pictures are not known.
+        InputError: there are none, something cannot be read, an archive is damaged or compressed,
+            or the classes of the validation pictures are not known.
     """
     if not source.exists():
         raise InputError(f"{source} does not exist: give ImageNet's folder or archive")
@@ -100,7 +100,7 @@ def _items(source: Path) -> Iterator[_Item]:
     if source.is_file():
         yield from _members(source, (_stands_for(source.name),))
         return
-    for folder, _, names in os.walk(source, followlinks=True):
+    for folder, _, names in os.walk(source, followlinks=True, onerror=_refuse):
         above = Path(folder).relative_to(source).parts
         for name in names:
             path = os.path.join(folder, name)
@@ -109,7 +109,24 @@ def _items(source: Path) -> Iterator[_Item]:
             if name.endswith(".tar"):
                 yield from _members(Path(path), (*above, _stands_for(name)))
             else:
-                yield _Item((*above, name), path, 0, os.path.getsize(path))
+                yield _Item((*above, name), path, 0, _size(path))
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError as error:
+        if os.path.islink(path):
+            raise InputError(f"{path} is a link to nothing: remove it, or repair it") from None
+        raise _unreadable(path, error) from None
+
+
+def _refuse(error: OSError) -> None:
+    raise _unreadable(error.filename, error) from None
+
+
+def _unreadable(path: str | Path, error: OSError) -> InputError:
+    return InputError(f"{path} cannot be read: {error.strerror or error}")
 
 
 def _members(path: Path, above: tuple[str, ...]) -> Iterator[_Item]:
@@ -119,7 +136,7 @@ def _members(path: Path, above: tuple[str, ...]) -> Iterator[_Item]:
     except (tarfile.TarError, EOFError) as error:
         raise InputError(f"{path} is no whole tar archive ({error}): fetch it again") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise _unreadable(path, error) from None
 
 
 def _in_archive(file: IO[bytes], start: int, path: str, above: tuple[str, ...]) -> Iterator[_Item]:
@@ -192,9 +209,12 @@ def _read_lists(lists: list[_Item]) -> dict[str, str]:
     """Name of a picture, with or without its suffix -> its class."""
     found: dict[str, str] = {}
     for item in lists:
-        with open(item.path, "rb") as file:
-            file.seek(item.offset)
-            content = file.read(item.size)
+        try:
+            with open(item.path, "rb") as file:
+                file.seek(item.offset)
+                content = file.read(item.size)
+        except OSError as error:
+            raise _unreadable(item.path, error) from None
         if item.parts[-1].endswith(".xml"):
             if match := _NAME_IN_XML.search(content):
                 found[item.parts[-1].removesuffix(".xml")] = match[1].decode()

@@ -9,6 +9,7 @@ Standard library only at load; the work itself needs Pillow.
 import hashlib
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -89,17 +90,18 @@ def prepare(
         shard_bytes: of a shard, about.
 
     Raises:
-        InputError: the source is not ImageNet's layout, Pillow is missing, or the destination holds
-            another set.
+        InputError: the source is not ImageNet's layout, Pillow is missing, the destination holds
+            another set, or one of both cannot be used.
     """
     tell = report or (lambda _what, _done, _total: None)
     _check_pillow()
+    content = to.read(INDEX_FILE)  # first: to look for pictures may take minutes
     tell("looking for pictures", 0, 0)
     found = layout.find(source, note=lambda num: tell("looking for pictures", num, 0))
     classes = tuple(sorted({each.class_name for each in found["train"]}))
     works = list(_works(found, classes, to, wish, shard_bytes))
     state = works[0].state
-    if (content := to.read(INDEX_FILE)) is not None:
+    if content is not None:
         there = Index.from_json(content, where=to.uri)
         if there.made_by != state:
             raise InputError(
@@ -181,23 +183,35 @@ def _run(works: Sequence["Work"], processes: int, tell: Callable[[int], None]) -
         initializer=pack.begin_process,
     )
     with executor:
-        futures: dict[Future[Part], Work] = {
-            executor.submit(pack.run, each): each for each in works
-        }
         try:
+            futures = _submitted(executor, works)
             for future in as_completed(futures):
                 work = futures[future]
                 parts[work.name] = future.result()
                 done += len(work.pictures)
                 tell(done)
-        except (OSError, BrokenProcessPool) as error:
+        except (OSError, InputError, BrokenProcessPool) as error:
+            killed = isinstance(error, BrokenProcessPool)
             raise InputError(
-                f"the preparation broke off: {error} Give the command again, it continues; with "
-                "fewer --processes if memory is short"
+                f"the preparation broke off: {str(error).rstrip('.')}. Give the command again, it "
+                f"continues{'; with fewer --processes if memory is short' if killed else ''}"
             ) from None
         finally:
             executor.shutdown(wait=False, cancel_futures=True)
     return parts
+
+
+def _submitted(
+    executor: ProcessPoolExecutor, works: Sequence["Work"]
+) -> "dict[Future[Part], Work]":
+    """Start the processes, with Ctrl-C blocked: it is for their parent, also while they start."""
+    from training.data.pictures import pack
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return {executor.submit(pack.run, each): each for each in works}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _write_index(
