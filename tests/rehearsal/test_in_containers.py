@@ -301,6 +301,7 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
     assert (done.returncode, done.stdout.strip()) == (0, place), done.stderr
     assert keys("exported/") == {
         "config.json",
+        "generation_config.json",
         "model.safetensors",
         "tokenizer.json",
         "tokenizer_config.json",
