@@ -111,11 +111,9 @@ test-all: venv-dev venv-aws venv-audit node ## all tests; those in containers ne
 	@# 5: none of them was asked for.
 	$(in_containers) $(ARGS) || test $$? -eq 5
 
-# What `make check` leaves out, in two halves. CI runs them beside each other, as containers wait a
-# lot. All containers together count as one process where the system shares out its processors: the
-# other half has a lower priority, or they would get next to nothing.
+# What `make check` leaves out, in two halves.
 test-slow: venv-dev venv-aws venv-audit node ## all slow tests that need no Docker Engine, and the audit
-	nice -n 10 $(call parallel,(slow or audit) and not engine) $(ARGS)
+	$(call parallel,(slow or audit) and not engine) $(ARGS)
 
 test-engine: venv-dev venv-aws node ## the tests in containers
 	$(in_containers) $(ARGS)

@@ -32,7 +32,7 @@ from benchmarks.output import report, say
 TARGETS: Final = ("command", "server", "raylet", "worker")
 #: A command whose process was killed ends by itself within this time.
 _ENDS_S: Final = 300.0
-_GONE_S: Final = 15.0
+_GONE_S: Final = 60.0
 
 
 @dataclass(kw_only=True)

@@ -137,7 +137,7 @@ def test_ray_reports_what_a_program_asks_for_and_can_never_have(
         for words in ([script(tmp_path, ASKS)], [str(example), "--use-gpu"])
     ]
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while (len(found) < 4 or not queued) and time.monotonic() < deadline:
             assert all(each.poll() is None for each in programs), "a program has ended"
             time.sleep(0.2)
