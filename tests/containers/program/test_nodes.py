@@ -153,7 +153,7 @@ def test_ray_reports_what_a_program_asks_for_and_can_never_have(
             program.wait()
     assert queued, seen
     assert [each.partition(";")[0] for each in found] == [
-        "asks for 2 workers of 1 CPU and 1 GPU each",
+        "asks for 2 workers of 1 GPU each",
         "asks for 5 workers of 1 CPU each",
         "asks for a task or actor of 1 CPU and 1 GPU",
         "asks for a task or actor of 4 CPUs",
