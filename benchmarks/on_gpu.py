@@ -4,8 +4,8 @@
 
 Each step is a command that a user could type; what it prints goes into a file of its name below
 ``DIR``, and a table of what worked stands at the end. The first steps ask whether the recipes
-train, save, resume and export there; the rest are the other benchmarks that need a GPU. A step that
-fails does not keep the others from running. All together take half an hour on one GPU.
+train, save and export there; the rest are the other benchmarks that need a GPU. A step that fails
+does not keep the others from running. No step interrupts a run and resumes it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from training import machine
 
 _PYTHON: Final = ("python", "-m")
 _LAUNCH: Final = (*_PYTHON, "training.launch")
-#: Of the built-in text, as bytes: no download. Resumed by the same words with more steps.
+#: Of the built-in text, as bytes: no download.
 _FSDP: Final = ("fsdp", "--local", "--model", "new:160m", "--seq-len", "512", "--run", "text")
 _SAVES: Final = ("--checkpoint-every", "10")
 

@@ -257,6 +257,14 @@ def names(run_uri: str) -> list[str]:
     return [name for _, name in sorted(found)]
 
 
+def out_of_memory(error: torch.OutOfMemoryError, worker: Worker, *, advice: str) -> InputError:
+    """What a run that ran out of GPU memory ends with; ``advice`` is a sentence."""
+    saved, first_line = names(worker.run_uri), str(error).splitlines()[0]
+    kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
+    rank = worker.rank
+    return InputError(f"out of GPU memory on rank {rank}; {kept}. {advice} ({first_line})")
+
+
 def stop_if_diverged(
     steps: Sequence[StepMetrics],
     first_step: int,

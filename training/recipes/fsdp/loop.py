@@ -57,12 +57,8 @@ def train(worker: Worker, config: FsdpConfig) -> None:
     try:
         _train(worker, config)
     except torch.OutOfMemoryError as error:
-        saved = checkpoints.names(worker.run_uri)
-        kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
-        raise InputError(
-            f"out of GPU memory on rank {worker.rank}; {kept}. {estimate.advice(config)} "
-            f"({str(error).splitlines()[0]})"
-        ) from None
+        advice = estimate.advice(config)
+        raise checkpoints.out_of_memory(error, worker, advice=advice) from None
 
 
 def _train(worker: Worker, config: FsdpConfig) -> None:

@@ -53,12 +53,8 @@ def train(worker: Worker, config: ImagenetConfig) -> None:
         with contextlib.ExitStack() as stack:  # ends the decoders
             _train(worker, config, stack)
     except torch.OutOfMemoryError as error:
-        saved = checkpoints.names(worker.run_uri)
-        kept = f"checkpoint {saved[-1]} is kept" if saved else "nothing was saved before it"
-        raise InputError(
-            f"out of GPU memory on rank {worker.rank}; {kept}. "
-            f"{config.less_memory(worker.world_size)} ({str(error).splitlines()[0]})"
-        ) from None
+        advice = config.less_memory(worker.world_size)
+        raise checkpoints.out_of_memory(error, worker, advice=advice) from None
 
 
 def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) -> None:
