@@ -481,6 +481,24 @@ def test_a_server_that_is_killed_in_mid_run_ends_the_run_or_not_but_leaves_nothi
 
 @pytest.mark.slow
 @linux
+@pytest.mark.parametrize("moment", ["before they know each other", "before they are told to train"])
+def test_a_worker_lost_while_they_start_is_replaced_at_once(
+    command: Callable[..., tuple["subprocess.Popen[str]", str]], tmp_path: Path, moment: str
+) -> None:
+    """Ray Train alone waits ten minutes for what the others hold, or ends the run."""
+    lost = tmp_path / "lost"
+    process, _ = command(
+        RAY_TRAIN_CALLBACKS="tests.training.lost_at_start.LosesAWorker",
+        LOSE_A_WORKER=moment,
+        LOST_A_WORKER=str(lost),
+    )
+    _, said = process.communicate(timeout=120)
+    assert lost.exists()
+    assert process.returncode == 0, said
+
+
+@pytest.mark.slow
+@linux
 def test_a_worker_that_cannot_start_ends_the_command_with_what_it_said(
     command: Callable[..., tuple["subprocess.Popen[str]", str]], tmp_path: Path
 ) -> None:

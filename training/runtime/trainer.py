@@ -216,13 +216,15 @@ def _start_coordinator() -> None:
 
 
 def _quick_trainer() -> Any:
-    """A trainer without two helpers that are not needed here.
+    """A trainer that ends what did not start, without two helpers that are not needed here.
 
     Ray Train starts a process that cleans up after a lost controller, which ends with this command
     anyway, as its placement group does, and one that serves Ray Data's data sets, of which there
     are none.
     """
     from ray.train.torch import TorchTrainer
+
+    from training.runtime.worker_groups import UseWholeWorkerGroups
 
     unneeded = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
@@ -231,6 +233,7 @@ def _quick_trainer() -> Any:
     class QuickTrainer(base):  # type: ignore[misc]
         def _create_default_callbacks(self) -> list[Any]:
             callbacks = super()._create_default_callbacks()
-            return [each for each in callbacks if type(each).__name__ not in unneeded]
+            needed = [each for each in callbacks if type(each).__name__ not in unneeded]
+            return [*needed, UseWholeWorkerGroups()]
 
     return QuickTrainer

@@ -1,0 +1,47 @@
+"""Ray Train's worker group, ended as a whole where it does not start as a whole.
+
+Ray Train 2.60 forgets a group that loses a worker while the others set up ``torch.distributed``:
+nothing ends those, which wait for the lost one, and the next group waits for the CPUs or GPUs that
+they hold until its own start times out, again and again. A worker lost a moment later, when the
+group is told to train, ends the run however many failures it may have. Both are failures of
+workers here, counted like those during training.
+"""
+
+from typing import Any, Final
+
+from ray.exceptions import RayActorError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
+from ray.train.v2._internal.execution.callback import ControllerCallback
+from ray.train.v2._internal.execution.controller.controller import TrainController
+from ray.train.v2._internal.execution.worker_group import WorkerGroup
+from ray.train.v2.api.exceptions import WorkerGroupError
+
+_LOST: Final = "a worker was lost while the workers started"
+
+
+#: Parts of it are declared without types.
+_Group: Any = WorkerGroup
+
+
+class WholeWorkerGroup(_Group):  # type: ignore[misc]
+    """A group of which nothing is left when it cannot start."""
+
+    def _start(self) -> None:
+        try:
+            super()._start()
+        except (RayActorError, WorkerGroupStartupFailedError) as error:
+            if self.has_started():
+                self._worker_group_state.shutdown()
+                self._clear_state()
+            lost = error if isinstance(error, RayActorError) else error.__cause__
+            raise WorkerGroupError(
+                f"{_LOST}: {lost or error}",
+                {0: lost if isinstance(lost, Exception) else error},  # its rank is not known
+            ) from error
+
+
+class UseWholeWorkerGroups(ControllerCallback):
+    """Has Ray Train's controller, in whose process it is called, start such groups."""
+
+    def after_controller_start(self, _train_run_context: Any) -> None:
+        TrainController.worker_group_cls = WholeWorkerGroup
