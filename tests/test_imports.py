@@ -67,7 +67,7 @@ LAYERS: tuple[set[str], ...] = (
     RECIPES,
     {"training.recipes", "training.plan", "training.export"},
     {"training.runtime", "training.generate"},
-    {"training.launch"},
+    {"training.launch", "training.study"},
 )
 #: What needs the standard library alone: laptops and node processes import it. A package stands for
 #: itself and not for its modules.
@@ -83,15 +83,16 @@ STANDARD = {
     *("training.record.events", "training.record.lines", "training.record.measures"),
     *("training.record.progress", "training.plan"),
     *("training.models", "training.models.estimates", "training.models.model_shapes"),
-    "training.models.picture_shapes",
+    *("training.models.picture_shapes", "training.study", "training.study.series"),
 }
 #: What others may import of ``training``, beside ``STANDARD``.
 OF_TRAINING: Mapping[str, set[str]] = {
     "containers": {"training.runtime.forkserver", "training.runtime.trainer"},
-    # These need Pillow, and boto3 for a set in S3; both are there on a laptop.
+    # These need Pillow, and boto3 for a set in S3; both are there on a laptop. The last one does
+    # without Matplotlib where it is not.
     "trainctl": {
         *("training.data.pictures.prepare", "training.data.pictures.verify"),
-        "training.data.pictures.destination",
+        *("training.data.pictures.destination", "training.study.draw"),
     },
     "stacks": set(),
 }

@@ -18,7 +18,7 @@ from types import NoneType
 from typing import Any, Final, Literal, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from contract.job import JobSpec, JobStatus, Outcome
-from contract.runs import RESULT_FILE
+from contract.runs import METRICS_FILE, RESULT_FILE
 from trainctl import downloads, follow, job_log, job_plan, pricing
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import Job as FoundJob
@@ -28,6 +28,7 @@ from trainctl.job_options import JobOptions, On
 from trainctl.job_plan import JobPlan
 from trainctl.output import json_object
 from trainctl.pace import Pace
+from training.record.lines import Metrics, parse_metrics
 from training.record.result import Result
 
 __all__ = ["CliError", "Job", "UsageError", "plan", "submit"]
@@ -173,6 +174,13 @@ class Job:
         file = bucket.run(self.run).file(RESULT_FILE)
         values = json_object(bucket.read(bucket.key(file)))
         return Result.from_json(values) if values else None
+
+    @_explains
+    def metrics(self) -> Metrics:
+        """The record of a recipe's run so far, an event a line; empty before it has begun."""
+        bucket = self._deployment.bucket
+        file = bucket.run(self.run).file(METRICS_FILE)
+        return parse_metrics(bucket.read(bucket.key(file)) or b"")
 
     @_explains
     def download(

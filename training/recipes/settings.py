@@ -162,6 +162,10 @@ class ReplicaConfig(TrainingConfig):
         same_on_resume=False,
     )
 
+    max_steps: int = option(
+        0, low=0, help="end after so many steps, if that is earlier (0: after the epochs)"
+    )
+
     def __post_init__(self) -> None:
         # Not super().__post_init__(): slots=True makes a new class, which zero-argument super
         # does not see (CPython issue 90562).
@@ -178,6 +182,11 @@ class ReplicaConfig(TrainingConfig):
         batch: Any = recorded.get("global_batch") or self.images_per_step
         lr: Any = recorded.get("lr") or self.lr
         return dataclasses.replace(self, global_batch=batch, lr=lr)
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Steps of the whole run."""
+        steps = self.epochs * steps_per_epoch
+        return min(self.max_steps, steps) if self.max_steps else steps
 
     @property
     def images_per_step(self) -> int:

@@ -57,7 +57,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
             f"{config.data} is too small for {world_size} workers: a step of "
             f"{order.smallest_batch} images leaves a worker with fewer than two; use fewer workers"
         )
-    total_steps = config.epochs * order.steps_per_epoch
+    total_steps = config.num_steps(order.steps_per_epoch)
 
     model = models.resnet18(stem=config.stem, width=config.width)
     num_parameters = models.num_parameters(model)
@@ -141,7 +141,9 @@ def train(worker: Worker, config: DdpConfig) -> None:
         num_done = step + 1
         epoch = step // order.steps_per_epoch + 1
         end_of_epoch = num_done % order.steps_per_epoch == 0
-        if not end_of_epoch and num_done % config.report_every:
+        last = num_done == total_steps
+        evaluates = end_of_epoch or last
+        if not evaluates and num_done % config.report_every:
             continue
 
         # One small reduction per report: the losses since the last one, and whether any worker
@@ -152,14 +154,14 @@ def train(worker: Worker, config: DdpConfig) -> None:
         position.advance(num_done, steps)
         worker.emit(*course.steps(steps, last=num_done))
 
-        last = num_done == total_steps
         # With a node about to go, every report is saved: what is lost is what comes after it.
         saves_now = worker.is_losing_a_node() or log.save_asked
         due = last or saves_now or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
-        if end_of_epoch or stopping or saves_now:
+        if evaluates or stopping or saves_now:
             replicas.average_over_workers(model.buffers(), world_size)
-        if end_of_epoch:
-            ranks = course.ranks(timer.means(), step=num_done, epoch=epoch)
+        if evaluates:
+            done = epoch if end_of_epoch else num_done / order.steps_per_epoch
+            ranks = course.ranks(timer.means(), step=num_done, epoch=done)
             evaluation = evaluate(model, test_set, worker=worker, use_bf16=use_bf16)
             evaluated = course.evaluation(
                 ranks,

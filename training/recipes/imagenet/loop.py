@@ -77,7 +77,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
             f"{order.smallest_batch} pictures leaves a worker with fewer than four; use fewer "
             "workers"
         )
-    total_steps = config.epochs * order.steps_per_epoch
+    total_steps = config.num_steps(order.steps_per_epoch)
 
     model = picture_models.build(config.model, classes=found.classes)
     model.to(device)
@@ -193,7 +193,9 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
 
         num_done = step + 1
         end_of_epoch = num_done % order.steps_per_epoch == 0
-        if not end_of_epoch and num_done % config.report_every:
+        last = num_done == total_steps
+        evaluates = end_of_epoch or last
+        if not evaluates and num_done % config.report_every:
             continue
 
         # One small reduction per report: the losses since the last one, and whether any worker
@@ -204,16 +206,16 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         position.advance(num_done, steps)
         worker.emit(*course.steps(steps, last=num_done))
 
-        last = num_done == total_steps
         # With a node about to go, every report is saved: what is lost is what comes after it.
         saves_now = worker.is_losing_a_node() or log.save_asked
         due = last or saves_now or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
-        if end_of_epoch or stopping or saves_now:
+        if evaluates or stopping or saves_now:
             replicas.average_over_workers(model.buffers(), world_size)
             if average is not None:
                 replicas.average_over_workers(average.buffers(model), world_size)
-        if end_of_epoch:
-            ranks = course.ranks(timer.means(), step=num_done, epoch=epoch)
+        if evaluates:
+            done = epoch if end_of_epoch else num_done / order.steps_per_epoch
+            ranks = course.ranks(timer.means(), step=num_done, epoch=done)
             evaluation = evaluate(model, average, found, config, worker=worker, use_bf16=use_bf16)
             evaluated = course.evaluation(
                 ranks,

@@ -1,0 +1,95 @@
+"""A scaling study as jobs: the same training on more and more nodes, one job after the other."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from contract.job import JobStatus
+from contract.runs import check_run_name
+from trainctl import api
+from trainctl.errors import CliError, UsageError
+from trainctl.job_plan import JobPlan
+from training.recipes.command import RunCompleteError
+from training.study.series import Point
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """One run of a study."""
+
+    words: Sequence[str]
+    """Recipe and settings."""
+    run: str
+    nodes: int
+    options: api.Options
+    """Of its job."""
+
+    def plan(self) -> JobPlan | None:
+        """What would be started for it; None where nothing has to be."""
+        if _found(self) is not None:
+            return None
+        try:
+            return api.plan(*self.words, **self.options)
+        except UsageError as error:
+            if isinstance(error.__cause__, RunCompleteError):
+                return None
+            raise
+
+    def job(self) -> api.Job:
+        """Its job: one that is there already and runs or has succeeded, or a new one."""
+        found = _found(self)
+        if found is not None:
+            return found
+        return api.submit(*self.words, **self.options)
+
+
+def wanted(
+    words: Sequence[str], *, name: str, nodes: Sequence[int], options: api.Options
+) -> list[Wanted]:
+    """The runs of a study, in the order of ``nodes``; they are called NAME-NODES.
+
+    Args:
+        options: those that all jobs of the study share.
+    """
+    found = []
+    for each in nodes:
+        run = check_run_name(f"{name}-{each}")
+        own: api.Options = {**options, "run": run, "nodes": each}
+        found.append(Wanted(words=words, run=run, nodes=each, options=own))
+    return found
+
+
+def _found(each: Wanted) -> api.Job | None:
+    """The newest job of a run, unless it has failed and has to be submitted again."""
+    options = each.options
+    try:
+        job = api.Job.find(each.run, profile=options.get("profile"), region=options.get("region"))
+    except UsageError:
+        return None
+    return job if job.status in (JobStatus.RUNNING, JobStatus.SUCCEEDED) else None
+
+
+def points(runs: Sequence[Wanted]) -> Iterator[tuple[api.Job, Point | None]]:
+    """Each run's job as soon as it is there, and then once more with what it has shown.
+
+    Raises:
+        CliError: a job has failed.
+    """
+    for each in runs:
+        job = each.job()
+        yield job, None
+        outcome = job.wait()
+        if outcome.status != JobStatus.SUCCEEDED:
+            raise CliError(
+                f"job {job.id} of {each.nodes} nodes: {outcome.reason}. Its log: trainctl logs "
+                f"{job.id}; the same command continues the study"
+            )
+        prices = job.spec.prices if job.spec else None
+        yield (
+            job,
+            Point.of(
+                job.metrics(),
+                run=each.run,
+                nodes=each.nodes,
+                usd_per_hour=prices.usd_per_hour(each.nodes) if prices else None,
+            ),
+        )

@@ -1,0 +1,1 @@
+"""Scaling studies: the same training on more and more workers. See ``series`` for the figures"""
