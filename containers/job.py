@@ -268,15 +268,17 @@ class Job:
             return
         if time.monotonic() - self._capacity_at < spec.idle_s:
             return
+        idle = sum(each >= spec.idle_s for each in self._demand.idle_s)
+        if not idle:
+            return  # yet; one that works now may be done later
         self._has_released = True
         self._scale(least=0)
-        if idle := sum(each >= spec.idle_s for each in self._demand.idle_s):
-            nodes = "1 worker node has" if idle == 1 else f"{idle} worker nodes have"
-            say(
-                f"{nodes} had nothing to do for {spec.idle_s} s and will be released; the command "
-                "runs on the head, and only Ray brings its work to other nodes (--on nodes runs it "
-                "on every node)"
-            )
+        nodes = "1 worker node has" if idle == 1 else f"{idle} worker nodes have"
+        say(
+            f"{nodes} had nothing to do for {spec.idle_s} s and will be released; the command "
+            "runs on the head, and only Ray brings its work to other nodes (--on nodes runs it "
+            "on every node)"
+        )
 
     def _wait(self, command: Program, ray: "subprocess.Popen[bytes]") -> int:
         """Exit code of the command, or of what ended it."""
