@@ -81,6 +81,9 @@ def prepare(
             RAY_VARIABLE: json.dumps({"runtime_env": runtime}),
             # A program may name a runtime environment of its own; without this, Ray refuses both.
             "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
+            # Every few seconds, a line for each trial that waits its turn would call it impossible.
+            # What can never be had, the head reports.
+            "RAY_SCHEDULER_EVENTS": "0",
             ENV_RAY_NAMES: str(names),
             ENV_OUTPUT: str(folders[OUTPUT]),
         },
