@@ -31,7 +31,7 @@ from rehearsal import commands
 from rehearsal.cycle import ERRORS, SETTINGS, Rehearsal, take_away
 from rehearsal.programs import PROGRAMS, Program, progress_of, starts_in
 from rehearsal.steps import Steps, interruptible
-from rehearsal.watch import Line, Watch
+from rehearsal.watch import Line, Node, Watch
 
 #: Of one job, both losses included.
 _END_S: Final = 900
@@ -48,11 +48,13 @@ _IN_TRAINING: Final = 0.75
 _LATEST: Final = 0.6
 NUM_NODES: Final = 2
 #: The nodes of a job that are killed, one after the other.
-_VICTIMS: Final = (HEAD, WORKER)
+VICTIMS: Final = (HEAD, WORKER)
 
 #: What a head says at each start of a program, whether it runs there or on all nodes.
 _RUNNING: Final = re.compile(r"^node: running ")
 _RESULT: Final = re.compile(r"\bresult (\{.*\})$")
+#: Before each line of a worker of Ray's.
+_OF_RAY: Final = re.compile(r"\bpid=\d+, ip=([\d.]+)\)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,12 +175,19 @@ class Abuse:
         code: Path,
         *,
         seed: int,
+        victims: Sequence[str] = VICTIMS,
+        in_training: float = _IN_TRAINING,
+        spared: int | None = None,
     ) -> Ended:
         """Run a program of which a head and then a worker node are killed.
 
         Args:
             code: its folder.
             seed: decides when.
+            victims: the nodes that are killed, one after the other.
+            in_training: so many of the kills come while it trains.
+            spared: the rank whose worker node is not killed. Where it is the one that saves, no
+                kill waits for a copy in the bucket.
 
         Returns:
             With the exit code -1 where the job does not end: it is stopped then.
@@ -196,7 +205,8 @@ class Abuse:
         moment: Moment | None = None
 
         def is_saved() -> bool:
-            return bool(program.file and watch.is_saved(run, program.file))
+            is_kept = spared is not None  # by the node that has saved it
+            return is_kept or bool(program.file and watch.is_saved(run, program.file))
 
         while not watch.has_ended():
             if time.time() > began + _END_S:
@@ -207,20 +217,23 @@ class Abuse:
                     kills=tuple(kills),
                     seconds=time.time() - began,
                 )
-            if len(kills) < len(_VICTIMS):
+            if len(kills) < len(victims):
                 if moment is None:
-                    trains = moments.random() < _IN_TRAINING
+                    trains = moments.random() < in_training
                     moment = Moment(program, moments, in_training=trains)
                 since = kills[-1].at if kills else began
                 lines = [line for line in watch.lines() if line.at > since]
-                node = _VICTIMS[len(kills)]
-                there = watch.containers(node, 1 if node == HEAD else NUM_NODES)
+                node = victims[len(kills)]
+                there = watch.nodes(node, 1 if node == HEAD else NUM_NODES)
+                if node == WORKER:
+                    there = with_ranks(there, lines, spared=spared)
                 if there and moment.is_due(lines, is_saved=is_saved):
                     found = progress_of(program, lines) if starts_in(lines) else None
                     saved = is_saved()
                     # It may have ended by itself meanwhile.
                     victim = moments.choice(there)
-                    self._rehearsal.engine("kill", "--signal", "KILL", victim, check=False)
+                    kill = ("kill", "--signal", "KILL", victim.container)
+                    self._rehearsal.engine(*kill, check=False)
                     now = time.time()
                     kills.append(Kill(at=now, node=node, progress=found or 0, is_saved=saved))
                     moment = None
@@ -233,6 +246,28 @@ class Abuse:
             kills=tuple(kills),
             seconds=time.time() - began,
         )
+
+
+def with_ranks(
+    nodes: Sequence[Node], lines: Sequence[Line], *, spared: int | None = None
+) -> list[Node]:
+    """Nodes on which ranks have started last; all of them while that is not known.
+
+    Ray Train puts as many workers on a node as it holds: the other nodes have nothing to lose.
+
+    Args:
+        spared: of this rank, the node is left out.
+    """
+    begins = [number for number, line in enumerate(lines) if _RUNNING.search(line.text)]
+    places: dict[int, str] = {}
+    for line in lines[begins[-1] if begins else 0 :]:
+        # Lines of Ray's workers come from the head, and name the node.
+        of_ray = _OF_RAY.search(line.text)
+        for _, rank, _ in starts_in([line]):
+            places[rank] = of_ray[1] if of_ray else line.task
+    left_out = {place for rank, place in places.items() if rank == spared}
+    chosen = {*places.values()} - left_out
+    return [each for each in nodes if not chosen or chosen & {each.address, each.task}]
 
 
 def undisturbed(program: Program, code: Path) -> dict[str, float]:
@@ -298,7 +333,7 @@ def abuse(
         for seed in seeds:
             ended = runner.disturbed(program, code, seed=seed)
             faults = ended.faults(program, expected)
-            if len(ended.kills) < len(_VICTIMS):
+            if len(ended.kills) < len(VICTIMS):
                 faults.append("it ended before its head and a worker had been killed")
             if program.is_seeded and not expected:
                 faults.append("its undisturbed result is not known")

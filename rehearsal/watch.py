@@ -1,6 +1,8 @@
 """A job on the local AWS, watched while it runs: its nodes and what they print."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from contract import outputs as stack_outputs
 from contract import runs
@@ -9,6 +11,9 @@ from contract.job import JOB_GROUP
 from contract.nodes import HEAD, WORKER, labelled_node
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
+
+if TYPE_CHECKING:
+    from mypy_boto3_ecs.type_defs import AttachmentTypeDef
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,17 +24,24 @@ class Line:
     """Unix time."""
     text: str
     """Without the label of its node."""
+    task: str = ""
+    """Id of the task that has printed it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class _Node:
+class Node:
     """A node of the job that runs."""
 
     began: float
     """Unix time."""
     kind: str
+    """``HEAD`` or ``WORKER``."""
     task: str
+    """Id of its task."""
     container: str
+    """Id of its container."""
+    address: str
+    """On the network; empty while it has none."""
 
 
 class Watch:
@@ -55,7 +67,7 @@ class Watch:
         )
         self._tokens: dict[str, str] = {}  # task -> where its log goes on
         self._lines: list[Line] = []
-        self._nodes: list[_Node] = []
+        self._nodes: list[Node] = []
 
     def has_ended(self) -> bool:
         """Look at all there is; return whether the job has ended."""
@@ -70,11 +82,12 @@ class Watch:
             if task["lastStatus"] == "RUNNING":
                 kind = WORKER if task.get("startedBy") == self.job else HEAD
                 self._nodes.append(
-                    _Node(
+                    Node(
                         began=task["startedAt"].timestamp(),
                         kind=kind,
                         task=task["taskArn"].rpartition("/")[2],
                         container=task["containers"][0]["runtimeId"],
+                        address=_address(task.get("attachments", ())),
                     )
                 )
         self._read()
@@ -96,7 +109,7 @@ class Watch:
                     text = event["message"].rstrip()
                     if labelled_node(text) is not None:
                         text = text.partition("] ")[2]
-                    self._lines.append(Line(at=event["timestamp"] / 1000, text=text))
+                    self._lines.append(Line(at=event["timestamp"] / 1000, text=text, task=task))
                 self._tokens[task] = found["nextForwardToken"]
                 if self._tokens[task] == token:
                     break
@@ -121,7 +134,17 @@ class Watch:
                     return True
         return False
 
-    def containers(self, kind: str, number: int) -> list[str]:
+    def nodes(self, kind: str, number: int) -> list[Node]:
         """Of the job's nodes of a kind that run now, so many that were started last."""
-        newest = sorted(each for each in self._nodes if each.kind == kind)[-number:]
-        return [each.container for each in newest]
+        return sorted(each for each in self._nodes if each.kind == kind)[-number:]
+
+    def containers(self, kind: str, number: int) -> list[str]:
+        """Ids of the containers of ``nodes``."""
+        return [each.container for each in self.nodes(kind, number)]
+
+
+def _address(attachments: "Sequence[AttachmentTypeDef]") -> str:
+    """Of a task, on its network; empty while it has none."""
+    details = (detail for each in attachments for detail in each.get("details", ()))
+    found = (each["value"] for each in details if each.get("name") == "privateIPv4Address")
+    return next(found, "")

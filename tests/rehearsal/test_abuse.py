@@ -1,4 +1,7 @@
-"""When a node of a program is killed, and how the program's end is judged."""
+"""When a node of a program is killed, and how the program's end is judged.
+
+``test_programs`` kills nodes of two of them.
+"""
 
 import random
 from collections.abc import Sequence
@@ -7,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from contract.nodes import HEAD
+from contract.nodes import HEAD, WORKER
 from rehearsal import abuse, programs
 from rehearsal.abuse import Ended, Kill, Moment
 from rehearsal.programs import Program
-from rehearsal.watch import Line
+from rehearsal.watch import Line, Node
 
 PROGRAM = Program(
     name="p",
@@ -104,6 +107,29 @@ def test_other_kills_come_while_it_starts_or_after_some_of_its_lines() -> None:
     assert not due_after(PROGRAM, start, "one", in_training=False)
     assert due_after(PROGRAM, start, "one", "two", in_training=False)
     assert due_after(SILENT, start, "one", "two"), "it does not say when it trains"
+
+
+def test_only_a_node_that_has_ranks_is_killed() -> None:
+    nodes = [
+        Node(began=at, kind=WORKER, task=f"t{at}", container=f"c{at}", address=f"10.0.0.{at}")
+        for at in range(3)
+    ]
+    running = Line(at=1, text="node: running python train.py", task="head")
+    ray = "(RayTrainWorker pid=96, ip=10.0.0.{})\x1b[0m rank {} of 2 starts at epoch 5"
+
+    def start(*places: int) -> list[Line]:
+        texts = (ray.format(place, rank) for rank, place in enumerate(places))
+        return [running, *(Line(at=1, text=text, task="head") for text in texts)]
+
+    def found(lines: Sequence[Line], spared: int | None = None) -> list[str]:
+        return [each.container for each in abuse.with_ranks(nodes, lines, spared=spared)]
+
+    assert found(start(0, 1)) == ["c0", "c1"]
+    assert found([*start(0, 1), *start(2, 2)]) == ["c2"], "where they are now"
+    assert found([running]) == ["c0", "c1", "c2"], "not known yet"
+    own = [Line(at=1, text=BEFORE[rank][1], task=f"t{rank + 1}") for rank in range(2)]
+    assert found([running, *own]) == ["c1", "c2"]
+    assert found([running, *own], spared=0) == ["c2"]
 
 
 def test_the_table_has_a_line_for_each_run() -> None:
