@@ -175,10 +175,9 @@ class EcsNodeProvider(NodeProvider):
         return self.internal_ip(node_id)
 
     def _listed(self) -> list[str]:
+        # Those that should run; startedBy must be the only filter.
         pages = self._ecs.get_paginator("list_tasks").paginate(
-            cluster=self._settings.cluster,
-            startedBy=self._settings.job,
-            desiredStatus="RUNNING",
+            cluster=self._settings.cluster, startedBy=self._settings.job
         )
         return [arn for page in pages for arn in page["taskArns"]]
 

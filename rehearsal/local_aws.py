@@ -13,10 +13,11 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from rehearsal import processes
@@ -97,7 +98,13 @@ def is_healthy(endpoint: str) -> bool:
 
 @contextmanager
 def local_aws(
-    folder: Path, *, host: str = "127.0.0.1", port: int = 0, python: Path | None = None
+    folder: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    python: Path | None = None,
+    forgives: Sequence[str] = (),
+    patience_s: float | None = None,
 ) -> Iterator[LocalAws]:
     """Start a local AWS, wait until it answers, and stop it and all its processes at the end.
 
@@ -108,11 +115,17 @@ def local_aws(
         host: address to listen on. Loopback, unless containers are to reach it.
         port: 0 takes a free one.
         python: interpreter with the emulator. Default: that of ``.venv-aws``.
+        forgives: what it is not to be strict about, of ``rehearsal.ministack.switches``.
+        patience_s: how long ECS waits for a host for a task; default: a minute.
 
     Raises:
         LocalAwsError: it is not installed, the port is taken, or it ended while starting.
     """
-    server, aws = _start(folder, host, port, python or PYTHON, containers=None)
+    own = {
+        "REHEARSAL_FORGIVES": ",".join(forgives),
+        "REHEARSAL_PATIENCE_S": str(patience_s or ""),
+    }
+    server, aws = _start(folder, host, port, python or PYTHON, containers=None, strictness=own)
     try:
         _wait_until_healthy(server, aws)
         yield aws
@@ -136,7 +149,13 @@ def start_detached(folder: Path, *, host: str, port: int, containers: Containers
 
 
 def _start(
-    folder: Path, host: str, port: int, python: Path, *, containers: Containers | None
+    folder: Path,
+    host: str,
+    port: int,
+    python: Path,
+    *,
+    containers: Containers | None,
+    strictness: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[subprocess.Popen[bytes], LocalAws]:
     if not python.exists():
         raise LocalAwsError(f"no local AWS: {python} does not exist; run `make venv-aws`")
@@ -146,7 +165,7 @@ def _start(
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "log"
     command = [str(python), "-m", "rehearsal.ministack.server"]
-    environment = _server_environment(folder, endpoint, host, port, containers)
+    environment = _server_environment(folder, endpoint, host, port, containers) | dict(strictness)
     if containers:
         server = processes.start(
             command, name=containers.name, role=ROLE, environment=environment, log=log
@@ -188,7 +207,6 @@ def _server_environment(
             "REHEARSAL_NETWORK": containers.network,
             "REHEARSAL_REGISTRY": containers.registry,
             "REHEARSAL_METADATA": metadata_endpoint(host),
-            "REHEARSAL_FOLDER": str(folder),
             # Checkpoints are large, and a server that is started again finds its state.
             "PERSIST_STATE": "1",
             "STATE_DIR": str(folder / "state"),
@@ -202,6 +220,7 @@ def _server_environment(
         "PATH": os.environ["PATH"],
         "PYTHONPATH": str(ROOT),
         "PYTHONUNBUFFERED": "1",
+        "REHEARSAL_FOLDER": str(folder),
         "TMPDIR": str(folder),
         "HOME": str(folder),
         # Its defaults listen on all interfaces, here and for MQTT.

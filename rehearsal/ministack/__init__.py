@@ -9,11 +9,15 @@ process; nothing in the project's environment imports the modules in here.
     install.py            every fix, in one call
     cloudformation/       resource types that it lacks, and fixes of those that it has
     ecs_runtime.py        ECS tasks as containers, with ecs_containers.py and ecs_records.py
+    ecs_requests.py       what ECS refuses
+    ecs_placing.py        hosts for tasks
     step_functions.py     runTask.sync as on AWS
     events.py             log groups as targets of EventBridge rules
     linked_roles.py       service-linked roles, by AWS's names
     lambda_logs.py        functions write into their own log group only
     log_filters.py        regular expressions in the filters of logs
-    calls.py              which role called what
+    calls.py              which role calls what: written down, and refused without a right to it
+    rights.py             whether the deployed policies allow a call
+    switches.py           what the emulator is strict about
     lambda_modules/       what AWS gives Lambda functions, in Python and Node.js
 """

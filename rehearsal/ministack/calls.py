@@ -1,8 +1,10 @@
-"""Writes down which role called what. Imported inside ``.venv-aws`` only.
+"""Which role calls what: written down, and refused where its policies do not allow it. Imported
+inside ``.venv-aws`` only.
 
 On AWS a role's keys say who calls. Here all keys are one account's; a function or task gets the
-ARN of its role as the session token, which every request carries. A test compares what was called
-with what the roles' policies allow (tests/rehearsal/test_jobs.py).
+ARN of its role as the session token, which every request carries. What the account's own keys ask
+for is an administrator's, and only written down. A test compares what was called with what the
+roles' policies allow (tests/rehearsal/test_jobs.py).
 """
 
 import json
@@ -10,17 +12,28 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from rehearsal.ministack import rights
 from rehearsal.ministack.internals import (
     app,
+    autoscaling,
+    ecs,
     iam_actions,
     lambda_runtime,
     responses,
     router,
     stepfunctions,
 )
+from rehearsal.ministack.step_functions import RUN_AND_WAIT, current_execution
+from rehearsal.policies import Call
 
 INSTANCE = "container-instance"
-_lock = threading.Lock()
+INVOKE_FUNCTION = "arn:aws:states:::lambda:invoke"
+#: By it Step Functions learns that a task has ended.
+RULE = "StepFunctionsGetEventsForECSTaskRule"
+PROPAGATED = ("TASK_DEFINITION", "SERVICE")
+ROLES_OF_TASKS = ("taskRoleArn", "executionRoleArn")
+
+_roles: dict[str, str] = {}
 
 
 class Calls:
@@ -29,61 +42,154 @@ class Calls:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._seen: set[str] = set()
+        self._lock = threading.Lock()
 
-    def note(self, caller: str, action: str, resource: str, cluster: str = "") -> None:
-        """Write a call down, unless it was before."""
-        call = {"caller": caller, "action": action, "resource": resource, "cluster": cluster}
-        line = json.dumps(call)
-        with _lock:
+    def refused(self, wanted: list[Call]) -> Call | None:
+        """Write calls down that were not before; return the first that is not allowed."""
+        found = None
+        for call in wanted:
+            is_allowed = rights.are_given(call)
+            self.note(call, is_allowed=is_allowed)
+            if not is_allowed and found is None:
+                found = call
+        return found
+
+    def note(self, call: Call, *, is_allowed: bool) -> None:
+        told = {"caller": call.caller, "action": call.action, "resource": call.resource}
+        line = json.dumps({**told, "allowed": is_allowed})
+        with self._lock:
             if line not in self._seen:
                 self._seen.add(line)
                 with self._file.open("a", encoding="utf-8") as output:
                     output.write(line + "\n")
 
-    def note_request(
-        self, method: str, path: str, headers: dict[str, str], body: bytes, query: dict[str, Any]
-    ) -> None:
-        """Write down what a signed request asks for."""
-        if "authorization" not in headers:
-            return
-        params = app._routing_params(method, path, headers, body, query)
-        service = router.detect_service(method, path, headers, params)
-        action = iam_actions.extract_iam_action(service, method, path, headers, body, params)
-        if action is None:
-            return
-        arn = iam_actions.extract_resource_arn(
-            service,
-            method,
-            path,
-            headers,
-            body,
-            params,
-            router.extract_region(headers),
-            responses.get_account_id(),
-        )
-        caller = headers.get("x-amz-security-token", "") or "cli"
-        if service != "ecs":
-            self.note(caller, action, arn)
-            return
-        given: dict[str, Any] = json.loads(body or b"{}")
-        for resource in ecs_resources(action, given) or [arn]:
-            self.note(caller, action, resource, given.get("cluster", ""))
+
+# --- what a request asks for ----------------------------------------------------------------------
+def requested(
+    method: str, path: str, headers: dict[str, str], body: bytes, query: dict[str, Any]
+) -> tuple[str, list[Call]]:
+    """The service of a request, and the calls that it is for policies; none if it is not signed."""
+    params = app._routing_params(method, path, headers, body, query)
+    service = router.detect_service(method, path, headers, params)
+    if "authorization" not in headers:
+        return service, []
+    action = iam_actions.extract_iam_action(service, method, path, headers, body, params)
+    if action is None:
+        return service, []
+    caller = headers.get("x-amz-security-token", "") or "cli"
+    if service == "ecs":
+        return service, ecs_calls(caller, action, json.loads(body or b"{}"))
+    region, account = router.extract_region(headers), responses.get_account_id()
+    arn = iam_actions.extract_resource_arn(
+        service, method, path, headers, body, params, region, account
+    )
+    if service == "autoscaling" and arn == "*":
+        arn = group_of(str(params.get("InstanceId", "")))
+    wanted = [(action, arn)]
+    if service == "s3":  # an object that is copied, or several that are deleted
+        wanted += iam_actions.s3_additional_checks(method, path, headers, body, params)
+    return service, [Call(caller=caller, action=each, resource=on) for each, on in wanted]
 
 
-def ecs_resources(action: str, given: dict[str, Any]) -> list[str]:
-    """What policies name as the resources of a call of ECS, which the emulator does not tell."""
+def group_of(instance: str) -> str:
+    """ARN of the group of an EC2 instance; ``*`` where there is none."""
+    for group in autoscaling._asgs.values():
+        if any(each.get("InstanceId") == instance for each in group.get("Instances", [])):
+            return str(group["AutoScalingGroupARN"])
+    return "*"
+
+
+def ecs_calls(caller: str, action: str, given: dict[str, Any]) -> list[Call]:
+    """What policies name as the resources of a call of ECS, which the emulator does not tell, and
+    what else the call needs."""
+    # A definition may be named by its family, as a cluster by its name.
+    name = given.get("cluster", "").rpartition("/")[2]
+    keys = {"ecs:cluster": arn("ecs", f"cluster/{name}")} if name else {}
+
+    def call(what: str, resource: str) -> Call:
+        return Call(caller=caller, action=what, resource=resource, keys=keys)
+
     kind, names = {
-        "ecs:RunTask": ("", [given.get("taskDefinition", "")]),
         "ecs:DescribeTasks": ("task", given.get("tasks", [])),
         "ecs:StopTask": ("task", [given.get("task", "")]),
         "ecs:DescribeContainerInstances": (INSTANCE, given.get("containerInstances", [])),
         "ecs:UpdateContainerInstancesState": (INSTANCE, given.get("containerInstances", [])),
     }.get(action, ("", []))
-    cluster = given.get("cluster", "").rpartition("/")[2]
-    prefix = f"arn:aws:ecs:{responses.get_region()}:{responses.get_account_id()}:{kind}/{cluster}/"
-    return [name if name.startswith("arn:") else prefix + name for name in names]
+    if names:
+        path = f"{kind}/{name}/"
+        return [call(action, arn("ecs", path + each.rpartition("/")[2])) for each in names]
+    if action == "ecs:RunTask":
+        definition = definition_of(given)
+        return [
+            call(action, definition.get("taskDefinitionArn") or given.get("taskDefinition", "")),
+            *needed_to_run(caller, given, definition, name),
+        ]
+    if action in ("ecs:ListTasks", "ecs:ListTaskDefinitions", "ecs:DeregisterTaskDefinition"):
+        return [call(action, "*")]
+    return [call(action, keys.get("ecs:cluster", "*"))]
 
 
+def needed_to_run(
+    caller: str, given: dict[str, Any], definition: dict[str, Any], cluster: str
+) -> list[Call]:
+    """What a caller of RunTask must be allowed beside that: to pass on the roles, and to tag."""
+    overrides = given.get("overrides") or {}
+    roles = {overrides.get(each) or definition.get(each) for each in ROLES_OF_TASKS}
+    found = [
+        Call(
+            caller=caller,
+            action="iam:PassRole",
+            resource=role,
+            keys={"iam:PassedToService": "ecs-tasks.amazonaws.com"},
+        )
+        for role in sorted(each for each in roles if each)
+    ]
+    if given.get("tags") or given.get("propagateTags") in PROPAGATED:
+        task = arn("ecs", f"task/{cluster}/new")
+        keys = {"ecs:CreateAction": "RunTask"}
+        found.append(Call(caller=caller, action="ecs:TagResource", resource=task, keys=keys))
+    return found
+
+
+def definition_of(given: dict[str, Any]) -> dict[str, Any]:
+    """The task definition that a request names; {} for one that there is not."""
+    key = ecs._resolve_td_key(given.get("taskDefinition", ""))
+    found: dict[str, Any] = ecs._task_defs.get(key) or {}
+    return found
+
+
+def arn(service: str, resource: str) -> str:
+    """An ARN of this account and region."""
+    return f"arn:aws:{service}:{responses.get_region()}:{responses.get_account_id()}:{resource}"
+
+
+def role_of(machine: str) -> str:
+    """ARN of a state machine's role; executions outlive their machine, and keep its role."""
+    if machine in stepfunctions._state_machines:
+        _roles[machine] = stepfunctions._state_machines[machine]["roleArn"]
+    return _roles.get(machine, "")
+
+
+def of_state_machine(resource: str, arguments: dict[str, Any]) -> list[Call]:
+    """The calls of a state: inside the emulator no request is made of them."""
+    caller = role_of(current_execution()["stateMachineArn"])
+    if resource == RUN_AND_WAIT:
+        given = stepfunctions._pascal_to_camel(arguments)
+        rule = arn("events", f"rule/{RULE}")
+        return [
+            *ecs_calls(caller, "ecs:RunTask", given),
+            *(
+                Call(caller=caller, action=f"events:{each}", resource=rule)
+                for each in ("DescribeRule", "PutRule", "PutTargets")
+            ),
+        ]
+    if resource == INVOKE_FUNCTION:
+        function = arguments.get("FunctionName", "")
+        return [Call(caller=caller, action="lambda:InvokeFunction", resource=function)]
+    return [Call(caller=caller, action=resource, resource="*")]
+
+
+# --- the emulator ---------------------------------------------------------------------------------
 def install(file: Path) -> None:
     """Note every request, and give Lambda functions the name of their role."""
     calls = Calls(file)
@@ -99,9 +205,19 @@ def install(file: Path) -> None:
         request: str,
     ) -> Any:
         try:
-            calls.note_request(method, path, headers, body, query)
+            service, wanted = requested(method, path, headers, body, query)
         except Exception as error:  # a request that is not understood is the service's to refuse
-            calls.note("?", f"{method} {path}", repr(error))
+            service = ""
+            wanted = [Call(caller="?", action=f"{method} {path}", resource=repr(error))]
+        if refused := calls.refused(wanted):
+            return iam_actions.access_denied_response(
+                service,
+                refused.action,
+                refused.caller,
+                request,
+                headers=headers,
+                resource_arn=refused.resource,
+            )
         return await stock(method, path, headers, body, query, request)
 
     def credentials(config: dict[str, Any]) -> dict[str, str]:
@@ -109,12 +225,13 @@ def install(file: Path) -> None:
         return found | {"AWS_SESSION_TOKEN": config.get("Role", "")}
 
     def invoke(resource: str, arguments: dict[str, Any]) -> Any:
-        # Inside the emulator no request is made of it.
-        action, target = {
-            "arn:aws:states:::ecs:runTask.sync": ("ecs:RunTask", "TaskDefinition"),
-            "arn:aws:states:::lambda:invoke": ("lambda:InvokeFunction", "FunctionName"),
-        }.get(resource, (resource, ""))
-        calls.note("states", action, arguments.get(target, ""), arguments.get("Cluster", ""))
+        if refused := calls.refused(of_state_machine(resource, arguments)):
+            # As Step Functions names it: by the service, or for Lambda by its client's error.
+            error = {INVOKE_FUNCTION: "Lambda.AWSLambdaException"}.get(
+                resource, "ECS.AccessDeniedException"
+            )
+            why = f"{refused.caller} is not authorized to perform: {refused.action} on resource: "
+            raise stepfunctions._ExecutionError(error, why + refused.resource)
         return stock_resource(resource, arguments)
 
     app._dispatch_service_request = dispatch

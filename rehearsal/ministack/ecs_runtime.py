@@ -8,7 +8,6 @@ Unlike AWS: every task has a host at once, unless a file says how many there are
 time, and all tasks share one machine's processors. See docs/limits.md.
 """
 
-import json
 import logging
 import threading
 import time
@@ -17,7 +16,7 @@ from typing import Any
 from docker.errors import DockerException, NotFound
 
 from contract.exits import KILLED
-from rehearsal.ministack import ecs_records
+from rehearsal.ministack import ecs_placing, ecs_records
 from rehearsal.ministack.ecs_containers import ContainerEngine, RuntimeSettings
 from rehearsal.ministack.ecs_records import Task
 from rehearsal.ministack.internals import concurrency, ecs, responses, servicediscovery
@@ -43,7 +42,6 @@ class Runtime:
         self.settings = settings
         self.engine = engine
         self._pauses: dict[str, tuple[int, float]] = {}
-        self._placing = threading.Lock()
         # The emulator's own functions, before ``install`` replaces them.
         self._stock_task_is_active = ecs._task_is_active
         self._stock_mark_task_pending = ecs._mark_task_pending
@@ -78,26 +76,7 @@ class Runtime:
 
     def mark_task_pending(self, arn: str, task: Task) -> bool:
         """Place a task on a host, when there is one: until then it is PROVISIONING."""
-        while ecs._task_is_active(arn, task):
-            with self._placing:
-                if self._has_host(task):
-                    return bool(self._stock_mark_task_pending(arn, task))
-            time.sleep(POLL_S)
-        return False
-
-    def _has_host(self, task: Task) -> bool:
-        provider = task.get("capacityProviderName") or ""
-        try:
-            most = json.loads((self.settings.folder / "capacity.json").read_text()).get(provider)
-        except (OSError, ValueError):
-            most = None
-        taken = [
-            other
-            for other in ecs._tasks.values()
-            if other.get("capacityProviderName") == provider
-            and other["lastStatus"] not in ("PROVISIONING", "STOPPED")
-        ]
-        return most is None or len(taken) < most
+        return ecs_placing.place(task, lambda: self._stock_mark_task_pending(arn, task))
 
     def mark_task_running(self, arn: str, task: Task) -> bool:
         done = bool(self._stock_mark_task_running(arn, task))

@@ -1,9 +1,13 @@
 """All that the rehearsal changes in MiniStack, in one call. Imported inside ``.venv-aws`` only."""
 
 import os
+from pathlib import Path
 
 from rehearsal.ministack import (
+    calls,
     cloudformation,
+    ecs_placing,
+    ecs_requests,
     events,
     lambda_logs,
     linked_roles,
@@ -11,6 +15,7 @@ from rehearsal.ministack import (
     step_functions,
 )
 from rehearsal.ministack.internals import ssm
+from rehearsal.ministack.switches import forgiven
 
 ECS_IMAGES = "/aws/service/ecs/optimized-ami"
 ECS_IMAGE_ID = "ami-0ec50000000000001"
@@ -27,6 +32,7 @@ ECS_IMAGE_FAMILIES = (
 
 def install() -> None:
     """Give the emulator what it lacks; ECS tasks as containers only where it is told a network."""
+    forgiven()  # a name that is none ends the server before it answers
     cloudformation.install()
     events.install()
     lambda_logs.install()
@@ -38,10 +44,12 @@ def install() -> None:
         ssm._PUBLIC_AMI_PARAMETERS[f"{ECS_IMAGES}/{family}/recommended/image_id"] = ECS_IMAGE_ID
     if os.environ.get("REHEARSAL_NETWORK"):
         # Docker's library is not needed where tasks are only records.
-        from rehearsal.ministack import calls, ecs_runtime
+        from rehearsal.ministack import ecs_runtime
         from rehearsal.ministack.ecs_containers import RuntimeSettings
 
-        settings = RuntimeSettings.from_environment()
-        ecs_runtime.install(settings)
-        # After Step Functions' own fix: it notes the calls that this one makes.
-        calls.install(settings.folder / "calls.jsonl")
+        ecs_runtime.install(RuntimeSettings.from_environment())
+    else:
+        ecs_placing.install_for_records()
+    ecs_requests.install()
+    # After Step Functions' own fix: it asks before the calls that this one makes.
+    calls.install(Path(os.environ["REHEARSAL_FOLDER"]) / "calls.jsonl")

@@ -59,7 +59,16 @@ check_version()
 app = _module("ministack.app", "_dispatch_service_request", "_routing_params", "main")
 
 concurrency = _module("ministack.core.concurrency", "resource_lock", "spawn_background")
-iam_actions = _module("ministack.core.iam_actions", "extract_iam_action", "extract_resource_arn")
+iam_actions = _module(
+    "ministack.core.iam_actions",
+    "access_denied_response",
+    "extract_iam_action",
+    "extract_resource_arn",
+    "s3_additional_checks",
+)
+iam_evaluator = _module(
+    "ministack.core.iam_evaluator", "_resolve_managed_policy_document", "_resource_policy"
+)
 lambda_runtime = _module(
     "ministack.core.lambda_runtime", "execution_credentials", "invalidate_worker"
 )
@@ -73,6 +82,7 @@ cloudwatch_logs = _module(
     "_create_log_stream",
     "_log_groups",
     "_put_log_events",
+    "_resource_policies",
 )
 ec2 = _module(
     "ministack.services.ec2",
@@ -126,7 +136,6 @@ ecs = _module(
     "_resolve_task",
     "_resolve_td_key",
     "_run_docker_container",
-    "_run_task",
     "_sanitize",
     "_schedule_service_deployment_completion",
     "_services",
@@ -181,6 +190,7 @@ stepfunctions = _module(
     "_fail_execution",
     "_invoke_resource",
     "_pascal_to_camel",
+    "_state_machines",
 )
 custom_resource = _module("ministack.services.cloudformation.custom_resource", "_lock", "_pending")
 provisioners = _module(

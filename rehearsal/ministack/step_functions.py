@@ -6,19 +6,33 @@ task it started, and a time limit or an abort stops that task.
 """
 
 import json
-import threading
 import time
+from contextvars import ContextVar
 from typing import Any
 
 from rehearsal.ministack.internals import ecs, stepfunctions
+from rehearsal.ministack.switches import Strict, is_strict
 
 RUN_AND_WAIT = "arn:aws:states:::ecs:runTask.sync"
 STARTED_BY = "AWS Step Functions"
 POLL_S = 0.25
+#: Errors of ECS with a name of their own in state machines; the others have one name together.
+NAMED = {
+    *("AccessDeniedException", "ClientException", "ClusterNotFoundException"),
+    *("InvalidParameterException", "ServerException"),
+}
+ANY_OTHER = "AmazonECSException"
 
 Record = dict[str, Any]
 
-_current = threading.local()
+# Not of the thread: a state with a time limit runs in a thread of its own, with a copy of these.
+_execution: ContextVar[Record] = ContextVar("execution")
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+
+
+def current_execution() -> Record:
+    """The execution whose state is being run."""
+    return _execution.get()
 
 
 def pascal(value: Any) -> Any:
@@ -35,13 +49,14 @@ def has_failed(task: Record) -> bool:
 
 def run_and_wait(arguments: Record) -> Record:
     """Start a task and follow it to its end, for as long as the state and the execution last."""
-    execution: Record = _current.execution
+    execution = current_execution()
     wanted = stepfunctions._pascal_to_camel(arguments) | {"startedBy": STARTED_BY}
-    status, _, body = ecs._run_task(wanted)
+    status, _, body = ecs._ACTION_MAP["RunTask"](wanted)
     answer = json.loads(body)
     if status >= 400:
         kind = str(answer.get("__type", "Unknown")).rpartition("#")[2]
-        raise stepfunctions._ExecutionError(f"ECS.{kind}", str(answer.get("message", answer)))
+        error = kind if kind in NAMED or not is_strict(Strict.ERRORS) else ANY_OTHER
+        raise stepfunctions._ExecutionError(f"ECS.{error}", str(answer.get("message", answer)))
     if answer.get("failures") or not answer.get("tasks"):
         raise stepfunctions._ExecutionError("AmazonECS.Unknown", json.dumps(answer["failures"]))
     (started,) = answer["tasks"]
@@ -61,7 +76,8 @@ def run_and_wait(arguments: Record) -> Record:
         (task,) = json.loads(ecs._describe_tasks(which)[2])["tasks"]
         if task["lastStatus"] == "STOPPED":
             break
-        is_late = _current.deadline is not None and time.monotonic() > _current.deadline
+        deadline = _deadline.get()
+        is_late = deadline is not None and time.monotonic() > deadline
         if is_late or execution["status"] != "RUNNING":
             why = "timed out" if is_late else "was aborted"
             ecs._ACTION_MAP["StopTask"](
@@ -87,13 +103,13 @@ def install() -> None:
     stock_fail = stepfunctions._fail_execution
 
     def execute_task(state: Record, given: Any, execution: Record, ctx: Record) -> Any:
+        _execution.set(execution)
         if state.get("Resource") != RUN_AND_WAIT:
             return stock_task(state, given, execution, ctx)
         limit = state.get("TimeoutSeconds")
         if isinstance(limit, str):
             limit = stepfunctions._apply_jsonata_template(limit, given, ctx)
-        _current.execution = execution
-        _current.deadline = time.monotonic() + float(limit) if limit is not None else None
+        _deadline.set(time.monotonic() + float(limit) if limit is not None else None)
         rest = {name: value for name, value in state.items() if name != "TimeoutSeconds"}
         return stock_task(rest, given, execution, ctx)
 

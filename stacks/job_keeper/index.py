@@ -140,8 +140,9 @@ def described(arns: list[str]) -> "list[TaskTypeDef]":
 
 def running(*, started_by: str = "", family: str = "", instance: str = "") -> "list[TaskTypeDef]":
     """Tasks of the cluster that were not told to stop yet; all, or those with one property."""
-    request: ListTasksRequestPaginateTypeDef = {"cluster": CLUSTER, "desiredStatus": "RUNNING"}
-    if started_by:
+    # ECS's default is the same as this: those whose desired status is RUNNING.
+    request: ListTasksRequestPaginateTypeDef = {"cluster": CLUSTER}
+    if started_by:  # which must be the only filter
         request["startedBy"] = started_by
     if family:
         request["family"] = family

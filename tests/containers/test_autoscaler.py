@@ -135,11 +135,12 @@ class SimulatedEcs:
     @repeated
     def list_tasks(self, **arguments: Any) -> dict[str, Any]:
         self._busy("ListTasks")
+        assert arguments.keys() <= {"cluster", "startedBy", "nextToken"}, "the only filter"
         found = sorted(
             arn
             for arn, task in self.tasks.items()
             if task["startedBy"] == arguments["startedBy"]
-            and task["desiredStatus"] == arguments["desiredStatus"]
+            and task["desiredStatus"] == "RUNNING"
             and task["visible_at"] <= self.now
         )
         first = int(arguments.get("nextToken", 0))

@@ -1,10 +1,9 @@
 """Jobs in real containers: each brings its own cluster, and takes it away however it ends.
 
-Commands as a user gives them. The last test compares all calls of AWS that the others, those of the
-standing cluster too, have caused with what the roles may do.
+Commands as a user gives them. The local AWS refuses what a role may not do; the last test looks at
+all calls that the others, those of the standing cluster too, have caused.
 """
 
-import fnmatch
 import http.server
 import json
 import shutil
@@ -35,6 +34,7 @@ from contract.nodes import (
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT
+from rehearsal.policies import parse
 from rehearsal.watch import Watch
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP, command, trainctl
@@ -496,14 +496,9 @@ UNUSED = {
     "autoscaling:SetDesiredCapacity": "the same",
     "ecs:DescribeContainerInstances": "the same",
     "ecs:UpdateContainerInstancesState": "the same",
-    "ecs:TagResource": "asked by ECS itself, for a task that is started with tags",
-    "iam:PassRole": "asked by ECS itself, for a task that is started",
     "ecs:StopTask": "Step Functions stops the head of an execution that is aborted",
     "ecs:DescribeTasks": "Step Functions looks at the head itself",
     "states:GetExecutionHistory": "asked after an abort, which tests/stacks/test_deploy.py has",
-    "events:DescribeRule": "Step Functions' own rule",
-    "events:PutRule": "Step Functions' own rule",
-    "events:PutTargets": "Step Functions' own rule",
     "logs:CreateLogStream": "Lambda's own runtime",
     "logs:PutLogEvents": "Lambda's own runtime",
 }
@@ -511,26 +506,6 @@ UNUSED = {
 
 #: Asked for by Arrow, to learn from the refusal which kind of server answers.
 PROBED = "arn:aws:s3:::$extremelyunlikelytoexist$"
-
-
-def allowed(statements: list[dict[str, Any]], call: dict[str, str]) -> bool:
-    """Whether one of the statements allows a call."""
-
-    def listed(value: Any) -> list[str]:
-        return value if isinstance(value, list) else [value]
-
-    for statement in statements:
-        if call["action"] not in listed(statement["Action"]):
-            continue
-        cluster = statement.get("Condition", {}).get("ArnEquals", {}).get("ecs:cluster")
-        if cluster and call["cluster"] not in (cluster, cluster.rpartition("/")[2]):
-            continue
-        resources = listed(statement["Resource"])
-        if any(fnmatch.fnmatchcase(call["resource"], each) for each in resources):
-            return True
-        if "*" in resources:
-            return True
-    return False
 
 
 def test_every_call_was_allowed_and_what_is_allowed_was_called(rehearsal: Rehearsal) -> None:
@@ -551,35 +526,19 @@ def test_every_call_was_allowed_and_what_is_allowed_was_called(rehearsal: Rehear
         if role["RoleName"].startswith(f"TrainingStack-{name}")
     }
     assert roles.keys() == {*wanted.values()}
-    refused, unused = [], []
+    assert [call for call in calls if not call["allowed"] and call["resource"] != PROBED] == []
+    unused = []
     for title, role in roles.items():
-        statements = [
-            statement
+        used = {call["action"] for call in calls if call["caller"] == role["Arn"]}
+        assert used, f"nothing was called by the {title}"
+        unused += [
+            (title, action)
             for policy in iam.list_role_policies(RoleName=role["RoleName"])["PolicyNames"]
-            for statement in iam.get_role_policy(RoleName=role["RoleName"], PolicyName=policy)[
-                "PolicyDocument"
-            ]["Statement"]
-        ]
-        caller = "states" if title == "states" else role["Arn"]
-        made = [call for call in calls if call["caller"] == caller]
-        assert made, f"nothing was called by the {title}"
-        refused += [
-            (title, call)
-            for call in made
-            if not allowed(statements, call) and call["resource"] != PROBED
-        ]
-        used = {call["action"] for call in made}
-        granted = {
-            action
-            for statement in statements
-            for action in (
-                statement["Action"]
-                if isinstance(statement["Action"], list)
-                else [statement["Action"]]
+            for statement in parse(
+                iam.get_role_policy(RoleName=role["RoleName"], PolicyName=policy)["PolicyDocument"]
             )
-        }
-        unused += [(title, action) for action in granted - used if action not in UNUSED]
-    assert refused == []
+            for action in {*statement.actions} - used - UNUSED.keys()
+        ]
     assert unused == []
     documented = (ROOT / "docs" / "security.md").read_text()
     laptop = {call["action"] for call in calls if call["caller"] == LAPTOP}

@@ -399,6 +399,27 @@ ROLE = resource(
     },
 )
 
+#: Of functions: what those below call. The emulator refuses the rest.
+CALLER = json.loads(json.dumps(ROLE))
+CALLER["Properties"]["Policies"] = [
+    {
+        "PolicyName": "calls",
+        "PolicyDocument": {
+            "Version": "2012-10-17",
+            "Statement": [
+                {
+                    "Effect": "Allow",
+                    "Action": [
+                        *("s3:PutObject", "s3:GetBucketTagging", "s3:ListAllMyBuckets"),
+                        "ec2:DescribeVpcs",
+                    ],
+                    "Resource": "*",
+                }
+            ],
+        },
+    }
+]
+
 # Writes down each of its calls in S3, so that the test sees the delete too.
 PYTHON_HANDLER = """\
 import boto3, cfnresponse, json
@@ -435,7 +456,7 @@ exports.handler = async (event) => {
 
 def custom(code: str, runtime: str, value: str, **properties: Any) -> Resources:
     return {
-        "Role": ROLE,
+        "Role": CALLER,
         "Function": resource(
             "AWS::Lambda::Function",
             Code={"ZipFile": code},

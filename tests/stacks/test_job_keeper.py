@@ -231,13 +231,20 @@ class Aws:
                 event["taskSubmittedEventDetails"] = {"resourceType": "ecs"}
             yield {"events": [event]}
 
-    def _list_tasks(self, *, cluster: str, desiredStatus: str, **which: str) -> Any:  # noqa: N803
+    def _list_tasks(
+        self,
+        *,
+        cluster: str,
+        desiredStatus: str = "",  # noqa: N803
+        **which: str,
+    ) -> Any:
         assert cluster == "cluster"
+        assert "startedBy" not in which or not (desiredStatus or len(which) > 1)
         keys = {"family": "family", "startedBy": "startedBy", "containerInstance": "host"}
         found = [
             name
             for name, task in self.tasks.items()
-            if task["desiredStatus"] == desiredStatus
+            if task["desiredStatus"] == (desiredStatus or "RUNNING")
             and all(task.get(keys[key]) == value for key, value in which.items())
         ]
         yield {"taskArns": found[:1]}

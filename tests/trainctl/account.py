@@ -284,11 +284,12 @@ class Account:
     def on_list_tasks(
         self,
         *,
-        desiredStatus: str,  # noqa: N803
+        desiredStatus: str = "",  # noqa: N803
         serviceName: str = "",  # noqa: N803
         startedBy: str = "",  # noqa: N803
         **_: Any,
     ) -> Any:
+        assert not (startedBy and (desiredStatus or serviceName)), "it must be the only filter"
         stopped = desiredStatus == "STOPPED"
         if serviceName:
             tasks = [] if stopped else self.service_tasks(serviceName)
@@ -300,7 +301,7 @@ class Account:
             "taskArns": [
                 name
                 for name, task in self.tasks.items()
-                if task.get("startedBy") == startedBy
+                if startedBy in ("", task.get("startedBy"))
                 and (task["lastStatus"] == "STOPPED") == stopped
             ]
         }

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from contract.endings import Ending, ending
 from trainctl.aws.clients import Clients
@@ -87,42 +87,40 @@ class Tasks:
 
     def of_service(self, service: str, *, stopped: bool = False) -> list[str]:
         """ARNs of a service's tasks: those that should run, or those stopped within the hour."""
-        return self._listed(_desired(stopped), service=service)
+        pages = self._clients.ecs.get_paginator("list_tasks").paginate(
+            cluster=self._cluster,
+            desiredStatus="STOPPED" if stopped else "RUNNING",
+            serviceName=service,
+        )
+        return [arn for page in pages for arn in page["taskArns"]]
 
     def started_by(self, job: str, *, stopped: bool = False) -> list[str]:
         """ARNs of the worker tasks that a job has started; the same choice."""
-        return self._listed(_desired(stopped), started_by=job)
-
-    def _listed(
-        self, desired: Literal["RUNNING", "STOPPED"], *, service: str = "", started_by: str = ""
-    ) -> list[str]:
         paginator = self._clients.ecs.get_paginator("list_tasks")
-        if service:
-            pages = paginator.paginate(
-                cluster=self._cluster, desiredStatus=desired, serviceName=service
-            )
-        else:
-            pages = paginator.paginate(
-                cluster=self._cluster, desiredStatus=desired, startedBy=started_by
-            )
-        return [arn for page in pages for arn in page["taskArns"]]
+        # startedBy must be the only filter, and finds those that should run.
+        if not stopped:
+            pages = paginator.paginate(cluster=self._cluster, startedBy=job)
+            return [arn for page in pages for arn in page["taskArns"]]
+        pages = paginator.paginate(cluster=self._cluster, desiredStatus="STOPPED")
+        found = self._described([arn for page in pages for arn in page["taskArns"]])
+        return [arn for arn, task in found.items() if task.get("startedBy") == job]
 
     def described(self, node: str, arns: Sequence[str]) -> list[Task]:
         """Tasks in the order given; of those that ECS has forgotten, only the id."""
+        found = self._described(arns)
+        forgotten: dict[str, TaskTypeDef] = {
+            arn: {"taskArn": arn, "lastStatus": "STOPPED"} for arn in arns
+        }
+        return [Task.from_ecs(node, found.get(arn, forgotten[arn])) for arn in arns]
+
+    def _described(self, arns: Sequence[str]) -> "dict[str, TaskTypeDef]":
         found: dict[str, TaskTypeDef] = {}
         for first in range(0, len(arns), DESCRIBE_MOST):
             page = self._clients.ecs.describe_tasks(
                 cluster=self._cluster, tasks=[*arns[first : first + DESCRIBE_MOST]]
             )
             found |= {each["taskArn"]: each for each in page["tasks"]}
-        forgotten: dict[str, TaskTypeDef] = {
-            arn: {"taskArn": arn, "lastStatus": "STOPPED"} for arn in arns
-        }
-        return [Task.from_ecs(node, found.get(arn, forgotten[arn])) for arn in arns]
+        return found
 
     def stop(self, task: Task, reason: str) -> None:
         self._clients.ecs.stop_task(cluster=self._cluster, task=task.id, reason=reason)
-
-
-def _desired(stopped: bool) -> Literal["RUNNING", "STOPPED"]:
-    return "STOPPED" if stopped else "RUNNING"

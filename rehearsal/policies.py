@@ -1,0 +1,231 @@
+"""Whether policies allow a call, decided as IAM decides it inside one account.
+
+    statements = parse(document)
+    allows(Call(caller=role, action="s3:PutObject", resource=arn), identity=statements)
+
+The standard library only: the local AWS asks it for every call of a role, and tests ask it for the
+synthesized templates. What it does not know (an element, an operator, a policy variable) is a
+PolicyError and never a pass, so it has to know no more than this project's policies use. It leaves
+out what they do not have: permission boundaries, session policies, organizations, other accounts.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+ELEMENTS = {
+    *("Sid", "Effect", "Principal", "Condition"),
+    *("Action", "NotAction", "Resource", "NotResource"),
+}
+
+Values = Sequence[str]
+
+
+class PolicyError(ValueError):
+    """A policy has something that this evaluator does not know."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One call, as policies see it."""
+
+    caller: str
+    """ARN of a role, or the name of a service, such as ``events.amazonaws.com``."""
+    action: str
+    """Such as ``s3:PutObject``."""
+    resource: str
+    """Its ARN; ``*`` for an action that has no resource."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Condition keys of the request and their values; the case of a key does not matter."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statement:
+    """One statement of a policy document."""
+
+    effect: str
+    principals: Values
+    """Role ARNs, account ids, names of services or ``*``; empty in the policy of a role."""
+    is_not_action: bool
+    actions: Values
+    is_not_resource: bool
+    resources: Values
+    conditions: Mapping[str, Mapping[str, Values]]
+    """Operator -> key -> values."""
+
+    def applies_to(self, call: Call) -> bool:
+        """Whether it is about this action and resource, under these conditions."""
+        names_action = any(_fits(pattern.lower(), call.action.lower()) for pattern in self.actions)
+        names_resource = any(_fits(pattern, call.resource) for pattern in self.resources)
+        keys = {name.lower(): value for name, value in call.keys.items()}
+        return (
+            names_action is not self.is_not_action
+            and names_resource is not self.is_not_resource
+            and all(
+                _holds(operator, keys.get(key.lower()), values)
+                for operator, tests in self.conditions.items()
+                for key, values in tests.items()
+            )
+        )
+
+    def names(self, caller: str) -> bool:
+        """Whether the statement of a resource's policy is about this caller itself.
+
+        An account as a principal lets its administrators decide: it denies, but does not allow.
+        """
+        is_account = any(_is_account(each) for each in self.principals)
+        return (
+            caller in self.principals
+            or "*" in self.principals
+            or (self.effect == "Deny" and is_account)
+        )
+
+
+def allows(
+    call: Call, *, identity: Iterable[Statement] = (), resource: Iterable[Statement] = ()
+) -> bool:
+    """Whether a call is allowed: one statement has to allow it, and none may deny it.
+
+    Args:
+        identity: of the role that calls; none for a service.
+        resource: of the resource that is called, if it has a policy.
+    """
+    found = [
+        *(each for each in identity if each.applies_to(call)),
+        *(each for each in resource if each.names(call.caller) and each.applies_to(call)),
+    ]
+    return bool(found) and all(each.effect == "Allow" for each in found)
+
+
+def parse(document: object) -> list[Statement]:
+    """The statements of a policy document, as JSON has it.
+
+    Raises:
+        PolicyError: something in it is not known here.
+    """
+    if not isinstance(document, Mapping):
+        raise PolicyError(f"not a policy document: {document!r}")
+    given = document.get("Statement", [])
+    return [_statement(each) for each in (given if isinstance(given, list) else [given])]
+
+
+def _statement(given: Mapping[str, object]) -> Statement:
+    if unknown := given.keys() - ELEMENTS:
+        raise PolicyError(f"unknown elements of a statement: {', '.join(sorted(unknown))}")
+    if given.get("Effect") not in ("Allow", "Deny"):
+        raise PolicyError(f"unknown effect: {given.get('Effect')!r}")
+    if ("Action" in given) is ("NotAction" in given):
+        raise PolicyError(f"neither one Action nor one NotAction: {given!r}")
+    if "Resource" in given and "NotResource" in given:
+        raise PolicyError(f"both Resource and NotResource: {given!r}")
+    conditions = {
+        operator: {key: _listed(values) for key, values in tests.items()}
+        for operator, tests in _mapping(given.get("Condition")).items()
+        if isinstance(tests, Mapping)
+    }
+    for operator in conditions:
+        _operator(operator)
+    resources = _listed(given.get("Resource", given.get("NotResource", "*")))
+    texts = [*resources, *(v for tests in conditions.values() for vs in tests.values() for v in vs)]
+    if variables := [text for text in texts if "${" in text]:
+        raise PolicyError(f"policy variables are not known: {', '.join(variables)}")
+    return Statement(
+        effect=str(given["Effect"]),
+        principals=_principals(given.get("Principal")),
+        is_not_action="NotAction" in given,
+        actions=_listed(given.get("Action", given.get("NotAction"))),
+        is_not_resource="NotResource" in given,
+        resources=resources,
+        conditions=conditions,
+    )
+
+
+def _principals(given: object) -> Values:
+    if given is None:
+        return []
+    if given == "*":
+        return ["*"]
+    by_kind = _mapping(given)
+    if unknown := by_kind.keys() - {"AWS", "Service", "Federated"}:
+        raise PolicyError(f"unknown kinds of principals: {', '.join(sorted(unknown))}")
+    return [each for values in by_kind.values() for each in _listed(values)]
+
+
+def _is_account(principal: str) -> bool:
+    return bool(re.fullmatch(r"\d{12}|arn:[\w-]+:iam::\d{12}:root", principal))
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise PolicyError(f"not an object: {value!r}")
+    return value
+
+
+def _listed(value: object) -> Values:
+    return [str(each) for each in (value if isinstance(value, list) else [value])]
+
+
+# --- patterns and conditions ----------------------------------------------------------------------
+def _fits(pattern: str, text: str) -> bool:
+    """Whether a text fits a pattern: ``*`` is any text and ``?`` one character."""
+    parts = [{"*": ".*", "?": "."}.get(each, re.escape(each)) for each in pattern]
+    return re.fullmatch("".join(parts), text, re.DOTALL) is not None
+
+
+def _arn_fits(pattern: str, text: str) -> bool:
+    """As ``_fits``, within each of an ARN's six parts."""
+    patterns, texts = pattern.split(":", 5), text.split(":", 5)
+    return len(patterns) == len(texts) == 6 and all(map(_fits, patterns, texts))
+
+
+def _equals(pattern: str, text: str) -> bool:
+    return pattern == text
+
+
+def _bool_equals(pattern: str, text: str) -> bool:
+    return pattern.lower() == text.lower()
+
+
+def _is_less(limit: str, text: str) -> bool:
+    return float(text) < float(limit)
+
+
+Test = Callable[[str, str], bool]
+#: Compare a value of the policy with that of the request. ArnEquals takes patterns too.
+OPERATORS: Mapping[str, Test] = {
+    "StringEquals": _equals,
+    "StringLike": _fits,
+    "ArnEquals": _arn_fits,
+    "ArnLike": _arn_fits,
+    "Bool": _bool_equals,
+    "NumericLessThan": _is_less,
+}
+#: The same, where no value of the policy may fit.
+NEGATED: Mapping[str, Test] = {
+    "StringNotEquals": _equals,
+    "StringNotLike": _fits,
+    "ArnNotEquals": _arn_fits,
+    "ArnNotLike": _arn_fits,
+}
+IF_EXISTS = "IfExists"
+
+
+def _operator(name: str) -> tuple[Test, bool]:
+    """An operator's test, and whether it is negated."""
+    bare = name.removesuffix(IF_EXISTS)
+    if bare in NEGATED:
+        return NEGATED[bare], True
+    if bare not in OPERATORS:
+        raise PolicyError(f"unknown condition operator: {name}")
+    return OPERATORS[bare], False
+
+
+def _holds(operator: str, value: str | None, wanted: Values) -> bool:
+    """Whether a condition is met. A key that the request lacks meets only a negated operator, or
+    one that ends in ``IfExists``."""
+    test, is_negated = _operator(operator)
+    if value is None:
+        return is_negated or operator.endswith(IF_EXISTS)
+    return any(test(each, value) for each in wanted) is not is_negated

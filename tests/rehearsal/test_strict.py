@@ -1,0 +1,360 @@
+"""In what the local AWS is as strict as AWS: each switch, with and without it.
+
+Tasks are records here, and a caller with a role has its ARN as the session token, as functions
+and containers do.
+"""
+
+import ast
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from rehearsal.local_aws import ACCOUNT, REGION, LocalAws, LocalAwsError, local_aws
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.slow
+
+EVENTS: Final = "events.amazonaws.com"
+
+
+def switches() -> tuple[str, ...]:
+    """The names of all of them, which are values of an enumeration that is not imported here."""
+    source = (ROOT / "rehearsal" / "ministack" / "switches.py").read_text()
+    (strict,) = [each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)]
+    return tuple(
+        str(ast.literal_eval(each.value)) for each in strict.body if isinstance(each, ast.Assign)
+    )
+
+
+@pytest.fixture(scope="module")
+def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
+    """One whose ECS waits for a second for a host."""
+    if not (ROOT / ".venv-aws" / "bin" / "python").exists():
+        pytest.skip("no AWS emulator: `make venv-aws` installs it into .venv-aws")
+    with local_aws(tmp_path_factory.mktemp("strict"), patience_s=1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def lenient(aws: LocalAws, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
+    """One that forgives everything."""
+    assert aws.pid
+    folder = tmp_path_factory.mktemp("lenient")
+    with local_aws(folder, forgives=switches(), patience_s=1) as running:
+        yield running
+
+
+def client(aws: LocalAws, service: str, role: str | None = None) -> Any:
+    """A client of the account's administrator, or of a role."""
+    connect: Any = boto3.client  # its types know each service by a literal name
+    return connect(
+        service,
+        endpoint_url=aws.endpoint,
+        region_name=REGION,
+        aws_access_key_id=ACCOUNT,
+        aws_secret_access_key="test",
+        aws_session_token=role,
+    )
+
+
+def policy(*statements: dict[str, Any]) -> str:
+    allowed = [{"Effect": "Allow", **each} for each in statements]
+    return json.dumps({"Version": "2012-10-17", "Statement": allowed})
+
+
+def make_role(aws: LocalAws, name: str, service: str, *statements: dict[str, Any]) -> str:
+    """ARN of a role that a service takes, with these rights."""
+    iam = client(aws, "iam")
+    trust = policy({"Principal": {"Service": service}, "Action": "sts:AssumeRole"})
+    found = iam.create_role(RoleName=name, AssumeRolePolicyDocument=trust)
+    if statements:
+        iam.put_role_policy(RoleName=name, PolicyName="own", PolicyDocument=policy(*statements))
+    return str(found["Role"]["Arn"])
+
+
+def refusal(call: Callable[..., object], **arguments: Any) -> str:
+    """Code of the error that a call ends with; "" where it succeeds."""
+    try:
+        call(**arguments)
+    except ClientError as error:
+        return error.response["Error"]["Code"]
+    return ""
+
+
+def arn(service: str, resource: str) -> str:
+    return f"arn:aws:{service}:{REGION}:{ACCOUNT}:{resource}"
+
+
+# --- policies -------------------------------------------------------------------------------------
+def run_a_task(aws: LocalAws, name: str, *rights: dict[str, Any]) -> str:
+    """How RunTask of a role with these rights is refused, if it is."""
+    ecs = client(aws, "ecs")
+    ecs.create_cluster(clusterName=name)
+    ecs.register_task_definition(
+        family=name,
+        networkMode="awsvpc",
+        taskRoleArn=make_role(aws, f"{name}-task", "ecs-tasks.amazonaws.com"),
+        containerDefinitions=[{"name": "main", "image": "none", "memory": 512}],
+    )
+    role = make_role(aws, name, "states.amazonaws.com", *rights)
+    as_role = client(aws, "ecs", role)
+    return refusal(as_role.run_task, cluster=name, taskDefinition=name)
+
+
+def test_what_a_roles_policies_do_not_allow_is_refused(aws: LocalAws, lenient: LocalAws) -> None:
+    for each, expected in ((aws, "AccessDenied"), (lenient, "")):
+        client(each, "s3").create_bucket(Bucket="strict")
+        right = {"Action": "s3:PutObject", "Resource": "arn:aws:s3:::strict/mine/*"}
+        role = make_role(each, "writer", "lambda.amazonaws.com", right)
+        s3 = client(each, "s3", role)
+        s3.put_object(Bucket="strict", Key="mine/a", Body=b"")
+        assert refusal(s3.put_object, Bucket="strict", Key="a", Body=b"") == expected
+        # As the deletion of a stack does, while something still runs.
+        client(each, "iam").delete_role_policy(RoleName="writer", PolicyName="own")
+        assert refusal(s3.put_object, Bucket="strict", Key="mine/a", Body=b"") == expected
+
+
+def test_a_bucket_policy_counts_too(aws: LocalAws) -> None:
+    s3 = client(aws, "s3")
+    s3.create_bucket(Bucket="guarded")
+    items = "arn:aws:s3:::guarded/*"
+    role = make_role(aws, "guest", "lambda.amazonaws.com")
+    as_role = client(aws, "s3", role)
+
+    def put() -> object:
+        return as_role.put_object(Bucket="guarded", Key="a", Body=b"")
+
+    assert refusal(put) == "AccessDenied"
+    let_in = {"Principal": {"AWS": role}, "Action": "s3:*", "Resource": items}
+    s3.put_bucket_policy(Bucket="guarded", Policy=policy(let_in))
+    assert refusal(put) == ""
+    keep_out = {"Effect": "Deny", "Principal": "*", "Action": "s3:Put*", "Resource": items}
+    s3.put_bucket_policy(Bucket="guarded", Policy=policy(let_in, keep_out))
+    assert refusal(put) == "AccessDenied"
+
+
+def test_who_starts_a_task_must_be_allowed_to_pass_its_roles(
+    aws: LocalAws, lenient: LocalAws
+) -> None:
+    def run(name: str) -> dict[str, Any]:
+        cluster = {"ArnEquals": {"ecs:cluster": arn("ecs", f"cluster/{name}")}}
+        definition = arn("ecs", f"task-definition/{name}:*")
+        return {"Action": "ecs:RunTask", "Resource": definition, "Condition": cluster}
+
+    to_pass = {
+        "Action": "iam:PassRole",
+        "Resource": f"arn:aws:iam::{ACCOUNT}:role/both-task",
+        "Condition": {"StringEquals": {"iam:PassedToService": "ecs-tasks.amazonaws.com"}},
+    }
+    assert run_a_task(aws, "neither") == "AccessDeniedException"
+    assert run_a_task(aws, "starts", run("starts")) == "AccessDeniedException"
+    assert run_a_task(aws, "both", run("both"), to_pass) == ""
+    assert run_a_task(lenient, "neither") == ""
+
+
+def test_a_state_machine_may_do_what_its_role_may(aws: LocalAws, lenient: LocalAws) -> None:
+    state = {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::lambda:invoke",
+        "Arguments": {"FunctionName": arn("lambda", "function:there-is-none")},
+        "End": True,
+    }
+    machine = {"StartAt": "Call", "QueryLanguage": "JSONata", "States": {"Call": state}}
+    ends = []
+    for each in (aws, lenient):
+        states = client(each, "stepfunctions")
+        role = make_role(each, "powerless", "states.amazonaws.com")
+        made = states.create_state_machine(
+            name="powerless", definition=json.dumps(machine), roleArn=role
+        )
+        execution = states.start_execution(stateMachineArn=made["stateMachineArn"])
+        ends.append(ended(states, execution["executionArn"]))
+    assert ends[0]["error"] == "Lambda.AWSLambdaException"
+    assert "role/powerless is not authorized to perform: lambda:InvokeFunction" in ends[0]["cause"]
+    assert "not authorized" not in ends[1].get("cause", "")
+
+
+def eventually(condition: Callable[[], Any], *, timeout_s: float = 30) -> Any:
+    """What it is, once it is true."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def ended(states: Any, execution: str) -> dict[str, Any]:
+    """An execution, once it has ended."""
+
+    def look() -> dict[str, Any] | None:
+        found: dict[str, Any] = states.describe_execution(executionArn=execution)
+        return found if found["status"] != "RUNNING" else None
+
+    found: dict[str, Any] = eventually(look)
+    return found
+
+
+def test_events_are_written_only_where_the_policy_of_the_logs_lets_them(aws: LocalAws) -> None:
+    logs, events = client(aws, "logs"), client(aws, "events")
+    rule = events.put_rule(Name="kept", EventPattern='{"source": ["mine"]}')["RuleArn"]
+    only = {"ArnEquals": {"aws:SourceArn": rule}}
+    group = arn("logs", "log-group:kept")
+
+    def right(*actions: str, **more: Any) -> dict[str, Any]:
+        by = {"Principal": {"Service": EVENTS}, "Resource": f"{group}:*"}
+        return {"Action": [f"logs:{each}" for each in actions], **by, **more}
+
+    def lines_after(target: str, *statements: dict[str, Any]) -> int:
+        """How many lines the group has after one event."""
+        if statements:
+            document = policy(*statements)
+            logs.put_resource_policy(policyName="kept", policyDocument=document)
+        events.put_targets(Rule="kept", Targets=[{"Id": "1", "Arn": target}])
+        event = {"Source": "mine", "DetailType": "d", "Detail": "{}"}
+        events.put_events(Entries=[event])
+        return len(logs.filter_log_events(logGroupName="kept")["events"])
+
+    logs.create_log_group(logGroupName="kept")
+    make, write = right("CreateLogStream"), right("PutLogEvents", Condition=only)
+    try:
+        assert lines_after(group) == 0
+        # EventBridge does not tell its rule when it makes a stream.
+        both = right("CreateLogStream", "PutLogEvents", Condition=only)
+        assert lines_after(group, both) == 0
+        assert lines_after(f"{group}:*", make, write) == 0
+        assert lines_after(group, make, write) == 1
+    finally:
+        events.remove_targets(Rule="kept", Ids=["1"])
+        events.delete_rule(Name="kept")
+        logs.delete_log_group(logGroupName="kept")
+        logs.delete_resource_policy(policyName="kept")
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+def define(aws: LocalAws, name: str, **more: Any) -> str:
+    """ARN of a revision of a task definition, and a cluster of that name."""
+    ecs = client(aws, "ecs")
+    ecs.create_cluster(clusterName=name)
+    found = ecs.register_task_definition(
+        family=name,
+        containerDefinitions=[{"name": "main", "image": "none", "memory": 512}],
+        **more,
+    )
+    return str(found["taskDefinition"]["taskDefinitionArn"])
+
+
+def have_hosts(aws: LocalAws, **numbers: int) -> None:
+    """As many hosts for each capacity provider."""
+    (aws.log.parent / "capacity.json").write_text(json.dumps(numbers))
+
+
+def start(aws: LocalAws, name: str, **more: Any) -> str:
+    """ARN of a task on the hosts of a provider of the same name."""
+    strategy = [{"capacityProvider": name, "weight": 1}]
+    started = client(aws, "ecs").run_task(
+        cluster=name, taskDefinition=name, capacityProviderStrategy=strategy, **more
+    )
+    return str(started["tasks"][0]["taskArn"])
+
+
+def described(aws: LocalAws, name: str, task: str) -> dict[str, Any]:
+    (found,) = client(aws, "ecs").describe_tasks(cluster=name, tasks=[task])["tasks"]
+    return dict(found)
+
+
+def test_a_task_that_no_host_comes_for_is_ended_by_ecs(aws: LocalAws, lenient: LocalAws) -> None:
+    waiting = {}
+    for each in (aws, lenient):
+        define(each, "queue")
+        have_hosts(each, queue=1)
+        first, waiting[each.endpoint] = start(each, "queue"), start(each, "queue")
+        assert described(each, "queue", first)["lastStatus"] == "RUNNING"
+        task = described(each, "queue", waiting[each.endpoint])
+        assert task["lastStatus"] == "PROVISIONING"
+        assert "containerInstanceArn" not in task
+
+    def end() -> dict[str, Any] | None:
+        found = described(aws, "queue", waiting[aws.endpoint])
+        return found if found["lastStatus"] == "STOPPED" else None
+
+    found = eventually(end)
+    assert (found["stopCode"], found["stoppedReason"]) == (
+        "TaskFailedToStart",
+        "EMPTY CAPACITY PROVIDER",
+    )
+    assert "exitCode" not in found["containers"][0]
+    # By now that of the other one would have ended too; and it comes to a host that is free.
+    forever = waiting[lenient.endpoint]
+    assert described(lenient, "queue", forever)["lastStatus"] == "PROVISIONING"
+    have_hosts(lenient, queue=2)
+    eventually(lambda: described(lenient, "queue", forever)["lastStatus"] == "RUNNING")
+
+
+def test_a_revision_that_was_replaced_starts_no_task(aws: LocalAws, lenient: LocalAws) -> None:
+    for each, expected in ((aws, "ClientException"), (lenient, "")):
+        old, ecs = define(each, "revised"), client(each, "ecs")
+        define(each, "revised")
+        ecs.deregister_task_definition(taskDefinition=old)
+        assert refusal(ecs.run_task, cluster="revised", taskDefinition=old) == expected
+        assert refusal(ecs.run_task, cluster="revised", taskDefinition="revised") == ""
+
+
+def test_tasks_are_listed_by_who_started_them_and_nothing_else(
+    aws: LocalAws, lenient: LocalAws
+) -> None:
+    for each, expected in ((aws, "InvalidParameterException"), (lenient, "")):
+        define(each, "listed")
+        task, ecs = start(each, "listed", startedBy="job"), client(each, "ecs")
+        start(each, "listed", startedBy="other")
+        by_job = {"cluster": "listed", "startedBy": "job"}
+        assert ecs.list_tasks(**by_job)["taskArns"] == [task]
+        for other in ({"family": "listed"}, {"desiredStatus": "STOPPED"}):
+            assert refusal(ecs.list_tasks, **by_job, **other) == expected
+
+
+def test_a_shell_needs_a_task_that_was_started_for_it(aws: LocalAws, lenient: LocalAws) -> None:
+    how = {"cluster": "shell", "command": "bash", "interactive": True}
+    for each, expected in ((aws, "InvalidParameterException"), (lenient, "")):
+        define(each, "shell")
+        ecs = client(each, "ecs")
+        assert refusal(ecs.execute_command, task=start(each, "shell"), **how) == expected
+        task = start(each, "shell", enableExecuteCommand=True)
+        assert refusal(ecs.execute_command, task=task, **how) == ""
+
+
+def test_throttling_has_the_name_in_a_state_machine_that_it_has_on_aws(
+    aws: LocalAws, lenient: LocalAws
+) -> None:
+    expected = {aws.endpoint: "ECS.AmazonECSException", lenient.endpoint: "ECS.ThrottlingException"}
+    for each in (aws, lenient):
+        definition = define(each, "busy")
+        state = {
+            "Type": "Task",
+            "Resource": "arn:aws:states:::ecs:runTask.sync",
+            "Arguments": {"Cluster": "busy", "TaskDefinition": definition},
+            "End": True,
+        }
+        machine = {"StartAt": "Run", "QueryLanguage": "JSONata", "States": {"Run": state}}
+        rights = {"Action": ["ecs:*", "events:*"], "Resource": "*"}
+        states = client(each, "stepfunctions")
+        made = states.create_state_machine(
+            name="busy",
+            definition=json.dumps(machine),
+            roleArn=make_role(each, "busy", "states.amazonaws.com", rights),
+        )
+        (each.log.parent / "throttled").write_text("1")
+        execution = states.start_execution(stateMachineArn=made["stateMachineArn"])
+        found = ended(states, execution["executionArn"])
+        assert (found["error"], found["cause"]) == (expected[each.endpoint], "Rate exceeded")
+
+
+# --- the switches ---------------------------------------------------------------------------------
+def test_a_behavior_that_there_is_not_cannot_be_forgiven(tmp_path: Path) -> None:
+    with pytest.raises(LocalAwsError, match="'everything' is not a valid Strict"):
+        local_aws(tmp_path, forgives=("everything",)).__enter__()

@@ -1,0 +1,275 @@
+"""What the roles of the templates may do is what they need, and nothing of what others need.
+
+``rehearsal.policies`` decides, which the local AWS asks for each call of a role.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+import pytest
+
+from contract import nodes
+from rehearsal.policies import Call, Statement, allows, parse
+from tests.stacks.conftest import Synth, Templates
+
+ACCOUNT: Final = "111122223333"
+PSEUDO: Final = {
+    "AWS::Partition": "aws",
+    "AWS::Region": "us-east-1",
+    "AWS::AccountId": ACCOUNT,
+    "AWS::URLSuffix": "amazonaws.com",
+}
+#: Settings under which every role is there.
+ALL_ROLES: Final = {"github_repository": "acme/train", "retain_bucket": "false", "spot": "true"}
+
+
+def arn(service: str, resource: str) -> str:
+    return f"arn:aws:{service}:us-east-1:{ACCOUNT}:{resource}"
+
+
+#: ARNs of the types that policies name, by logical id.
+ARNS: Final = {
+    "AWS::S3::Bucket": lambda name: f"arn:aws:s3:::{name}",
+    "AWS::IAM::Role": lambda name: f"arn:aws:iam::{ACCOUNT}:role/{name}",
+    "AWS::ECS::Cluster": lambda name: arn("ecs", f"cluster/{name}"),
+    "AWS::ECR::Repository": lambda name: arn("ecr", f"repository/{name}"),
+    "AWS::Logs::LogGroup": lambda name: arn("logs", f"log-group:{name}:*"),
+    "AWS::Lambda::Function": lambda name: arn("lambda", f"function:{name}"),
+    "AWS::Events::Rule": lambda name: arn("events", f"rule/{name}"),
+    "AWS::SecretsManager::Secret": lambda name: arn("secretsmanager", f"secret:{name}-AbCdEf"),
+}
+
+
+class Deployed:
+    """The policies of both templates, with made-up names in the place of references."""
+
+    def __init__(self, templates: Templates) -> None:
+        self.resources = templates.resources
+        self.exports = {
+            f"CoreStack:{name}": output["Value"]
+            for name, output in templates.core["Outputs"].items()
+        }
+        self.roles: dict[str, list[Statement]] = {
+            name: [] for name in templates.of_type("AWS::IAM::Role")
+        }
+        for policy in templates.of_type("AWS::IAM::Policy").values():
+            found = parse(self.value(policy["PolicyDocument"]))
+            for role in policy["Roles"]:
+                self.roles[role["Ref"]] += found
+        for name, role in templates.of_type("AWS::IAM::Role").items():
+            for policy in role.get("Policies", []):
+                self.roles[name] += parse(self.value(policy["PolicyDocument"]))
+        self.bucket = parse(self.value(templates.only("AWS::S3::BucketPolicy")["PolicyDocument"]))
+
+    def value(self, given: Any) -> Any:
+        """A value of a template as it is once it is deployed."""
+        match given:
+            case {"Ref": name}:
+                kind = self.resources.get(name, {}).get("Type", "")
+                is_arn = kind == "AWS::SecretsManager::Secret"
+                return PSEUDO.get(name) or (ARNS[kind](name) if is_arn else name)
+            case {"Fn::GetAtt": [name, "Arn"]}:
+                return ARNS[self.resources[name]["Type"]](name)
+            case {"Fn::GetAtt": [name, attribute]}:
+                return f"{name}-{attribute}"
+            case {"Fn::ImportValue": name}:
+                return self.value(self.exports[name])
+            case {"Fn::Join": [separator, parts]}:
+                return separator.join(self.value(part) for part in parts)
+            case dict():
+                return {key: self.value(each) for key, each in given.items()}
+            case list():
+                return [self.value(each) for each in given]
+        return given
+
+    def role(self, prefix: str) -> str:
+        (name,) = [each for each in self.roles if each.startswith(prefix)]
+        return name
+
+    def id(self, prefix: str, kind: str) -> str:
+        """Logical id of the one resource of a type whose name begins so."""
+        (name,) = [
+            name
+            for name, resource in self.resources.items()
+            if resource["Type"] == kind and name.startswith(prefix)
+        ]
+        return name
+
+    def may(self, role: str, action: str, resource: str, **keys: str) -> bool:
+        """Whether a role may do that; keys have ``_`` for their colon."""
+        call = Call(
+            caller=ARNS["AWS::IAM::Role"](role),
+            action=action,
+            resource=resource,
+            keys={"aws:SecureTransport": "true", "s3:TlsVersion": "1.3"}
+            | {name.replace("_", ":"): value for name, value in keys.items()},
+        )
+        of_bucket = self.bucket if action.startswith("s3:") else ()
+        return allows(call, identity=self.roles[role], resource=of_bucket)
+
+
+@pytest.fixture(scope="module")
+def deployed(synth: Synth) -> Deployed:
+    return Deployed(synth(**ALL_ROLES))
+
+
+# --- the roles ------------------------------------------------------------------------------------
+def granted(statement: Statement) -> Iterator[Call]:
+    """A call for each action and resource of a statement, with what its conditions want."""
+    keys = {
+        key: values[0] for tests in statement.conditions.values() for key, values in tests.items()
+    }
+    for action in statement.actions:
+        for resource in statement.resources:
+            yield Call(caller="", action=action, resource=resource.replace("*", "some"), keys=keys)
+
+
+def test_every_right_is_given_to_its_role_and_only_under_its_conditions(
+    deployed: Deployed,
+) -> None:
+    num_calls = 0
+    for statements in deployed.roles.values():
+        for statement in statements:
+            for call in granted(statement):
+                num_calls += 1
+                assert allows(call, identity=statements), call
+                for key in call.keys:
+                    other = {**call.keys, key: "arn:aws:x:y:z:other"}
+                    assert not allows(replace(call, keys=other), identity=[statement]), call
+                    without = {name: each for name, each in call.keys.items() if name != key}
+                    assert not allows(replace(call, keys=without), identity=[statement]), call
+    assert num_calls > 80
+
+
+#: Role, action, resource and condition keys of a call that it must not make. Names in braces are
+#: of the deployment.
+NEEDLESS: Final[list[tuple[str, str, str, dict[str, str]]]] = [
+    # The training code: no machines, no other bucket, no secrets, no other jobs.
+    ("NodesHeadRole", "ecs:RunTask", "{worker_task}", {"ecs_cluster": "{cluster}"}),
+    ("NodesHeadRole", "ecs:ListTasks", "*", {"ecs_cluster": "{cluster}"}),
+    ("NodesHeadRole", "secretsmanager:GetSecretValue", "{secret}", {}),
+    ("NodesHeadRole", "s3:DeleteBucket", "{bucket}", {}),
+    ("NodesWorkerRole", "ecs:StopTask", "{task}", {}),
+    ("NodesWorkerRole", "s3:GetObject", "arn:aws:s3:::other/key", {}),
+    ("NodesWorkerRole", "s3:PutBucketPolicy", "{bucket}", {}),
+    ("NodesWorkerRole", "iam:PassRole", "{worker_role}", {}),
+    # The head of a job: workers only, in its cluster only, and the secrets that are for jobs.
+    ("JobsRole", "ecs:RunTask", "{job_task}", {"ecs_cluster": "{cluster}"}),
+    ("JobsRole", "ecs:RunTask", "{worker_task}", {"ecs_cluster": "{other_cluster}"}),
+    ("JobsRole", "ecs:RunTask", "{worker_task}", {}),
+    ("JobsRole", "iam:PassRole", "{job_role}", {"iam_PassedToService": "ecs-tasks.amazonaws.com"}),
+    ("JobsRole", "iam:PassRole", "{worker_role}", {"iam_PassedToService": "ec2.amazonaws.com"}),
+    ("JobsRole", "ecs:StopTask", "{other_task}", {}),
+    ("JobsRole", "ecs:TagResource", "{task}", {"ecs_CreateAction": "CreateCluster"}),
+    ("JobsRole", "secretsmanager:GetSecretValue", "{other_secret}", {}),
+    ("JobsRole", "autoscaling:TerminateInstanceInAutoScalingGroup", "{head_group}", {}),
+    ("JobsRole", "states:StartExecution", "{machine}", {}),
+    ("JobsRole", "ecs:ExecuteCommand", "{task}", {}),
+    # The state machine: heads, and the function that cleans up.
+    ("JobsExecutionRole", "ecs:RunTask", "{worker_task}", {"ecs_cluster": "{cluster}"}),
+    ("JobsExecutionRole", "lambda:InvokeFunction", "{other_function}", {}),
+    ("JobsExecutionRole", "events:PutRule", "{other_rule}", {}),
+    # The function that cleans up: it ends what is there, and writes records of jobs.
+    ("JobsKeeperRole", "ecs:RunTask", "{worker_task}", {"ecs_cluster": "{cluster}"}),
+    ("JobsKeeperRole", "s3:PutObject", "{bucket}/runs/r/result.json", {}),
+    ("JobsKeeperRole", "s3:GetObject", "{bucket}/runs/r/jobs/j.json", {}),
+    ("JobsKeeperRole", "autoscaling:SetDesiredCapacity", "{other_group}", {}),
+    ("JobsKeeperRole", "states:StopExecution", "{execution}", {}),
+    # What runs when the stack goes, hosts, ECS itself, flow logs, CDK's functions, the pipeline.
+    ("ClusterTeardownRole", "ecs:StopTask", "{other_task}", {}),
+    ("ClusterTeardownRole", "autoscaling:DeleteAutoScalingGroup", "{other_group}", {}),
+    ("ClusterHostRole", "s3:GetObject", "{bucket}/runs/r/result.json", {}),
+    ("ClusterHostRole", "cloudwatch:PutMetricData", "*", {"cloudwatch_namespace": "AWS/EC2"}),
+    ("NodesExecutionRole", "secretsmanager:GetSecretValue", "{secret}", {}),
+    ("NodesExecutionRole", "ecr:PutImage", "{repository}", {}),
+    ("FlowLogRole", "logs:PutLogEvents", "{other_logs}", {}),
+    ("CustomVpcRestrict", "ec2:RevokeSecurityGroupIngress", "{other_security_group}", {}),
+    ("CustomS3AutoDelete", "s3:GetObject", "{bucket}/runs/r/result.json", {}),
+    ("ImagePushRole", "ecr:BatchDeleteImage", "{repository}", {}),
+    ("ImagePushRole", "ecr:PutImage", "{other_repository}", {}),
+]
+
+
+def names(deployed: Deployed) -> dict[str, str]:
+    """What stands in braces above."""
+    cluster = deployed.id("Cluster", "AWS::ECS::Cluster")
+    group = "autoScalingGroup:some:autoScalingGroupName/"
+    found = {
+        "bucket": f"arn:aws:s3:::{deployed.id('Bucket', 'AWS::S3::Bucket')}",
+        "cluster": arn("ecs", f"cluster/{cluster}"),
+        "other_cluster": arn("ecs", "cluster/other"),
+        "task": arn("ecs", f"task/{cluster}/0123"),
+        "other_task": arn("ecs", "task/other/0123"),
+        "secret": arn("secretsmanager", "secret:training/key-AbCdEf"),
+        "other_secret": arn("secretsmanager", "secret:database-AbCdEf"),
+        "machine": arn("states", "stateMachine:TrainingStack-jobs"),
+        "execution": arn("states", "execution:TrainingStack-jobs:j"),
+        "other_function": arn("lambda", "function:other"),
+        "other_rule": arn("events", "rule/other"),
+        "other_group": arn("autoscaling", f"{group}other"),
+        "other_logs": arn("logs", "log-group:other:log-stream:some"),
+        "other_security_group": arn("ec2", "security-group/sg-other"),
+        "repository": arn("ecr", f"repository/{deployed.id('Worker', 'AWS::ECR::Repository')}"),
+        "other_repository": arn("ecr", "repository/other"),
+        "worker_role": ARNS["AWS::IAM::Role"](deployed.role("NodesWorkerRole")),
+        "job_role": ARNS["AWS::IAM::Role"](deployed.role("JobsRole")),
+    }
+    hosts = deployed.id("ClusterHeadGroup", "AWS::AutoScaling::AutoScalingGroup")
+    found["head_group"] = arn("autoscaling", group + hosts)
+    for name, prefix in (("worker_task", "NodesWorkerTask"), ("job_task", "JobsTask")):
+        task = deployed.resources[deployed.id(prefix, "AWS::ECS::TaskDefinition")]
+        found[name] = arn("ecs", f"task-definition/{task['Properties']['Family']}:7")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("role", "action", "resource", "keys"),
+    NEEDLESS,
+    ids=[f"{role}-{action}-{resource}" for role, action, resource, _ in NEEDLESS],
+)
+def test_a_call_that_a_role_does_not_need_is_refused(
+    deployed: Deployed, role: str, action: str, resource: str, keys: dict[str, str]
+) -> None:
+    named = names(deployed)
+    given = {key: value.format_map(named) for key, value in keys.items()}
+    assert not deployed.may(deployed.role(role), action, resource.format_map(named), **given)
+
+
+def test_each_role_has_a_call_that_is_refused(deployed: Deployed) -> None:
+    assert len(NEEDLESS) >= 30
+    assert {deployed.role(prefix) for prefix, *_ in NEEDLESS} == deployed.roles.keys()
+
+
+def test_what_a_job_needs_is_allowed(deployed: Deployed) -> None:
+    """The other side of the list above, for the calls that it varies."""
+    named = names(deployed)
+    of_cluster = {"ecs_cluster": named["cluster"]}
+    to_tasks = {"iam_PassedToService": "ecs-tasks.amazonaws.com"}
+    head, machine = deployed.role("JobsRole"), deployed.role("JobsExecutionRole")
+    assert deployed.may(head, "ecs:RunTask", named["worker_task"], **of_cluster)
+    assert deployed.may(head, "iam:PassRole", named["worker_role"], **to_tasks)
+    assert deployed.may(head, "secretsmanager:GetSecretValue", named["secret"])
+    assert deployed.may(head, "ecs:TagResource", named["task"], ecs_CreateAction="RunTask")
+    assert deployed.may(machine, "ecs:RunTask", named["job_task"], **of_cluster)
+    keeper = deployed.role("JobsKeeperRole")
+    assert deployed.may(keeper, "s3:PutObject", f"{named['bucket']}/runs/r/jobs/j.json")
+    worker = deployed.role("NodesWorkerRole")
+    assert deployed.may(worker, "s3:PutObject", f"{named['bucket']}/runs/r/result.json")
+    host = deployed.role("ClusterHostRole")
+    assert deployed.may(
+        host, "cloudwatch:PutMetricData", "*", cloudwatch_namespace=nodes.METRICS_NAMESPACE
+    )
+
+
+def test_the_bucket_refuses_requests_without_tls_whoever_asks(deployed: Deployed) -> None:
+    worker, item = deployed.role("NodesWorkerRole"), f"{names(deployed)['bucket']}/runs/r/x"
+    assert deployed.may(worker, "s3:GetObject", item)
+    assert not deployed.may(worker, "s3:GetObject", item, aws_SecureTransport="false")
+    assert not deployed.may(worker, "s3:GetObject", item, s3_TlsVersion="1.1")
+
+
+def test_the_function_that_empties_the_bucket_is_let_in_by_the_bucket(deployed: Deployed) -> None:
+    role, bucket = deployed.role("CustomS3AutoDelete"), names(deployed)["bucket"]
+    assert deployed.may(role, "s3:DeleteObject", f"{bucket}/runs/r/x")
+    assert not deployed.may(role, "s3:DeleteObject", "arn:aws:s3:::other/x")
