@@ -313,7 +313,8 @@ class EcsNodeProvider(NodeProvider):
         """Terminate the host of a task that found its GPUs not fit to train."""
         instance = self._host_of(node_id)
         if instance:
-            _say(f"the host {instance['ec2InstanceId']} is terminated: its GPUs are not healthy")
+            host = instance["ec2InstanceId"]
+            _say(f"the host {host} is terminated: its GPUs or EFA devices are not healthy")
             self._drain(instance)
             self._end_host(instance)
 

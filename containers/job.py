@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
-from containers import cluster, demand, gpus, metadata, network, node, processes
+from containers import cluster, demand, metadata, network, node, processes
 from containers.job_config import (
     JobConfig,
     autoscaling,
@@ -86,7 +86,7 @@ class Job:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         server = node.start_fork_server(self._head)
-        if self._head.num_gpus and (faults := gpus.faults(self._head.num_gpus)):
+        if faults := node.host_faults(self._head):
             for fault in faults:
                 say(f"not starting: {fault}")
             return exits.BAD_HOST

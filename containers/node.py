@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Self
 
-from containers import cluster, gpus, metadata, network, spot
+from containers import cluster, efa, gpus, metadata, network, spot
 from containers.log import say
 from containers.program import cache, code, requirements
 from containers.program.lines import log_pipe
@@ -62,6 +62,8 @@ class NodeConfig:
     """Whether hosts of workers are spot instances, so that the node watches for a notice."""
     recipe: str = ""
     """The only one that is trained here, if that is known."""
+    num_efa: int = 0
+    """EFA interfaces that the host has."""
 
     @classmethod
     def from_environment(cls, kind: str, environment: Mapping[str, str]) -> Self:
@@ -89,7 +91,14 @@ class NodeConfig:
             head_wait_s=count(environment, nodes.ENV_HEAD_WAIT, times.HEAD_WAIT_S),
             spot=environment.get(nodes.ENV_SPOT) == "1",
             recipe=environment.get(nodes.ENV_RECIPE, ""),
+            num_efa=count(environment, nodes.ENV_EFA, 0),
         )
+
+
+def host_faults(config: NodeConfig) -> list[str]:
+    """What is wrong with this host, a line each; empty when it is fit to train."""
+    found = gpus.faults(config.num_gpus) if config.num_gpus else []
+    return found + (efa.faults(config.num_efa) if config.num_efa else [])
 
 
 def count(environment: Mapping[str, str], name: str, default: int) -> int:
@@ -232,7 +241,7 @@ class Node:
             signal.signal(number, self._stop)
         config = self.config
         server = start_fork_server(config)
-        if config.num_gpus and (faults := gpus.faults(config.num_gpus)):
+        if faults := host_faults(config):
             for fault in faults:
                 say(f"not joining: {fault}")
             return exits.BAD_HOST

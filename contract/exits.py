@@ -12,7 +12,7 @@ TERMINATED: Final = 143  # SIGTERM; the same
 # What a node's container returns to ECS, beside the codes above.
 NO_HEAD: Final = 3  # the head did not answer in time, or was lost
 REFUSED: Final = 4  # the head does not accept this node's token
-BAD_HOST: Final = 76  # the host's GPUs are not what they should be; of a head, no command's code
+BAD_HOST: Final = 76  # the host's GPUs or EFA are not as they should be; no command's code
 
 # What the head of a job returns beside what its command does.
 NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time

@@ -43,6 +43,19 @@ class Gpu:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class EfaInterface:
+    """One network interface with EFA, as a host is started with it."""
+
+    card: int
+    """Network card, from 0."""
+    device: int
+    """Its number on that card."""
+    has_ip: bool
+    """Whether it carries IP too: the host's own interface. The others are for EFA only, and need
+    no address of the subnet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class InstanceType:
     """One row of AWS's table, and what an ECS host of that type has room for."""
 
@@ -103,6 +116,37 @@ class InstanceType:
         """gp3 operations per second of the root volume."""
         # EC2 refuses more than 0.25 MiB/s per operation/s; 3000 come free of charge.
         return max(3000, 4 * self.root_volume_mibps)
+
+    @property
+    def efa_plan(self) -> tuple[EfaInterface, ...]:
+        """The interfaces of a host that uses all its EFA; empty where it has none.
+
+        Every card has one EFA interface. A card of p5.48xlarge has room for two interfaces, and ECS
+        attaches each task's own to card 0: the host's must be a single one there, for IP and EFA
+        together, or no task is ever placed.
+        """
+        return tuple(
+            EfaInterface(card=card, device=1 if card else 0, has_ip=card == 0)
+            for card in range(self.efa_interfaces)
+        )
+
+    @property
+    def efa_huge_pages_mib(self) -> int:
+        """MiB of huge pages for libfabric's buffers; the container's memory leaves room for them.
+
+        The public solution for p4d.24xlarge, with four interfaces, reserves 5,120.
+        """
+        return min(5120, 1280 * self.efa_interfaces)
+
+    @property
+    def has_rdma(self) -> bool:
+        """Whether its EFA reads and writes the memory of GPUs on other hosts by itself."""
+        return self.name.startswith("p") and self.efa_interfaces > 0
+
+    @property
+    def copies_through_host(self) -> bool:
+        """Whether its GPUs exchange data through the host's memory: there is no NVLink."""
+        return self.num_gpus > 1 and not self.name.startswith("p")
 
     @property
     def tcp_gbps(self) -> float:

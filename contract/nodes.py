@@ -27,6 +27,7 @@ ENV_NUM_GPUS: Final = "TRAIN_NUM_GPUS"  # GPUs the host has, all given to the co
 ENV_NUM_CPUS: Final = "TRAIN_NUM_CPUS"  # CPUs that Ray may count on here
 ENV_TRAINS: Final = "TRAIN_ON_THIS_NODE"  # "1": training processes may run here
 ENV_SPOT: Final = "TRAIN_SPOT"  # "1": hosts of workers may be taken away, with notice
+ENV_EFA: Final = "TRAIN_EFA"  # EFA interfaces of the host, which its container has; 0: none
 ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
 ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
 ENV_JOB: Final = "TRAIN_JOB"  # id of the job, which all of its tasks were started by

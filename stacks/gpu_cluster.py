@@ -16,7 +16,7 @@ from constructs import Construct
 
 from contract import nodes, times
 from contract.instance_types import InstanceType
-from stacks import findings, rights
+from stacks import fabric, findings, rights
 from stacks.core_stack import CoreStack
 from stacks.host_setup import host_setup
 from stacks.settings import Settings
@@ -123,6 +123,7 @@ class GpuCluster(Construct):
         is_worker = node == nodes.WORKER
         machine = settings.worker if is_worker else settings.head
         spot = settings.spot and is_worker
+        uses_efa = settings.uses_efa and (is_worker or settings.head_trains)
         name = node.capitalize()
         image = core.repositories[nodes.WORKER if settings.head_trains else node]
         template = ec2.LaunchTemplate(
@@ -140,6 +141,7 @@ class GpuCluster(Construct):
                 image=image.repository_uri_for_tag(settings.image_tag),
                 has_gpus=machine.num_gpus > 0,
                 spot=spot,
+                efa=machine if uses_efa else None,
             ),
             block_devices=[
                 ec2.BlockDevice(
@@ -168,6 +170,8 @@ class GpuCluster(Construct):
             if spot
             else None,
         )
+        if uses_efa:
+            fabric.attach_interfaces(template, machine, group=self.security_group)
         if is_worker and settings.capacity_reservation_id:
             _take_reservation(template, settings.capacity_reservation_id)
 

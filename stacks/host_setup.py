@@ -11,6 +11,7 @@ from typing import Final
 from aws_cdk import aws_ec2 as ec2
 
 from contract import nodes, times
+from contract.instance_types import InstanceType
 
 METRICS_INTERVAL_S: Final = 30
 
@@ -43,7 +44,7 @@ chown {user}:{user} {cache} && chmod 0700 {cache} || say "WARNING: the cache can
 
 say "packages"
 dnf install --assumeyes --quiet awscli-2 amazon-cloudwatch-agent || say "WARNING: no packages"
-{wait_for_gpus}
+{efa}{wait_for_gpus}
 say "metrics"
 mkdir -p /opt/aws/amazon-cloudwatch-agent/etc
 cat > /opt/aws/amazon-cloudwatch-agent/etc/training.json <<'CONFIG'
@@ -66,6 +67,20 @@ fi
 say "done"
 """
 
+# The tasks' own libfabric is in their image; here are the driver and memory for its buffers. A host
+# without the devices gets no container started, and ECS names the one that is missing.
+_EFA: Final = """
+say "efa"
+echo "vm.nr_hugepages = {huge_pages}" > /etc/sysctl.d/90-efa.conf
+sysctl --quiet --load=/etc/sysctl.d/90-efa.conf || say "WARNING: no huge pages"
+modprobe efa || {{
+    dnf install --assumeyes --quiet "kernel-modules-extra-$(uname -r)"
+    modprobe efa || say "WARNING: no driver for EFA"
+}}
+found=$(find /sys/class/infiniband/ -mindepth 1 -maxdepth 1 2> /dev/null | wc -l)
+[ "$found" -eq {num_efa} ] || say "WARNING: $found EFA devices, {num_efa} should be here"
+"""
+
 # The metrics agent ends when it finds no nvidia-smi at its start (pytorch/test-infra 4416).
 _WAIT_FOR_GPUS: Final = """
 for attempt in $(seq 60); do
@@ -83,6 +98,7 @@ def host_setup(
     image: str,
     has_gpus: bool,
     spot: bool,
+    efa: InstanceType | None = None,
 ) -> ec2.UserData:
     """The script for one kind of host.
 
@@ -92,6 +108,7 @@ def host_setup(
         image: Image in ECR to pull before the agent starts.
         has_gpus: Whether NVIDIA's tools are to be waited for and asked for metrics.
         spot: Whether the host is a spot instance.
+        efa: The host's type, where its EFA is used.
     """
     script = _SCRIPT.format(
         cluster=cluster_name,
@@ -99,6 +116,13 @@ def host_setup(
             f"{name}={value}"
             for name, value in ecs_config(cluster_name, node, has_gpus, spot).items()
         ),
+        efa=_EFA.format(
+            # Of 2 MiB each.
+            huge_pages=efa.efa_huge_pages_mib // 2,
+            num_efa=efa.efa_interfaces,
+        )
+        if efa
+        else "",
         wait_for_gpus=_WAIT_FOR_GPUS if has_gpus else "",
         agent_config=json.dumps(agent_config(has_gpus=has_gpus), indent=1),
         cache=nodes.CACHE_DIR,

@@ -17,7 +17,7 @@ from aws_cdk import aws_servicediscovery as servicediscovery
 from constructs import Construct
 
 from contract import nodes, times
-from stacks import findings, rights
+from stacks import fabric, findings, rights
 from stacks.core_stack import CoreStack
 from stacks.gpu_cluster import GpuCluster, HostGroup
 from stacks.log_groups import log_group
@@ -161,6 +161,9 @@ class RayNodes(Construct):
             shared_memory_size=machine.shm_mib,
         )
         linux.drop_capabilities(*DROPPED)
+        uses_efa = settings.uses_efa and trains
+        if uses_efa:
+            fabric.add_devices(linux, machine)
         container = task.add_container(
             nodes.CONTAINER,
             # A head that trains is a worker too, so it runs the worker's image.
@@ -194,6 +197,7 @@ class RayNodes(Construct):
                 nodes.ENV_SPOT: "1" if settings.spot else "0",
                 nodes.ENV_STORAGE: f"s3://{core.bucket.bucket_name}",
                 nodes.ENV_CLUSTER: self._cluster.cluster.cluster_name,
+                **(fabric.variables(machine, uses_efa=uses_efa) if trains else {}),
                 **(environment or {}),
             },
             secrets={"RAY_AUTH_TOKEN": ecs.Secret.from_secrets_manager(self.token)},

@@ -21,6 +21,8 @@ from contract.job import MAX_SECONDS
 ROOT: Final = Path(__file__).parents[1]
 PRESETS_KEY: Final = "presets"
 
+EFA_MODES: Final = ("auto", "on", "off")
+
 # What CloudWatch Logs accepts as a retention, in days.
 LOG_RETENTION_DAYS: Final = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731)
 
@@ -68,9 +70,9 @@ class Settings:
     """Whether worker hosts are spot instances. Heads never are: a lost head restarts the job."""
     capacity_reservation_id: str
     """Capacity block of a reserved-only worker type; empty: none."""
-    allow_without_efa: bool
-    """Whether several nodes may train on types that reach their bandwidth by EFA only, which this
-    deployment does not have: they then get that of one network card."""
+    efa: str
+    """``auto``: EFA where several nodes train on a type that reaches its bandwidth by EFA only;
+    ``on``: where the type has it; ``off``: never, and nodes get what one network card has."""
     root_volume_gib: int
     """Root volume of each host in GiB; 0: as large as the host's images need."""
     max_job_hours: int
@@ -212,14 +214,7 @@ class Settings:
                 "",
                 f"the id of your capacity block: {worker.name} is only sold as reserved capacity",
             )
-        if self.without_efa and not self.allow_without_efa:
-            _refuse(
-                "worker_instance_type",
-                worker.name,
-                f"a type that needs no EFA while {self.num_training_nodes} nodes may train, "
-                f"because {self.without_efa}. Choose another type, one node (max_workers 1, "
-                "head_trains false), or accept it with -c allow_without_efa=true",
-            )
+        self._check_efa()
         if self.root_volume_gib:
             _in_range("root_volume_gib", self.root_volume_gib, 30, 16384, zero="as needed")
         _in_range("max_job_hours", self.max_job_hours, 1, MAX_SECONDS // 3600)
@@ -230,14 +225,33 @@ class Settings:
         """Most nodes of a job that train."""
         return self.max_workers + (1 if self.head_trains else 0)
 
+    def _check_efa(self) -> None:
+        _one_of("efa", self.efa, EFA_MODES)
+        if self.efa == "on" and not self.worker.efa_interfaces:
+            _refuse("efa", self.efa, f"auto or off: {self.worker.name} has no EFA")
+        if self.uses_efa and self.head_trains and not self.head.efa_interfaces:
+            _refuse(
+                "head_instance_type",
+                self.head.name,
+                f"a type with EFA, as {self.worker.name} is, while head_trains is true: NCCL "
+                "uses one network for all. Or give -c efa=off",
+            )
+
+    @property
+    def uses_efa(self) -> bool:
+        """Whether the hosts that train have EFA interfaces."""
+        if self.efa == "auto":
+            return self.num_training_nodes > 1 and self.worker.needs_efa
+        return self.efa == "on"
+
     @property
     def without_efa(self) -> str:
         """What is lost because there is no EFA, in words; empty where nothing is."""
-        if self.num_training_nodes < 2 or not self.worker.needs_efa:
+        if self.uses_efa or self.num_training_nodes < 2 or not self.worker.needs_efa:
             return ""
         machine = self.worker
         return (
-            f"this deployment has no EFA: each {machine.name} gets {machine.tcp_gbps:,g} of its "
+            f"efa is off: each {machine.name} gets {machine.tcp_gbps:,g} of its "
             f"{machine.network_gbps:,g} Gb/s ({machine.efa_interfaces} EFA interfaces have all)"
         )
 

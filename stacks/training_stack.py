@@ -53,8 +53,7 @@ class TrainingStack(cdk.Stack):
         )
 
         if settings.without_efa:
-            warning = f"{settings.without_efa}; allow_without_efa accepts it"
-            cdk.Annotations.of(self).add_warning_v2("ecs-train:without-efa", warning)
+            cdk.Annotations.of(self).add_warning_v2("ecs-train:without-efa", settings.without_efa)
 
         outputs = {
             stack_outputs.CLUSTER: self.cluster.cluster.cluster_name,
@@ -80,6 +79,7 @@ class TrainingStack(cdk.Stack):
                     "worker_instance_type": settings.worker.name,
                     "max_workers": settings.max_workers,
                     "spot": settings.spot,
+                    "efa": settings.uses_efa,
                     "image_tag": settings.image_tag,
                     "max_heads": settings.max_heads,
                     "root_volume_gib": settings.root_volume_gib,

@@ -58,7 +58,7 @@ LAYERS: tuple[set[str], ...] = (
     # Facts and small tools.
     {
         *("training.machine", "training.storage", "training.losses", "training.schedule"),
-        "training.optimizers",
+        *("training.optimizers", "training.network"),
     },
     {"training.record"},
     {"training.data", "training.models", "training.metrics"},

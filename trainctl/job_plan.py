@@ -356,7 +356,12 @@ def _recipe_command(
     _check_places(config, bucket)
     published_models.check_model(str(config.to_json().get("model", "")))
     launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
-    takes = expected(config, shape.worker, num_bytes=data_sets.text_bytes(config.data, bucket))
+    takes = expected(
+        config,
+        shape.worker,
+        num_bytes=data_sets.text_bytes(config.data, bucket),
+        efa=shape.efa,
+    )
     return [*launch, "--workers", str(workers), *words[1:]], takes
 
 

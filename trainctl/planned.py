@@ -44,6 +44,7 @@ class Planned:
             max_heads=found.max_heads,
             max_workers=found.max_workers,
             spot=found.spot,
+            efa=found.uses_efa,
             image_tag=found.image_tag,
             root_volume_gib=found.root_volume_gib,
             max_job_hours=found.max_job_hours,

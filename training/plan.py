@@ -121,13 +121,16 @@ class Expected:
 _BYTES_PER_TOKEN: Final = 4
 
 
-def expected(config: RunConfig, machine: InstanceType, *, num_bytes: int | None) -> Expected | None:
+def expected(
+    config: RunConfig, machine: InstanceType, *, num_bytes: int | None, efa: bool = False
+) -> Expected | None:
     """How long a run will train.
 
     Args:
         config: of the run.
         machine: host of its workers.
         num_bytes: size of its text; None where that is not known.
+        efa: whether hosts reach each other by EFA.
 
     Returns:
         None where it cannot be computed: the recipe is not planned, the hosts have no GPUs, or the
@@ -145,7 +148,8 @@ def expected(config: RunConfig, machine: InstanceType, *, num_bytes: int | None)
         return None
     try:
         shape = shape_of(values["model"])
-        plan = make(shape, _setup_of(values, machine, num_workers=config.num_workers))
+        setup = _setup_of(values, machine, num_workers=config.num_workers)
+        plan = make(shape, dataclasses.replace(setup, efa=efa))
     except InputError:
         return None
     hours, _ = cost(plan, tokens)
@@ -172,6 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--reduce-gradients", choices=REDUCE)
     parser.add_argument("--reduce-dtype", choices=[*REDUCE_DTYPES])
     parser.add_argument("--keep-blocks", action="store_true", default=None)
+    parser.add_argument("--efa", action="store_true", help="hosts reach each other by EFA")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args(arguments)
     try:
@@ -214,7 +219,10 @@ def _setup(options: argparse.Namespace) -> Setup:
     values: dict[str, Any] = {**defaults, **recipe.presets[preset]}
     values |= {name: value for name, value in vars(options).items() if value is not None}
     num_workers = machine.num_gpus if options.workers is None else options.workers
-    return _setup_of(values, machine, num_workers=num_workers)
+    if options.efa and not machine.efa_interfaces:
+        raise InputError(f"--efa: {machine.name} has no EFA; leave it out, or choose another type")
+    setup = _setup_of(values, machine, num_workers=num_workers)
+    return dataclasses.replace(setup, efa=options.efa)
 
 
 def _setup_of(values: Mapping[str, Any], machine: InstanceType, *, num_workers: int) -> Setup:

@@ -103,7 +103,7 @@ def verdict(
         found = ended(JobStatus.NO_CAPACITY, "no capacity", again=time.time() < patience)
         return replace(found, attempts=attempt - 1)
     lost = {
-        exits.BAD_HOST: "its host's GPUs are not healthy",
+        exits.BAD_HOST: "its host's GPUs or EFA devices are not healthy",
         exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",
     }.get(code or exits.OK)
     if lost is None and how in (Ending.HOST_LOST, Ending.KILLED):

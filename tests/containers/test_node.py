@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from ray._private import services
 
-from containers import cluster, gpus, health, network, node
+from containers import cluster, efa, gpus, health, network, node
 from containers.node import NodeConfig
 from containers.start_ray import telling_agent_port
 from contract import exits, nodes
@@ -338,3 +338,12 @@ def test_the_raylet_is_told_where_its_agent_answers() -> None:
         [services.RAYLET_EXECUTABLE, "--help"], capture_output=True, text=True, check=False
     )
     assert "-dashboard_agent_listen_port (" in done.stdout
+
+
+def test_efa_devices_that_are_missing_or_shut_are_named(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"uverbs{number}").touch()
+    assert efa.faults(3, tmp_path) == []
+    assert efa.faults(4, tmp_path) == [f"3 EFA devices are in {tmp_path}, 4 should be"]
+    (tmp_path / "uverbs3").symlink_to("/nowhere")
+    assert efa.faults(4, tmp_path) == [f"this user may not read and write {tmp_path / 'uverbs3'}"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.instance_types import InstanceType, instance_type
 from contract.nodes import CACHE_DIR
 from stacks.host_setup import host_setup
 
@@ -18,7 +19,7 @@ IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/worker:abc"
 REGISTRY = "000000000000.dkr.ecr.eu-west-1.amazonaws.com"
 COMMANDS = (
     *("dnf", "docker", "aws", "systemctl", "nvidia-smi", "sleep", "cloudwatch-ctl"),
-    *("mkfs.xfs", "mount", "chown"),
+    *("mkfs.xfs", "mount", "chown", "sysctl", "modprobe"),
 )
 
 
@@ -44,12 +45,21 @@ class Host:
             )
             command.chmod(0o755)
 
-    def boot(self, *, has_gpus: bool, spot: bool = False) -> subprocess.CompletedProcess[str]:
+    def boot(
+        self, *, has_gpus: bool, spot: bool = False, efa: InstanceType | None = None
+    ) -> subprocess.CompletedProcess[str]:
         script = (
             host_setup(
-                cluster_name="training", node="worker", image=IMAGE, has_gpus=has_gpus, spot=spot
+                cluster_name="training",
+                node="worker",
+                image=IMAGE,
+                has_gpus=has_gpus,
+                spot=spot,
+                efa=efa,
             )
             .render()
+            .replace("/etc/sysctl.d/", f"{self.root}/etc/")
+            .replace("/sys/class/", f"{self.root}/class/")
             .replace(
                 "/opt/aws/amazon-cloudwatch-agent/bin/amazon-cloudwatch-agent-ctl", "cloudwatch-ctl"
             )
@@ -199,3 +209,25 @@ def test_a_missing_image_is_left_to_ecs(tmp_path: Path) -> None:
     assert run.returncode == 0
     assert "WARNING: not pulled; ECS pulls it with the first task" in run.stdout
     assert host.calls[-1] == f"docker logout {REGISTRY}"
+
+
+def test_a_host_with_efa_reserves_huge_pages_and_says_which_devices_it_lacks(
+    tmp_path: Path,
+) -> None:
+    p4d = instance_type("p4d.24xlarge")
+    host = Host(tmp_path / "host")
+    for number in range(4):
+        (host.root / "class" / "infiniband" / f"rdmap{number}").mkdir(parents=True)
+    run = host.boot(has_gpus=True, efa=p4d)
+    assert run.returncode == 0, run.stderr
+    assert "WARNING" not in run.stdout
+    assert (host.root / "etc" / "90-efa.conf").read_text() == "vm.nr_hugepages = 2560\n"
+    assert "modprobe efa" in host.calls
+
+    broken = Host(tmp_path / "broken", broken=("modprobe",))
+    run = broken.boot(has_gpus=True, efa=p4d)
+    assert run.returncode == 0, run.stderr
+    assert broken.ecs_config["ECS_CLUSTER"] == "training"
+    assert any("kernel-modules-extra" in call for call in broken.calls)
+    assert "WARNING: no driver for EFA" in run.stdout
+    assert "WARNING: 0 EFA devices, 4 should be here" in run.stdout

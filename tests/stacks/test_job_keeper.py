@@ -516,7 +516,7 @@ def test_a_head_on_a_bad_host_is_started_again_elsewhere(keeper: ModuleType, aws
     event = ended(head(exits.BAD_HOST, ContainerInstanceArn="h1")) | {"Spec": SPEC.to_json()}
     found = keeper.handler(event, None)
     assert (found["status"], found["again"]) == ("host_lost", True)
-    assert found["reason"] == "failed: its host's GPUs are not healthy"
+    assert found["reason"] == "failed: its host's GPUs or EFA devices are not healthy"
     assert aws.terminated == ["i-h1"]
 
 

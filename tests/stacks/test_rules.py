@@ -34,6 +34,7 @@ EVERYTHING: Settings = {
     "github_repository": "a/b",
     "alarm_email": "a@b.de",
     "spot": "true",
+    "efa": "on",
     "expire_after_days": "90",
 }
 DEPLOYMENTS: dict[str, Settings] = {

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,27 +109,48 @@ def test_a_fourth_preset_may_be_without_gpus_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "num_nodes"),
+    "given",
     [
-        ({"worker_instance_type": "p5.48xlarge"}, 2),
-        ({"worker_instance_type": "g6e.24xlarge", "max_workers": "3"}, 3),
-        (
-            {
-                "preset": "fsdp",  # one worker, and a head that trains
-                "head_instance_type": "p4d.24xlarge",
-                "worker_instance_type": "p4d.24xlarge",
-            },
-            2,
-        ),
+        {"worker_instance_type": "p5.48xlarge"},
+        {"worker_instance_type": "g6e.24xlarge", "max_workers": "3"},
+        {
+            "preset": "fsdp",  # one worker, and a head that trains
+            "head_instance_type": "p4d.24xlarge",
+            "worker_instance_type": "p4d.24xlarge",
+        },
     ],
 )
-def test_several_nodes_that_would_need_efa_are_refused_unless_that_is_accepted(
-    given: dict[str, str], num_nodes: int
+def test_several_nodes_that_need_efa_have_it_unless_it_is_switched_off(
+    given: dict[str, str],
 ) -> None:
-    with pytest.raises(InputError, match=f"needs no EFA while {num_nodes} nodes may train") as told:
+    found = load(**given)
+    assert found.uses_efa
+    assert found.without_efa == ""
+    found = load(**given, efa="off")
+    assert not found.uses_efa
+    assert "gets 100 of its " in found.without_efa
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"efa": "yes"}, "setting efa is 'yes': it must be one of auto, on, off"),
+        ({"efa": "on"}, "it must be auto or off: g5.xlarge has no EFA"),
+        (
+            {
+                "preset": "fsdp",
+                "head_instance_type": "g5.xlarge",
+                "worker_instance_type": "g5.12xlarge",
+                "efa": "on",
+            },
+            "a type with EFA, as g5.12xlarge is, while head_trains is true",
+        ),
+    ],
+    ids=["unknown", "none", "head"],
+)
+def test_efa_where_it_cannot_be_is_refused(given: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
         load(**given)
-    assert "-c allow_without_efa=true" in str(told.value)
-    assert "gets 100 of its " in load(**given, allow_without_efa="true").without_efa
 
 
 @pytest.mark.parametrize(
@@ -143,6 +165,7 @@ def test_one_node_and_hosts_whose_one_card_has_all_the_bandwidth_need_no_efa(
     given: dict[str, str],
 ) -> None:
     assert load(**given).without_efa == ""
+    assert not load(**given).uses_efa, "TCP is enough, and any image has that"
 
 
 def test_cdks_own_context_is_no_setting() -> None:
@@ -316,7 +339,7 @@ def test_one_line_says_that_node_is_past_its_support(
 
 
 def test_what_synth_prints_about_efa_is_a_warning_of_the_stack() -> None:
-    given = {"worker_instance_type": "p5.48xlarge", "allow_without_efa": "true"}
+    given = {"worker_instance_type": "p5.48xlarge", "efa": "off"}
     cloud = cdk.App(context=context(**given), builtin_cloud_formation_validation=False)
     stack = app.build(cloud).synth().get_stack_by_name(TRAINING_STACK)
     said = [str(each.entry.data) for each in stack.messages if "warning" in str(each.level).lower()]

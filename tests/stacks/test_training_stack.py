@@ -319,6 +319,7 @@ def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:
         "TRAIN_SPOT": "0",
         "TRAIN_STORAGE": "s3://<CoreStack:ExportsOutputRefBucket239F7DF2>",
         "TRAIN_CLUSTER": "<ClusterC2E21B66>",
+        "NCCL_SHM_USE_CUDA_MEMCPY": "1",  # four GPUs without NVLink
     }
 
 
@@ -532,6 +533,7 @@ def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
         "worker_instance_type": "g5.12xlarge",
         "max_workers": 1,
         "spot": False,
+        "efa": False,
         "image_tag": content_tag(ROOT),
         "max_heads": 1,
         "root_volume_gib": 0,

@@ -112,7 +112,7 @@ def ended(reason: str, *, exit_code: int | None, stop_code: str) -> dict[str, An
         (
             ended("Essential container exited", exit_code=76, stop_code="EssentialContainerExited"),
             "COMPLETED",
-            "(exit code 76): its host's GPUs are not healthy",
+            "(exit code 76): its host's GPUs or EFA devices are not healthy",
         ),
         (None, "FAILED", "ECS gives up on the head: tasks failed to start."),
     ],

@@ -7,10 +7,10 @@ import pytest
 
 from contract.errors import InputError
 from contract.ranges import Range
+from training.network import EFA, check_efa, named, transport
 from training.recipes.bandwidth import links
 from training.recipes.bandwidth.formulas import Timing
 from training.recipes.bandwidth.settings import MIB, BandwidthConfig
-from training.recipes.bandwidth.transport import EFA, named, transport
 from training.recipes.command import read_command
 
 
@@ -120,6 +120,33 @@ def test_nccls_log_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert transport("nccl", num_hosts=2) == "NCCL over an unknown network"
     assert transport("nccl", num_hosts=1) == "NCCL within the host"
     assert transport("gloo", num_hosts=2) == "gloo over TCP"
+
+
+@pytest.mark.parametrize(
+    ("log", "more", "num_hosts", "backend", "fault"),
+    [
+        ("NET/OFI Selected Provider is efa (found 4 nics)\n", {}, 2, "nccl", ""),
+        ("NCCL INFO Using network Socket\n", {}, 2, "nccl", "and NCCL uses Socket"),
+        (None, {}, 2, "nccl", "and NCCL uses an unknown network"),
+        ("NCCL INFO Using network Socket\n", {}, 1, "nccl", ""),
+        ("NCCL INFO Using network Socket\n", {}, 2, "gloo", ""),
+        ("NCCL INFO Using network Socket\n", {"TRAIN_EFA": "0"}, 2, "nccl", ""),
+        ("NCCL INFO Using network Socket\n", {"NCCL_NET": "Socket"}, 2, "nccl", ""),
+    ],
+    ids=["efa", "tcp", "no log", "one host", "gloo", "off", "chosen"],
+)
+def test_a_host_with_efa_that_is_not_used_ends_the_run_with_the_reason(
+    tmp_path: Path, log: str | None, more: dict[str, str], num_hosts: int, backend: str, fault: str
+) -> None:
+    if log is not None:
+        (tmp_path / f"{os.getpid()}.log").write_text(log)
+    found = {"TRAIN_EFA": "4", "NCCL_DEBUG_FILE": str(tmp_path / "%p.log"), **more}
+    if not fault:
+        check_efa(found, backend=backend, num_hosts=num_hosts)
+        return
+    with pytest.raises(InputError, match=fault) as caught:
+        check_efa(found, backend=backend, num_hosts=num_hosts)
+    assert "deploy with -c efa=off" in str(caught.value)
 
 
 def test_a_slow_host_is_told_from_a_slow_link() -> None:

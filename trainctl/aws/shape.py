@@ -22,6 +22,8 @@ class Shape:
     max_workers: int
     """Worker nodes at a time, of all jobs and the standing cluster together."""
     spot: bool
+    efa: bool
+    """Whether the hosts that train have EFA."""
     image_tag: str
     max_heads: int
     """Heads at a time, of all jobs and the standing cluster together."""
@@ -55,6 +57,7 @@ class Shape:
             head_trains=values["head_trains"],
             max_workers=values["max_workers"],
             spot=values["spot"],
+            efa=values.get("efa", False),  # older stacks had none
             image_tag=values["image_tag"],
             max_heads=values["max_heads"],
             root_volume_gib=values["root_volume_gib"],

@@ -54,6 +54,8 @@ class Setup:
     reduce_gradients: str = "pass"
     reduce_dtype: str = "fp32"
     keep_blocks: bool = False
+    efa: bool = False
+    """Whether hosts reach each other by EFA, with all network cards, and not only by TCP."""
 
     def __post_init__(self) -> None:
         if self.machine.gpu is None:
@@ -216,8 +218,8 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     hosts = -(-shards // setup.machine.num_gpus)
     network = 0.0
     if setup.num_hosts > 1:
-        # One interface, until EFA is used.
-        bandwidth = setup.machine.tcp_gbps / 8 * 1e9 * _NETWORK
+        gbps = setup.machine.network_gbps if setup.efa else setup.machine.tcp_gbps
+        bandwidth = gbps / 8 * 1e9 * _NETWORK
         # Through each link of NCCL's ring, per pass: the blocks' weights in bf16, twice where they
         # do not stay, the embeddings' once, and gradients, unless those wait for the last one. One
         # link of the ring is the way into a host.

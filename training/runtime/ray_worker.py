@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from contract import runs
 from contract.errors import InputError
-from training import recipes
+from training import network, recipes
 from training.record.events import Event, Failed, Preempted, Saving, phase
 from training.runtime.forkserver import be_killed_with, use_threads_of_environment
 
@@ -139,8 +139,10 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
     use_threads_of_environment()
     config = recipes.config_from_json(arguments["config"])
     worker = RayWorker(run_uri=arguments["run_uri"], events=arguments["events"])
-    worker.emit(phase("workers_ready", hosts=_hosts(worker.world_size)))
+    hosts = _hosts(worker.world_size)  # a collective: NCCL has chosen its network
+    worker.emit(phase("workers_ready", hosts=hosts))
     try:
+        network.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
         recipes.by_name(config.recipe).train()(worker, config)
         worker.finish_saves()
     except InputError as error:

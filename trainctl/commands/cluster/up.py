@@ -31,7 +31,7 @@ _EXITS: Final = {
     exits.BAD_INPUT: "its settings are wrong",
     exits.NO_HEAD: "it did not find its head, or lost it",
     exits.REFUSED: "the head refuses its token: redeploy, then take both down and up",
-    exits.BAD_HOST: "its host's GPUs are not healthy",
+    exits.BAD_HOST: "its host's GPUs or EFA devices are not healthy",
     exits.KILLED: "it was killed",
 }
 #: Those that another attempt does not fix.

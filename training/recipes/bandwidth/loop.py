@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 from contract.text import byte_size, significant
 from training import metrics
+from training.network import transport
 from training.recipes.bandwidth import links
 from training.recipes.bandwidth.formulas import Timing
 from training.recipes.bandwidth.settings import COLLECTIVES, BandwidthConfig
-from training.recipes.bandwidth.transport import transport
 from training.record.events import Evaluation, Finished, Start, Stopped, Warned, phase
 from training.record.result import Table
 from training.worker import Worker

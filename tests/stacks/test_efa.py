@@ -1,0 +1,165 @@
+"""EFA: what follows from the instance type, and nothing of it where EFA is not used.
+
+No emulator shows any of this: each trap of real AWS is asserted on the template.
+"""
+
+from typing import Any
+
+import pytest
+
+from contract.instance_types import INSTANCE_TYPES, InstanceType
+from contract.outputs import SHAPE
+from tests.stacks.conftest import Synth, Templates, text
+from tests.stacks.test_training_stack import container, hosts
+
+#: Type -> its EFA interfaces, as AWS has them, typed here a second time.
+TYPES = {"p4d.24xlarge": 4, "p5.48xlarge": 32, "g6e.12xlarge": 1, "g5.12xlarge": 1}
+each_type = pytest.mark.parametrize("machine", TYPES)
+every_efa_type = pytest.mark.parametrize(
+    "machine",
+    [each for each in INSTANCE_TYPES.values() if each.efa_interfaces],
+    ids=lambda each: each.name,
+)
+
+
+def deployed(synth: Synth, machine: str, *, efa: str) -> Templates:
+    return synth(worker_instance_type=machine, max_workers="2", efa=efa)
+
+
+def variables(templates: Templates, node: str) -> dict[str, Any]:
+    return {each["Name"]: each["Value"] for each in container(templates, node)["Environment"]}
+
+
+@each_type
+def test_each_network_card_has_one_interface_that_names_the_group_of_the_nodes(
+    synth: Synth, machine: str
+) -> None:
+    data = hosts(deployed(synth, machine, efa="on"), "worker")
+    # EC2 refuses a template that has both.
+    assert "SecurityGroupIds" not in data
+    found = data["NetworkInterfaces"]
+    assert [each["NetworkCardIndex"] for each in found] == [*range(TYPES[machine])]
+    assert [each["DeviceIndex"] for each in found] == [0, *[1] * (TYPES[machine] - 1)]
+    assert {each["DeleteOnTermination"] for each in found} == {True}
+    for each in found:
+        (group,) = each["Groups"]
+        assert text(group) == "<ClusterSecurityGroup0921994B.GroupId>"
+        # EC2 refuses it with several interfaces, whatever its value; the subnet is the group's.
+        assert not each.keys() & {"AssociatePublicIpAddress", "SubnetId"}
+
+
+@each_type
+def test_card_0_has_a_single_interface_so_that_the_tasks_own_has_room(
+    synth: Synth, machine: str
+) -> None:
+    found = hosts(deployed(synth, machine, efa="on"), "worker")["NetworkInterfaces"]
+    # A card of p5.48xlarge takes two interfaces, and the task's is one.
+    (own,) = [each for each in found if each["NetworkCardIndex"] == 0]
+    assert own["InterfaceType"] == "efa", "the host's own interface carries IP too"
+    others = {each["InterfaceType"] for each in found if each["NetworkCardIndex"]}
+    assert others <= {"efa-only"}, "which takes no address of the subnet"
+
+
+@every_efa_type
+def test_on_every_type_the_interfaces_are_as_many_as_it_has_and_leave_card_0_room(
+    machine: InstanceType,
+) -> None:
+    plan = machine.efa_plan
+    assert len(plan) == machine.efa_interfaces
+    places = {(each.card, each.device) for each in plan}
+    assert len(places) == len(plan)
+    assert {each.card for each in plan} == {*range(len(plan))}, "one on each card"
+    assert [each for each in plan if each.has_ip] == [plan[0]]
+    assert (plan[0].card, plan[0].device) == (0, 0)
+    # Two slots on a card are what the smallest have: the host's and, on card 0, the task's.
+    assert all(each.device <= 1 for each in plan)
+    assert sum(each.card == 0 for each in plan) + 1 <= 2
+
+
+@every_efa_type
+def test_huge_pages_leave_the_container_its_memory(machine: InstanceType) -> None:
+    assert 0 < machine.efa_huge_pages_mib <= 5120
+    # Linux and the firmware keep 3 % of such hosts, the agents 384 MiB.
+    left = 0.97 * machine.memory_mib - machine.container_memory_mib - machine.efa_huge_pages_mib
+    assert left >= 384
+
+
+def test_a_type_without_efa_has_no_plan() -> None:
+    assert INSTANCE_TYPES["g5.xlarge"].efa_plan == ()
+    assert INSTANCE_TYPES["g5.xlarge"].efa_huge_pages_mib == 0
+
+
+@each_type
+def test_the_container_has_every_device_and_may_lock_memory(synth: Synth, machine: str) -> None:
+    found = container(deployed(synth, machine, efa="on"), "worker")
+    paths = [f"/dev/infiniband/uverbs{number}" for number in range(TYPES[machine])]
+    devices = found["LinuxParameters"]["Devices"]
+    assert [each["HostPath"] for each in devices] == paths
+    assert [each["ContainerPath"] for each in devices] == paths
+    assert all(each["Permissions"] == ["read", "write"] for each in devices)
+    (locked,) = [each for each in found["Ulimits"] if each["Name"] == "memlock"]
+    assert (locked["SoftLimit"], locked["HardLimit"]) == (-1, -1)
+
+
+@each_type
+def test_libfabric_and_nccl_are_told_what_the_type_needs(synth: Synth, machine: str) -> None:
+    found = variables(deployed(synth, machine, efa="on"), "worker")
+    assert found["TRAIN_EFA"] == str(TYPES[machine])
+    assert found["FI_PROVIDER"] == "efa"
+    assert found["NCCL_DEBUG"] == "INFO", "NCCL names its network in its log only"
+    assert found["NCCL_DEBUG_FILE"] == "/tmp/nccl-%h-%p.log"
+    # libfabric ends a program that asks for RDMA where the device has none.
+    assert found.get("FI_EFA_USE_DEVICE_RDMA") == ("1" if machine.startswith("p") else None)
+    assert found.get("NCCL_SHM_USE_CUDA_MEMCPY") == ("1" if machine.startswith("g") else None)
+
+
+@each_type
+def test_the_host_loads_the_driver_and_reserves_huge_pages_before_it_joins(
+    synth: Synth, machine: str
+) -> None:
+    script = text(hosts(deployed(synth, machine, efa="on"), "worker")["UserData"])
+    pages = INSTANCE_TYPES[machine].efa_huge_pages_mib // 2
+    assert f"vm.nr_hugepages = {pages}" in script
+    assert "modprobe efa" in script
+    assert f'[ "$found" -eq {TYPES[machine]} ]' in script
+
+
+@each_type
+def test_hosts_with_efa_are_placed_together_and_reach_each_other(
+    synth: Synth, machine: str
+) -> None:
+    templates = deployed(synth, machine, efa="on")
+    assert templates.only("AWS::EC2::PlacementGroup")["Strategy"] == "cluster"
+    placement = hosts(templates, "worker")["Placement"]["GroupName"]
+    assert text(placement) == "<ClusterPlacement0167579F.GroupName>"
+    for kind, peer in (("Ingress", "Source"), ("Egress", "Destination")):
+        rule = templates.only(f"AWS::EC2::SecurityGroup{kind}")
+        assert rule["GroupId"] == rule[f"{peer}SecurityGroupId"]
+        assert rule["IpProtocol"] == "-1", "EFA is no TCP"
+
+
+@each_type
+def test_without_efa_nothing_of_it_is_there(synth: Synth, machine: str) -> None:
+    templates = deployed(synth, machine, efa="off")
+    data = hosts(templates, "worker")
+    assert "NetworkInterfaces" not in data
+    assert len(data["SecurityGroupIds"]) == 1
+    assert "modprobe efa" not in text(data["UserData"])
+    assert "Devices" not in container(templates, "worker")["LinuxParameters"]
+    assert not variables(templates, "worker").keys() & {"TRAIN_EFA", "FI_PROVIDER", "NCCL_DEBUG"}
+    assert '"efa": false' in text(templates.training["Outputs"][SHAPE]["Value"])
+
+
+def test_a_head_that_does_not_train_has_none_of_it(synth: Synth) -> None:
+    templates = deployed(synth, "p5.48xlarge", efa="auto")
+    assert "NetworkInterfaces" not in hosts(templates, "head")
+    assert "Devices" not in container(templates, "head")["LinuxParameters"]
+    assert "TRAIN_EFA" not in variables(templates, "head")
+    assert '"efa": true' in text(templates.training["Outputs"][SHAPE]["Value"])
+
+
+def test_a_head_that_trains_has_all_of_it(synth: Synth) -> None:
+    templates = synth(preset="fsdp", efa="on")  # both are g5.12xlarge
+    assert len(hosts(templates, "head")["NetworkInterfaces"]) == 1
+    assert variables(templates, "head")["TRAIN_EFA"] == "1"
+    assert container(templates, "head")["LinuxParameters"]["Devices"]
