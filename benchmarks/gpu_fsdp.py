@@ -1,6 +1,6 @@
 """The sharded recipe on one GPU, beside transformers' Trainer: tokens/s, MFU, memory, losses.
 
-    python -m benchmarks.gpu_fsdp [--cases 0.6b 1.3b 7b-lora] [--compile] [--profile FILE] [--json]
+    python -m benchmarks.gpu_fsdp [--cases 0.6b 1.3b+compile …] [--profile FILE] [--json]
 
 Needs torch, transformers and peft, not Ray, and no data: models have random weights, and train on
 Python's help texts as bytes. The recipe's own loop runs, with everything that it does in a step;

@@ -89,6 +89,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         counted = labels != IGNORE
         num = counted.sum().clamp(min=1)
+        # What all gradients are multiplied by, in the end: not in each pass over logits.
+        factor = (1.0 if bend.cap else bend.scale) / num
+        learned = hidden * counted[:, None]
         total = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         # Summed over all chunks: bf16 would lose what each adds.
@@ -96,36 +99,36 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if needs_bias else None
         for first in range(0, len(labels), chunk):
             part = slice(first, first + chunk)
-            counts = counted[part, None]
             targets = labels[part].clamp(min=0)[:, None]
-            logits = F.linear(hidden[part], weight, bias).float()
+            products = F.linear(hidden[part], weight, bias)
             slope = None
             if bend.cap:
-                share = logits.mul_(bend.scale / bend.cap).tanh_()
-                slope = (1 - share.square()).mul_(bend.scale)
-                logits = share.mul_(bend.cap)
+                bent = products.float().mul_(bend.scale / bend.cap).tanh_()
+                slope = (1 - bent.square()).mul_(bend.scale)
+                products = bent.mul_(bend.cap)
             elif bend.scale != 1.0:
-                logits.mul_(bend.scale)
-            log_sum = torch.logsumexp(logits, dim=1, keepdim=True)
-            total += ((log_sum - logits.gather(1, targets)) * counts).sum()
+                products = products.float().mul_(bend.scale)
+            # One kernel, in fp32 whatever it reads.
+            log_likely = torch.log_softmax(products, dim=1, dtype=torch.float32)
+            del products
+            at_target = log_likely.gather(1, targets)
+            total -= (at_target * counted[part, None]).sum()
             if grad_hidden is None and grad_weight is None and grad_bias is None:
                 continue
-            # The logits become their own gradient, in place.
-            gradient = logits.sub_(log_sum).exp_()
-            gradient.scatter_add_(1, targets, torch.full_like(log_sum, -1.0))
-            gradient.mul_(counts * (bend.scale / num) if slope is None else counts / num)
-            if slope is not None:
-                gradient.mul_(slope)
+            gradient = _gradient(log_likely, targets, at_target.expm1_(), slope, weight.dtype)
+            del log_likely
             if grad_hidden is not None:
-                torch.mm(gradient.to(weight.dtype), weight, out=grad_hidden[part])
+                torch.mm(gradient, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                grad_weight.addmm_(gradient.t(), hidden[part].float())
+                _add_product(grad_weight, gradient.t(), learned[part])
             if grad_bias is not None:
-                grad_bias += gradient.sum(0)
+                grad_bias += (gradient * counted[part, None]).sum(0, dtype=torch.float32)
+        if grad_hidden is not None:
+            grad_hidden.mul_(counted[:, None] * factor)
         ctx.save_for_backward(
             grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(weight.dtype),
+            None if grad_weight is None else grad_weight.mul_(factor).to(weight.dtype),
+            None if grad_bias is None else grad_bias.mul_(factor).to(weight.dtype),
         )
         return total / num
 
@@ -134,6 +137,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
         (scale,) = above
         gradients = (None if each is None else each * scale for each in ctx.saved_tensors)
         return (*gradients, None, None, None)
+
+
+def _gradient(
+    log_likely: Tensor,
+    targets: Tensor,
+    at_target: Tensor,
+    slope: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """``softmax(z) - onehot(target)``, times the slope of a bend, in ``dtype``.
+
+    Args:
+        log_likely: ``log_softmax(z)`` in fp32; overwritten.
+        at_target: that difference at the targets, computed in fp32: near 0 where a model is sure,
+            which 16 bits would lose if they held the probability.
+    """
+    if slope is not None:
+        return log_likely.exp_().scatter_(1, targets, at_target).mul_(slope).to(dtype)
+    if dtype == log_likely.dtype:
+        likely = log_likely.exp_()
+    else:
+        likely = torch.exp(log_likely, out=torch.empty_like(log_likely, dtype=dtype))
+    return likely.scatter_(1, targets, at_target.to(dtype))
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """``total += left @ right``, with a ``total`` in fp32, whose sum is never in 16 bits."""
+    if left.dtype == total.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
+    else:
+        total.addmm_(left.float(), right.float())
 
 
 def plain_cross_entropy(

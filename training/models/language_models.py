@@ -250,8 +250,13 @@ def shard(
         keeps_blocks: blocks stay whole from their forward to their backward pass, which saves a
             gather.
     """
+    of: Any = trained.model  # transformers' own methods
+    first, last = of.get_input_embeddings(), of.get_output_embeddings()
     if mesh.size() == 1:
-        trained.autocast = torch.bfloat16 if bf16 else None
+        if bf16:
+            trained.autocast = torch.bfloat16
+            # What goes from block to block, too, as with FSDP: autocast alone leaves it in fp32.
+            first.register_forward_hook(_in_bf16)
         return
     settings: Any = {
         "mesh": mesh,
@@ -268,8 +273,6 @@ def shard(
         block.set_modules_to_forward_prefetch([after])
     for block, before in pairwise(reversed(stack)):
         block.set_modules_to_backward_prefetch([before])
-    of: Any = trained.model  # transformers' own methods
-    first, last = of.get_input_embeddings(), of.get_output_embeddings()
     if first.weight is not last.weight:
         fully_shard(first, **settings)
         first.set_unshard_in_backward(False)
@@ -279,6 +282,10 @@ def shard(
         stack[-1].set_modules_to_forward_prefetch([last])
     fully_shard(trained, **settings)  # last: takes what the others left over
     register_fsdp_forward_method(trained, "compare")
+
+
+def _in_bf16(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+    return output.to(torch.bfloat16)
 
 
 def reshard(trained: nn.Module) -> None:
