@@ -56,8 +56,8 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "ddp": {"epochs": 10, "lr": 1e-3, "flip": True, "weight_decay": 0.05},
     # The same ten epochs at a higher peak: 0.004 more on FashionMNIST (docs/benchmarks.md).
     "tuned": {"epochs": 10, "lr": 3e-3, "flip": True, "weight_decay": 0.05},
-    # The model for small images: 0.016 more than `tuned`. It is for GPUs, which wait for Python with
-    # the standard stem and half the batch; a CPU takes 17 times as long for an epoch.
+    # The model for small images, 0.016 better than `tuned`. It is for GPUs, which wait for Python
+    # with the standard stem and half the batch; a CPU takes 17 times as long for an epoch.
     "small-stem": {
         "epochs": 10,
         "stem": "small",
