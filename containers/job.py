@@ -124,6 +124,8 @@ class Job:
             try:
                 code = self._bring_up(address, environment)
                 if code is None:
+                    code = self._pass_gate(address, environment)
+                if code is None:
                     self._watch_demand(f"{address}:{GCS_PORT}", ended)
                     code = self._run_command(address, environment)
                 return code
@@ -179,6 +181,38 @@ class Job:
         new.write_text(text, encoding="utf-8")
         new.replace(self._folder / _SCALING)
 
+    def _pass_gate(self, address: str, environment: Mapping[str, str]) -> int | None:
+        """Run what must succeed before the job's command; an exit code where it does not."""
+        words = self._config.spec.before
+        if not words:
+            return None
+        say(f"before the job's command: {' '.join(words)}")
+        code = self._wait(self._start(words, None, address, environment), self._ray)
+        if code == exits.OK:
+            return None
+        say(
+            f"the job's command is not started: what must succeed before it has ended with exit "
+            f"code {code}, for the reason above"
+        )
+        return code
+
+    def _start(
+        self,
+        words: tuple[str, ...],
+        folder: Path | None,
+        address: str,
+        environment: Mapping[str, str],
+    ) -> Program:
+        """
+        Raises:
+            InputError: there is no such program.
+        """
+        own = {ENV_RUN: self._config.spec.run, "RAY_ADDRESS": f"{address}:{GCS_PORT}"}
+        try:
+            return Program(words, folder=folder, environment={**environment, **own})
+        except OSError as error:
+            raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
+
     def _run_command(self, address: str, environment: Mapping[str, str]) -> int:
         spec = self._config.spec
         # A process of Ray may still write there.
@@ -203,19 +237,7 @@ class Job:
                     say(f"running {' '.join(words)}")
             except Stopped:
                 return self._ending or exits.FAILED
-            try:
-                command = Program(
-                    words,
-                    folder=place,
-                    environment={
-                        **environment,
-                        **variables,
-                        ENV_RUN: spec.run,
-                        "RAY_ADDRESS": f"{address}:{GCS_PORT}",
-                    },
-                )
-            except OSError as error:
-                raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
+            command = self._start(words, place, address, {**environment, **variables})
             try:
                 return self._wait(command, self._ray)
             finally:

@@ -82,6 +82,8 @@ class JobSpec:
     """Where the command runs."""
     attempts: int = DEFAULT_ATTEMPTS
     """How often the head is started, at most, when its host is lost."""
+    before: tuple[str, ...] = ()
+    """Words of a command that must succeed on the head before the other one starts; empty: none."""
     code: str = ""
     """``s3://`` address of an archive with the user's code; empty: the image's own."""
     code_sha256: str = ""
@@ -99,6 +101,9 @@ class JobSpec:
         object.__setattr__(self, "command", tuple(self.command))
         if not self.command or not all(isinstance(word, str) for word in self.command):
             raise _wrong("command", [*self.command], "a list of at least one word")
+        object.__setattr__(self, "before", tuple(self.before))
+        if not all(isinstance(word, str) for word in self.before):
+            raise _wrong("before", [*self.before], "a list of words")
         if not self.command[0]:
             raise _wrong("command", [*self.command], "a list whose first word is a program")
         self._check_number("max_seconds", 1, MAX_SECONDS)
@@ -161,6 +166,8 @@ class JobSpec:
             "variables": dict(self.variables),
             "secrets": dict(self.secrets),
             "prices": self.prices and self.prices.to_json(),
+            # Only where it is asked for: images of the version before do not know it.
+            **({"before": [*self.before]} if self.before else {}),
         }
 
     @classmethod
@@ -193,6 +200,8 @@ class JobSpec:
             raise _wrong("run", given["run"], "text")
         if not isinstance(given["command"], list):
             raise _wrong("command", given["command"], "a list of at least one word")
+        if not isinstance(given.get("before", []), list):
+            raise _wrong("before", given["before"], "a list of words")
         for name in ("variables", "secrets"):
             if not isinstance(given.get(name, {}), dict):
                 raise _wrong(name, given[name], "an object of texts")

@@ -221,6 +221,8 @@ class Options(TypedDict, total=False):
     """Deadline, in hours after the submission, waiting included."""
     max_cost: float
     """US dollars that the maximum cost may reach; without ``max_hours`` the deadline follows."""
+    before: Literal["bandwidth"]
+    """What must succeed before the command starts: the network between the nodes is measured."""
     wait_minutes: float
     """How long to wait for hosts."""
     spot: bool
@@ -244,6 +246,7 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "on": ((str,), f"one of {', '.join(On)}"),
     "max_hours": ((int, float), "a number"),
     "max_cost": ((int, float), "a number"),
+    "before": ((str,), "text"),
     "wait_minutes": ((int, float), "a number"),
     "spot": ((bool,), "True or False"),
     "env": ((Mapping,), "a dictionary"),

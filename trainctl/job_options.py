@@ -18,7 +18,7 @@ from contract.job import (
     SECRETS_PREFIX,
 )
 from contract.ranges import Range
-from trainctl import completion
+from trainctl import completion, gate
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
 from trainctl.job_file import File, JobFile, written
@@ -101,6 +101,16 @@ class JobOptions:
             metavar="DOLLARS",
             help="Refuse a job whose maximum cost is above this; without --max-hours, give it the "
             "longest deadline that stays within it.",
+            show_default=False,
+        ),
+    ] = None
+    before: Annotated[
+        str | None,
+        typer.Option(
+            "--before",
+            metavar=gate.BANDWIDTH,
+            help="First measure the network between the nodes; where it is much slower than it "
+            "should be, name the slow node and end the job.",
             show_default=False,
         ),
     ] = None

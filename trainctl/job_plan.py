@@ -21,7 +21,7 @@ from contract.job import MAX_JOB_ID, JobSpec, Placement
 from contract.prices import Prices
 from contract.ranges import Range
 from contract.text import duration
-from trainctl import code_folder, data_sets, published_models, variables
+from trainctl import code_folder, data_sets, gate, published_models, variables
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.files import Bucket
 from trainctl.aws.shape import Shape
@@ -113,6 +113,9 @@ class JobPlan:
             "command": " ".join(spec.command),
             "runs on": self.why_on,
             "code": self.code,
+            "before": f"{gate.BANDWIDTH}, at least {gate.floor(shape):.3g} GB/s"
+            if spec.before
+            else "",
             "hosts": hosts,
             "workers": f"{self.workers}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
@@ -226,6 +229,9 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         variables=from_here,
         secrets=from_secrets,
         prices=prices,
+        before=gate.command(given.before, run=run, nodes=nodes, shape=shape)
+        if given.before is not None
+        else (),
     )
     plan = JobPlan(
         spec=spec,

@@ -185,6 +185,35 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own() -> None:
     assert reason(job.Job(config(), head), Process(1)) == exits.RAY_FAILED
 
 
+@pytest.mark.parametrize(
+    ("before", "code", "said"),
+    [
+        ((), None, ""),
+        (("sh", "-c", "exit 0"), None, "before the job's command: sh -c exit 0"),
+        (("sh", "-c", "exit 1"), 1, "the job's command is not started"),
+    ],
+    ids=["none", "passed", "failed"],
+)
+def test_what_must_succeed_before_the_command_ends_the_job_where_it_fails(
+    before: tuple[str, ...], code: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
+    own = job.Job(ordered(before=before), head)
+    own._ray = Process()  # type: ignore[assignment]
+    assert own._pass_gate("10.0.0.5", os.environ) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_gate_knows_the_job_and_its_ray(tmp_path: Path) -> None:
+    script = f'echo "$TRAIN_RUN $RAY_ADDRESS" > {tmp_path}/seen'
+    own = job.Job(
+        ordered(before=("sh", "-c", script)), NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
+    )
+    own._ray = Process()  # type: ignore[assignment]
+    assert own._pass_gate("10.0.0.5", os.environ) is None
+    assert (tmp_path / "seen").read_text() == "r1 10.0.0.5:6379\n"
+
+
 def test_workers_that_came_once_are_no_lack_of_capacity_later() -> None:
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
     own = job.Job(ordered(capacity_wait_s=0), head)

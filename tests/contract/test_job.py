@@ -51,6 +51,7 @@ def values(spec: JobSpec) -> dict[str, Any]:
             variables={"A": "", "B": "{}"},
             secrets={"KEY": "training/key"},
             prices=PRICES,
+            before=("python", "-m", "training.launch", "bandwidth"),
         ),
     ],
 )

@@ -12,6 +12,7 @@ from botocore.exceptions import NoCredentialsError
 
 from contract import exits, nodes
 from contract.errors import InputError
+from contract.instance_types import instance_type
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
 from contract.ranges import Range
 from tests.trainctl.account import Account, refused
@@ -66,6 +67,8 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--", "--help"], "trainctl settings ddp shows the settings"),
     ([*FSDP, "--", "-h"], "trainctl settings fsdp shows the settings"),
     # The job.
+    ([*SUBMIT, "--before", "speed"], "--before is 'speed': it must be bandwidth"),
+    ([*SUBMIT, "--before", "bandwidth", "--nodes", "1:4"], "this job may start with one: give mo"),
     ([*SUBMIT, "--run", "a/b"], "run name 'a/b' is not usable"),
     ([*SUBMIT, "--workers", "2"], "there is no option --workers here"),
     ([*SUBMIT, "-w", "2"], "Give --nodes"),
@@ -544,3 +547,39 @@ def test_a_recipe_runs_on_the_head_and_nowhere_else(
     assert main(["submit", "ddp", "--yes"]) == 0
     (sent,) = account.sent("start_execution")
     assert JobSpec.from_json(sent["input"]).on == Placement.HEAD
+
+
+@pytest.mark.parametrize(
+    ("shape", "floor"),
+    [
+        ({}, 3.5),  # g5.12xlarge: 40 Gb/s
+        ({"worker_instance_type": "p4d.24xlarge", "efa": True}, 35.0),
+        # One network card of 100 Gb/s is all that TCP has.
+        ({"worker_instance_type": "p4d.24xlarge", "efa": False}, 8.75),
+    ],
+    ids=["g5", "efa", "tcp"],
+)
+def test_a_gate_measures_the_network_of_the_fewest_nodes_against_what_their_type_has(
+    account: Account, shape: dict[str, Any], floor: float, code: Path
+) -> None:
+    account.shape |= shape
+    long = "r" * 63
+    given = ["--before", "bandwidth", "--nodes", "2:4", "--run", long, "--code", str(code)]
+    assert main(["submit", *given, "--yes", "--", "python", "mine.py"]) == 0
+    order = JobSpec.from_json(account.sent("start_execution")[0]["input"])
+    assert order.command == ("python", "mine.py")
+    found = command.parse(order.before[3:])
+    assert order.before[:3] == ("python", "-m", "training.launch")
+    assert (found.recipe.name, found.preset, found.overwrite) == ("bandwidth", "quick", True)
+    assert found.workers == Range(2 * account_gpus(account), 2 * account_gpus(account))
+    assert found.settings["floor"] == pytest.approx(floor)
+    assert found.run == "r" * 53 + "-bandwidth"
+
+
+def account_gpus(account: Account) -> int:
+    return instance_type(account.shape["worker_instance_type"]).num_gpus
+
+
+def test_an_order_without_a_gate_is_what_older_images_read(account: Account) -> None:
+    assert main(SUBMIT) == 0
+    assert "before" not in json.loads(account.sent("start_execution")[0]["input"])
