@@ -358,7 +358,7 @@ class Job:
         is_late = self._capacity_at is None and waited > config.spec.capacity_wait_s
         if self._demand is not None and self._demand.reason:
             say(f"the program {self._demand.reason}")
-            return exits.BAD_INPUT
+            return exits.ASKS_TOO_MUCH
         if there < needed and is_late:
             say(f"{there} of {needed} worker nodes after {waited:.0f} s: no capacity")
             return exits.NO_CAPACITY

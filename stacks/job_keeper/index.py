@@ -122,6 +122,8 @@ def verdict(
         return ended(JobStatus.IMAGE_NOT_FOUND, f"image not found: {said}")
     if how is Ending.OUT_OF_MEMORY:
         return ended(JobStatus.FAILED, "failed: out of memory on the head")
+    if code == exits.ASKS_TOO_MUCH:
+        return ended(JobStatus.FAILED, "failed: asks for more than the job can have")
     if code is not None:
         return ended(JobStatus.FAILED, f"failed: user code exit {code}")
     why = said or error or "unknown"

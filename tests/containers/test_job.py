@@ -305,7 +305,7 @@ def test_a_program_that_asks_for_more_than_the_job_can_have_ends_it(
     )
     for now in (0.0, demand.MEANT_S):
         own._demand.take(seen, now=now)
-    assert reason(own, Process()) == exits.BAD_INPUT
+    assert reason(own, Process()) == exits.ASKS_TOO_MUCH
     assert capfd.readouterr().err == (
         "node: the program asks for 5 workers of 8 CPUs each; this job has at most 4\n"
     )

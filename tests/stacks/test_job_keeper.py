@@ -80,6 +80,7 @@ ENDS = [
     (head(0), "", "succeeded", "succeeded", False),
     (head(3), "", "failed", "failed: user code exit 3", False),
     (head(1), "", "failed", "failed: user code exit 1", False),
+    (head(78), "", "failed", "failed: asks for more than the job can have", False),
     (head(124), "", "deadline", "deadline", False),
     ({}, "States.Timeout", "deadline", "deadline", False),
     (head(75), "", "no_capacity", "no capacity", False),
