@@ -107,7 +107,8 @@ PROGRAMS: Final = (
         progress=r"\bepoch (\d+) loss",
         length=60,
         prints_saves=True,
-        file="/state.pt",
+        # Ray Train writes it some seconds after a checkpoint, which counts only then.
+        file="/checkpoint_manager_snapshot.json",
     ),
     # Of the packages' own tests and examples: short, and they save nothing.
     Program(
