@@ -1,7 +1,8 @@
 """A scaling study as jobs: the same training on more and more nodes, one job after the other."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from contract.job import JobStatus
 from contract.runs import check_run_name
@@ -10,6 +11,9 @@ from trainctl.errors import CliError, UsageError
 from trainctl.job_plan import JobPlan
 from training.recipes.command import RunCompleteError
 from training.study.series import Point
+
+#: Network -> variables that make NCCL use it. EFA is what hosts that have it use by themselves.
+NETWORKS: Final[Mapping[str, Mapping[str, str]]] = {"efa": {}, "tcp": {"NCCL_NET": "Socket"}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,6 +24,8 @@ class Wanted:
     """Recipe and settings."""
     run: str
     nodes: int
+    network: str
+    """What its hosts are told to use, of ``NETWORKS``; empty: nothing."""
     options: api.Options
     """Of its job."""
 
@@ -42,19 +48,45 @@ class Wanted:
         return api.submit(*self.words, **self.options)
 
 
+def networks(text: str, *, has_efa: bool) -> list[str]:
+    """The values of ``--network``, each once; one empty one where none is given.
+
+    Raises:
+        UsageError: there is no such network, or this deployment has none.
+    """
+    found = list(dict.fromkeys(text.split(","))) if text else [""]
+    if text and not {*found} <= NETWORKS.keys():
+        raise UsageError(f"--network is {text!r}: give {' or '.join(NETWORKS)}, or both: efa,tcp")
+    if "efa" in found and not has_efa:
+        raise UsageError(
+            "--network efa: the hosts of this deployment have no EFA; deploy again with a type "
+            'that has it: make deploy ARGS="-c efa=on ..."'
+        )
+    return found
+
+
 def wanted(
-    words: Sequence[str], *, name: str, nodes: Sequence[int], options: api.Options
+    words: Sequence[str],
+    *,
+    name: str,
+    nodes: Sequence[int],
+    networks: Sequence[str],
+    options: api.Options,
 ) -> list[Wanted]:
-    """The runs of a study, in the order of ``nodes``; they are called NAME-NODES.
+    """The runs of a study, one network after the other; they are called NAME-NODES, or
+    NAME-NETWORK-NODES.
 
     Args:
         options: those that all jobs of the study share.
     """
     found = []
-    for each in nodes:
-        run = check_run_name(f"{name}-{each}")
-        own: api.Options = {**options, "run": run, "nodes": each}
-        found.append(Wanted(words=words, run=run, nodes=each, options=own))
+    for network in networks:
+        for each in nodes:
+            run = check_run_name("-".join(filter(None, (name, network, str(each)))))
+            own: api.Options = {**options, "run": run, "nodes": each}
+            if variables := NETWORKS.get(network):
+                own["env"] = variables
+            found.append(Wanted(words=words, run=run, nodes=each, network=network, options=own))
     return found
 
 
@@ -68,7 +100,7 @@ def _found(each: Wanted) -> api.Job | None:
     return job if job.status in (JobStatus.RUNNING, JobStatus.SUCCEEDED) else None
 
 
-def points(runs: Sequence[Wanted]) -> Iterator[tuple[api.Job, Point | None]]:
+def points(runs: Sequence[Wanted]) -> Iterator[tuple[Wanted, api.Job, Point | None]]:
     """Each run's job as soon as it is there, and then once more with what it has shown.
 
     Raises:
@@ -76,7 +108,7 @@ def points(runs: Sequence[Wanted]) -> Iterator[tuple[api.Job, Point | None]]:
     """
     for each in runs:
         job = each.job()
-        yield job, None
+        yield each, job, None
         outcome = job.wait()
         if outcome.status != JobStatus.SUCCEEDED:
             raise CliError(
@@ -85,6 +117,7 @@ def points(runs: Sequence[Wanted]) -> Iterator[tuple[api.Job, Point | None]]:
             )
         prices = job.spec.prices if job.spec else None
         yield (
+            each,
             job,
             Point.of(
                 job.metrics(),

@@ -23,9 +23,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def trains(account: Account, monkeypatch: pytest.MonkeyPatch, *, fails_at: int = 0) -> None:
+def trains(
+    account: Account, monkeypatch: pytest.MonkeyPatch, *, fails_at: int = 0, slower: str = "-"
+) -> None:
     """Every job ends at once and has trained; a node has 4 workers. The one with ``fails_at`` nodes
-    finds no hosts."""
+    finds no hosts; those with ``slower`` in their names take twice the time."""
     start = account.on_start_execution
 
     def ended(*, name: str, input: str, **more: Any) -> Any:
@@ -41,7 +43,9 @@ def trains(account: Account, monkeypatch: pytest.MonkeyPatch, *, fails_at: int =
             "cause": json.dumps(outcome),
         }
         # The second node makes backward twice as long.
+        times = 2 if f"-{slower}-" in order.run else 1
         phases = {**PHASES, "backward": 0.05 * nodes}
+        phases = {name: times * seconds for name, seconds in phases.items()}
         events = stretch(1, 4 * nodes, phases) + stretch(2, 4 * nodes, phases)
         lines = "".join(json.dumps(to_json(each)) + "\n" for each in events)
         account.objects[f"runs/{order.run}/metrics.jsonl"] = lines.encode()
@@ -82,6 +86,26 @@ def test_each_number_of_nodes_is_a_job_of_the_same_training(
     assert found["bottleneck"] in said.out
 
 
+def test_two_networks_are_two_series_of_the_same_training(
+    account: Account,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    here: Path,
+) -> None:
+    account.shape |= {"worker_instance_type": "p4d.24xlarge", "efa": True}
+    trains(account, monkeypatch, slower="tcp")
+    assert main(["study", "ddp", "--nodes", "1,2", "--network", "efa,tcp", "--yes"]) == 0
+    found = orders(account)
+    assert [each.run for each in found] == [
+        *("study-ddp-efa-1", "study-ddp-efa-2", "study-ddp-tcp-1", "study-ddp-tcp-2")
+    ]
+    assert [each.variables for each in found] == [{}, {}, *[{"NCCL_NET": "Socket"}] * 2]
+    efa, tcp = json.loads((here / "study-ddp" / FIGURES_FILE).read_text())
+    assert (efa["network"], tcp["network"]) == ("efa", "tcp")
+    said = capsys.readouterr().out
+    assert "With 8 workers an epoch over efa takes 50% of the time that it takes over tcp." in said
+
+
 def test_given_again_it_starts_nothing_that_has_succeeded(
     account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,9 +140,21 @@ def test_a_job_that_fails_ends_it_and_what_the_others_showed_is_shown(
         (["ddp", "--nodes", "1,9"], "--nodes is 9: this deployment takes"),
         (["ddp", "--workers", "2"], "there is no option --workers here"),
         (["ddp", "--epoch", "2"], "did you mean --epochs?"),
+        (["ddp", "--network", "ib"], "--network is 'ib': give efa or tcp, or both: efa,tcp"),
+        (["ddp", "--network", "efa,tcp"], "the hosts of this deployment have no EFA"),
         (["ddp"], "stdin is not a terminal"),
     ],
-    ids=["recipe", "bandwidth", "range", "too many", "workers", "setting", "unasked"],
+    ids=[
+        "recipe",
+        "bandwidth",
+        "range",
+        "too many",
+        "workers",
+        "setting",
+        "network",
+        "no efa",
+        "unasked",
+    ],
 )
 def test_mistakes_are_refused_before_anything_starts(
     account: Account, words: list[str], message: str, capsys: pytest.CaptureFixture[str]

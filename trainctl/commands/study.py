@@ -13,7 +13,7 @@ from trainctl.aws.deployment import Deployment
 from trainctl.errors import CliError, UsageError
 from trainctl.options import AsJson, NoWorkers, Profile, Region, Yes
 from trainctl.pricing import dollars
-from training.study.series import Point, Series, command_of, text
+from training.study.series import Point, Series, command_of, comparisons, text
 
 
 def study(
@@ -34,6 +34,14 @@ def study(
         int | None,
         typer.Option(metavar="N", help="Steps of each run.", show_default="all of its epochs"),
     ] = None,
+    network: Annotated[
+        str,
+        typer.Option(
+            metavar="efa,tcp",
+            help="Run the series over EFA, over TCP, or over both, on hosts with EFA.",
+            show_default="as deployed",
+        ),
+    ] = "",
     _workers: NoWorkers = None,
     name: Annotated[
         str,
@@ -73,34 +81,40 @@ def study(
     command = command_of(words[0], words[1:], steps=steps)
     called = name or f"study-{words[0]}"
     options: api.Options = {"max_hours": max_hours, "profile": profile, "region": region}
-    runs = studies.wanted(
-        command, name=called, nodes=numbers_of(nodes, option="--nodes"), options=options
-    )
-    _confirm(runs, yes=yes, profile=profile, region=region)
-    found: list[Point] = []
+    numbers = numbers_of(nodes, option="--nodes")
+    shape = Deployment.find(profile=profile, region=region, to_start=True).shape
+    networks = studies.networks(network, has_efa=shape.efa)
+    runs = studies.wanted(command, name=called, nodes=numbers, networks=networks, options=options)
+    _confirm(runs, yes=yes, limit=shape.confirm_above_usd)
+    found: dict[str, list[Point]] = {}
     failure: CliError | None = None
     try:
-        for job, point in studies.points(runs):
+        for run, job, point in studies.points(runs):
             if point is None:
                 output.say(f"{job.run}: job {job.id}")
             else:
-                found.append(point)
+                found.setdefault(run.network, []).append(point)
     except CliError as error:
         failure = error  # what the others have shown is shown all the same
     except KeyboardInterrupt:
         output.say("\nThe job keeps running; the same command continues the study")
         raise typer.Exit(exits.INTERRUPTED) from None
     if found:
-        _show(Series(recipe=words[0], points=tuple(found)), Path(to or called), as_json=as_json)
+        series = [
+            Series(recipe=words[0], points=tuple(points), network=name)
+            for name, points in found.items()
+        ]
+        _show(series, Path(to or called), as_json=as_json)
     if failure is not None:
         raise failure
 
 
-def _confirm(
-    runs: list[studies.Wanted], *, yes: bool, profile: str | None, region: str | None
-) -> None:
-    """Show what the jobs that are not there yet can cost, and ask."""
-    limit = Deployment.find(profile=profile, region=region, to_start=True).shape.confirm_above_usd
+def _confirm(runs: list[studies.Wanted], *, yes: bool, limit: float) -> None:
+    """Show what the jobs that are not there yet can cost, and ask.
+
+    Args:
+        limit: US dollars above which Enter means no.
+    """
     costs = [plan.usd_at_most for each in runs if (plan := each.plan()) is not None]
     if not costs:
         return
@@ -112,14 +126,14 @@ def _confirm(
     output.confirm("Start them?", yes=yes, default=not is_expensive)
 
 
-def _show(series: Series, folder: Path, *, as_json: bool) -> None:
+def _show(series: list[Series], folder: Path, *, as_json: bool) -> None:
     from training.study import draw
 
-    files = draw.write([series], folder)
+    files = draw.write(series, folder)
     if as_json:
-        output.print_json([series.to_json()])
+        output.print_json([each.to_json() for each in series])
     else:
-        output.print_text(text(series))
+        output.print_text("\n\n".join([*map(text, series), *comparisons(series)]))
     for file in files:
         output.say(str(file))
     if len(files) == 1:

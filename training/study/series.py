@@ -383,3 +383,22 @@ def text(series: Series) -> str:
     ]
     title = [f"network: {series.network}"] if series.network else []
     return "\n".join([*title, *lines, "", *series.notes(), series.bottleneck()])
+
+
+def comparisons(series: Sequence[Series]) -> list[str]:
+    """A sentence for each series after the first: how long an epoch takes in it, with the most
+    workers that both have."""
+    found = []
+    first = series[0]
+    for other in series[1:]:
+        both = {each.workers for each in first.points} & {each.workers for each in other.points}
+        if not both:
+            continue
+        here, there = (
+            next(each for each in one.points if each.workers == max(both)) for one in (first, other)
+        )
+        found.append(
+            f"With {max(both)} workers an epoch over {first.network} takes "
+            f"{here.epoch_s / there.epoch_s:.0%} of the time that it takes over {other.network}."
+        )
+    return found
