@@ -25,7 +25,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from contract import exits
+from contract.endings import Ending, ending
 from contract.job import JOB_GROUP
 from contract.nodes import CONTAINER, HEAD
 
@@ -358,7 +358,16 @@ def _has_ended(task: "TaskTypeDef") -> bool:
 
 
 def _bad_host(task: "TaskTypeDef") -> bool:
-    return any(each.get("exitCode") == exits.BAD_HOST for each in task.get("containers", []))
+    """Whether it ended because its host is not fit: it says so, or ECS does where it never ran."""
+    return any(
+        ending(
+            stop_code=task.get("stopCode", ""),
+            reason=each.get("reason") or task.get("stoppedReason", ""),
+            exit_code=each.get("exitCode"),
+        )
+        is Ending.BAD_HOST
+        for each in task.get("containers", [])
+    )
 
 
 def _to(tags: Mapping[str, str]) -> "list[TagTypeDef]":

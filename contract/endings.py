@@ -12,6 +12,19 @@ from contract import exits
 
 #: Stop codes of a task whose host went away below it.
 _HOST_LOST: Final = ("SpotInterruption", "TerminationNotice")
+#: What is wrong with an image that another attempt cannot pull either.
+_NO_IMAGE: Final = r"not found|manifest unknown|does not exist|no such image|platform"
+#: GPUs that do not answer when a container starts, and a full disk: the next task fails there too.
+_BAD_HOST: Final = (
+    r"nvidia-container|libnvidia|libcuda|NVML|could not select device driver|"
+    r"no space left on device"
+)
+#: The host or AWS could not do its part.
+_HOST_FAULT: Final = (
+    r"Cannot(Pull|Create|Start|Inspect)Container|ResourceInitialization|ContainerRuntime|"
+    r"DockerTimeout|\bAGENT\b|agent .*disconnect|Throttl|Rate exceeded|"
+    r"ECS\.(AmazonECS|Server)Exception"
+)
 
 
 class Ending(Enum):
@@ -24,7 +37,11 @@ class Ending(Enum):
     SURPLUS = auto()
     """Its service had more tasks than it should keep."""
     IMAGE_NOT_FOUND = auto()
-    """Its image could not be pulled."""
+    """There is no such image."""
+    BAD_HOST = auto()
+    """Its host is not fit to run it: its GPUs do not answer, or its disk is full."""
+    HOST_FAULT = auto()
+    """Its host or AWS could not start it: a pull, a secret, the agent, throttling."""
     OUT_OF_MEMORY = auto()
     """Linux killed it because it used more memory than it may."""
     KILLED = auto()
@@ -40,7 +57,8 @@ def ending(*, stop_code: str, reason: str, exit_code: int | None) -> Ending:
 
     Args:
         stop_code: of the task.
-        reason: of its container, or of the task where the container has none.
+        reason: of its container, or of the task where the container has none; the error of RunTask
+            where there is no task.
         exit_code: of its container; None where it has none.
     """
     if stop_code in _HOST_LOST or re.search(r"Host EC2 .*(terminated|stopped)", reason):
@@ -49,10 +67,19 @@ def ending(*, stop_code: str, reason: str, exit_code: int | None) -> Ending:
         return Ending.STOPPED
     if stop_code == "ServiceSchedulerInitiated":
         return Ending.SURPLUS
-    if "CannotPullContainer" in reason:
+    has_not_run = exit_code is None
+    if exit_code == exits.BAD_HOST or (has_not_run and _says(_BAD_HOST, reason)):
+        return Ending.BAD_HOST
+    if "CannotPullContainer" in reason and _says(_NO_IMAGE, reason):
         return Ending.IMAGE_NOT_FOUND
     if "OutOfMemory" in reason:
         return Ending.OUT_OF_MEMORY
     if exit_code == exits.KILLED:
         return Ending.KILLED
-    return Ending.NOT_STARTED if exit_code is None else Ending.EXITED
+    if has_not_run:
+        return Ending.HOST_FAULT if _says(_HOST_FAULT, reason) else Ending.NOT_STARTED
+    return Ending.EXITED
+
+
+def _says(pattern: str, reason: str) -> bool:
+    return re.search(pattern, reason, re.IGNORECASE) is not None

@@ -46,6 +46,7 @@ class CoreStack(cdk.Stack):
         self.vpc = self._network(settings)
         self.training_subnets = self.vpc.select_subnets(subnet_group_name="Training")
         self.bucket = self._bucket(settings)
+        self._limit_s3_endpoint()
         self.repositories = {node: self._repository(node) for node in (nodes.HEAD, nodes.WORKER)}
         # Whether TrainingStack needs both depends on its settings, and an export that is in use
         # cannot go: without this, a change of them would have to take two deploys.
@@ -99,7 +100,9 @@ class CoreStack(cdk.Stack):
         _pin(vpc, "Vpc")
         # Free, and it carries checkpoints, data and the layers of ECR's images past the NAT
         # gateway, which bills every GB.
-        vpc.add_gateway_endpoint("S3Endpoint", service=ec2.GatewayVpcEndpointAwsService.S3)
+        self._s3_endpoint = vpc.add_gateway_endpoint(
+            "S3Endpoint", service=ec2.GatewayVpcEndpointAwsService.S3
+        )
         if settings.interface_endpoints:
             self._interface_endpoints(vpc, settings)
 
@@ -116,6 +119,26 @@ class CoreStack(cdk.Stack):
             max_aggregation_interval=ec2.FlowLogMaxAggregationInterval.TEN_MINUTES,
         )
         return vpc
+
+    def _limit_s3_endpoint(self) -> None:
+        """Nodes read from any bucket, as images and packages need, and write into their own."""
+        anyone = [iam.AnyPrincipal()]
+        self._s3_endpoint.add_to_policy(
+            iam.PolicyStatement(
+                sid="Read",
+                principals=anyone,
+                actions=["s3:Get*", "s3:List*"],
+                resources=["*"],
+            )
+        )
+        self._s3_endpoint.add_to_policy(
+            iam.PolicyStatement(
+                sid="OwnBucket",
+                principals=anyone,
+                actions=["s3:*"],
+                resources=[self.bucket.bucket_arn, self.bucket.arn_for_objects("*")],
+            )
+        )
 
     def _interface_endpoints(self, vpc: ec2.Vpc, settings: Settings) -> None:
         group = ec2.SecurityGroup(

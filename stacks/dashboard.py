@@ -188,11 +188,18 @@ class Dashboard(Construct):
             "SweepMissing",
             alarm_description="Nothing has looked for hosts without a task for half an hour: is "
             "the rule of the sweep disabled? Right after a deploy this is no fault.",
-            metric=jobs.keeper.metric_invocations(period=Duration.seconds(times.SWEEP_EVERY_S)),
+            # Of the rule: the function is also called by each job that ends.
+            metric=cloudwatch.Metric(
+                namespace="AWS/Events",
+                metric_name="Invocations",
+                dimensions_map={"RuleName": jobs.sweep.rule_name},
+                statistic="Sum",
+                period=Duration.seconds(times.SWEEP_EVERY_S),
+            ),
             comparison_operator=cloudwatch.ComparisonOperator.LESS_THAN_THRESHOLD,
             threshold=1,
             evaluation_periods=SWEEP_MISSING_S // times.SWEEP_EVERY_S,
-            # A function that is not called reports nothing.
+            # A rule that calls nothing reports nothing.
             treat_missing_data=cloudwatch.TreatMissingData.BREACHING,
         )
 

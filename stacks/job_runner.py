@@ -44,6 +44,8 @@ class JobRunner(Construct):
     task: ecs.TaskDefinition
     state_machine: stepfunctions.StateMachine
     keeper: lambda_.Function
+    sweep: events.Rule
+    """What calls the keeper every few minutes."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class JobRunner(Construct):
         self.state_machine = self._state_machine(name)
         # On destroy, tasks are ended first: a machine is only gone when its executions are.
         cluster.teardown.stop_tasks.node.add_dependency(self.state_machine)
-        self._watch(arn)
+        self.sweep = self._watch(arn)
 
     def _head_task(self) -> ecs.TaskDefinition:
         cluster, nodes, worker = self._cluster, self._nodes, self._cluster.worker
@@ -133,7 +135,14 @@ class JobRunner(Construct):
                     "BUCKET": core.bucket.bucket_name,
                     "HEAD_FAMILY": self.task.family,
                     "STATE_MACHINE": state_machine_arn,
-                    "GROUPS": f"{cluster.head.name} {cluster.worker.name}",
+                    "GROUPS": " ".join(
+                        f"{each.name}={each.capacity_provider.ref}"
+                        for each in (cluster.head, cluster.worker)
+                    ),
+                    "FAMILIES": " ".join(
+                        each.family
+                        for each in (self.task, self._nodes.head.task, self._nodes.worker.task)
+                    ),
                 },
             )
 
@@ -172,7 +181,7 @@ class JobRunner(Construct):
         findings.accept(machine, findings.STATE_MACHINE)
         return machine
 
-    def _watch(self, state_machine_arn: str) -> None:
+    def _watch(self, state_machine_arn: str) -> events.Rule:
         """Start the function for what the machine cannot do itself: its own end, and time."""
         target = targets.LambdaFunction(self.keeper, retry_attempts=3)
         events.Rule(
@@ -189,7 +198,7 @@ class JobRunner(Construct):
             ),
             targets=[target],
         )
-        events.Rule(
+        return events.Rule(
             self,
             "Sweep",
             description="Ends tasks of jobs whose execution has ended, and hosts without tasks",

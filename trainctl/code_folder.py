@@ -21,6 +21,8 @@ CODE_MIB: Final = 100
 _MENTIONS_RAY: Final = re.compile(rb"\bray\b")
 #: For files in another Python's syntax; what stands in a text counts too, which ``--on`` overrides.
 _IMPORTS_RAY: Final = re.compile(rb"^[ \t]*(?:import|from)\b[^#\n]*\bray\b", re.MULTILINE)
+#: Files of variables, which hold passwords; not the examples of them.
+_VARIABLES: Final = re.compile(r"\.env(\.(?!example|sample|template|dist)[\w.-]+)?")
 _SKIPPED: Final = {".git", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
 #: Of every file in an archive, the earliest that one can hold: the same files have the same hash.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
@@ -105,6 +107,12 @@ def look_at(folder: Path) -> str:
     for path in files:
         _check_name(str(path.relative_to(folder)), folder)
     _check_links(files, folder)
+    if held := [path for path in files if _VARIABLES.fullmatch(path.name)]:
+        raise UsageError(
+            f"--code {folder}: {held[0].relative_to(folder)} would be uploaded into the bucket, "
+            "which all jobs can read. Let git ignore it, and give its values with --secret, or "
+            "with --env what is none"
+        )
     size = sum(path.lstat().st_size for path in files) / 2**20
     if size > CODE_MIB:
         largest = max(files, key=lambda path: path.lstat().st_size)

@@ -214,6 +214,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         if on == Placement.NODES and nodes.high > 1:
             _refuse_standalone(command)
     from_here = variables.variables(given.env or [])
+    variables.refuse_secrets(from_here)
     from_secrets = variables.secrets(given.secret or [], deployment.account)
     if both := from_here.keys() & from_secrets.keys():
         raise UsageError(f"{', '.join(sorted(both))}: both --env and --secret give it")

@@ -1,11 +1,23 @@
 """``--env`` and ``--secret``: variables for a job's code."""
 
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from contract.job import SECRETS_PREFIX, check_variable
 from trainctl.aws.account import Account
 from trainctl.errors import UsageError
+
+#: Names and values of secrets. A name may be of something else: EOS_TOKEN=</s>, SORT_KEY=date.
+_NAMED: Final = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY)$|_KEY(_ID)?$"
+)
+_LONG: Final = re.compile(r"[\w+/=.~:-]{12,}")
+_SHAPED: Final = re.compile(
+    r"hf_\w{20,}|sk-[\w-]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_\w{30,}|github_pat_\w{20,}|"
+    r"xox[abprs]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+)
 
 
 def variables(given: Sequence[str]) -> dict[str, str]:
@@ -28,6 +40,23 @@ def variables(given: Sequence[str]) -> dict[str, str]:
             value = os.environ[name]
         found[name] = value
     return found
+
+
+def refuse_secrets(found: Mapping[str, str]) -> None:
+    """Refuse variables of a job that look like secrets: its order is kept, and logged.
+
+    Raises:
+        UsageError: one does.
+    """
+    for name, value in found.items():
+        is_named = _NAMED.search(name.upper()) and _LONG.fullmatch(value)
+        if is_named or _SHAPED.search(value):
+            secret = SECRETS_PREFIX + name.lower().replace("_", "-")
+            raise UsageError(
+                f"--env {name} looks like a secret, and variables are kept with the job for all "
+                "who may look at it: aws secretsmanager create-secret --name "
+                f"{secret} --secret-string file://FILE, and then --secret {name}={secret}"
+            )
 
 
 def secrets(given: Sequence[str], account: Account) -> dict[str, str]:

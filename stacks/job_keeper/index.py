@@ -17,29 +17,26 @@ A job's tasks are known by what they were started with: their group, ``job:<id>`
 import json
 import math
 import os
-import re
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import boto3
 
-from contract import exits, runs, times
-from contract.endings import Ending, ending
+from contract import runs, times
+from contract.endings import Ending
 from contract.errors import InputError
 from contract.job import (
     JOB_GROUP,
-    STOPPED_BY_USER,
     JobSpec,
     JobStatus,
     Outcome,
     execution_arn,
     record_json,
-    status_of_stop,
     stop_reason,
 )
 from contract.nodes import ENV_DEADLINE, ENV_JOB_SPEC
+from contract.verdicts import ending_of, verdict
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
     from mypy_boto3_ecs.type_defs import (
@@ -52,82 +49,9 @@ CLUSTER = os.environ.get("CLUSTER", "")
 BUCKET = os.environ.get("BUCKET", "")
 HEAD_FAMILY = os.environ.get("HEAD_FAMILY", "")
 STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
-GROUPS = os.environ.get("GROUPS", "").split()
-
-#: ECS's words where no host came for a task, or none has room.
-NO_HOST = r"capacity provider|capacity is unavailable|\bRESOURCE:|No Container Instances"
-#: ECS's own words when a user stops a task without giving a reason.
-NO_REASON_GIVEN = "Task stopped by user"
-
-
-# --- why a job ended ------------------------------------------------------------------------------
-def verdict(
-    task: Mapping[str, Any],
-    error: str,
-    *,
-    deadline: float,
-    patience: float,
-    attempt: int,
-    attempts: int,
-) -> Outcome:
-    """What the end of a head task means.
-
-    Args:
-        task: its description, as Step Functions writes it (``Containers``, ``StopCode`` ...); empty
-            when there was none.
-        error: name of Step Functions' error, with its cause where that is no task.
-        deadline: Unix time.
-        patience: Unix time until which a host for the head is asked for.
-        attempt: number of this attempt, from 1.
-        attempts: as many as the job may have.
-    """
-    container: dict[str, Any] = next(iter(task.get("Containers") or []), {})
-    code = container.get("ExitCode")
-    stopped = task.get("StoppedReason") or ""
-    said = container.get("Reason") or stopped
-    ordered = status_of_stop(stopped)  # by this function's sweep
-    how = ending(stop_code=task.get("StopCode") or "", reason=said, exit_code=code)
-
-    def ended(status: JobStatus, reason: str, *, again: bool = False) -> Outcome:
-        return Outcome(status=status, reason=reason, exit_code=code, again=again, attempts=attempt)
-
-    if code == exits.OK:
-        return ended(JobStatus.SUCCEEDED, "succeeded")
-    is_late = error.startswith("States.Timeout") or time.time() > deadline
-    if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:
-        return ended(JobStatus.DEADLINE, "deadline")
-    if code == exits.NO_CAPACITY or ordered == JobStatus.NO_CAPACITY:
-        return ended(JobStatus.NO_CAPACITY, "no capacity")
-    if how is Ending.NOT_STARTED and re.search(NO_HOST, f"{said} {error}", re.IGNORECASE):
-        # It did not run, so it does not count.
-        found = ended(JobStatus.NO_CAPACITY, "no capacity", again=time.time() < patience)
-        return replace(found, attempts=attempt - 1)
-    lost = {
-        exits.BAD_HOST: "its host's GPUs or EFA devices are not healthy",
-        exits.RAY_FAILED: "Ray did not start on its head, or ended there by itself",
-    }.get(code or exits.OK)
-    if lost is None and how in (Ending.HOST_LOST, Ending.KILLED):
-        lost = "its host was lost" if how is Ending.HOST_LOST else "the head was killed"
-    if lost is not None:
-        repeated = f", {attempt} times" if attempt > 1 else ""
-        return ended(JobStatus.HOST_LOST, f"failed: {lost}{repeated}", again=attempt < attempts)
-    if how is Ending.STOPPED:
-        by_user = stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)
-        return ended(
-            JobStatus.STOPPED, STOPPED_BY_USER if by_user else f"its head was stopped: {stopped}"
-        )
-    if code in (exits.TERMINATED, exits.INTERRUPTED):
-        return ended(JobStatus.STOPPED, f"its command was stopped (exit code {code})")
-    if how is Ending.IMAGE_NOT_FOUND:
-        return ended(JobStatus.IMAGE_NOT_FOUND, f"image not found: {said}")
-    if how is Ending.OUT_OF_MEMORY:
-        return ended(JobStatus.FAILED, "failed: out of memory on the head")
-    if code == exits.ASKS_TOO_MUCH:
-        return ended(JobStatus.FAILED, "failed: asks for more than the job can have")
-    if code is not None:
-        return ended(JobStatus.FAILED, f"failed: user code exit {code}")
-    why = said or error or "unknown"
-    return ended(JobStatus.FAILED, f"failed: the head did not start: {why}"[:1000])
+#: Groups of hosts and their capacity providers; families of the deployment's tasks.
+GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
+FAMILIES = os.environ.get("FAMILIES", "").split()
 
 
 # --- AWS ------------------------------------------------------------------------------------------
@@ -172,7 +96,10 @@ def told(task: "TaskTypeDef", name: str) -> str | None:
 def deadline_of(task: "TaskTypeDef", *, default: float) -> float:
     """Unix time at which the job of a task ends."""
     value = told(task, ENV_DEADLINE)
-    return float(value) if value else default
+    try:
+        return float(value) if value else default
+    except ValueError:  # the state machine writes none that is no number
+        return 0
 
 
 def patience_of(task: "TaskTypeDef") -> float:
@@ -240,13 +167,14 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
 
     Managed scaling keeps a surplus host, and one whose task ended by itself, for a quarter of an
     hour at least; EC2 Auto Scaling keeps asking for hosts that no task waits for any more. While a
-    task waits for its host nothing is done: a host that just came would be taken from it.
+    task waits for a host of a group nothing is done to that group: a host that just came would be
+    taken from it. A host that drains takes no task, so it is no host for one that waits.
 
     Args:
         tasks: all that run in the cluster.
     """
-    if any(task["lastStatus"] == "PROVISIONING" for task in tasks):
-        return []
+    waiting = [task for task in tasks if task["lastStatus"] == "PROVISIONING"]
+    wanted = {task.get("capacityProviderName", "") for task in waiting}
     ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
     pages = ecs.get_paginator("list_container_instances").paginate(cluster=CLUSTER)
     arns = [arn for page in pages for arn in page["containerInstanceArns"]]
@@ -257,14 +185,16 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
         )
         for host in page["containerInstances"]:
             is_used = host["runningTasksCount"] or host["pendingTasksCount"]
-            if not is_used and time.time() - unused_since(host) >= idle_s:
+            is_wanted = wanted & {"", host.get("capacityProviderName", "")}
+            if is_used or (is_wanted and host["status"] != "DRAINING"):
+                continue
+            if time.time() - unused_since(host) >= idle_s:
                 idle.add(host["containerInstanceArn"])
     release(idle)
-    found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=GROUPS)
+    found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*GROUPS])
     for group in found["AutoScalingGroups"]:
-        there = len(group["Instances"])
-        if group["DesiredCapacity"] > there:
-            name = group["AutoScalingGroupName"]
+        there, name = len(group["Instances"]), group["AutoScalingGroupName"]
+        if group["DesiredCapacity"] > there and not wanted & {"", GROUPS[name]}:
             print(f"{name} asks for {there} hosts, not {group['DesiredCapacity']}")
             groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)
     return sorted(idle)
@@ -355,7 +285,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
     # Hosts stay for another attempt. The head's own goes with the job's other ones.
     reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
     end_tasks(job, reason, hosts=not outcome.again)
-    is_bad = outcome.exit_code == exits.BAD_HOST  # the next attempt must not find it
+    is_bad = ending_of(task) is Ending.BAD_HOST  # the next attempt must not find it
     if (is_bad or not outcome.again) and (host := task.get("ContainerInstanceArn")):
         release({host})
     if not outcome.again:
@@ -392,38 +322,63 @@ def aborted(event: dict[str, Any]) -> None:
 
 
 def sweep() -> dict[str, Any]:
-    """Stop what escaped: no task may run longer than there is an execution that watches it."""
-    states = boto3.client("stepfunctions")
-    executions: dict[str, str] = {}
-    stopped: list[str] = []
-    now = time.time()
+    """Stop what escaped: no task may run longer than there is an execution that watches it.
+
+    Raises RuntimeError, after all is done that can be, where some task could not be looked at.
+    """
+    statuses: dict[str, str] = {}
+    stopped, left = [], []
     tasks = running()
     for task in tasks:
-        job = job_of(task)
-        if not job:
-            continue
-        if job not in executions:
-            try:
-                found = states.describe_execution(executionArn=execution_of(job))
-                executions[job] = found["status"]
-            except states.exceptions.ExecutionDoesNotExist:
-                executions[job] = "unknown"
-        waited = now - task["createdAt"].timestamp()
-        patience = patience_of(task)
-        if executions[job] != "RUNNING":
-            reason = f"job {job}: its execution has ended ({executions[job]})"
-        elif now > deadline_of(task, default=now) + times.SWEEP_GRACE_S:
-            reason = stop_reason(JobStatus.DEADLINE, f"job {job}: its deadline is over")
-        elif task["lastStatus"] == "PROVISIONING" and waited > patience:
-            why = f"job {job}: no host within {patience:.0f} s"
-            reason = stop_reason(JobStatus.NO_CAPACITY, why)
-        else:
-            continue
-        stop([task], reason)
-        stopped.append(task["taskArn"])
-        if task.get("containerInstanceArn"):
-            release({task["containerInstanceArn"]})
-    return {"stopped": stopped, "released": release_idle(tasks, idle_s=times.IDLE_HOST_S)}
+        try:
+            reason = reason_to_stop(task, statuses)
+            if reason:
+                stop([task], reason)
+                stopped.append(task["taskArn"])
+                if task.get("containerInstanceArn"):
+                    release({task["containerInstanceArn"]})
+        except Exception as error:  # one task must not keep the others running
+            left.append(f"{task['taskArn']}: {error}")
+    found = {"stopped": stopped, "released": release_idle(tasks, idle_s=times.IDLE_HOST_S)}
+    if left:
+        raise RuntimeError(f"left to the next sweep: {'; '.join(left)}")
+    return found
+
+
+def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str]) -> str:
+    """Why the sweep stops a task; "" where it does not.
+
+    Args:
+        statuses: of the executions by now, job -> status; filled here.
+    """
+    job = job_of(task)
+    if not job:
+        family = task["taskDefinitionArn"].rpartition("/")[2].partition(":")[0]
+        is_ours = family in FAMILIES and not str(task.get("group")).startswith("service:")
+        return "it belongs to no job and no service" if is_ours else ""
+    if job not in statuses:
+        statuses[job] = status_of(job)
+    now = time.time()
+    if statuses[job] != "RUNNING":
+        return f"job {job}: its execution has ended ({statuses[job]})"
+    if now > deadline_of(task, default=now) + times.SWEEP_GRACE_S:
+        return stop_reason(JobStatus.DEADLINE, f"job {job}: its deadline is over")
+    if task["lastStatus"] != "PROVISIONING":
+        return ""
+    patience = patience_of(task)
+    if now - task["createdAt"].timestamp() > patience:
+        why = f"job {job}: no host within {patience:.0f} s"
+        return stop_reason(JobStatus.NO_CAPACITY, why)
+    return ""
+
+
+def status_of(job: str) -> str:
+    """Status of a job's execution; ``unknown`` where there is none."""
+    states = boto3.client("stepfunctions")
+    try:
+        return states.describe_execution(executionArn=execution_of(job))["status"]
+    except states.exceptions.ExecutionDoesNotExist:
+        return "unknown"
 
 
 def handler(event: dict[str, Any], _context: Any) -> Any:

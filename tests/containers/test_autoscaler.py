@@ -88,8 +88,8 @@ class SimulatedEcs:
     def running(self) -> set[str]:
         return {arn for arn, task in self.tasks.items() if task["lastStatus"] != "STOPPED"}
 
-    def end(self, arn: str, code: int = 1) -> None:
-        containers = [{"exitCode": code}]
+    def end(self, arn: str, code: int | None = 1, reason: str = "") -> None:
+        containers = [{"reason": reason} if code is None else {"exitCode": code}]
         ended = {"lastStatus": "STOPPED", "desiredStatus": "STOPPED", "containers": containers}
         self.tasks[arn] |= ended
 
@@ -364,12 +364,20 @@ def test_a_node_that_goes_takes_its_host_with_it() -> None:
     assert own.is_terminated(first)
 
 
-def test_a_host_with_a_bad_gpu_ends_before_another_task_can_come_to_it() -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"code": exits.BAD_HOST},
+        {"code": None, "reason": "CannotStartContainerError: nvidia-container-cli: NVML: x"},
+    ],
+    ids=["found by the node", "found by Docker"],
+)
+def test_a_host_with_a_bad_gpu_ends_before_another_task_can_come_to_it(end: dict[str, Any]) -> None:
     ecs = SimulatedEcs()
     own = provider(ecs)
     own.create_node({}, TAGS, 2)
     bad, crashed = own.non_terminated_nodes(WORKERS)
-    ecs.end(bad, exits.BAD_HOST)
+    ecs.end(bad, **end)
     ecs.end(crashed)
     assert own.non_terminated_nodes(WORKERS) == []
     number = bad.rpartition("/")[2]

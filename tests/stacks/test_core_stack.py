@@ -66,6 +66,16 @@ def test_s3_is_reached_without_the_nat_gateway(synth: Synth) -> None:
     assert {"Ref": "VpcTrainingSubnet1RouteTable61C2EC54"} in endpoint["RouteTableIds"]
 
 
+def test_nothing_is_written_into_a_bucket_of_others_by_the_endpoint(synth: Synth) -> None:
+    """With keys of its own, say: what the role may do is not what the endpoint lets through."""
+    allowed = statements(synth().only("AWS::EC2::VPCEndpoint")["PolicyDocument"])
+    assert {each["Effect"] for each in allowed} == {"Allow"}
+    (anywhere,) = [each for each in allowed if "*" in each["Resource"]]
+    assert anywhere["Action"] == ["s3:Get*", "s3:List*"], "layers of images, packages"
+    (own,) = [each for each in allowed if each is not anywhere]
+    assert own["Resource"] == ["<Bucket.Arn>", "<Bucket.Arn>/*"]
+
+
 def test_interface_endpoints_are_optional_and_open_to_the_vpc_alone(synth: Synth) -> None:
     templates = synth(interface_endpoints="true")
     interfaces = [

@@ -45,7 +45,8 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     monkeypatch.setenv("CLUSTER", "cluster")
     monkeypatch.setenv("BUCKET", "bucket")
-    monkeypatch.setenv("GROUPS", "heads workers")
+    monkeypatch.setenv("GROUPS", "heads=for-heads workers=for-workers")
+    monkeypatch.setenv("FAMILIES", "head worker")
     monkeypatch.setenv("HEAD_FAMILY", "head")
     monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")
     return lambda_functions.load(KEEPER / "index.py")
@@ -208,6 +209,8 @@ class Aws:
         self.history: dict[str, list[str]] = {}
         self.hosts: dict[str, float] = {}
         """Hosts in the cluster, and how many seconds ago they have joined it."""
+        self.providers: dict[str, str] = {}
+        """Of hosts that are not workers': their capacity providers."""
         self.groups: dict[str, tuple[int, int]] = {}
         """Of groups of hosts: how many are asked for, and how many there are."""
         self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError)
@@ -219,6 +222,8 @@ class Aws:
             "lastStatus": "RUNNING",
             "desiredStatus": "RUNNING",
             "createdAt": datetime.now(tz=UTC),
+            "taskDefinitionArn": f"arn:task-definition/{task.get('family', 'worker')}:3",
+            "capacityProviderName": "for-workers",
             **task,
         }
 
@@ -289,6 +294,8 @@ class Aws:
                     "registeredAt": now - timedelta(seconds=self.hosts.get(name, 0)),
                     "runningTasksCount": alive.count(name),
                     "pendingTasksCount": 0,
+                    "status": self.states.get(name, ["ACTIVE"])[-1],
+                    "capacityProviderName": self.providers.get(name, "for-workers"),
                 }
                 for name in containerInstances
             ]
@@ -507,10 +514,99 @@ def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(
 
 def test_no_host_is_ended_while_a_task_waits_for_one(keeper: ModuleType, aws: Aws) -> None:
     aws.hosts, aws.groups = {"surplus": 9000}, {"workers": (4, 2)}
-    aws.add("waiting", lastStatus="PROVISIONING", host=None)
+    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
     assert keeper.handler({}, None) == {"stopped": [], "released": []}
     assert keeper.handler({"Action": "release"}, None) == {"released": []}
     assert (aws.terminated, aws.groups) == ([], {"workers": (4, 2)})
+
+
+def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    aws.hosts = {"of-head": 9000, "of-worker": 9000}
+    aws.providers["of-head"] = "for-heads"
+    aws.groups = {"heads": (2, 1), "workers": (4, 2)}
+    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
+    assert keeper.handler({}, None)["released"] == ["of-head"]
+    assert aws.groups == {"heads": (1, 1), "workers": (4, 2)}
+    aws.tasks["waiting"].pop("capacityProviderName")  # it may come to any host
+    aws.groups["heads"] = (2, 1)
+    aws.states.clear()
+    assert keeper.handler({}, None)["released"] == []
+    assert aws.groups["heads"] == (2, 1)
+
+
+def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.hosts = {"h": 9000, "free": 9000}
+    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
+    with monkeypatch.context() as patch:
+        patch.setattr(aws, "terminate_instance_in_auto_scaling_group", None)
+        keeper.release({"h"})
+    assert (aws.states["h"], aws.terminated) == (["DRAINING"], [])
+    assert keeper.handler({}, None)["released"] == ["h"], "no task can come to it"
+    assert aws.terminated == ["i-h"]
+
+
+def test_no_override_of_a_task_keeps_the_sweep_from_the_others(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    aws.tasks["own-head"]["overrides"] = started_with(TRAIN_DEADLINE="never")
+    poisoned = started_with(TRAIN_CAPACITY_WAIT_S="long")
+    aws.tasks["own-1"] |= {"overrides": poisoned, "lastStatus": "PROVISIONING"}
+    late = str(int(time.time()) - 400)
+    aws.tasks["other-1"]["overrides"] = started_with(TRAIN_DEADLINE=late)
+    # The others are ended all the same, and the alarm hears of it.
+    with pytest.raises(RuntimeError, match="left to the next sweep: own-1: could not convert"):
+        keeper.handler({}, None)
+    assert aws.running() == {"own-1", "own-2", "other-head", "standing"}
+    aws.executions["j1"] = "FAILED"
+    keeper.handler({}, None)
+    assert aws.running() == {"other-head", "standing"}
+
+
+def test_a_task_of_no_job_and_no_service_is_ended(keeper: ModuleType, aws: Aws) -> None:
+    aws.add("stray", group="family:worker", host="h7")
+    aws.add("foreign", group="family:x", family="x", host="h8")
+    assert keeper.handler({}, None)["stopped"] == ["stray"]
+    assert aws.tasks["stray"]["reason"] == "it belongs to no job and no service"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "ends_host"),
+    [
+        ("CannotPullContainerError: toomanyrequests: Rate exceeded", "host_lost", False),
+        ("ResourceInitializationError: unable to pull secrets", "host_lost", False),
+        (
+            "CannotStartContainerError: nvidia-container-cli: initialization error",
+            "host_lost",
+            True,
+        ),
+        ("CannotPullContainerError: write /layer: no space left on device", "host_lost", True),
+        ("CannotPullContainerError: manifest unknown", "image_not_found", True),
+    ],
+)
+def test_what_a_host_could_not_start_is_tried_again_and_a_bad_host_ends(
+    keeper: ModuleType, aws: Aws, said: str, status: str, ends_host: bool
+) -> None:
+    """No exit code says that a host is bad where no container has run."""
+    task = head(StopCode="TaskFailedToStart", reason=said, ContainerInstanceArn="h1")
+    found = keeper.handler(ended(task) | {"Spec": SPEC.to_json()}, None)
+    assert (found["status"], found["again"]) == (status, status == "host_lost")
+    assert said in found["reason"]
+    assert ("i-h1" in aws.terminated) is ends_host
+
+
+@pytest.mark.parametrize(
+    "error",
+    ["ECS.AmazonECSException: Rate exceeded", "ECS.ServerException: x", "AmazonECS.Unknown: AGENT"],
+)
+def test_a_head_that_aws_could_not_start_is_tried_again(keeper: ModuleType, error: str) -> None:
+    later = time.time() + 600
+    found = keeper.verdict({}, error, deadline=later, patience=later, attempt=1, attempts=3)
+    assert (found.status, found.again) == (JobStatus.HOST_LOST, True)
+    assert error in found.reason
 
 
 def test_a_head_on_a_bad_host_is_started_again_elsewhere(keeper: ModuleType, aws: Aws) -> None:

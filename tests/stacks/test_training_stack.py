@@ -474,10 +474,14 @@ def test_alarms_tell_of_failed_jobs_and_of_a_clean_up_that_fails_or_is_missing(
     (dimension,) = failed["Dimensions"]
     assert dimension["Name"] == "StateMachineArn"
     assert text(dimension["Value"]).startswith("<JobsStateMachine")
-    for alarm in (errors, sweep):
+    # Jobs that end call the function too: only the rule tells whether it is the sweep.
+    for alarm, namespace, whose in (
+        (errors, "AWS/Lambda", "<JobsKeeper"),
+        (sweep, "AWS/Events", "<JobsSweep"),
+    ):
         (dimension,) = alarm["Dimensions"]
-        assert text(dimension["Value"]).startswith("<JobsKeeper")
-        assert alarm["Statistic"] == "Sum"
+        assert text(dimension["Value"]).startswith(whose)
+        assert (alarm["Namespace"], alarm["Statistic"]) == (namespace, "Sum")
     assert (errors["DatapointsToAlarm"], errors["EvaluationPeriods"]) == (2, 3)
     assert (sweep["ComparisonOperator"], sweep["Threshold"]) == ("LessThanThreshold", 1)
     assert sweep["TreatMissingData"] == "breaching", "what is not called reports nothing"

@@ -56,6 +56,18 @@ def test_a_link_to_what_is_not_uploaded_is_refused(tmp_path: Path, target: str) 
         code_folder.look_at(code)
 
 
+@pytest.mark.parametrize("name", [".env", ".env.local", "inner/.env.production"])
+def test_a_file_of_variables_is_refused(tmp_path: Path, name: str) -> None:
+    code = project(tmp_path / "code")
+    for other in (".env.example", "a.env", ".envrc.txt"):
+        (code / other).touch()
+    assert "files of" in code_folder.look_at(code)
+    (code / name).parent.mkdir(exist_ok=True)
+    (code / name).write_text("PASSWORD=1\n")
+    with pytest.raises(UsageError, match=f"{name} would be uploaded .* give its values with --sec"):
+        code_folder.look_at(code)
+
+
 def test_files_of_a_submodule_are_uploaded(tmp_path: Path) -> None:
     code = project(tmp_path / "code")
     (code / "vendored").mkdir()

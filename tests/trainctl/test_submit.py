@@ -103,6 +103,13 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--secret", "KEY=mine"], "it must be NAME=training/SECRET"),
     ([*SUBMIT, "--secret", "KEY=training/none"], "there is no secret 'training/none'"),
     ([*SUBMIT, "--secret", "A=training/key", "--env", "A=b"], "both --env and --secret"),
+    (
+        [*SUBMIT, "--env", "WANDB_API_KEY=0123456789abcdef0123"],
+        "--env WANDB_API_KEY looks like a secret, and variables are kept with the job for all who "
+        "may look at it: aws secretsmanager create-secret --name training/wandb-api-key",
+    ),
+    ([*SUBMIT, "--env", f"A=hf_{'x' * 34}"], "and then --secret A=training/a"),
+    ([*SUBMIT, "--env", "URL=AKIAIOSFODNN7EXAMPLE"], "looks like a secret"),
     ([*SUBMIT, "--env", f"A={'x' * 8000}"], "ECS accepts 8,192"),
     (["submit", "ddp"], "stdin is not a terminal: pass --yes to skip the prompt"),
     (["submit", "--code", "nowhere", "--yes", "--", "true"], "there is no such folder"),
