@@ -17,8 +17,10 @@ PROGRESS_FILE: Final = "progress.json"
 REPORT_FILE: Final = "report.html"
 OVERWRITTEN_FILE: Final = "overwritten-by"  # the job that removed an earlier run of the name
 PLOTS_DIR: Final = "plots"
+STACKS_DIR: Final = "stacks"  # what hung workers were doing, a text file each time
 MODEL_DIR: Final = "model"
 CHECKPOINTS_DIR: Final = "checkpoints"
+LEASES_DIR: Final = "leases"  # who trains it, and who did: a numbered file each
 MANIFEST_FILE: Final = "manifest.json"  # of a checkpoint: lists its files; written last
 
 # Bare buckets keep their runs under this prefix, as local runs do under ./runs.

@@ -50,6 +50,16 @@ WORKER_REGISTER_S: Final = 600  # a process of Ray reports; Ray's default is a m
 WORKER_GROUP_START_S: Final = 10  # after a loss, Ray Train looks again which nodes there are
 HEAD_DNS_TTL_S: Final = 10  # a replaced head has another address
 
+# --- who trains a run -----------------------------------------------------------------------------
+LEASE_RENEW_S: Final = 20  # a run's writer says that it is still there
+LEASE_S: Final = 120  # one that has not said so for this long has lost the run to who wants it
+
+# --- workers that do not train any more -----------------------------------------------------------
+WORKER_ANSWER_S: Final = 60  # a worker's process that is stopped; Ray Train's default is 600
+SILENCE_S: Final = 300  # no step is heard of, and none takes long: the workers start again
+COLLECTIVE_S: Final = 600  # one rank waits for the others; the command, which says more, is sooner
+COLLECTIVE_START_S: Final = 1800  # the same before the first steps: compilers, a first look at data
+
 # --- a node that does not answer any more ---------------------------------------------------------
 HEALTH_PROBE_S: Final = 3  # the container's check of itself
 HEALTH_TIMEOUT_S: Final = 4  # ECS ends the check

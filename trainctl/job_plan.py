@@ -316,7 +316,8 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
         address = _code_address(deployment, spec.run, longest)
         spec = dataclasses.replace(spec, code=address, code_sha256="0" * 64)
     spec.check_size(longest)
-    _check_not_running(deployment, spec.run)
+    if "--take-over" not in spec.command:
+        _check_not_running(deployment, spec.run)
 
 
 def _check_not_running(deployment: Deployment, run: str) -> None:

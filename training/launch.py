@@ -18,6 +18,7 @@ from contract.nodes import Gpus
 from contract.ranges import Range
 from contract.runs import RunPaths, check_run_name
 from training import storage
+from training.checkpoint.lease import Lease
 from training.data import catalog
 from training.recipes import command as commands
 from training.recipes.command import Command, OptionError, Recorded, RunCompleteError
@@ -62,17 +63,28 @@ def start(command: Command) -> int:
         config, workers = configured(command)
     except RunCompleteError as error:
         return _already_complete(command, error)
-    if _is_torchrun():
-        from training.runtime.torchrun import run_torchrun
+    paths = RunPaths.of(config.storage, config.run)
+    lease = None
+    try:
+        if _is_first():
+            lease = Lease.take(paths.uri, take_over=command.take_over)
+            lease.keep()
+            overwrite(paths, command)
+        if _is_torchrun():
+            from training.runtime.torchrun import run_torchrun
 
-        return run_torchrun(config, as_json=command.json)
-    from training.runtime.driver import Driver
+            return run_torchrun(config, lease=lease, as_json=command.json)
+        from training.runtime.driver import Driver
 
-    return Driver(config, command, workers=workers).run()
+        assert lease is not None
+        return Driver(config, command, workers=workers, lease=lease).run()
+    finally:
+        if lease is not None:
+            lease.release()
 
 
 def configured(command: Command) -> tuple[RunConfig, Range]:
-    """The settings of the run, and with how many workers it trains.
+    """The settings of the run, and with how many workers it trains. Nothing is written.
 
     Combines preset, recorded settings of a run to resume, and the options given. Whatever can be
     seen at once is checked here; the content of the data is looked at while Ray starts.
@@ -89,16 +101,10 @@ def configured(command: Command) -> tuple[RunConfig, Range]:
 
         driver.join_cluster(verbose=command.verbose)
         workers = driver.cluster_workers()
-    config, paths, overwrite = _configured(command, workers)
-    if overwrite and _is_first():
-        storage.remove_folder(paths.uri)
-        if job := os.environ.get(nodes.ENV_JOB):
-            storage.write_bytes(paths.file(runs.OVERWRITTEN_FILE), job.encode())
-    return config, workers
+    return _configured(command, workers), workers
 
 
-def _configured(command: Command, workers: Range) -> tuple[RunConfig, RunPaths, bool]:
-    """The settings, where the run is, and whether an earlier one is to be removed first."""
+def _configured(command: Command, workers: Range) -> RunConfig:
     root, run = storage.runs_root(command.storage), _run_name(command)
     gpus = Gpus.from_environment(os.environ)
     config = commands.configure(command, run=run, storage=root, workers=workers, gpus=gpus)
@@ -114,8 +120,16 @@ def _configured(command: Command, workers: Range) -> tuple[RunConfig, RunPaths, 
             storage.read_bytes(paths.file(runs.CONFIG_FILE)),
             storage.read_bytes(paths.file(runs.RESULT_FILE)),
         )
-    config = commands.resume(config, recorded, command, workers=workers, gpus=gpus)
-    return config, paths, command.overwrite
+    return commands.resume(config, recorded, command, workers=workers, gpus=gpus)
+
+
+def overwrite(paths: RunPaths, command: Command) -> None:
+    """Remove an earlier run of the name where that was asked for, all but the leases."""
+    if not command.overwrite or _has_overwritten(paths):
+        return
+    storage.clear_folder(paths.uri, keep=runs.LEASES_DIR)
+    if job := os.environ.get(nodes.ENV_JOB):
+        storage.write_bytes(paths.file(runs.OVERWRITTEN_FILE), job.encode())
 
 
 def _has_overwritten(paths: RunPaths) -> bool:

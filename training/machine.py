@@ -38,6 +38,17 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def born(pid: int) -> str:
+    """When a process began, in the clock ticks of this machine: its number may be given to another
+    one later. Empty where there is none, or it has ended, or the machine does not say."""
+    try:
+        # Behind the program's name, which is in brackets and may have spaces in it.
+        state, *rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return "" if state == "Z" else rest[18]
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
 def check_compiler(option: str) -> None:
     """Make sure that there is a C compiler, which torch's compiler calls.
 

@@ -120,18 +120,52 @@ def write_bytes(uri: str, content: bytes) -> None:
         raise
 
 
+def create_bytes(uri: str, content: bytes) -> bool:
+    """Write a file that does not exist yet; return whether this call made it. Of several processes
+    that try at the same time, one succeeds."""
+    if is_s3(uri):
+        try:
+            filesystem(uri).pipe_file(uri, content, mode="create")
+        except OSError as error:
+            # s3fs has a class of its own for one form of the first code alone.
+            answer = getattr(error.__cause__, "response", {}).get("Error", {})
+            if answer.get("Code") in ("PreconditionFailed", "ConditionalRequestConflict"):
+                return False
+            raise
+        return True
+    target = Path(uri)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # Linked when it is whole, so that no reader finds it empty.
+    part = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+    part.write_bytes(content)
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        return False
+    finally:
+        part.unlink()
+    return True
+
+
+def list_files(uri: str) -> list[str]:
+    """Sorted names of the files directly below ``uri``; empty when there is none."""
+    return _names(uri, "file")
+
+
 def list_folders(uri: str) -> list[str]:
     """Sorted names of the folders directly below ``uri``; empty when there is none."""
+    return _names(uri, "directory")
+
+
+def _names(uri: str, kind: str) -> list[str]:
     try:
         entries = filesystem(uri).ls(uri, detail=True)
     except FileNotFoundError:
         return []
     names = [
-        entry["name"].rstrip("/").rsplit("/", 1)[-1]
-        for entry in entries
-        if entry["type"] == "directory"
+        entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == kind
     ]
-    return sorted(name for name in names if not name.startswith("."))
+    return sorted(name for name in names if name and not name.startswith("."))
 
 
 def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
@@ -225,6 +259,16 @@ def remove_folder(uri: str) -> None:
             fs.rm(uri, recursive=True)
         return
     shutil.rmtree(uri, ignore_errors=True)
+
+
+def clear_folder(uri: str, *, keep: str) -> None:
+    """Remove all that is in a folder but the folder called ``keep``."""
+    for name in list_files(uri):
+        remove_file(join(uri, name))
+    for name in list_folders(uri):
+        if name != keep:
+            remove_folder(join(uri, name))
+    remove_leftovers(uri)
 
 
 def remove_leftovers(uri: str) -> None:

@@ -24,6 +24,8 @@ class Worker(Protocol):
     device: torch.device
     run_uri: str
     """Address of the run's folder, ``<storage>/<run>``."""
+    fence: int
+    """Number of the lease that the run is written under; 0 without one."""
 
     def emit(self, *events: Event) -> None:
         """Send events to the process that keeps the record; does nothing except on rank 0."""

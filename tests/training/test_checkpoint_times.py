@@ -13,6 +13,7 @@ from tests import forks
 from tests.training.test_data import write_images
 from training import recipes
 from training.checkpoint import checkpoints
+from training.checkpoint.timetable import Timetable
 from training.data import sources
 from training.recipes.ddp.settings import DdpConfig
 from training.recipes.fsdp.settings import FsdpConfig
@@ -82,8 +83,8 @@ def test_recipes_save_at_any_report_at_which_a_checkpoint_is_due(tmp_path: Path)
 
 def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last() -> None:
     now = [100.0]
-    timetable = checkpoints.Timetable(15, clock=lambda: now[0])
-    never = checkpoints.Timetable(0, clock=lambda: now[0])
+    timetable = Timetable(15, clock=lambda: now[0])
+    never = Timetable(0, clock=lambda: now[0])
     now[0] += 899
     assert not timetable.is_due()
     now[0] += 1

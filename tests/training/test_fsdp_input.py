@@ -15,7 +15,7 @@ from contract.errors import InputError
 from tests.conftest import ROOT
 from training import launch, machine, optimizers
 from training.checkpoint import sharded_checkpoints
-from training.checkpoint.checkpoints import DamagedError
+from training.checkpoint.manifest import DamagedError
 from training.data import documents
 from training.data.feed import feed_of
 from training.data.sequences import SequenceOrder
@@ -146,6 +146,7 @@ def test_out_of_memory_says_what_is_kept_and_what_to_try(
     class Rank:
         rank = 1
         run_uri = str(tmp_path / "r")
+        fence = 0
 
     monkeypatch.setattr(fsdp, "_train", full)
     worker: Any = Rank()

@@ -155,6 +155,7 @@ def test_out_of_memory_says_what_is_kept_and_what_to_try(
         rank = 1
         world_size = 2
         run_uri = str(tmp_path / "r")
+        fence = 0
 
     monkeypatch.setattr(loop, "_train", full)
     worker: Any = Rank()

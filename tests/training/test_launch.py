@@ -10,6 +10,7 @@ import pytest
 
 from contract.errors import InputError
 from contract.ranges import Range
+from contract.runs import RunPaths
 from tests.training.test_data import write_images
 from training import launch, machine
 from training.data.sources import FILES
@@ -143,9 +144,19 @@ def test_resuming_a_run_of_another_recipe_is_refused(
 
 
 def test_overwrite_removes_the_earlier_run(elsewhere: Path) -> None:
-    run_with(elsewhere / "runs" / "mine", epochs=3)
-    launch.configured(command.parse([*LOCAL, "--run", "mine", "--overwrite"]))
-    assert not (elsewhere / "runs" / "mine").exists()
+    run = elsewhere / "runs" / "mine"
+    run_with(run, epochs=3)
+    overwrite([*LOCAL, "--run", "mine", "--epochs", "3"])
+    assert (run / "config.json").exists()
+    overwrite([*LOCAL, "--run", "mine", "--overwrite"])
+    assert not [*run.iterdir()]
+
+
+def overwrite(words: list[str]) -> None:
+    """What a command does before it trains."""
+    given = command.parse(words)
+    config, _ = launch.configured(given)
+    launch.overwrite(RunPaths.of(config.storage, config.run), given)
 
 
 def test_a_job_overwrites_a_run_once_and_resumes_its_own_when_its_head_starts_again(
@@ -154,13 +165,13 @@ def test_a_job_overwrites_a_run_once_and_resumes_its_own_when_its_head_starts_ag
     run, words = elsewhere / "runs" / "mine", [*LOCAL, "--run", "mine", "--overwrite"]
     run_with(run, epochs=3)
     monkeypatch.setenv("TRAIN_JOB", "first")
-    launch.configured(command.parse(words))
+    overwrite(words)
     assert [path.name for path in run.iterdir()] == ["overwritten-by"]
     (run / "checkpoints").mkdir()
-    launch.configured(command.parse(words))  # its head was lost
+    overwrite(words)  # its head was lost
     assert (run / "checkpoints").exists()
     monkeypatch.setenv("TRAIN_JOB", "second")
-    launch.configured(command.parse(words))
+    overwrite(words)
     assert not (run / "checkpoints").exists()
 
 

@@ -36,6 +36,7 @@ class Alone:
 
     rank = 0
     run_uri = "nowhere"
+    fence = 0
 
     def finish_saves(self) -> None:
         pass

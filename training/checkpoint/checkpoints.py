@@ -12,11 +12,9 @@ it. Only rank 0 reads; the others get the state from it, so all agree on what wa
 """
 
 import hashlib
-import json
 import pickle
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,8 +25,10 @@ import torch.distributed as dist
 from torch import nn
 
 from contract.errors import InputError
-from contract.runs import MANIFEST_FILE, RunPaths, check_relative, checkpoint_step
+from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_step
 from training import storage
+from training.checkpoint import lease
+from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.metrics import StepMetrics
 from training.models import classifiers as models
 from training.models.classifiers import Window
@@ -38,30 +38,6 @@ from training.worker import Worker
 MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
 STATE_FILE: Final = "state.pt"
-
-
-class DamagedError(Exception):
-    """A checkpoint that must not be used; the message names the fault."""
-
-
-class Timetable:
-    """When a checkpoint is due by the clock, however long the steps take."""
-
-    def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            minutes: at most so long between two checkpoints; 0: never due.
-            clock: seconds, from any beginning.
-        """
-        self._every_s, self._clock = 60 * minutes, clock
-        self._saved_at = clock()
-
-    def is_due(self) -> bool:
-        return self._every_s > 0 and self._clock() - self._saved_at >= self._every_s
-
-    def saved(self) -> None:
-        """Take note that a checkpoint is being saved."""
-        self._saved_at = self._clock()
 
 
 @dataclass(kw_only=True)
@@ -167,8 +143,12 @@ def write_model(snapshot: Snapshot, folder: Path) -> None:
     (folder / MODEL_CONFIG_FILE).write_text(snapshot.model_config, encoding="utf-8")
 
 
-def write(snapshot: Snapshot, folder: Path) -> None:
-    """Write all files of a checkpoint into an empty folder, the manifest last."""
+def write(snapshot: Snapshot, folder: Path, *, fence: int = 0) -> None:
+    """Write all files of a checkpoint into an empty folder, the manifest last.
+
+    Args:
+        fence: number of the lease that the writer holds; 0 without one.
+    """
     write_model(snapshot, folder)
     state = {
         "optimizer": snapshot.optimizer,
@@ -181,10 +161,9 @@ def write(snapshot: Snapshot, folder: Path) -> None:
     }
     torch.save(state, folder / STATE_FILE)
     files = {
-        path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)}
-        for path in sorted(folder.iterdir())
+        path.name: File(path.stat().st_size, _sha256(path)) for path in sorted(folder.iterdir())
     }
-    (folder / MANIFEST_FILE).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
+    (folder / MANIFEST_FILE).write_bytes(Manifest(files=files, fence=fence).to_json())
 
 
 def publish(uri: str, fill: Callable[[Path], None]) -> None:
@@ -197,18 +176,44 @@ def publish(uri: str, fill: Callable[[Path], None]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def save(run_uri: str, snapshot: Snapshot, *, keep: int) -> str:
-    """Write a checkpoint and remove all but the newest ``keep``; return its address."""
-    uri = RunPaths(run_uri).checkpoint(snapshot.position.step)
-    publish(uri, lambda folder: write(snapshot, folder))
-    prune(run_uri, keep=keep)
+def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
+    """Write a checkpoint and remove all but the newest ``keep``; return its address.
+
+    Args:
+        fence: number of the lease that the writer holds; 0 without one.
+
+    Raises:
+        LostError: another process has taken the run over.
+    """
+    lease.check(run_uri, fence)
+    step = snapshot.position.step
+    uri = RunPaths(run_uri).checkpoint(step)
+    publish(uri, lambda folder: write(snapshot, folder, fence=fence))
+    prune(run_uri, keep=keep, step=step, fence=fence)
     return uri
 
 
-def prune(run_uri: str, *, keep: int) -> None:
-    """Remove all checkpoints but the newest ``keep``."""
+def prune(run_uri: str, *, keep: int, step: int | None = None, fence: int = 0) -> None:
+    """Remove all checkpoints but the newest ``keep``.
+
+    Args:
+        step: of the checkpoint that was just written. Later ones under an earlier lease than
+            ``fence`` are removed first: their writer had lost the run and did not know it yet.
+    """
+    for name in names(run_uri):
+        later = step is not None and (checkpoint_step(name) or 0) > step
+        if later and _fence_of(run_uri, name) < fence:
+            storage.remove_folder(place_of(run_uri, name))
     for old in names(run_uri)[:-keep]:
         storage.remove_folder(place_of(run_uri, old))
+
+
+def _fence_of(run_uri: str, name: str) -> int:
+    content = storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE))
+    try:
+        return Manifest.from_json(content).fence
+    except DamagedError:
+        return 0
 
 
 def set_aside(run_uri: str, name: str) -> None:
@@ -229,7 +234,11 @@ def save_in_background(worker: Worker, snapshot: Snapshot | None, *, keep: int) 
         worker.save(None, None)
         return
     assert snapshot is not None
-    worker.save(snapshot.position.step, lambda: save(worker.run_uri, snapshot, keep=keep))
+
+    def write_it() -> str:
+        return save(worker.run_uri, snapshot, keep=keep, fence=worker.fence)
+
+    worker.save(snapshot.position.step, write_it)
 
 
 def publish_model(run_uri: str, snapshot: Snapshot) -> str:
@@ -317,31 +326,13 @@ def verify(folder: Path) -> None:
     Raises:
         DamagedError: One is missing, has another size or another content.
     """
-    try:
-        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-        files = manifest["files"].items()
-    except FileNotFoundError:
-        raise DamagedError(f"{MANIFEST_FILE} is missing: its upload was cut off") from None
-    except (ValueError, KeyError, AttributeError, TypeError):
-        raise DamagedError(f"{MANIFEST_FILE} cannot be read") from None
-    for name, expected in files:
-        path = _listed(folder, name)
+    own = folder / MANIFEST_FILE
+    for name, file in Manifest.from_json(own.read_bytes() if own.exists() else None).files.items():
+        path = folder / name
         if not path.is_file():
             raise DamagedError(f"{name} is missing")
-        if path.stat().st_size != expected["bytes"]:
-            raise DamagedError(
-                f"{name} has {path.stat().st_size:,} bytes instead of {expected['bytes']:,}"
-            )
-        if _sha256(path) != expected["sha256"]:
-            raise DamagedError(f"{name} does not match its checksum")
-
-
-def _listed(folder: Path, name: str) -> Path:
-    """A file of a manifest, which anyone who can write to the bucket may have changed."""
-    try:
-        return folder / check_relative(name, what=f"{MANIFEST_FILE}: name")
-    except InputError as error:
-        raise DamagedError(str(error)) from None
+        file.check_size(name, path.stat().st_size)
+        file.check_hash(name, _sha256(path))
 
 
 def read(folder: Path) -> Snapshot:

@@ -41,10 +41,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
-from contract.runs import MANIFEST_FILE, RunPaths, check_relative
+from contract.runs import MANIFEST_FILE, RunPaths
 from training import storage
-from training.checkpoint import checkpoints
-from training.checkpoint.checkpoints import DamagedError, Position
+from training.checkpoint import checkpoints, lease
+from training.checkpoint.checkpoints import Position
+from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.record.events import Warned
 from training.worker import Worker
 
@@ -101,11 +102,12 @@ class Saver:
         }
 
         def write() -> str:
+            run_uri, step, fence = self._worker.run_uri, position.step, self._worker.fence
             uri = write_checkpoint(
-                self._worker.run_uri, position.step, state, files=files, group=self._group
+                run_uri, step, state, files=files, group=self._group, fence=fence
             )
             if self._worker.rank == 0:
-                checkpoints.prune(self._worker.run_uri, keep=self._keep)
+                checkpoints.prune(run_uri, keep=self._keep, step=step, fence=fence)
             return uri
 
         position = replace(position)
@@ -129,16 +131,32 @@ def write_checkpoint(
     *,
     files: Mapping[str, bytes],
     group: dist.ProcessGroup,
+    fence: int = 0,
 ) -> str:
-    """Write a checkpoint with all ranks of ``group``; return its address."""
+    """Write a checkpoint with all ranks of ``group``; return its address.
+
+    Args:
+        fence: number of the lease that the run's writer holds; 0 without one.
+
+    Raises:
+        LostError: another process has taken the run over; on every rank.
+        OSError: the storage refuses to be written to; what is written is left as it is.
+    """
     uri = RunPaths(run_uri).checkpoint(step)
     # A folder on disk appears whole; in S3 the manifest is what makes one whole.
     parent, _, own_name = uri.rpartition("/")
     target = uri if storage.is_s3(uri) else f"{parent}/.{own_name}.part"
     is_first = dist.get_rank(group) == 0
+    box: list[Exception | None] = [None]
     if is_first:
-        storage.remove_folder(target)  # what an attempt that was killed has left
-    dist.barrier(group=group)
+        try:
+            lease.check(run_uri, fence)
+            storage.remove_folder(target)  # what an attempt that was killed has left
+        except Exception as error:  # told to the other ranks, which wait
+            box = [_plain(error)]
+    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    if box[0] is not None:
+        raise box[0]
     writer = _Writer(target)
     save(state, storage_writer=writer, process_group=group)
     written: list[Any] = [None] * dist.get_world_size(group)
@@ -147,10 +165,10 @@ def write_checkpoint(
         manifest = {name: entry for part in written for name, entry in part.items()}
         for name, content in files.items():
             storage.write_bytes(storage.join(target, name), content)
-            manifest[name] = _entry(len(content), hashlib.sha256(content))
+            manifest[name] = File(len(content), hashlib.sha256(content).hexdigest())
         storage.write_bytes(
             storage.join(target, MANIFEST_FILE),
-            json.dumps({"files": dict(sorted(manifest.items()))}, indent=1).encode(),
+            Manifest(files=manifest, fence=fence).to_json(),
         )
         if target != uri:
             storage.remove_folder(uri)
@@ -267,33 +285,21 @@ def verify(uri: str, *, part: int = 0, num_parts: int = 1) -> None:
     Raises:
         DamagedError: one is missing, has another size or another content.
     """
-    content = storage.read_bytes(storage.join(uri, MANIFEST_FILE))
-    if content is None:
-        raise DamagedError(f"{MANIFEST_FILE} is missing: its upload was cut off")
-    try:
-        files = sorted(json.loads(content)["files"].items())
-    except (ValueError, KeyError, AttributeError):
-        raise DamagedError(f"{MANIFEST_FILE} cannot be read") from None
+    manifest = Manifest.from_json(storage.read_bytes(storage.join(uri, MANIFEST_FILE)))
     fs = storage.filesystem(uri)
-    for number, (name, expected) in enumerate(files):
+    for number, (name, file) in enumerate(sorted(manifest.files.items())):
+        place = storage.join(uri, name)
         try:
-            place = storage.join(uri, check_relative(name, what=f"{MANIFEST_FILE}: name"))
-        except InputError as error:
-            raise DamagedError(str(error)) from None
-        try:
-            size = fs.size(place)
+            file.check_size(name, fs.size(place))
         except FileNotFoundError:
             raise DamagedError(f"{name} is missing") from None
-        if size != expected["bytes"]:
-            raise DamagedError(f"{name} has {size:,} bytes instead of {expected['bytes']:,}")
         if number % num_parts != part:
             continue
         digest = hashlib.sha256()
-        with fs.open(place, "rb") as file:
-            while block := file.read(_READ_BYTES):
+        with fs.open(place, "rb") as opened:
+            while block := opened.read(_READ_BYTES):
                 digest.update(block)
-        if digest.hexdigest() != expected["sha256"]:
-            raise DamagedError(f"{name} does not match its checksum")
+        file.check_hash(name, digest.hexdigest())
 
 
 class _Writer(FsspecWriter):
@@ -302,13 +308,13 @@ class _Writer(FsspecWriter):
     def __init__(self, uri: str) -> None:
         # One rank, one file; S3 has nothing to sync, and torch would sync the whole machine.
         super().__init__(uri, sync_files=not storage.is_s3(uri))
-        self.files: dict[str, dict[str, Any]] = {}
+        self.files: dict[str, File] = {}
         self.fs = _HashingFileSystem(self.files)  # type: ignore[assignment]
         self.path = self.fs.init_path(uri)
 
 
 class _HashingFileSystem(FileSystem):
-    def __init__(self, files: dict[str, dict[str, Any]]) -> None:
+    def __init__(self, files: dict[str, File]) -> None:
         super().__init__()
         self._files = files
 
@@ -321,7 +327,7 @@ class _HashingFileSystem(FileSystem):
             hashing = _HashingStream(stream)
             yield hashing
         name = Path(path).name.removesuffix(".tmp")  # the metadata is renamed after writing
-        self._files[name] = _entry(hashing.size, hashing.digest)
+        self._files[name] = File(hashing.size, hashing.digest.hexdigest())
 
 
 class _HashingStream:
@@ -349,8 +355,9 @@ def _stage(stager: DefaultStager, state: StateDict) -> StateDict:
     return staged
 
 
-def _entry(size: int, digest: Any) -> dict[str, Any]:
-    return {"bytes": size, "sha256": digest.hexdigest()}
+def _plain(error: Exception) -> Exception:
+    """The same error, as something that can be sent: others may hold a connection."""
+    return error if isinstance(error, lease.LostError) else OSError(str(error))
 
 
 def _first_line(error: BaseException) -> str:

@@ -41,7 +41,6 @@ exit codes:
 
 examples:
   python -m training.launch ddp --local
-  python -m training.launch fsdp --local --workers 2
   python -m training.launch ddp --local --workers 2 --data DIR --run mine
   python -m training.launch ddp --storage s3://BUCKET --workers 8 --data s3://BUCKET/data
   torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp --data DIR
@@ -76,6 +75,7 @@ class Command:
     local: bool
     max_failures: int
     overwrite: bool
+    take_over: bool
     json: bool
     verbose: bool
 
@@ -194,6 +194,7 @@ def parse(words: Sequence[str]) -> Command:
         local=found.local,
         max_failures=max_failures,
         overwrite=found.overwrite,
+        take_over=found.take_over,
         json=found.json,
         verbose=found.verbose,
     )
@@ -390,9 +391,8 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
         "a node, else runs)",
     )
     what.add_argument("--run", metavar="NAME", help="name of the run (default: recipe and time)")
-    what.add_argument(
-        "--overwrite", action="store_true", help="delete an earlier run of that name first"
-    )
+    what.add_argument("--overwrite", action="store_true", help="delete an earlier run of that name")
+    what.add_argument("--take-over", action="store_true", help="end what trains the run now")
     what.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     what.add_argument("--verbose", action="store_true", help="show Ray's own log lines too")
     if recipe is not None:

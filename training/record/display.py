@@ -25,6 +25,7 @@ from training.record.events import (
     Loaded,
     Preempted,
     RankTimes,
+    Silent,
     Skipped,
     Start,
     Step,
@@ -212,11 +213,22 @@ def _line_of(event: Event, measures: Sequence[Measure]) -> str:
             return f"checkpoint of step {event.step:,}: evaluation loss {event.loss:.4f}"
         case Preempted():
             return f"{len(event.nodes)} of the hosts will be taken away: saving until then"
+        case Silent():
+            return _silent_line(event)
         case Skipped():
             return f"step {event.step:,} was skipped: its loss or gradient is not a number"
         case Warned():
             return f"warning: {event.message}"
     return ""
+
+
+def _silent_line(event: Silent) -> str:
+    others = [each for each in event.states if not each.endswith("S (sleeping)")]
+    where = f"; stacks are in {event.stacks}" if event.stacks else ""
+    return (
+        f"nothing was heard for {duration(event.seconds)} after step {event.after:,} "
+        f"({', '.join(others) or 'all workers wait'}){where}: the workers start again"
+    )
 
 
 def _evaluation_line(event: Evaluation, measures: Sequence[Measure]) -> str:

@@ -194,6 +194,23 @@ class Preempted:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Silent:
+    """Nothing was heard of the workers for too long: they were ended, and start again. A line of
+    ``metrics.jsonl``, which the record adds."""
+
+    after: int
+    """The last step that was heard of."""
+    seconds: float
+    """How long nothing had been heard."""
+    states: tuple[str, ...] = ()
+    """What each worker's process was doing, as Linux calls it: ``rank 1: T (stopped)``."""
+    stacks: str = ""
+    """File in the run's folder with the stacks that could be read; empty where none was kept."""
+    time: float
+    """Unix time in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
     """Training continues from a checkpoint. A line of ``metrics.jsonl``, which the record adds."""
 
@@ -220,6 +237,19 @@ class Saving:
 
     step: int
     """Optimizer steps done, and to be found in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """The workers are there; where their processes are found is for ``training.runtime``."""
+
+    processes: tuple[str, ...]
+    """Each as ``training.runtime.processes`` writes it, in the order of the ranks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evaluating:
+    """An evaluation begins, in which no step is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -285,9 +315,12 @@ Event = (
     | Sample
     | Loaded
     | Preempted
+    | Silent
     | Resume
     | Damaged
     | Saving
+    | Joined
+    | Evaluating
     | Reading
     | Warned
     | Stopped
@@ -307,9 +340,12 @@ TYPES: Final[Mapping[str, type[Event]]] = {
     "sample": Sample,
     "loaded": Loaded,
     "preempted": Preempted,
+    "silent": Silent,
     "resume": Resume,
     "damaged": Damaged,
     "saving": Saving,
+    "joined": Joined,
+    "evaluating": Evaluating,
     "reading": Reading,
     "warning": Warned,
     "stopped": Stopped,

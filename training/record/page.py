@@ -29,7 +29,7 @@ from contract.runs import (
 from contract.text import compact, duration, percent, significant
 from training import storage
 from training.record import figures
-from training.record.events import Sample
+from training.record.events import Sample, Silent
 from training.record.fields import number
 from training.record.figures import COLORS, Plot
 from training.record.plots import CONFUSION, confusion, draw, loss_plot
@@ -144,6 +144,7 @@ def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
         ("Workers", workers, compact),
         ("Resumed from", resumed_from, lambda step: f"step {step:,.0f}"),
         ("Preempted", (result.preempted or None) if result else None, compact),
+        ("Started again", len(run.metrics.of(Silent)) or None, compact),
         ("Steps", result.steps if result else None, compact),
         ("Skipped steps", (result.skipped_steps or None) if result else None, compact),
         ("Parameters", (result.parameters or None) if result else None, compact),

@@ -32,6 +32,7 @@ from training.record.events import (
     Resume,
     Sample,
     Saving,
+    Silent,
     Skipped,
     Start,
     Step,
@@ -155,6 +156,9 @@ class RunRecord:
                 self._append(event)
                 self._num_preempted += len(event.nodes)
                 self.flush()
+            case Silent():
+                self._append(event)
+                self.flush()
             case Saving():
                 self.flush()  # the lines before a checkpoint are not written again
             case Skipped():
@@ -209,6 +213,11 @@ class RunRecord:
             shutil.rmtree(self.folder, ignore_errors=True)
             return None
         return report
+
+    def abandon(self) -> None:
+        """Write no more: the run's folder belongs to another process now."""
+        if self._in_s3:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def flush(self) -> None:
         """Bring S3 up to date; a folder on disk always is."""

@@ -21,8 +21,9 @@ from contract.job import JobSpec
 from contract.nodes import Gpus
 from contract.ranges import Range
 from contract.runs import RunPaths
-from contract.times import CHECKPOINT_STOP_S
+from contract.times import CHECKPOINT_STOP_S, WORKER_ANSWER_S
 from training import machine, storage
+from training.checkpoint.lease import Lease
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record import progress
@@ -34,6 +35,7 @@ from training.record.writer import RunRecord
 from training.runtime import forkserver, local_ray, trainer
 from training.runtime.forkserver import ForkServer
 from training.runtime.result import print_result
+from training.runtime.silence import Watch
 from training.runtime.trainer import Submission
 
 #: A person does not notice a tenth of a second, nor does a processor.
@@ -50,10 +52,12 @@ _START_S: Final = "600"
 class Driver:
     """One submission of a run to Ray."""
 
-    def __init__(self, config: RunConfig, command: Command, *, workers: Range) -> None:
+    def __init__(
+        self, config: RunConfig, command: Command, *, workers: Range, lease: Lease
+    ) -> None:
         self._config = config
         self._options = command
-        self._workers = workers
+        self._workers, self._lease = workers, lease
         self._run_uri = RunPaths.of(config.storage, config.run).uri
         self._display = make_display(command.recipe.measures)
         self._record: RunRecord | None = None
@@ -63,6 +67,7 @@ class Driver:
         self._look_at = 0.0
         self._lost_workers = local_ray.LostWorkers()
         self._lost: str | None = None
+        self._watch = Watch(self._run_uri)
 
     def run(self) -> int:
         """Train; return the exit code.
@@ -121,9 +126,11 @@ class Driver:
         fit = trainer.start_fit(self._submission(), events)
         stop_by: float | None = None
         while not self._has_ended(fit):
-            if not self._take(events) or self._record.error is not None:
+            if not self._take(events) or self._record.error is not None or self._lease.lost:
                 break
             self._record.flush_in_time()
+            if stop_by is None and (silent := self._watch.restart_if_silent()):
+                self._record.handle(silent)
             if self._record.is_complete and self._options.local:
                 break  # all is saved, and this Ray ends with the command: no need to wait for it
             if self._signals and stop_by is None:
@@ -170,6 +177,7 @@ class Driver:
         return Submission(
             config=self._config,
             run_uri=self._run_uri,
+            fence=self._lease.number,
             local=self._options.local,
             workers=self._workers,
             max_failures=self._options.max_failures,
@@ -237,6 +245,7 @@ class Driver:
         except ray.exceptions.RayError as error:
             self._failure = error
             return False
+        self._watch.hear(*found)
         for event in found:
             if isinstance(event, Reading) and self._record is None:  # else it comes late
                 share = event.done / max(event.total, 1)
@@ -260,6 +269,11 @@ class Driver:
     def _finish(self, failure: BaseException | None) -> int:
         assert self._record is not None
         kept = self._record
+        if self._lease.lost:  # another process writes the record now
+            kept.abandon()
+            self._display.close()
+            print(f"error: {self._lease.lost}", file=sys.stderr)
+            return exits.BAD_INPUT
         if failure is not None:
             kept.handle(Failed(message=str(failure)))
         if kept.is_finished or kept.stopped_at is not None:
@@ -308,6 +322,7 @@ def set_environment(*, local: bool) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it prints every line twice
     os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")  # for a Prometheus that is not there
+    os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", str(WORKER_ANSWER_S))
     if local:
         # A token of this command's own, so that no file in the home folder is needed.
         os.environ["RAY_AUTH_MODE"] = "token"

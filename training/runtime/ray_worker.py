@@ -8,22 +8,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from contract import runs
 from contract.errors import InputError
+from contract.times import COLLECTIVE_S
 from training import network, recipes
 from training.record.events import Event, Failed, Preempted, Saving, phase
+from training.runtime import processes
 from training.runtime.forkserver import be_killed_with, use_threads_of_environment
+
+#: How often a worker that waits for a save says so: it is not to be taken for one that hangs.
+_SAVING_EVERY_S: Final = 30.0
 
 
 class RayWorker:
     """A process of Ray Train's worker group."""
 
-    def __init__(self, *, run_uri: str, events: Any) -> None:
+    def __init__(self, *, run_uri: str, fence: int, events: Any) -> None:
         import ray.train
         import ray.train.torch
 
@@ -33,13 +39,15 @@ class RayWorker:
         self.device = ray.train.torch.get_device()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # collectives of objects go by way of it
-        self.run_uri = run_uri
+        self.run_uri, self.fence = run_uri, fence
         self._events = events
         self._answer: Any = None
         self._stop = False
         # Without spot there is no preemption watcher: the ranks need not agree after each report.
         self._is_watched = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1") == "1"
         self._lost_nodes: set[str] = set()
+        self._expects_steps = False
+        self._saving_step = 0
         self._idle = threading.Event()
         self._idle.set()
 
@@ -57,6 +65,7 @@ class RayWorker:
         return self._stop
 
     def is_losing_a_node(self) -> bool:
+        self._expect_steps()
         if not self._is_watched:
             return False
         import ray.train
@@ -70,6 +79,12 @@ class RayWorker:
             self.emit(Preempted(nodes=tuple(sorted(new)), time=time.time()))
         return True
 
+    def _expect_steps(self) -> None:
+        """From the first report on, wait for other ranks no longer than steps may take."""
+        if not self._expects_steps and dist.is_initialized():
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=COLLECTIVE_S))
+        self._expects_steps = True
+
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
         import ray.train
         from ray.train import Checkpoint, CheckpointUploadMode
@@ -79,6 +94,7 @@ class RayWorker:
             ray.train.report({}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
             return
         self.emit(Saving(step=step))
+        self._saving_step = step
         storage = ray.train.get_context().get_storage()
         # Ray Train's folder of the run is the run's folder, and it takes names below it.
         address = runs.RunPaths(self.run_uri).checkpoint(step)
@@ -106,16 +122,23 @@ class RayWorker:
         )
 
     def finish_saves(self) -> None:
-        self._idle.wait()
+        while not self._idle.wait(_SAVING_EVERY_S):
+            self.emit(Saving(step=self._saving_step))
 
 
-def _hosts(world_size: int) -> list[str]:
-    """Address of each rank's node, in the order of ranks. Every rank calls this."""
+def _introduce(worker: RayWorker) -> list[str]:
+    """Tell where each rank is; return the address of each one's node, in the order of ranks. Every
+    rank calls this."""
+    import ray
     import ray.util
 
-    addresses: list[Any] = [None] * world_size
-    dist.all_gather_object(addresses, ray.util.get_node_ip_address())
-    return addresses
+    process = processes.this_one(worker.rank, ray.get_runtime_context().get_node_id())
+    own = (ray.util.get_node_ip_address(), process)
+    found: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(found, own)
+    hosts, of_ranks = zip(*found, strict=True)
+    worker.emit(processes.joined(of_ranks), phase("workers_ready", hosts=hosts))
+    return list(hosts)
 
 
 def _end_with_parent() -> None:
@@ -138,9 +161,10 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
     _end_with_parent()
     use_threads_of_environment()
     config = recipes.config_from_json(arguments["config"])
-    worker = RayWorker(run_uri=arguments["run_uri"], events=arguments["events"])
-    hosts = _hosts(worker.world_size)  # a collective: NCCL has chosen its network
-    worker.emit(phase("workers_ready", hosts=hosts))
+    worker = RayWorker(
+        run_uri=arguments["run_uri"], fence=arguments["fence"], events=arguments["events"]
+    )
+    hosts = _introduce(worker)  # a collective: NCCL has chosen its network
     try:
         network.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
         recipes.by_name(config.recipe).train()(worker, config)

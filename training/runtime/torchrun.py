@@ -15,6 +15,7 @@ from contract import exits
 from contract.errors import InputError
 from contract.runs import RunPaths
 from training import recipes
+from training.checkpoint.lease import Lease
 from training.recipes.settings import RunConfig
 from training.record.environment import environment
 from training.record.events import Event, Failed, Saving
@@ -23,8 +24,12 @@ from training.runtime.result import print_result
 from training.worker import COLLECTIVE_TIMEOUT
 
 
-def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
-    """Train as one of torchrun's processes; return the exit code. Rank 0 keeps the record."""
+def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> int:
+    """Train as one of torchrun's processes; return the exit code. Rank 0 keeps the record.
+
+    Args:
+        lease: the run's; None on other ranks than 0.
+    """
     # Not above: benchmarks use the worker below on machines that do not have rich.
     from training.record.display import make_display
 
@@ -32,7 +37,7 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
     config = recipe.prepare(config)  # each process; the first of a node does the work
     run_uri = RunPaths.of(config.storage, config.run).uri
     os.environ.update(recipe.variables)
-    worker = TorchrunWorker(run_uri=run_uri)
+    worker = TorchrunWorker(run_uri=run_uri, fence=lease.number if lease else 0)
     kept: RunRecord | None = None
     report: Path | None = None
     display = make_display(recipe.measures) if worker.rank == 0 else None
@@ -59,8 +64,11 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
             print(f"error: {error}", file=sys.stderr)
     finally:
         worker.close()
-        if kept is not None and display is not None:
+        if kept is not None and lease is not None and lease.lost:
+            kept.abandon()  # another process writes the record now
+        elif kept is not None and display is not None:
             report = kept.close()
+        if display is not None:
             display.close()
     if kept is not None and kept.result is not None and kept.is_finished:
         print_result(kept.result, recipe, run_uri, report=report, as_json=as_json)
@@ -73,7 +81,7 @@ def run_torchrun(config: RunConfig, *, as_json: bool) -> int:
 class TorchrunWorker:
     """A process that torchrun started; rank 0 keeps the record itself."""
 
-    def __init__(self, *, run_uri: str) -> None:
+    def __init__(self, *, run_uri: str, fence: int = 0) -> None:
         self.rank = int(os.environ["RANK"])
         self.world_size = int(os.environ["WORLD_SIZE"])
         if torch.cuda.is_available():
@@ -81,7 +89,7 @@ class TorchrunWorker:
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
-        self.run_uri = run_uri
+        self.run_uri, self.fence = run_uri, fence
         self.on_events: Callable[..., None] | None = None
         self._stop = False
         self._saving: threading.Thread | None = None

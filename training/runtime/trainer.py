@@ -13,6 +13,7 @@ from typing import Any, Final
 from contract import nodes
 from contract.errors import InputError
 from contract.ranges import Range
+from contract.times import COLLECTIVE_START_S, SILENCE_S
 from training import machine, recipes
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Reading
@@ -29,6 +30,8 @@ class Submission:
 
     config: RunConfig
     run_uri: str
+    fence: int
+    """Number of the lease that the run is written under."""
     local: bool
     workers: Range
     """How many there are at most, and with how few it continues."""
@@ -140,6 +143,7 @@ def _trainer(submission: Submission, events: Any) -> Any:
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
+    from ray.train.torch import TorchConfig
 
     from training.runtime import ray_worker
 
@@ -149,6 +153,10 @@ def _trainer(submission: Submission, events: Any) -> Any:
     scaling: Any = ScalingConfig
     run_config: Any = RayRunConfig
     on_gpus = job["GPU"] > 0 if job else ray.cluster_resources().get("GPU", 0) > 0
+    if on_gpus:  # NCCL knows which of its ranks do not agree
+        os.environ.setdefault("RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR", "1")
+        os.environ.setdefault("RAY_TRAIN_NCCL_RAS_ACTION", "fail")
+        os.environ.setdefault("RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S", str(SILENCE_S))
     # Without GPUs, workers share the CPUs of one machine, and take a whole host of a job; Ray
     # sizes their thread pools by it.
     per_worker = None
@@ -162,8 +170,10 @@ def _trainer(submission: Submission, events: Any) -> Any:
         train_loop_config={
             "config": submission.config.to_json(),
             "run_uri": submission.run_uri,
+            "fence": submission.fence,
             "events": events,
         },
+        torch_config=TorchConfig(timeout_s=COLLECTIVE_START_S),
         scaling_config=scaling(
             num_workers=most if least == most else (least, most),
             elastic_resize_monitor_interval_s=_RESIZE_EVERY_S,

@@ -23,11 +23,12 @@ from torch import nn
 from contract.errors import InputError
 from training import machine, metrics
 from training.checkpoint import checkpoints
+from training.checkpoint.timetable import Timetable
 from training.data import images
 from training.models import classifiers as models
 from training.models import replicas
 from training.recipes.ddp.settings import DdpConfig
-from training.record.events import Finished, Stopped, phase
+from training.record.events import Evaluating, Finished, Stopped, phase
 from training.record.result import Classification, ImageSample
 from training.schedule import warmup_cosine
 from training.worker import Worker
@@ -109,7 +110,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     timer = metrics.StepTimer(phases, device)
     log = metrics.StepLog(device)
     clock = metrics.Clock(earlier_s=position.seconds)
-    timetable = checkpoints.Timetable(config.checkpoint_minutes)
+    timetable = Timetable(config.checkpoint_minutes)
     evaluation: Evaluation | None = None
     model.train()
     for step in range(start_step, total_steps):
@@ -162,6 +163,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         if evaluates:
             done = epoch if end_of_epoch else num_done / order.steps_per_epoch
             ranks = course.ranks(timer.means(), step=num_done, epoch=done)
+            worker.emit(Evaluating())
             evaluation = evaluate(model, test_set, worker=worker, use_bf16=use_bf16)
             evaluated = course.evaluation(
                 ranks,

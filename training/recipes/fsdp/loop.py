@@ -26,6 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from contract.errors import InputError
 from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint.timetable import Timetable
 from training.data.feed import ChatFeed, TextFeed, feed_of
 from training.data.packing import NOTHING, Batch
 from training.data.text import TokenStore
@@ -35,6 +36,7 @@ from training.recipes.fsdp import estimate, inputs
 from training.recipes.fsdp.model import build, describe, fill
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import (
+    Evaluating,
     Evaluation,
     Finished,
     Loaded,
@@ -165,7 +167,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     timer = metrics.StepTimer(_PHASES, device)
     log = metrics.StepLog(device)
     clock = metrics.Clock(earlier_s=position.seconds)
-    timetable = checkpoints.Timetable(config.checkpoint_minutes)
+    timetable = Timetable(config.checkpoint_minutes)
     profiled: metrics.Communication | None = None
     communication_s, num_timed, num_skipped = 0.0, 0, 0
     trained.train()
@@ -244,6 +246,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 communication_s=communication_s,
                 memory_bytes=float(metrics.peak_memory(device)),
             )
+            worker.emit(Evaluating())
             loss = held_out.loss(trained, worker)
             evaluated = course.evaluation(
                 ranks,

@@ -24,6 +24,7 @@ from torch import nn
 from contract.errors import InputError
 from training import machine, metrics
 from training.checkpoint import checkpoints
+from training.checkpoint.timetable import Timetable
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import library
@@ -35,7 +36,7 @@ from training.models.average import WeightAverage
 from training.recipes.imagenet.inputs import num_decoders
 from training.recipes.imagenet.settings import SYNTHETIC, ImagenetConfig
 from training.recipes.imagenet.synthetic import NUM_CLASSES, Synthetic
-from training.record.events import Finished, Stopped, Warned, phase
+from training.record.events import Evaluating, Finished, Stopped, Warned, phase
 from training.schedule import warmup_cosine
 from training.worker import Worker
 
@@ -139,7 +140,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
     timer = metrics.StepTimer(phases, device)
     log = metrics.StepLog(device)
     clock = metrics.Clock(earlier_s=position.seconds)
-    timetable = checkpoints.Timetable(config.checkpoint_minutes)
+    timetable = Timetable(config.checkpoint_minutes)
     evaluation: Evaluation | None = None
     model.train()
     steps_to_do = range(start_step, total_steps)
@@ -216,6 +217,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         if evaluates:
             done = epoch if end_of_epoch else num_done / order.steps_per_epoch
             ranks = course.ranks(timer.means(), step=num_done, epoch=done)
+            worker.emit(Evaluating())
             evaluation = evaluate(model, average, found, config, worker=worker, use_bf16=use_bf16)
             evaluated = course.evaluation(
                 ranks,

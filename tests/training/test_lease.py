@@ -1,0 +1,211 @@
+"""Proves that one process at a time writes a run: a second one is refused or takes over, one that
+is gone is in nobody's way, and one that lost the run writes nothing that others would use."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from contract.errors import InputError
+from contract.nodes import ENV_JOB
+from contract.runs import RunPaths
+from contract.times import LEASE_S
+from tests.training.test_checkpoints import snapshot_of, trained, with_step
+from tests.training.test_local_runs import DIGITS, Command, launcher
+from training import launch, storage
+from training.checkpoint import checkpoints
+from training.checkpoint.lease import Holder, Lease, LostError, newest_number
+
+TAKE = """
+import sys, time
+from training.checkpoint.lease import Lease
+lease = Lease.take(sys.argv[1])
+lease.keep()
+print(lease.number, flush=True)
+sys.stdin.readline()
+lease.release()
+print("released", flush=True)
+"""
+
+
+@contextmanager
+def another(run: str) -> Iterator["subprocess.Popen[str]"]:
+    """A process that holds the run until it reads a line."""
+    command = [sys.executable, "-c", TAKE, run]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    return str(tmp_path / "runs" / "mine")
+
+
+def elsewhere(run: str, number: int, *, age_s: float = 0.0, job: str = "") -> None:
+    """A lease of a process on another machine, confirmed so long ago."""
+    holder = Holder(
+        job=job, machine="m", host="far", pid=7, born="1", confirmed=time.time() - age_s
+    )
+    assert storage.create_bytes(f"{run}/leases/{number:08d}.json", holder.as_json())
+
+
+def test_a_second_process_is_refused_while_the_first_one_lives(run: str) -> None:
+    with another(run) as process:
+        with pytest.raises(InputError, match=r"'mine' is being trained by process \d+ on .*: wait"):
+            Lease.take(run)
+        process.kill()
+        process.wait()
+        # Its number may be another's by now, but when that one began tells them apart.
+        assert Lease.take(run).number == 2
+
+
+def test_one_that_has_ended_is_in_nobodys_way(run: str) -> None:
+    with another(run) as process:
+        assert process.communicate("\n")[0] == "released\n"
+    assert Lease.take(run).number == 2
+
+
+def test_the_command_refuses_a_run_that_is_being_trained(
+    run: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    elsewhere(run, 1, job="j-1", age_s=30)
+    words = ["ddp", "--local", "--storage", str(tmp_path / "runs"), "--run", "mine", "--overwrite"]
+    (tmp_path / "runs" / "mine" / "config.json").write_text("{}")
+    assert launch.main(words) == 2
+    err = capsys.readouterr().err
+    assert "error: run 'mine' is being trained by job j-1, which said so 30 s ago" in err
+    assert "give --take-over to end it" in err
+    assert "the run is free in 1 min 30 s" in err
+    assert (tmp_path / "runs" / "mine" / "config.json").exists(), (
+        "it is not this process's to delete"
+    )
+
+
+@pytest.mark.parametrize(("age_s", "is_free"), [(0, False), (LEASE_S - 5, False), (LEASE_S, True)])
+def test_what_cannot_be_seen_expires(run: str, age_s: float, is_free: bool) -> None:
+    elsewhere(run, 3, age_s=age_s)
+    if is_free:
+        assert Lease.take(run).number == 4
+    else:
+        with pytest.raises(InputError, match="process 7 on far"):
+            Lease.take(run)
+    assert Lease.take(run, take_over=True).number == newest_number(run)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{", b'{"confirmed": "soon"}'])
+def test_a_damaged_lease_holds_nobody_up(run: str, content: bytes) -> None:
+    assert storage.create_bytes(f"{run}/leases/00000001.json", content)
+    storage.write_bytes(f"{run}/leases/notes.txt", b"")
+    assert Lease.take(run).number == 2
+
+
+def test_a_job_follows_itself_and_takes_a_run_over_once(
+    run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere(run, 1, job="other")
+    monkeypatch.setenv(ENV_JOB, "mine")
+    assert Lease.take(run, take_over=True).number == 2
+    elsewhere(run, 3, job="mine")  # its next head, on another host
+    assert Lease.take(run).number == 4
+    elsewhere(run, 5, job="third")
+    # The same words, once more, because its head was started again.
+    with pytest.raises(InputError, match="is being trained by job third"):
+        Lease.take(run, take_over=True)
+
+
+def test_who_lost_the_run_hears_of_it_and_writes_no_lease(run: str) -> None:
+    first = Lease.take(run)
+    first.keep(every_s=0.05)
+    elsewhere(run, 2, job="new")
+    deadline = time.monotonic() + 30
+    while not first.lost:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "'mine' has been taken over by job new" in first.lost
+    before = storage.read_bytes(f"{run}/leases/00000001.json")
+    first.release()
+    assert storage.read_bytes(f"{run}/leases/00000001.json") == before
+
+
+def contest(run: str) -> None:
+    """Many at once: each number goes to one of them."""
+    for number in range(1, 4):
+        create = partial(storage.create_bytes, f"{run}/leases/{number:08d}.json")
+        with ThreadPoolExecutor(8) as pool:
+            assert [*pool.map(create, [b"{}"] * 8)].count(True) == 1
+    assert newest_number(run) == 3
+    assert storage.list_files(f"{run}/leases") == [f"{number:08d}.json" for number in (1, 2, 3)]
+    assert storage.list_folders(f"{run}/leases") == []
+
+
+def test_of_many_at_once_one_has_it(run: str) -> None:
+    contest(run)
+
+
+@pytest.mark.slow
+def test_in_s3_too(s3_endpoint: str) -> None:
+    del s3_endpoint
+    storage.filesystem("s3://").mkdir("s3://lease-test")
+    contest("s3://lease-test/runs/many")
+    run = "s3://lease-test/runs/one"
+    elsewhere(run, 1)
+    with pytest.raises(InputError, match="being trained"):
+        Lease.take(run)
+    lease = Lease.take(run, take_over=True)
+    storage.write_bytes(f"{run}/config.json", b"{}")
+    storage.write_bytes(f"{run}/model/a", b"a")
+    storage.clear_folder(run, keep="leases")
+    assert storage.list_files(run) == []
+    assert storage.list_folders(run) == ["leases"]
+    lease.release()
+    assert Lease.take(run).number == 3
+
+
+def test_who_lost_the_run_saves_nothing_and_what_it_saved_late_is_removed(run: str) -> None:
+    snapshot = snapshot_of(*trained("live"))
+    checkpoints.save(run, with_step(snapshot, 10), keep=2, fence=1)
+    old, new = Lease.take(run), Lease.take(run)
+    checkpoints.save(run, with_step(snapshot, 20), keep=2, fence=new.number)
+    with pytest.raises(LostError, match="has been taken over"):
+        checkpoints.save(run, with_step(snapshot, 30), keep=2, fence=old.number)
+    # One that was under way already when the run was taken.
+    late = RunPaths(run).checkpoint(30)
+    checkpoints.publish(
+        late, lambda folder: checkpoints.write(with_step(snapshot, 30), folder, fence=old.number)
+    )
+    checkpoints.save(run, with_step(snapshot, 25), keep=2, fence=new.number)
+    assert checkpoints.names(run) == ["step-00000020", "step-00000025"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
+    with launcher(tmp_path, "ddp") as run:
+        yield run
+
+
+@pytest.mark.slow
+def test_a_run_that_is_taken_over_ends(start: Callable[..., Command]) -> None:
+    command = start("taken", *DIGITS[:2], "--epochs", "400", "--workers", "1")
+    command.wait_until(lambda: command.steps_done() >= 1)
+    code, _, err = start("taken", *DIGITS[:2], "--epochs", "400", "--workers", "1").end()
+    assert code == 2
+    assert f"is being trained by process {command.process.pid} on" in err
+    new = Lease.take(str(command.run_folder), take_over=True)
+    assert new.number == 2
+    code, _, err = command.end(timeout_s=90)
+    assert code == 2, err
+    assert "run 'taken' has been taken over by process" in err
+    assert "Traceback" not in err
+    assert not (command.run_folder / "result.json").exists()

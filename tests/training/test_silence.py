@@ -1,0 +1,197 @@
+"""Proves that workers which hang are noticed, described and started again, and that those which
+only take long are left alone."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from benchmarks import meter
+from contract.nodes import ENV_SILENCE
+from tests.training.test_local_runs import Command, launcher
+from training.record import reader
+from training.record.events import (
+    Evaluating,
+    Evaluation,
+    Event,
+    Finished,
+    Joined,
+    Saving,
+    Silent,
+    Start,
+    Step,
+)
+from training.runtime.silence import Silence
+
+LEAST_S = 300.0
+
+
+class Time:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def silence(clock: Time) -> Silence:
+    return Silence(LEAST_S, clock=clock)
+
+
+def start(step: int = 0) -> Start:
+    return Start(step=step, resumed=step > 0, world_size=2, total_steps=1000, device="CPU")
+
+
+def step(number: int) -> Step:
+    return Step(step=number, epoch=1.0, loss=1.0, lr=0.1, grad_norm=1.0, time=0.0)
+
+
+def tell(silence: Silence, clock: Time, *told: tuple[float, Event]) -> None:
+    """Events, each so many seconds after the one before."""
+    for after_s, event in told:
+        clock.now += after_s
+        silence.hear(event)
+
+
+def test_before_training_starts_nothing_is_expected(silence: Silence, clock: Time) -> None:
+    tell(silence, clock, (0, Joined(processes=())), (1e6, Joined(processes=())))
+    clock.now += 1e6
+    assert not silence.is_too_long()
+
+
+@pytest.mark.parametrize(
+    ("step_s", "limit_s"), [(0.1, LEAST_S), (10.0, LEAST_S), (60.0, 1200.0), (600.0, 12000.0)]
+)
+def test_twenty_steps_are_too_long_and_never_less_than_five_minutes(
+    step_s: float, limit_s: float, silence: Silence, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()), *((step_s, step(number)) for number in range(1, 9)))
+    clock.now += limit_s - 1
+    assert not silence.is_too_long()
+    clock.now += 2
+    assert silence.is_too_long()
+    assert (silence.step, silence.seconds) == (8, limit_s + 1)
+
+
+def test_the_steps_of_one_report_share_its_time(silence: Silence, clock: Time) -> None:
+    tell(silence, clock, (0, start()), (5, step(1)))
+    clock.now += 100
+    silence.hear(*map(step, range(2, 12)))  # 10 s each: a pause of 100 s counts for more
+    assert silence.limit_s() == LEAST_S
+    clock.now += 200
+    silence.hear(*map(step, range(12, 22)))
+    assert silence.limit_s() == 600
+
+
+@pytest.mark.parametrize("seconds", [1700.0])
+def test_first_steps_and_evaluations_may_take_half_an_hour(
+    seconds: float, silence: Silence, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()))
+    clock.now += seconds
+    assert not silence.is_too_long()
+    tell(silence, clock, (0, step(1)), (1, step(2)), (0, Evaluating()))
+    clock.now += seconds
+    assert not silence.is_too_long()
+    clock.now += 200
+    assert silence.is_too_long()
+    tell(silence, clock, (0, Evaluation(step=2, epoch=1.0)))
+    assert silence.limit_s() == LEAST_S, "how long an evaluation takes says nothing of the steps"
+
+
+def test_a_worker_that_waits_for_its_save_is_not_silent(silence: Silence, clock: Time) -> None:
+    tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)))
+    tell(silence, clock, *((200, Saving(step=2)) for _ in range(20)))
+    assert not silence.is_too_long()
+
+
+def test_after_the_last_step_and_after_a_restart_nothing_is_expected(
+    silence: Silence, clock: Time
+) -> None:
+    tell(silence, clock, (0, start(998)), (1, step(999)), (1, step(1000)))
+    clock.now += 1e6
+    assert not silence.is_too_long()
+    tell(silence, clock, (0, start()), (1, step(1)), (1, Finished(step=1, seconds=1.0)))
+    clock.now += 1e6
+    assert not silence.is_too_long()
+    tell(silence, clock, (0, start()), (1, step(1)))
+    silence.forget()
+    clock.now += 1e6
+    assert not silence.is_too_long()
+    tell(silence, clock, (0, start()), (1, step(1)))
+    clock.now += 1e6
+    assert silence.is_too_long()
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        launcher(tmp_path_factory.mktemp("runs"), "ddp") as run,
+    ):
+        patch.setenv(ENV_SILENCE, "4")
+        yield run
+
+
+def workers(run: str) -> list[psutil.Process]:
+    """The training processes, in the order of their numbers."""
+    found = []
+    for process in meter.marked(run):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "RayTrainWorker" in " ".join(process.cmdline()):
+                found.append(process)
+    return sorted(found, key=lambda process: process.pid)
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_and_all_start_again_each_time_one_failure(
+    launch: Callable[..., Command],
+) -> None:
+    # Two hangs, before anything is saved, of a run that survives two failures and no third.
+    words = ["--preset", "digits", "--epochs", "3", "--workers", "2", "--checkpoint-every-epochs"]
+    command = launch("hung", *words, "3", "--max-failures", "2")
+    command.wait_until(lambda: command.steps_done() >= 4)
+    first, second = workers("hung")
+    second.suspend()
+    command.wait_until(lambda: len(silences(command)) == 1, timeout_s=60)
+    command.wait_until(lambda: command.steps_done() < 4)  # they begin again
+    command.wait_until(lambda: command.steps_done() >= 4)
+
+    # One waits for the other in a collective, and is stopped there; the other goes on to it.
+    first, second = workers("hung")
+    second.suspend()
+    time.sleep(1)
+    first.suspend()
+    second.resume()
+    command.wait_until(lambda: len(silences(command)) == 2, timeout_s=60)
+    code, _, err = command.end()
+    assert code == 0, err
+    assert command.result()["steps"] == 69
+
+    for found in silences(command):
+        states = sorted(state.partition(": ")[2][0] for state in found.states)
+        assert states.count("T") == 1, found.states
+        assert 4 <= found.seconds < 40
+        text = (command.run_folder / found.stacks).read_text()
+        assert "T (stopped)" in text
+        assert "training/recipes/ddp/loop.py" in text
+        assert 'File "' in text
+        assert f"after step {found.after:,}" in err
+    assert err.count("T (stopped)") == 2
+    report = (command.run_folder / "report.html").read_text()
+    assert "Started again" in report
+
+
+def silences(command: Command) -> list[Silent]:
+    file = command.run_folder / "metrics.jsonl"
+    return [event for event in reader.read_events(file) if isinstance(event, Silent)]

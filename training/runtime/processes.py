@@ -1,0 +1,233 @@
+"""The processes of a run's workers: where they are, what they are doing, and how they are ended.
+
+A worker that hangs cannot be asked. On Linux, what can be read from outside is read by another
+process of its node, in a task of Ray: the state in ``/proc``, and the stack of every thread, which
+Python's ``faulthandler`` writes when it gets a signal, also while the interpreter is held. A
+process that is stopped answers no signal: there py-spy, which Ray brings along, may read its
+memory.
+"""
+
+import contextlib
+import faulthandler
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from training import machine
+from training.record.events import Joined
+
+_SIGNAL: Final = signal.SIGUSR2
+#: faulthandler writes at once, unless the machine has no memory or no processor to spare.
+_STACKS_S: Final = 2.0
+_PY_SPY_S: Final = 10.0
+#: A task is a process that may still have to be started, on a node that is in trouble.
+_NODE_S: Final = 30.0
+_FILES: Final[list[Any]] = []  # kept open as long as this process
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Process:
+    """A worker, as it is found again from outside."""
+
+    rank: int
+    node: str
+    """Ray's name of its node."""
+    pid: int
+    born: str
+    """When it began, in the machine's own count: a number may be given to another process."""
+    stacks: int
+    """Number of the open file to which it writes its stacks."""
+
+    def as_text(self) -> str:
+        return f"{self.rank} {self.node} {self.pid} {self.born} {self.stacks}"
+
+    @classmethod
+    def from_text(cls, text: str) -> "Process":
+        rank, node, pid, born, stacks = text.split()
+        return cls(rank=int(rank), node=node, pid=int(pid), born=born, stacks=int(stacks))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What a process was doing."""
+
+    rank: int
+    state: str
+    """As Linux has it, such as ``T (stopped)``; ``gone`` where there is no such process."""
+    details: str
+    """Its threads and stacks, for people; many lines."""
+
+    @property
+    def is_gone(self) -> bool:
+        return self.state == "gone"
+
+
+def this_one(rank: int, node: str) -> Process | None:
+    """This process, from now on ready to be looked at; None where that is not possible."""
+    if sys.platform != "linux":
+        return None
+    file = tempfile.TemporaryFile("w+")  # noqa: SIM115, open until the process ends
+    _FILES.append(file)
+    faulthandler.register(_SIGNAL, file=file, all_threads=True)
+    pid = os.getpid()
+    return Process(rank=rank, node=node, pid=pid, born=machine.born(pid), stacks=file.fileno())
+
+
+def joined(processes: Sequence[Process | None]) -> Joined:
+    """The event that these are a run's workers."""
+    return Joined(processes=tuple(each.as_text() for each in processes if each is not None))
+
+
+def look(processes: Sequence[Process]) -> list[Seen]:
+    """See what processes of this node are doing."""
+    asked = {each: _ask_for_stacks(each) for each in processes}
+    return [_seen(each, asked[each]) for each in processes]
+
+
+def end(processes: Sequence[Process]) -> None:
+    """Kill processes of this node, stopped ones too."""
+    for each in processes:
+        if _state(each) != "gone":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each.pid, signal.SIGKILL)
+
+
+def look_everywhere(processes: Sequence[Process]) -> list[Seen]:
+    """See what processes are doing, each on its node; those of a node that is lost are gone."""
+    found: list[Seen] = []
+    for each, answer in _on_nodes(look, processes):
+        if answer is None:
+            lost = f"node {each[0].node} does not answer"
+            found += [Seen(rank=one.rank, state="gone", details=lost) for one in each]
+        else:
+            found += answer
+    return sorted(found, key=lambda seen: seen.rank)
+
+
+def end_everywhere(processes: Sequence[Process]) -> None:
+    """Kill processes, each on its node."""
+    for _ in _on_nodes(end, processes):
+        pass
+
+
+def _on_nodes(task: Any, processes: Sequence[Process]) -> list[tuple[list[Process], Any]]:
+    """Call a function on each node with its processes; None for a node that does not answer."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    by_node: dict[str, list[Process]] = {}
+    for each in processes:
+        by_node.setdefault(each.node, []).append(each)
+    remote = ray.remote(task)
+    asked: Mapping[Any, list[Process]] = {
+        remote.options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(of_node): of_node
+        for node, of_node in by_node.items()
+    }
+    ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=_NODE_S)
+    found = []
+    for reference, of_node in asked.items():
+        answer = None
+        if reference in ready:
+            with contextlib.suppress(ray.exceptions.RayError):
+                answer = ray.get(reference)
+        else:
+            ray.cancel(reference)
+        found.append((of_node, answer))
+    return found
+
+
+def _state(process: Process) -> str:
+    """Its state as Linux has it, or ``gone``."""
+    status = _status(f"/proc/{process.pid}/status")
+    return status if status and machine.born(process.pid) == process.born else "gone"
+
+
+def _status(file: str) -> str:
+    with contextlib.suppress(OSError):
+        for line in Path(file).read_text().splitlines():
+            if line.startswith("State:"):
+                return line.removeprefix("State:").strip()
+    return ""
+
+
+def _ask_for_stacks(process: Process) -> int:
+    """Have it write its stacks; return where in its file they will begin."""
+    size = 0
+    if _state(process) != "gone":
+        with contextlib.suppress(OSError):
+            size = os.stat(f"/proc/{process.pid}/fd/{process.stacks}").st_size
+            os.kill(process.pid, _SIGNAL)
+    return size
+
+
+def _seen(process: Process, begin: int) -> Seen:
+    state = _state(process)
+    if state == "gone":
+        return Seen(rank=process.rank, state=state, details="")
+    if state[0] in "Tt":
+        stacks = _py_spy(process.pid)
+    else:
+        stacks = _written(f"/proc/{process.pid}/fd/{process.stacks}", begin)
+    parts = [
+        f"rank {process.rank}, process {process.pid} on node {process.node}: {state}",
+        _threads(process.pid),
+        stacks or "its Python stacks cannot be read",
+    ]
+    return Seen(rank=process.rank, state=state, details="\n".join(parts))
+
+
+def _written(file: str, begin: int) -> str:
+    """What faulthandler has added to its file, once nothing more comes."""
+    deadline, text = time.monotonic() + _STACKS_S, b""
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        with contextlib.suppress(OSError), open(file, "rb") as opened:
+            opened.seek(begin)
+            more = opened.read()
+            if more and more == text:
+                break
+            text = more
+    return text.decode(errors="replace").strip()
+
+
+def _py_spy(pid: int) -> str:
+    program = shutil.which("py-spy", path=f"{os.path.dirname(sys.executable)}:{os.get_exec_path()}")
+    if program is None:
+        return ""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [program, "dump", "--nonblocking", "--pid", str(pid)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PY_SPY_S,
+            check=False,
+        )
+        if done.returncode == 0:
+            return done.stdout.strip()
+    return ""
+
+
+def _threads(pid: int) -> str:
+    """How many threads are in which state, and where in the kernel they wait."""
+    kinds: Counter[str] = Counter()
+    for folder in Path(f"/proc/{pid}/task").glob("*"):
+        where = ""
+        for name in ("stack", "wchan"):  # the first one is for root alone
+            with contextlib.suppress(OSError):
+                where = where or (folder / name).read_text().strip().partition("\n")[0]
+        kinds[f"{_status(f'{folder}/status')} {where.removeprefix('[<0>] ')}".strip()] += 1
+    return "\n".join(f"  {number} threads: {kind}" for kind, number in kinds.most_common())

@@ -1,0 +1,142 @@
+"""Notices when nothing has been heard of a run's workers for too long, and has them start again.
+
+What a hung worker costs is the time until somebody notices, with every GPU billed. Ray Train sees a
+process that has ended, and after a while one that does not answer, but not one whose training
+stands still. The command hears of every step, so it knows best.
+"""
+
+import os
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from contract.nodes import ENV_SILENCE
+from contract.runs import STACKS_DIR
+from contract.times import SILENCE_S
+from training import storage
+from training.record.events import Evaluating, Event, Finished, Joined, Silent, Start, Step
+from training.runtime import processes
+from training.runtime.processes import Process
+
+#: So many steps of usual length without a word are too many.
+_STEPS: Final = 20
+#: And a pause so many times as long as any that training came back from.
+_PAUSES: Final = 3
+#: Before the first step, and in an evaluation, a run may be silent for so many times as long as
+#: otherwise: compilers and data that is read for the first time.
+_PATIENCE: Final = 6
+_REMEMBERED: Final = 200
+
+
+class Silence:
+    """How long a run may be silent: learns it from the run's own events."""
+
+    def __init__(self, least_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            least_s: no shorter silence is too long.
+            clock: seconds, from any beginning.
+        """
+        self._least_s, self._clock = least_s, clock
+        self._is_training = self._has_stepped = self._is_evaluating = False
+        self._heard_at = clock()
+        self._step = 0
+        self._total = 0
+        self._longest_s = 0.0
+        self._per_step: deque[float] = deque(maxlen=_REMEMBERED)
+
+    @property
+    def step(self) -> int:
+        """The last step that was heard of."""
+        return self._step
+
+    @property
+    def seconds(self) -> float:
+        """How long nothing has been heard."""
+        return self._clock() - self._heard_at
+
+    def hear(self, *events: Event) -> None:
+        """Take note of events that came together."""
+        if not events:
+            return
+        paused_s, before = self.seconds, self._step
+        self._heard_at += paused_s
+        for event in events:
+            match event:
+                case Joined() | Finished():
+                    self._is_training = False
+                case Start():
+                    self._is_training, self._has_stepped = True, False
+                    self._step = before = event.step
+                    self._total = event.total_steps
+                case Step():
+                    self._step = event.step
+        stepped = self._step - before
+        if stepped > 0 and self._has_stepped and not self._is_evaluating:
+            self._per_step.append(paused_s / stepped)
+            self._longest_s = max(self._longest_s, paused_s)
+        self._has_stepped = self._has_stepped or stepped > 0
+        self._is_evaluating = isinstance(events[-1], Evaluating)
+        if self._step >= self._total:
+            self._is_training = False  # what follows may take long, and is not repeated
+
+    def forget(self) -> None:
+        """Expect nothing until training starts again."""
+        self._is_training = False
+
+    def limit_s(self) -> float:
+        """How long the run may be silent now."""
+        if not self._has_stepped or self._is_evaluating:
+            return _PATIENCE * self._least_s
+        usual_s = statistics.median(self._per_step) if self._per_step else 0.0
+        return max(self._least_s, _STEPS * usual_s, _PAUSES * self._longest_s)
+
+    def is_too_long(self) -> bool:
+        return self._is_training and self.seconds > self.limit_s()
+
+
+class Watch:
+    """Watches the workers of one run, and restarts those that are silent."""
+
+    def __init__(self, run_uri: str) -> None:
+        self._run_uri = run_uri
+        self._silence = Silence(float(os.environ.get(ENV_SILENCE, SILENCE_S)))
+        self._processes: list[Process] = []
+
+    def hear(self, *events: Event) -> None:
+        """Take note of events that came together."""
+        for event in events:
+            if isinstance(event, Joined):
+                self._processes = [Process.from_text(each) for each in event.processes]
+        self._silence.hear(*events)
+
+    def restart_if_silent(self) -> Silent | None:
+        """Where nothing has been heard for too long, note what the workers are doing and end them:
+        Ray Train counts a failure and starts them again.
+
+        Returns:
+            What was found; None where all is well.
+        """
+        if not self._processes or not self._silence.is_too_long():
+            return None
+        seconds, step = self._silence.seconds, self._silence.step
+        self._silence.forget()
+        seen = processes.look_everywhere(self._processes)
+        if all(each.is_gone for each in seen):
+            return None  # Ray Train knows, and waits for others
+        name = f"{STACKS_DIR}/step-{step:08d}-{int(time.time())}.txt"
+        text = "\n\n".join(each.details or f"rank {each.rank}: gone" for each in seen)
+        try:
+            storage.write_bytes(storage.join(self._run_uri, name), f"{text}\n".encode())
+        except Exception:  # the storage may be what the workers wait for
+            name = ""
+        processes.end_everywhere(self._processes)
+        return Silent(
+            after=step,
+            seconds=round(seconds, 1),
+            states=tuple(f"rank {each.rank}: {each.state}" for each in seen),
+            stacks=name,
+            time=time.time(),
+        )
