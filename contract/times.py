@@ -50,6 +50,10 @@ WORKER_REGISTER_S: Final = 600  # a process of Ray reports; Ray's default is a m
 WORKER_GROUP_START_S: Final = 10  # after a loss, Ray Train looks again which nodes there are
 HEAD_DNS_TTL_S: Final = 10  # a replaced head has another address
 
+# --- a storage that fails -------------------------------------------------------------------------
+S3_TIMEOUT_S: Final = 20  # S3 says nothing in the middle of an answer; botocore's default is 60
+S3_QUICK_S: Final = 5  # the same for what is written again later: the command has more to do
+
 # --- who trains a run -----------------------------------------------------------------------------
 LEASE_RENEW_S: Final = 20  # a run's writer says that it is still there
 LEASE_S: Final = 120  # one that has not said so for this long has lost the run to who wants it

@@ -9,11 +9,19 @@ import shutil
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from contract import runs
 from contract.errors import InputError
+from contract.nodes import ENV_S3_TIMEOUT
 from contract.runs import safe_join
+from contract.times import S3_QUICK_S, S3_TIMEOUT_S
+
+#: A request that S3 refuses or does not answer is made so often, with pauses that grow to 20 s:
+#: two minutes of refusals or seven of silence. ``AWS_MAX_ATTEMPTS`` has the last word.
+_ATTEMPTS: Final = 10
+#: By s3fs, around those of botocore, which do not know of an answer that breaks off.
+_ROUNDS: Final = 2
 
 
 def is_s3(uri: str) -> bool:
@@ -43,13 +51,31 @@ def join(uri: str, *names: str) -> str:
     return "/".join([uri.rstrip("/"), *names])
 
 
-def filesystem(uri: str) -> Any:
-    """The fsspec filesystem of ``uri``; S3 follows the AWS variables, ``AWS_ENDPOINT_URL`` too."""
+def filesystem(uri: str, *, quick: bool = False) -> Any:
+    """The fsspec filesystem of ``uri``; S3 follows the AWS variables, ``AWS_ENDPOINT_URL`` too.
+
+    Args:
+        quick: S3 is asked once and for seconds, not again and again for minutes.
+    """
     import fsspec
 
-    if is_s3(uri):
-        return fsspec.filesystem("s3", use_listings_cache=False)
-    return fsspec.filesystem("file", auto_mkdir=True)
+    if not is_s3(uri):
+        return fsspec.filesystem("file", auto_mkdir=True)
+    timeout_s = float(os.environ.get(ENV_S3_TIMEOUT, S3_TIMEOUT_S))
+    attempts = int(os.environ.get("AWS_MAX_ATTEMPTS", _ATTEMPTS))
+    if quick:
+        timeout_s, attempts = min(timeout_s, S3_QUICK_S), 1
+    found = fsspec.filesystem(
+        "s3",
+        use_listings_cache=False,
+        config_kwargs={
+            "connect_timeout": timeout_s,
+            "read_timeout": timeout_s,
+            "retries": {"mode": "adaptive", "total_max_attempts": attempts},
+        },
+    )
+    found.retries = 1 if quick else _ROUNDS
+    return found
 
 
 def check_writable(root: str) -> None:
@@ -101,10 +127,15 @@ def read_bytes(uri: str) -> bytes | None:
     return bytes(content)
 
 
-def write_bytes(uri: str, content: bytes) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part."""
+def write_bytes(uri: str, content: bytes, *, quick: bool = False) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part.
+
+    Args:
+        quick: see ``filesystem``.
+    """
     if is_s3(uri):
-        filesystem(uri).pipe_file(uri, content)  # S3 shows an object only once it is whole
+        # S3 shows an object only once it is whole.
+        filesystem(uri, quick=quick).pipe_file(uri, content)
         return
     target = Path(uri)
     target.parent.mkdir(parents=True, exist_ok=True)

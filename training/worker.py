@@ -46,5 +46,11 @@ class Worker(Protocol):
         the save before this one.
         """
 
-    def finish_saves(self) -> None:
-        """Wait until all that was handed to ``save`` is in storage."""
+    def finish_saves(self, *, retry: bool = False) -> None:
+        """Wait until all that was handed to ``save`` is in storage, or has failed: a run gets over
+        some saves in a row that fail.
+
+        Args:
+            retry: nothing is saved after this, so a save that has failed is tried once more, and
+                raises what it fails with. Every rank gives the same.
+        """

@@ -1,5 +1,5 @@
 """Proves that one process at a time writes a run: a second one is refused or takes over, one that
-is gone is in nobody's way, and one that lost the run writes nothing that others would use."""
+is gone does not count, and one that lost the run writes nothing that others would use."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def test_a_second_process_is_refused_while_the_first_one_lives(run: str) -> None
         assert Lease.take(run).number == 2
 
 
-def test_one_that_has_ended_is_in_nobodys_way(run: str) -> None:
+def test_one_that_has_ended_does_not_count(run: str) -> None:
     with another(run) as process:
         assert process.communicate("\n")[0] == "released\n"
     assert Lease.take(run).number == 2
@@ -105,7 +105,7 @@ def test_what_cannot_be_seen_expires(run: str, age_s: float, is_free: bool) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"{", b'{"confirmed": "soon"}'])
-def test_a_damaged_lease_holds_nobody_up(run: str, content: bytes) -> None:
+def test_a_damaged_lease_holds_nothing_up(run: str, content: bytes) -> None:
     assert storage.create_bytes(f"{run}/leases/00000001.json", content)
     storage.write_bytes(f"{run}/leases/notes.txt", b"")
     assert Lease.take(run).number == 2

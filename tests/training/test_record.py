@@ -1,6 +1,7 @@
 """Proves that the record of a run survives kills and restarts, and says what happened."""
 
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from training.record.events import (
     Start,
     Step,
     Stopped,
+    Warned,
 )
 from training.record.fields import Rate
 from training.record.lines import parse_metrics
@@ -339,14 +341,19 @@ class Bucket:
         self.num_puts = 0
         self.now = 0.0
         self.put_s = 0.1
+        self.fails = False
+        self.tries: list[tuple[str, bool]] = []
         on_disk = storage.write_bytes
 
-        def write(uri: str, content: bytes) -> None:
+        def write(uri: str, content: bytes, *, quick: bool = False) -> None:
             if not storage.is_s3(uri):
                 return on_disk(uri, content)
+            self.now += self.put_s
+            self.tries.append((uri.rpartition("/")[2], quick))
+            if self.fails:
+                raise OSError(16, "Please reduce your request rate.")
             self.files[uri] = content
             self.num_puts += uri.endswith("metrics.jsonl")
-            self.now += self.put_s
             return None
 
         monkeypatch.setattr(storage, "write_bytes", write)
@@ -401,6 +408,57 @@ def test_lines_wait_for_a_minute_at_most_unless_writing_takes_long(
     bucket.now += 3.0 * 50
     kept.flush_in_time()
     assert bucket.steps() == [1, 2, 3, 4]
+
+
+def test_a_storage_that_fails_holds_up_nothing_and_misses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = Bucket(monkeypatch)
+    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
+    display = kept._display
+    assert isinstance(display, Silent)
+    tell(kept, start(), step(1))
+    bucket.fails = True
+    bucket.tries.clear()
+    tell(kept, step(2), evaluation(1), Saving(step=2), step(3), evaluation(2))
+    assert bucket.tries == [("metrics.jsonl", True)]  # one short try a minute
+    warnings = [event.message for event in display.shown if isinstance(event, Warned)]
+    assert len(warnings) == 1
+    assert "cannot be written to s3://b/runs/r for now ([Errno 16] Please reduce" in warnings[0]
+    bucket.now += FLUSH_EVERY_S + 1
+    kept.flush_in_time()
+    assert len([name for name, _ in bucket.tries if name == "metrics.jsonl"]) == 2
+    bucket.fails = False
+    bucket.now += FLUSH_EVERY_S + 1
+    kept.flush_in_time()
+    assert bucket.steps() == [1, 2, 3]
+    tell(kept, finished())
+    assert kept.close() is None
+    assert not kept.folder.exists()
+    assert kept.error is None
+    assert {"result.json", "report.html", "config.json", "progress.json"} <= {
+        uri.rpartition("/")[2] for uri in bucket.files
+    }
+
+
+def test_a_result_that_cannot_be_written_is_an_error_and_stays_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = Bucket(monkeypatch)
+    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
+    tell(kept, start(), step(1))
+    bucket.fails = True
+    tell(kept, finished())
+    bucket.tries.clear()
+    kept.close()
+    first, *others = bucket.tries
+    assert first == ("result.json", False), "with patience, and before all else"
+    assert all(quick for _, quick in others)
+    assert kept.exit_code == 1
+    assert "result.json" in str(kept.error)
+    assert str(kept.folder) in str(kept.error)
+    assert result_of(str(kept.folder)).status == "succeeded"
+    shutil.rmtree(kept.folder)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import meter
 from contract.nodes import ENV_SILENCE
-from tests.training.test_local_runs import Command, launcher
+from tests.training.test_local_runs import DIGITS, Command, launcher
 from training.record import reader
 from training.record.events import (
     Evaluating,
@@ -26,6 +26,8 @@ from training.record.events import (
 from training.runtime.silence import Silence
 
 LEAST_S = 300.0
+#: Five minutes, scaled down: more than a step takes on a machine that is busy with other tests.
+SILENT_S = 8
 
 
 class Time:
@@ -139,7 +141,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., C
         pytest.MonkeyPatch.context() as patch,
         launcher(tmp_path_factory.mktemp("runs"), "ddp") as run,
     ):
-        patch.setenv(ENV_SILENCE, "4")
+        patch.setenv(ENV_SILENCE, str(SILENT_S))
         yield run
 
 
@@ -158,8 +160,8 @@ def test_a_stopped_rank_is_named_and_all_start_again_each_time_one_failure(
     launch: Callable[..., Command],
 ) -> None:
     # Two hangs, before anything is saved, of a run that survives two failures and no third.
-    words = ["--preset", "digits", "--epochs", "3", "--workers", "2", "--checkpoint-every-epochs"]
-    command = launch("hung", *words, "3", "--max-failures", "2")
+    words = ["--checkpoint-every-epochs", "3", "--report-every", "1", "--max-failures", "2"]
+    command = launch("hung", *DIGITS, *words)
     command.wait_until(lambda: command.steps_done() >= 4)
     first, second = workers("hung")
     second.suspend()
@@ -181,7 +183,7 @@ def test_a_stopped_rank_is_named_and_all_start_again_each_time_one_failure(
     for found in silences(command):
         states = sorted(state.partition(": ")[2][0] for state in found.states)
         assert states.count("T") == 1, found.states
-        assert 4 <= found.seconds < 40
+        assert SILENT_S <= found.seconds < 60
         text = (command.run_folder / found.stacks).read_text()
         assert "T (stopped)" in text
         assert "training/recipes/ddp/loop.py" in text

@@ -17,6 +17,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,6 +52,18 @@ class Position:
     epoch_items: int = 0
     seconds: float = 0.0
     """Spent training, over all attempts."""
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, object]) -> "Position":
+        """From a checkpoint, which others may have written.
+
+        Raises:
+            TypeError, ValueError: it is none.
+        """
+        found = cls(**values)  # type: ignore[arg-type]
+        if found.step < 0 or not all(isinstance(each, int | float) for each in values.values()):
+            raise ValueError(f"{values} is no position")
+        return found
 
     def advance(self, step: int, steps: Sequence[StepMetrics]) -> None:
         """Note the steps that end with ``step``; those that were skipped have no loss."""
@@ -234,10 +247,7 @@ def save_in_background(worker: Worker, snapshot: Snapshot | None, *, keep: int) 
         worker.save(None, None)
         return
     assert snapshot is not None
-
-    def write_it() -> str:
-        return save(worker.run_uri, snapshot, keep=keep, fence=worker.fence)
-
+    write_it = partial(save, worker.run_uri, snapshot, keep=keep, fence=worker.fence)
     worker.save(snapshot.position.step, write_it)
 
 
@@ -352,7 +362,7 @@ def read(folder: Path) -> Snapshot:
             optimizer=state["optimizer"],
             cut=state["cut"],
             rng=state["rng"],
-            position=Position(**state["position"]),
+            position=Position.from_values(state["position"]),
             config=state["config"],
             data=state["data"],
             average=state.get("average", {}),  # earlier versions had none

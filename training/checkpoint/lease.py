@@ -4,8 +4,9 @@
 
 The highest number counts. It is taken by creating its file, which the storage lets one process do
 and no second one; its holder confirms it every few seconds, and no other process writes that file.
-So whoever stalls and comes back finds a higher number, and stops. The number also stands in the
-manifest of each checkpoint: one that a holder of an earlier lease has still written is told apart.
+So a process that stalls and comes back finds a higher number, and stops. The number also stands in
+the manifest of each checkpoint: one that a holder of an earlier lease has still written is told
+apart.
 """
 
 import contextlib

@@ -16,9 +16,10 @@ their own, because on the group of the training they would take turns with its c
 import contextlib
 import hashlib
 import json
+import pickle
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -26,7 +27,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader, FsspecWriter
+from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -45,6 +46,7 @@ from contract.runs import MANIFEST_FILE, RunPaths
 from training import storage
 from training.checkpoint import checkpoints, lease
 from training.checkpoint.checkpoints import Position
+from training.checkpoint.dcp import METADATA_FILE, LoadPlanner, Reader, StorageFiles
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.record.events import Warned
 from training.worker import Worker
@@ -53,7 +55,7 @@ StateDict = dict[str, Any]
 """Nested dictionaries of tensors and plain values, as torch.distributed.checkpoint takes them."""
 
 STATE_FILE: Final = "state.json"
-_METADATA_FILE: Final = ".metadata"
+_UNREADABLE: Final = (CheckpointException, DamagedError, ValueError, KeyError, RuntimeError)
 _MODEL, _OPTIMIZER = "model", "optimizer"
 _READ_BYTES: Final = 1 << 22
 
@@ -147,43 +149,68 @@ def write_checkpoint(
     parent, _, own_name = uri.rpartition("/")
     target = uri if storage.is_s3(uri) else f"{parent}/.{own_name}.part"
     is_first = dist.get_rank(group) == 0
-    box: list[Exception | None] = [None]
-    if is_first:
-        try:
-            lease.check(run_uri, fence)
-            storage.remove_folder(target)  # what an attempt that was killed has left
-        except Exception as error:  # told to the other ranks, which wait
-            box = [_plain(error)]
-    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
-    if box[0] is not None:
-        raise box[0]
+
+    def begin() -> None:
+        lease.check(run_uri, fence)
+        storage.remove_folder(target)  # what an attempt that was killed has left
+
+    _first_does(begin, group)
     writer = _Writer(target)
-    save(state, storage_writer=writer, process_group=group)
+    try:
+        save(state, storage_writer=writer, process_group=group)
+    except CheckpointException as error:  # of whichever rank, on every rank; no Exception
+        raise OSError(_first_line(error)) from None
     written: list[Any] = [None] * dist.get_world_size(group)
     dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
-    if is_first:
+
+    def complete() -> None:
         manifest = {name: entry for part in written for name, entry in part.items()}
         for name, content in files.items():
             storage.write_bytes(storage.join(target, name), content)
             manifest[name] = File(len(content), hashlib.sha256(content).hexdigest())
         storage.write_bytes(
-            storage.join(target, MANIFEST_FILE),
-            Manifest(files=manifest, fence=fence).to_json(),
+            storage.join(target, MANIFEST_FILE), Manifest(files=manifest, fence=fence).to_json()
         )
         if target != uri:
             storage.remove_folder(uri)
             Path(target).rename(uri)
+
+    _first_does(complete, group)
     return uri
+
+
+def _first_does(task: Callable[[], None], group: dist.ProcessGroup) -> None:
+    """Let the first rank do something, and fail on every rank where it fails: those that went on
+    alone would wait for the others at the next save."""
+    box: list[Exception | None] = [None]
+    if dist.get_rank(group) == 0:
+        try:
+            task()
+        except lease.LostError as error:
+            box = [error]
+        except Exception as error:  # may hold what cannot be sent
+            box = [OSError(str(error) or type(error).__name__)]
+    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    if box[0] is not None:
+        raise box[0]
 
 
 class Found:
     """A checkpoint that has been checked."""
 
     def __init__(self, uri: str) -> None:
+        """
+        Raises:
+            DamagedError: its state or its metadata cannot be read.
+        """
         self.uri = uri
-        state = json.loads(storage.read_bytes(storage.join(uri, STATE_FILE)) or b"{}")
-        self.position = Position(**state["position"])
-        self.config: Mapping[str, Any] = state["config"]
+        try:
+            state = json.loads(storage.read_bytes(storage.join(uri, STATE_FILE)) or b"{}")
+            self.position = Position.from_values(state["position"])
+            self.config: Mapping[str, Any] = dict(state["config"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise DamagedError(f"{STATE_FILE} cannot be read") from None
+        Reader(uri).read_metadata()
 
     def read(self, name: str) -> bytes | None:
         """One of the small files beside the shards."""
@@ -197,8 +224,8 @@ class Found:
         """
         state = state_of(model, optimizer)
         try:
-            load(state, storage_reader=FsspecReader(self.uri))
-        except (CheckpointException, ValueError, KeyError, RuntimeError) as error:
+            load(state, storage_reader=Reader(self.uri), planner=LoadPlanner())
+        except _UNREADABLE as error:
             raise InputError(
                 f"checkpoint {self.uri} does not fit the model: {_first_line(error)}; give the "
                 "model that the run began with, or another --run"
@@ -213,12 +240,23 @@ class Found:
         tensors = {name: torch.empty(known[name][0], dtype=known[name][1]) for name in names}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that this is one process: it is
-            load({_MODEL: tensors}, storage_reader=FsspecReader(self.uri), no_dist=True)
+            reader = Reader(self.uri)
+            try:
+                load({_MODEL: tensors}, storage_reader=reader, planner=LoadPlanner(), no_dist=True)
+            except (*_UNREADABLE, AssertionError, EOFError, pickle.UnpicklingError) as error:
+                raise InputError(
+                    f"checkpoint {self.uri} cannot be read: {_first_line(error)}; train the run "
+                    "further, or use another one"
+                ) from None
         return tensors
 
     def weights(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
-        """Shape and type of each weight that it holds."""
-        metadata = FsspecReader(self.uri).read_metadata().state_dict_metadata
+        """Shape and type of each weight that it holds.
+
+        Raises:
+            DamagedError: its metadata cannot be used.
+        """
+        metadata = Reader(self.uri).read_metadata().state_dict_metadata
         prefix = f"{_MODEL}."
         return {
             name.removeprefix(prefix): (entry.size, entry.properties.dtype)
@@ -244,15 +282,17 @@ def newest(worker: Worker) -> Found | None:
         name = box[0][0]
         uri = checkpoints.place_of(run_uri, name)
         damage = ""
+        here = None
         try:
             verify(uri, part=worker.rank, num_parts=worker.world_size)
+            here = Found(uri)
         except DamagedError as error:
             damage = str(error)
         found: list[str] = [""] * worker.world_size
         dist.all_gather_object(found, damage)
         damage = next((each for each in found if each), "")
-        if not damage:
-            return Found(uri)
+        if here is not None and not damage:
+            return here
         if worker.rank == 0:
             checkpoints.set_aside(run_uri, name)
             message = f"checkpoint {name} is damaged ({damage}): the one before it is used"
@@ -269,10 +309,10 @@ def newest_of(run_uri: str) -> Found:
         uri = checkpoints.place_of(run_uri, name)
         try:
             verify(uri)
+            if storage.exists(storage.join(uri, METADATA_FILE)):
+                return Found(uri)
         except DamagedError:
             continue
-        if storage.exists(storage.join(uri, _METADATA_FILE)):
-            return Found(uri)
     raise InputError(
         f"{run_uri} has no whole checkpoint of a sharded model: give the name of a run that has "
         "saved one (--storage is where runs are kept)"
@@ -313,7 +353,7 @@ class _Writer(FsspecWriter):
         self.path = self.fs.init_path(uri)
 
 
-class _HashingFileSystem(FileSystem):
+class _HashingFileSystem(StorageFiles):
     def __init__(self, files: dict[str, File]) -> None:
         super().__init__()
         self._files = files
@@ -353,11 +393,6 @@ def _stage(stager: DefaultStager, state: StateDict) -> StateDict:
     staged = stager.stage(state)
     assert isinstance(staged, dict)
     return staged
-
-
-def _plain(error: Exception) -> Exception:
-    """The same error, as something that can be sent: others may hold a connection."""
-    return error if isinstance(error, lease.LostError) else OSError(str(error))
 
 
 def _first_line(error: BaseException) -> str:

@@ -375,7 +375,7 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
         "--max-failures",
         default="2",
         metavar="N",
-        help="times that a lost worker is replaced and the run resumed (default: 2)",
+        help="failures in a row, with no new checkpoint between, that a run gets over (default: 2)",
     )
     what = top.add_argument_group("what it reads and writes")
     what.add_argument(
@@ -445,6 +445,6 @@ def _guess(word: str, known: Sequence[str]) -> str:
 def _json_object(content: bytes | None) -> dict[str, object] | None:
     try:
         values = json.loads(content) if content else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None

@@ -38,7 +38,7 @@ def read_json(run_uri: str, name: str) -> dict[str, object] | None:
     content = storage.read_bytes(storage.join(run_uri, name))
     try:
         values = json.loads(content) if content else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return values if isinstance(values, dict) else None
 

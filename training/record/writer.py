@@ -37,6 +37,7 @@ from training.record.events import (
     Start,
     Step,
     Stopped,
+    Warned,
 )
 from training.record.fields import Rate
 from training.record.lines import Metrics, without_redone
@@ -111,6 +112,8 @@ class RunRecord:
             earlier = storage.read_bytes(storage.join(run_uri, runs.METRICS_FILE))
             if earlier:
                 self._metrics.write_bytes(earlier)
+        self._unsent: set[str] = set()
+        self._is_failing = False
         self._write_json(runs.CONFIG_FILE, settings)
         self._write_json(runs.ENVIRONMENT_FILE, environment)
         self._start: Start | None = None
@@ -204,15 +207,35 @@ class RunRecord:
             from training.record.page import write_report  # takes as long to load as all else
 
             report = write_report(self.folder)
-        if self._in_s3:
-            self.flush()
-            for path in sorted(self.folder.rglob("*")):
-                if path.is_file():
-                    name = path.relative_to(self.folder).as_posix()
-                    storage.write_bytes(storage.join(self.run_uri, name), path.read_bytes())
+        if not self._in_s3:
+            return report
+        self._send_all()
+        return None
+
+    def _send_all(self) -> None:
+        """Bring every file to S3, with the patience that it takes; the result is sent first."""
+        files = {
+            path.relative_to(self.folder).as_posix(): path
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+        missing: list[str] = []
+        for name in sorted(files, key=lambda name: name != runs.RESULT_FILE):
+            uri = storage.join(self.run_uri, name)
+            try:
+                # Once it has failed for minutes, the others are tried once.
+                storage.write_bytes(uri, files[name].read_bytes(), quick=bool(missing))
+            except Exception as error:  # s3fs lets botocore's many exceptions through
+                missing.append(name)
+                self._warn(error)
+        if not missing:
             shutil.rmtree(self.folder, ignore_errors=True)
-            return None
-        return report
+            return
+        self.error = self.error or (
+            f"{', '.join(missing)} could not be written to {self.run_uri}, and "
+            f"{'is' if len(missing) == 1 else 'are'} kept in {self.folder}"
+        )
+        self.exit_code = self.exit_code or exits.FAILED
 
     def abandon(self) -> None:
         """Write no more: the run's folder belongs to another process now."""
@@ -221,14 +244,38 @@ class RunRecord:
 
     def flush(self) -> None:
         """Bring S3 up to date; a folder on disk always is."""
-        if not self._in_s3 or self._is_flushed or not self._metrics.exists():
+        if not self._in_s3 or (self._is_flushed and not self._unsent):
             return
+        if self._is_failing and self._clock() < self._flush_at:
+            return  # each try holds up what else this process does
         began = self._clock()
-        uri = storage.join(self.run_uri, runs.METRICS_FILE)
-        storage.write_bytes(uri, self._metrics.read_bytes())
+        names = {*self._unsent} | ({runs.METRICS_FILE} if self._metrics.exists() else set())
+        sent = [self._send(name) for name in sorted(names)]
+        if all(sent):
+            self._is_flushed, self._is_failing = True, False
         ended = self._clock()
-        self._is_flushed = True
         self._flush_at = ended + max(FLUSH_EVERY_S, (ended - began) / _FLUSH_SHARE)
+
+    def _send(self, name: str) -> bool:
+        """Bring a file to S3; return whether that went well. If not, it is tried again with the
+        next flush: a storage that fails for a while must not end the training."""
+        try:
+            content = (self.folder / name).read_bytes()
+            storage.write_bytes(storage.join(self.run_uri, name), content, quick=True)
+        except Exception as error:  # s3fs lets botocore's many exceptions through
+            self._unsent.add(name)
+            self._warn(error)
+            return False
+        self._unsent.discard(name)
+        return True
+
+    def _warn(self, error: Exception) -> None:
+        """Say once that the storage fails."""
+        if not self._is_failing:
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            message = f"the record cannot be written to {self.run_uri} for now ({reason})"
+            self._display.show(Warned(message=f"{message}: it is tried again every minute"))
+        self._is_failing = True
 
     def flush_in_time(self) -> None:
         """Flush if lines have waited for long. To be called often, also while no events come."""
@@ -255,9 +302,7 @@ class RunRecord:
             usd=None if self._spending is None else self._spending.usd(),
         )
         self._display.progress(progress)
-        # A storage that fails for a moment must not end the training.
-        with contextlib.suppress(Exception):
-            self._write_json(runs.PROGRESS_FILE, progress.to_json())
+        self._write_json(runs.PROGRESS_FILE, progress.to_json())
 
     def _take_over_spending(self, job: str, spending: Spending) -> None:
         """Add what a lost head of the same job had counted."""
@@ -353,8 +398,10 @@ class RunRecord:
     def _write_json(self, name: str, values: Mapping[str, object]) -> None:
         content = (json.dumps(values, indent=1) + "\n").encode()
         storage.write_bytes(str(self.folder / name), content)
-        if self._in_s3:
-            storage.write_bytes(storage.join(self.run_uri, name), content)
+        if self._in_s3 and self._is_failing:
+            self._unsent.add(name)
+        elif self._in_s3:
+            self._send(name)
 
 
 def _line(event: Event) -> str:

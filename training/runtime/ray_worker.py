@@ -5,25 +5,21 @@ Nothing here is imported by the command or by Ray's own actors: it needs torch.
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from contract import runs
 from contract.errors import InputError
 from contract.times import COLLECTIVE_S
 from training import network, recipes
-from training.record.events import Event, Failed, Preempted, Saving, phase
+from training.record.events import Event, Failed, Preempted, phase
 from training.runtime import processes
 from training.runtime.forkserver import be_killed_with, use_threads_of_environment
-
-#: How often a worker that waits for a save says so: it is not to be taken for one that hangs.
-_SAVING_EVERY_S: Final = 30.0
+from training.runtime.saving import Saves
 
 
 class RayWorker:
@@ -47,15 +43,14 @@ class RayWorker:
         self._is_watched = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1") == "1"
         self._lost_nodes: set[str] = set()
         self._expects_steps = False
-        self._saving_step = 0
-        self._idle = threading.Event()
-        self._idle.set()
+        self._saves = Saves(self.emit)
 
     def emit(self, *events: Event) -> None:
         if self.rank == 0:
             self._answer = self._events.put.remote(list(events))
 
     def stop_requested(self) -> bool:
+        self._saves.look()
         # The answer to the events sent last time: it has long arrived, nothing waits here.
         if self._answer is not None and not self._stop:
             import ray
@@ -86,44 +81,13 @@ class RayWorker:
         self._expects_steps = True
 
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
-        import ray.train
-        from ray.train import Checkpoint, CheckpointUploadMode
+        # Ray Train is told of no checkpoint: it would write a list of them to storage, and end the
+        # run when that fails; the list is of no use here (training.checkpoint.checkpoints).
+        if step is not None and write is not None:
+            self._saves.start(step, write)
 
-        if step is None or write is None:
-            # Ray takes a report for complete once it has every rank's.
-            ray.train.report({}, checkpoint_upload_mode=CheckpointUploadMode.ASYNC)
-            return
-        self.emit(Saving(step=step))
-        self._saving_step = step
-        storage = ray.train.get_context().get_storage()
-        # Ray Train's folder of the run is the run's folder, and it takes names below it.
-        address = runs.RunPaths(self.run_uri).checkpoint(step)
-        name = address.removeprefix(f"{self.run_uri}/")
-        checkpoint = Checkpoint(
-            storage.build_checkpoint_path_from_name(name), filesystem=storage.storage_filesystem
-        )
-
-        def upload(_checkpoint: Any, _name: str) -> Any:
-            try:
-                write()
-            finally:
-                self._idle.set()
-            return checkpoint
-
-        self.finish_saves()  # two snapshots in memory at once would be one too many
-        self._idle.clear()
-        ray.train.report(
-            {"step": step},
-            checkpoint=checkpoint,
-            checkpoint_dir_name=name,
-            checkpoint_upload_mode=CheckpointUploadMode.ASYNC,
-            checkpoint_upload_fn=upload,
-            delete_local_checkpoint_after_upload=False,
-        )
-
-    def finish_saves(self) -> None:
-        while not self._idle.wait(_SAVING_EVERY_S):
-            self.emit(Saving(step=self._saving_step))
+    def finish_saves(self, *, retry: bool = False) -> None:
+        self._saves.finish(retry=retry)
 
 
 def _introduce(worker: RayWorker) -> list[str]:

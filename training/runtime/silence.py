@@ -1,6 +1,6 @@
 """Notices when nothing has been heard of a run's workers for too long, and has them start again.
 
-What a hung worker costs is the time until somebody notices, with every GPU billed. Ray Train sees a
+What a hung worker costs is the time until it is noticed, with every GPU billed. Ray Train sees a
 process that has ended, and after a while one that does not answer, but not one whose training
 stands still. The command hears of every step, so it knows best.
 """

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,10 @@ from training import recipes
 from training.checkpoint.lease import Lease
 from training.recipes.settings import RunConfig
 from training.record.environment import environment
-from training.record.events import Event, Failed, Saving
+from training.record.events import Event, Failed
 from training.record.writer import RunRecord
 from training.runtime.result import print_result
+from training.runtime.saving import Saves
 from training.worker import COLLECTIVE_TIMEOUT
 
 
@@ -92,8 +92,7 @@ class TorchrunWorker:
         self.run_uri, self.fence = run_uri, fence
         self.on_events: Callable[..., None] | None = None
         self._stop = False
-        self._saving: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self._saves = Saves(self.emit)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask_to_stop)
         dist.init_process_group(
@@ -110,36 +109,22 @@ class TorchrunWorker:
             self.on_events(*events)
 
     def stop_requested(self) -> bool:
+        self._saves.look()
         return self._stop
 
     def is_losing_a_node(self) -> bool:
         return False  # torchrun restarts workers by itself and gives no notice
 
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
-        if step is None or write is None:
-            return
-        self.emit(Saving(step=step))
-        self.finish_saves()
-
-        def upload() -> None:
-            try:
-                write()
-            except BaseException as error:
-                self._failure = error
-
-        self._saving = threading.Thread(target=upload, name="checkpoint")
-        self._saving.start()
+        if step is not None and write is not None:
+            self._saves.start(step, write)
 
     def is_saving(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._saving is not None and self._saving.is_alive()
+        return self._saves.is_saving
 
-    def finish_saves(self) -> None:
-        if self._saving is not None:
-            self._saving.join()
-            self._saving = None
-        if self._failure is not None:
-            raise self._failure
+    def finish_saves(self, *, retry: bool = False) -> None:
+        self._saves.finish(retry=retry)
 
     def close(self) -> None:
         self.finish_saves()

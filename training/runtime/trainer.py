@@ -16,7 +16,7 @@ from contract.ranges import Range
 from contract.times import COLLECTIVE_START_S, SILENCE_S
 from training import machine, recipes
 from training.recipes.settings import RunConfig
-from training.record.events import Event, Reading
+from training.record.events import Event, Reading, Start
 from training.runtime.forkserver import PRELOAD, SWITCH
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
@@ -82,14 +82,22 @@ class _Events:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._stop = False
+        self._begun_at = 0
 
     def put(self, events: list[Event]) -> bool:
         self._events += events
+        for event in events:
+            if isinstance(event, Start):
+                self._begun_at = event.step
         return self._stop
 
     def take(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+    def begun_at(self) -> int:
+        """The step that the workers began at when they last did."""
+        return self._begun_at
 
     def request_stop(self) -> None:
         self._stop = True
@@ -165,7 +173,7 @@ def _trainer(submission: Submission, events: Any) -> Any:
     elif not on_gpus and submission.local:
         per_worker = {"CPU": max(1, machine.num_cpus() // config.num_workers)}
     most, least = submission.workers.high, submission.workers.low
-    return _quick_trainer()(
+    return _quick_trainer(events)(
         ray_worker.ray_entry,
         train_loop_config={
             "config": submission.config.to_json(),
@@ -225,8 +233,9 @@ def _start_coordinator() -> None:
         get_or_create_autoscaling_coordinator()
 
 
-def _quick_trainer() -> Any:
-    """A trainer that ends what did not start, without two helpers that are not needed here.
+def _quick_trainer(events: Any) -> Any:
+    """A trainer that ends what did not start, and counts failures in a row, without two helpers
+    that are not needed here.
 
     Ray Train starts a process that cleans up after a lost controller, which ends with this command
     anyway, as its placement group does, and one that serves Ray Data's data sets, of which there
@@ -234,7 +243,7 @@ def _quick_trainer() -> Any:
     """
     from ray.train.torch import TorchTrainer
 
-    from training.runtime.worker_groups import UseWholeWorkerGroups
+    from training.runtime.worker_groups import FailuresInARow, UseWholeWorkerGroups
 
     unneeded = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
 
@@ -245,5 +254,9 @@ def _quick_trainer() -> Any:
             callbacks = super()._create_default_callbacks()
             needed = [each for each in callbacks if type(each).__name__ not in unneeded]
             return [*needed, UseWholeWorkerGroups()]
+
+        def _initialize_and_run_controller(self, **arguments: Any) -> Any:
+            policy = FailuresInARow(self.run_config.failure_config, events)
+            return super()._initialize_and_run_controller(**{**arguments, "failure_policy": policy})
 
     return QuickTrainer

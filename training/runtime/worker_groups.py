@@ -7,20 +7,26 @@ group is told to train, ends the run however many failures it may have. Both are
 workers here, counted like those during training.
 """
 
+import contextlib
 from typing import Any, Final
 
+import ray
 from ray.exceptions import RayActorError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupFailedError
 from ray.train.v2._internal.execution.callback import ControllerCallback
 from ray.train.v2._internal.execution.controller.controller import TrainController
+from ray.train.v2._internal.execution.failure_handling import DefaultFailurePolicy
 from ray.train.v2._internal.execution.worker_group import WorkerGroup
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 _LOST: Final = "a worker was lost while the workers started"
+#: The actor that knows is on the same node.
+_ASK_S: Final = 10.0
 
 
 #: Parts of it are declared without types.
 _Group: Any = WorkerGroup
+_Policy: Any = DefaultFailurePolicy
 
 
 class WholeWorkerGroup(_Group):  # type: ignore[misc]
@@ -45,3 +51,24 @@ class UseWholeWorkerGroups(ControllerCallback):
 
     def after_controller_start(self, _train_run_context: Any) -> None:
         TrainController.worker_group_cls = WholeWorkerGroup
+
+
+class FailuresInARow(_Policy):  # type: ignore[misc]
+    """Counts failures anew once the workers have resumed from a later checkpoint than before: a run
+    of weeks is not ended by the third failure of its life, one that gets nowhere is."""
+
+    def __init__(self, failure_config: Any, events: Any) -> None:
+        """
+        Args:
+            failure_config: how many failures are allowed.
+            events: the actor that hears of the workers' events.
+        """
+        super().__init__(failure_config)
+        self._events, self._begun_at = events, 0
+
+    def make_decision(self, training_failed_error: Any) -> Any:
+        with contextlib.suppress(ray.exceptions.RayError):
+            begun_at = ray.get(self._events.begun_at.remote(), timeout=_ASK_S)
+            if begun_at > self._begun_at:
+                self._worker_group_failures, self._begun_at = 0, begun_at
+        return super().make_decision(training_failed_error)

@@ -259,13 +259,13 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             worker.emit(*ranks, evaluated)
             profiled, num_timed = None, 0
         if stopping and not last:
-            worker.finish_saves()
+            worker.finish_saves(retry=True)
             worker.emit(Stopped(step=num_done))
             return
 
     if start_step < total_steps or found is None:
         _sample(trained, store, config, worker, step=total_steps)
-    worker.finish_saves()
+    worker.finish_saves(retry=True)
     perplexity = metrics.perplexity(loss)
     worker.emit(
         Finished(

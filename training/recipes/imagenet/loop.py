@@ -243,13 +243,13 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
                 )
             checkpoints.save_in_background(worker, snapshot, keep=config.checkpoints_to_keep)
         if stopping and not last:
-            worker.finish_saves()
+            worker.finish_saves(retry=True)
             worker.emit(Stopped(step=num_done))
             return
 
     if evaluation is None:  # resumed after the last step was saved and before the end was noted
         evaluation = evaluate(model, average, found, config, worker=worker, use_bf16=use_bf16)
-    worker.finish_saves()
+    worker.finish_saves(retry=True)
     if rank == 0:
         assert snapshot is not None
         checkpoints.publish_model(worker.run_uri, snapshot)

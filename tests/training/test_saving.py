@@ -1,0 +1,77 @@
+"""Proves that a save that fails costs no training: it is told, and the next one is tried; too many
+in a row, or one that can never succeed, end the run."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from contract.errors import InputError
+from training.record.events import Event, Saving, Warned
+from training.runtime.saving import Saves
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def saves(told: list[Event]) -> Saves:
+    return Saves(lambda *events: told.extend(events))
+
+
+def fails(error: Exception) -> Callable[[], str]:
+    def write() -> str:
+        raise error
+
+    return write
+
+
+SLOW_DOWN = OSError(16, "Please reduce your request rate.\nmore")
+
+
+def test_a_save_that_fails_is_told_and_the_next_one_is_tried(
+    saves: Saves, told: list[Event]
+) -> None:
+    for step in range(10, 60, 10):
+        saves.start(step, fails(SLOW_DOWN) if step % 30 else lambda: "kept")
+    saves.finish()
+    assert [each.step for each in told if isinstance(each, Saving)] == [10, 20, 30, 40, 50]
+    warnings = [each.message for each in told if isinstance(each, Warned)]
+    assert len(warnings) == 4
+    assert "the checkpoint of step 10 could not be saved ([Errno 16] Please reduce" in warnings[0]
+    assert "\n" not in warnings[0]
+
+
+def test_three_in_a_row_are_too_many(saves: Saves) -> None:
+    for step in (10, 20, 30):
+        saves.start(step, fails(SLOW_DOWN))
+    with pytest.raises(OSError, match="reduce your request rate"):
+        saves.finish()
+
+
+def test_what_trying_again_cannot_help_ends_the_run_at_once(saves: Saves) -> None:
+    saves.start(10, fails(InputError("taken over")))
+    while saves.is_saving:
+        time.sleep(0.01)
+    with pytest.raises(InputError, match="taken over"):
+        saves.look()
+
+
+def test_the_last_save_is_tried_again_before_the_run_says_that_it_is_saved(saves: Saves) -> None:
+    left = [SLOW_DOWN]
+
+    def write() -> str:
+        if left:
+            raise left.pop()
+        return "kept"
+
+    saves.start(10, write)
+    saves.finish(retry=True)
+    assert not left
+    saves.finish(retry=True)  # nothing is left to do
+
+    saves.start(20, fails(SLOW_DOWN))
+    with pytest.raises(OSError, match="reduce your request rate"):
+        saves.finish(retry=True)

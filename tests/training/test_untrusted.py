@@ -1,0 +1,223 @@
+"""Proves that what others may have written is read without harm: whatever a file of a run says, the
+reader takes it, or refuses it with its own error, and runs nothing of it.
+
+Files are damaged at random, from fixed seeds: FUZZ_SECONDS for each reader (`make fuzz`).
+"""
+
+import json
+import os
+import pickle
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from contract.errors import InputError
+from training import storage
+from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint.dcp import parse_metadata
+from training.checkpoint.lease import Holder
+from training.checkpoint.manifest import DamagedError, File, Manifest
+from training.recipes.command import Recorded
+from training.record.events import Event, Phase, Step, to_json
+from training.record.lines import parse_metrics
+
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "0.6"))
+SEED = 20261122
+
+ODD: list[Any] = [None, True, -1, 0, 2**70, 1e400, 0.5, "", "../../x", "\0", [], {}, [[]], {"a": 1}]
+
+
+class Evil:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self._mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (open, (str(self._mark), "w"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint as torch writes it: one tensor and one plain value."""
+    folder = tmp_path_factory.mktemp("run") / "checkpoints" / "step-00000001"
+    writer = sharded_checkpoints._Writer(str(folder))
+    state = {"model": {"w": torch.arange(6.0).view(2, 3)}, "optimizer": {"lr": 0.1}}
+    with pytest.warns(UserWarning, match="single process"):
+        save(state, storage_writer=writer, no_dist=True)
+    position = {"step": 1, "epoch_loss_sum": 0.0, "epoch_items": 0, "seconds": 0.0}
+    text = json.dumps({"position": position, "config": {}}).encode()
+    (folder / "state.json").write_bytes(text)
+    complete(folder)
+    return folder
+
+
+def complete(folder: Path) -> None:
+    """Write the manifest that fits the files: who can change those can do this too."""
+    files = {
+        path.name: File(path.stat().st_size, checkpoints._sha256(path))
+        for path in folder.iterdir()
+        if path.name != "manifest.json"
+    }
+    (folder / "manifest.json").write_bytes(Manifest(files=files, fence=3).to_json())
+
+
+def test_a_checkpoint_is_read_as_torch_wrote_it(sharded: Path) -> None:
+    found = sharded_checkpoints.newest_of(str(sharded.parents[1]))
+    assert found.weights() == {"w": (torch.Size([2, 3]), torch.float32)}
+    assert found.read_weights(["w"])["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert found.position.step == 1
+
+
+def test_a_checkpoint_made_to_attack_does_nothing(sharded: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    evil = pickle.dumps(Evil(mark))
+    copy = tmp_path / "run" / "checkpoints" / "step-00000001"
+    copy.mkdir(parents=True)
+    for path in sharded.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    (copy / ".metadata").write_bytes(evil)
+    complete(copy)
+    with pytest.raises(DamagedError, match=r"it names _?io\.open"):
+        sharded_checkpoints.Found(str(copy))
+    with pytest.raises(InputError, match="has no whole checkpoint"):
+        sharded_checkpoints.newest_of(str(tmp_path / "run"))
+    assert not mark.exists()
+    pickle.loads(evil).close()
+    assert mark.exists(), "a plain pickle would have done it"
+
+
+def test_a_value_made_to_attack_does_nothing(tmp_path: Path) -> None:
+    mark, folder = tmp_path / "mark", tmp_path / "checkpoint"
+    state = {"optimizer": {"lr": Evil(mark)}}
+    with pytest.warns(UserWarning, match="single process"):
+        save(state, storage_writer=sharded_checkpoints._Writer(str(folder)), no_dist=True)
+    reader, planner = sharded_checkpoints.Reader(str(folder)), sharded_checkpoints.LoadPlanner()
+    with (
+        pytest.warns(UserWarning, match="single process"),
+        pytest.raises(BaseException, match=r"[Ww]eights.only") as raised,
+    ):
+        sharded_checkpoints.load(
+            {"optimizer": {"lr": 0.0}}, storage_reader=reader, planner=planner, no_dist=True
+        )
+    assert isinstance(
+        raised.value, sharded_checkpoints.CheckpointException | pickle.UnpicklingError
+    )
+    assert not mark.exists()
+
+
+def test_metadata_that_names_other_files_is_refused(sharded: Path) -> None:
+    content = (sharded / ".metadata").read_bytes()
+    assert content.count(b"__0_0.distcp")
+    moved = content.replace(b"\x8c\x0c__0_0.distcp", b"\x8c\x0c../../../x/y")
+    assert moved != content
+    with pytest.raises(DamagedError, match="is refused"):
+        parse_metadata(moved)
+
+
+def damaged_bytes(content: bytes, draw: random.Random) -> bytes:
+    """Some bytes changed, left out or repeated."""
+    found = bytearray(content)
+    for _ in range(draw.randint(1, 4)):
+        at, other = draw.randrange(len(found) + 1), draw.randrange(len(found) + 1)
+        match draw.randrange(4):
+            case 0:
+                found[at : at + 1] = bytes([draw.randrange(256)])
+            case 1:
+                del found[min(at, other) : max(at, other)]
+            case 2:
+                found[at:at] = found[min(at, other) : max(at, other)][:64]
+            case _:
+                found[at:at] = draw.choice(
+                    [b"\0", b"\xff", b"9" * 5000, b"[" * 3000, b"e999", b"-"]
+                )
+    return bytes(found)
+
+
+def damaged_value(value: Any, draw: random.Random) -> Any:
+    """JSON in which one value, somewhere, is another one or missing."""
+    if isinstance(value, dict) and value and draw.random() < 0.9:
+        key = draw.choice(sorted(value))
+        if draw.random() < 0.2:
+            return {name: each for name, each in value.items() if name != key}
+        return {**value, key: damaged_value(value[key], draw)}
+    if isinstance(value, list) and value and draw.random() < 0.8:
+        at = draw.randrange(len(value))
+        return [*value[:at], damaged_value(value[at], draw), *value[at + 1 :]]
+    return draw.choice(ODD)
+
+
+def damaged(content: bytes, draw: random.Random) -> bytes:
+    if draw.random() < 0.5:
+        try:
+            return json.dumps(damaged_value(json.loads(content), draw)).encode()
+        except ValueError:
+            pass
+    return damaged_bytes(content, draw)
+
+
+def fuzz(content: bytes, read: Callable[[bytes], object], *errors: type[Exception]) -> None:
+    """Read damaged forms of a file for a while; only these errors may come of it."""
+    draw, deadline, number = random.Random(SEED), time.monotonic() + SECONDS, 0
+    read(content)
+    while time.monotonic() < deadline or number < 50:
+        number += 1
+        given = damaged(content, draw)
+        try:
+            read(given)
+        except errors:
+            continue
+        except Exception as error:
+            raise AssertionError(f"input {number}: {given[:2000]!r}") from error
+
+
+def test_manifests(sharded: Path) -> None:
+    fuzz((sharded / "manifest.json").read_bytes(), Manifest.from_json, DamagedError)
+
+
+def test_metadata_of_sharded_checkpoints(sharded: Path) -> None:
+    fuzz((sharded / ".metadata").read_bytes(), parse_metadata, DamagedError)
+
+
+def test_positions_of_sharded_checkpoints(sharded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_disk = storage.read_bytes
+    given = b""
+
+    def read(uri: str) -> bytes | None:
+        return given if uri.endswith("state.json") else on_disk(uri)
+
+    monkeypatch.setattr(storage, "read_bytes", read)
+
+    def found(content: bytes) -> object:
+        nonlocal given
+        given = content
+        return sharded_checkpoints.Found(str(sharded))
+
+    fuzz((sharded / "state.json").read_bytes(), found, DamagedError)
+
+
+def test_leases() -> None:
+    fuzz(Holder.here(1.0).as_json(), Holder.from_json)
+
+
+def test_lines_of_metrics() -> None:
+    events: list[Event] = [
+        Phase(name="workers_ready", time=1.0, hosts=("10.0.0.1",)),
+        *(Step(step=n, epoch=1.0, loss=1.0, lr=0.1, grad_norm=1.0, time=0.0) for n in range(3)),
+    ]
+    fuzz(b"".join(json.dumps(to_json(event)).encode() + b"\n" for event in events), parse_metrics)
+
+
+def test_settings_of_earlier_runs() -> None:
+    settings = {"recipe": "ddp", "run": "r", "storage": "/runs", "epochs": 3, "lr": 0.1}
+
+    def read(content: bytes) -> object:
+        return Recorded.of(content, content)
+
+    fuzz(json.dumps(settings).encode(), read)

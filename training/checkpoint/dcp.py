@@ -1,0 +1,156 @@
+"""``torch.distributed.checkpoint`` over this project's storage, without trust in what is read.
+
+Torch takes a checkpoint for a program: it unpickles the metadata, and the entries that are no
+tensors, which runs whatever they say. A run's folder may come from another person, or have been
+written to by another job. So here only the classes that make up metadata are unpickled, and
+entries as ``weights_only`` allows.
+"""
+
+import io
+import pickle
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint import metadata as parts
+from torch.distributed.checkpoint._fsspec_filesystem import FileSystem, FsspecReader
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import ReadItem
+
+from contract.errors import InputError
+from contract.runs import check_relative
+from training import storage
+from training.checkpoint.manifest import DamagedError
+
+METADATA_FILE: Final = ".metadata"
+
+_CLASSES: Final[Mapping[tuple[str, str], Any]] = {
+    **{
+        (parts.__name__, each.__name__): each
+        for each in (
+            parts.BytesStorageMetadata,
+            parts.ChunkStorageMetadata,
+            parts.Metadata,
+            parts.MetadataIndex,
+            parts.StorageMeta,
+            parts.TensorProperties,
+            parts.TensorStorageMetadata,
+            parts._MEM_FORMAT_ENCODING,
+        )
+    },
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
+    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+    ("torch", "Size"): torch.Size,
+    **{
+        ("torch", str(each).removeprefix("torch.")): each
+        for each in vars(torch).values()
+        if isinstance(each, torch.dtype)
+    },
+}
+
+
+class _Unpickler(pickle._Unpickler):
+    """The one in Python: that in C makes room for as many entries as a pickle says it has."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _CLASSES[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
+
+
+def parse_metadata(content: bytes) -> Metadata:
+    """Read the metadata of a checkpoint; nothing that it says is run.
+
+    Raises:
+        DamagedError: it is no metadata, or names files outside the checkpoint's folder.
+    """
+    try:
+        found = _Unpickler(io.BytesIO(content)).load()
+        _check(found)
+    except (MemoryError, RecursionError):
+        raise DamagedError(f"{METADATA_FILE} cannot be read") from None
+    except InputError as error:
+        raise DamagedError(f"{METADATA_FILE}: {error}") from None
+    except Exception as error:  # a pickle's operations fail in many ways
+        reason = str(error).partition("\n")[0]
+        raise DamagedError(f"{METADATA_FILE} cannot be read: {reason}") from None
+    assert isinstance(found, Metadata)
+    return found
+
+
+def _check(found: object) -> None:
+    """
+    Raises:
+        Exception: it is no whole metadata.
+    """
+    if not isinstance(found, Metadata):
+        raise TypeError("it is no metadata")
+    for name, entry in found.state_dict_metadata.items():
+        if not isinstance(name, str):
+            raise TypeError("a name is no text")
+        if isinstance(entry, parts.TensorStorageMetadata):
+            _check_tensor(entry)
+        elif not isinstance(entry, parts.BytesStorageMetadata):
+            raise TypeError(f"{name} is no tensor and no bytes")
+    for index, info in found.storage_data.items():
+        if not isinstance(index, MetadataIndex) or not isinstance(info, _StorageInfo):
+            raise TypeError("a place is none")
+        check_relative(info.relative_path, what="file")
+        if min(info.offset, info.length) < 0 or info.transform_descriptors:
+            raise ValueError("a place is none")
+
+
+def _check_tensor(entry: parts.TensorStorageMetadata) -> None:
+    if not isinstance(entry.size, torch.Size):
+        raise TypeError("a size is none")
+    if not isinstance(entry.properties.dtype, torch.dtype):
+        raise TypeError("a type is none")
+    for chunk in entry.chunks:
+        if not isinstance(chunk, parts.ChunkStorageMetadata):
+            raise TypeError("a chunk is none")
+        if not len(chunk.offsets) == len(chunk.sizes) == len(entry.size):
+            raise ValueError("a chunk is of another tensor")
+
+
+class StorageFiles(FileSystem):
+    """Torch's file system, over the storage that all else goes through."""
+
+    def init_path(self, path: Any, **_options: Any) -> Any:
+        self.fs = storage.filesystem(str(path))
+        return path
+
+
+class Reader(FsspecReader):
+    """Torch's reader, with ``parse_metadata``."""
+
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.fs = StorageFiles()
+        self.path = self.fs.init_path(uri)
+
+    def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
+        """
+        Raises:
+            DamagedError: as with ``parse_metadata``, and where there is none.
+        """
+        content = storage.read_bytes(storage.join(str(self.path), METADATA_FILE))
+        if content is None:
+            raise DamagedError(f"{METADATA_FILE} is missing")
+        metadata = parse_metadata(content)
+        metadata.storage_meta = parts.StorageMeta(load_id=self.load_id)
+        return metadata
+
+
+class LoadPlanner(DefaultLoadPlanner):
+    """Torch's planner, which makes tensors and plain values and nothing else."""
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        plain = torch.load(value, map_location="cpu", weights_only=True)
+        # What torch reads from there without a check, written by this process.
+        checked = io.BytesIO()
+        torch.save(plain, checked)
+        checked.seek(0)
+        super().load_bytes(read_item, checked)

@@ -1,0 +1,107 @@
+"""Saves checkpoints in the background, and gets over a storage that fails for a while."""
+
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from contract.errors import InputError
+from training.record.events import Event, Saving, Warned
+
+#: So many saves in a row may fail before the run does: what a crash would cost grows with each.
+_MOST_FAILED: Final = 3
+#: How often one who waits for a save says so, not to be taken for one that hangs.
+_SAID_EVERY_S: Final = 30.0
+
+
+class Saves:
+    """One rank's saves, one at a time. Where they are collective, they fail on every rank or on
+    none, so that every rank counts alike."""
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        """
+        Args:
+            emit: sends an event; called in the thread that calls this object.
+        """
+        self._emit = emit
+        self._thread: threading.Thread | None = None
+        self._step = 0
+        self._write: Callable[[], str] | None = None
+        self._error: Exception | None = None
+        self._num_failed = 0
+
+    @property
+    def is_saving(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self, step: int, write: Callable[[], str]) -> None:
+        """Begin to save, when the save before has ended.
+
+        Args:
+            write: does it; raises where that fails.
+
+        Raises:
+            Exception: that of an earlier save, as with ``finish``.
+        """
+        self._wait()
+        self._step, self._write = step, write
+        self._emit(Saving(step=step))
+        self._thread = threading.Thread(target=self._run, name="checkpoint")
+        self._thread.start()
+
+    def look(self) -> None:
+        """Tell of a save that has failed, without waiting for one that has not ended.
+
+        Raises:
+            Exception: as with ``finish``.
+        """
+        if not self.is_saving:
+            self._wait()
+
+    def finish(self, *, retry: bool = False) -> None:
+        """Wait until nothing is being saved any more.
+
+        Args:
+            retry: nothing will be saved after this, so a save that has failed is tried again.
+
+        Raises:
+            InputError: the run has been taken over, say: trying again would not help.
+            Exception: of a save that failed, when too many have in a row, or with ``retry``.
+        """
+        self._wait()
+        if retry and self._num_failed and self._write is not None:
+            self._emit(Saving(step=self._step))
+            self._write()
+            self._num_failed = 0
+
+    def _run(self) -> None:
+        assert self._write is not None
+        try:
+            self._write()
+        except Exception as error:
+            self._error = error
+
+    def _wait(self) -> None:
+        if self._thread is None:
+            return
+        while self._thread.is_alive():
+            self._thread.join(_SAID_EVERY_S)
+            if self._thread.is_alive():
+                self._emit(Saving(step=self._step))
+        self._thread, error, self._error = None, self._error, None
+        if error is None:
+            self._num_failed, self._write = 0, None
+            return
+        self._num_failed += 1
+        if isinstance(error, InputError) or self._num_failed >= _MOST_FAILED:
+            raise error
+        self._emit(
+            Warned(
+                message=f"the checkpoint of step {self._step} could not be saved "
+                f"({_first_line(error)}): training goes on, and the next one is tried"
+            )
+        )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
