@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
 from training import storage
 from training.checkpoint import checkpoints, sharded_checkpoints
-from training.checkpoint.dcp import parse_metadata
+from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
 from training.checkpoint.lease import Holder
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.recipes.command import Recorded
@@ -98,17 +100,13 @@ def test_a_value_made_to_attack_does_nothing(tmp_path: Path) -> None:
     state = {"optimizer": {"lr": Evil(mark)}}
     with pytest.warns(UserWarning, match="single process"):
         save(state, storage_writer=sharded_checkpoints._Writer(str(folder)), no_dist=True)
-    reader, planner = sharded_checkpoints.Reader(str(folder)), sharded_checkpoints.LoadPlanner()
+    reader, planner = Reader(str(folder)), LoadPlanner()
     with (
         pytest.warns(UserWarning, match="single process"),
         pytest.raises(BaseException, match=r"[Ww]eights.only") as raised,
     ):
-        sharded_checkpoints.load(
-            {"optimizer": {"lr": 0.0}}, storage_reader=reader, planner=planner, no_dist=True
-        )
-    assert isinstance(
-        raised.value, sharded_checkpoints.CheckpointException | pickle.UnpicklingError
-    )
+        load({"optimizer": {"lr": 0.0}}, storage_reader=reader, planner=planner, no_dist=True)
+    assert isinstance(raised.value, CheckpointException | pickle.UnpicklingError)
     assert not mark.exists()
 
 

@@ -128,7 +128,7 @@ class Reader(FsspecReader):
 
     def __init__(self, uri: str) -> None:
         super().__init__(uri)
-        self.fs = StorageFiles()
+        self.fs = StorageFiles()  # type: ignore[assignment]
         self.path = self.fs.init_path(uri)
 
     def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
