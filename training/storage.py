@@ -173,6 +173,12 @@ def create_bytes(uri: str, content: bytes) -> bool:
         os.link(part, target)
     except FileExistsError:
         return False
+    except OSError:  # a disk without links: a reader may find a part for a moment
+        try:
+            with target.open("xb") as file:
+                file.write(content)
+        except FileExistsError:
+            return False
     finally:
         part.unlink()
     return True

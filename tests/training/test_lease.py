@@ -154,6 +154,16 @@ def test_of_many_at_once_one_has_it(run: str) -> None:
     contest(run)
 
 
+def test_on_a_disk_without_links_too(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A memory stick, and some network file systems."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    contest(run)
+
+
 @pytest.mark.slow
 def test_in_s3_too(s3_endpoint: str) -> None:
     del s3_endpoint
