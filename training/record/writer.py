@@ -302,7 +302,9 @@ class RunRecord:
             usd=None if self._spending is None else self._spending.usd(),
         )
         self._display.progress(progress)
-        self._write_json(runs.PROGRESS_FILE, progress.to_json())
+        # A disk, or S3, that fails for a moment must not end the training.
+        with contextlib.suppress(Exception):
+            self._write_json(runs.PROGRESS_FILE, progress.to_json())
 
     def _take_over_spending(self, job: str, spending: Spending) -> None:
         """Add what a lost head of the same job had counted."""
