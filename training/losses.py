@@ -100,16 +100,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for first in range(0, len(labels), chunk):
             part = slice(first, first + chunk)
             targets = labels[part].clamp(min=0)[:, None]
-            products = F.linear(hidden[part], weight, bias)
+            products = F.linear(hidden[part], weight, bias).float()
             slope = None
             if bend.cap:
-                bent = products.float().mul_(bend.scale / bend.cap).tanh_()
+                bent = products.mul_(bend.scale / bend.cap).tanh_()
                 slope = (1 - bent.square()).mul_(bend.scale)
                 products = bent.mul_(bend.cap)
             elif bend.scale != 1.0:
-                products = products.float().mul_(bend.scale)
-            # One kernel, in fp32 whatever it reads.
-            log_likely = torch.log_softmax(products, dim=1, dtype=torch.float32)
+                products.mul_(bend.scale)
+            log_likely = torch.log_softmax(products, dim=1)
             del products
             at_target = log_likely.gather(1, targets)
             total -= (at_target * counted[part, None]).sum()

@@ -73,8 +73,15 @@ def test_a_second_process_is_refused_while_the_first_one_lives(run: str) -> None
 
 def test_one_that_has_ended_does_not_count(run: str) -> None:
     with another(run) as process:
+        storage.write_bytes(f"{run}/config.json", b"{}")
         assert process.communicate("\n")[0] == "released\n"
     assert Lease.take(run).number == 2
+
+
+def test_a_run_that_was_refused_before_it_began_leaves_nothing(run: str) -> None:
+    with another(run) as process:
+        assert process.communicate("\n")[0] == "released\n"
+    assert not Path(run).exists()
 
 
 def test_the_command_refuses_a_run_that_is_being_trained(
@@ -207,9 +214,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 @pytest.mark.slow
 def test_a_run_that_is_taken_over_ends(start: Callable[..., Command]) -> None:
-    command = start("taken", *DIGITS[:2], "--epochs", "400", "--workers", "1")
+    command = start("taken", *DIGITS[:2], "--epochs", "9000", "--workers", "1")
     command.wait_until(lambda: command.steps_done() >= 1)
-    code, _, err = start("taken", *DIGITS[:2], "--epochs", "400", "--workers", "1").end()
+    code, _, err = start("taken", *DIGITS[:2], "--epochs", "9000", "--workers", "1").end()
     assert code == 2
     assert f"is being trained by process {command.process.pid} on" in err
     new = Lease.take(str(command.run_folder), take_over=True)

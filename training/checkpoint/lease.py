@@ -22,7 +22,7 @@ from typing import Self
 
 from contract.errors import InputError
 from contract.nodes import ENV_JOB
-from contract.runs import LEASES_DIR, RunPaths
+from contract.runs import CONFIG_FILE, LEASES_DIR, RunPaths
 from contract.text import duration
 from contract.times import LEASE_RENEW_S, LEASE_S
 from training import machine, storage
@@ -170,6 +170,17 @@ class Lease:
         if not self._lost:
             with contextlib.suppress(Exception):
                 self._write(replace(self._holder, confirmed=self._clock(), released=True))
+                self._remove_unborn()
+
+    def _remove_unborn(self) -> None:
+        """Leave nothing of a run that was refused before it began."""
+        paths = RunPaths(self._run_uri)
+        if self.number == newest_number(self._run_uri) == 1 and not storage.exists(
+            paths.file(CONFIG_FILE)
+        ):
+            storage.remove_folder(paths.file(LEASES_DIR))
+            if not storage.is_s3(self._run_uri):
+                Path(self._run_uri).rmdir()  # only if it is empty
 
     def _write(self, holder: Holder) -> None:
         storage.write_bytes(_file(self._run_uri, self.number), holder.as_json())

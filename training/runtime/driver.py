@@ -6,6 +6,7 @@ one ends them as they are, and so do ten seconds on one machine, or ``CHECKPOINT
 cluster.
 """
 
+import contextlib
 import os
 import re
 import secrets
@@ -269,6 +270,8 @@ class Driver:
     def _finish(self, failure: BaseException | None) -> int:
         assert self._record is not None
         kept = self._record
+        with contextlib.suppress(Exception):  # a worker may have found out first
+            self._lease.confirm()
         if self._lease.lost:  # another process writes the record now
             kept.abandon()
             self._display.close()

@@ -1,5 +1,6 @@
 """Runs a recipe in a process that torchrun started, without Ray: for debugging and profiling."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -64,6 +65,9 @@ def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> in
             print(f"error: {error}", file=sys.stderr)
     finally:
         worker.close()
+        if lease is not None:
+            with contextlib.suppress(Exception):  # a save may have found out first
+                lease.confirm()
         if kept is not None and lease is not None and lease.lost:
             kept.abandon()  # another process writes the record now
         elif kept is not None and display is not None:
