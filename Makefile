@@ -11,6 +11,8 @@ WORKERS ?= 2
 SEEDS ?= 10
 #: Programs of `make abuse` (default: all of them)
 PROGRAMS ?=
+#: Seconds of each reader of `make fuzz`
+SECONDS ?= 5
 #: Folder of FashionMNIST for `make fashion`
 FASHION ?= ../shared/data/fashion-mnist
 #: Run whose report `make pictures` draws
@@ -45,7 +47,7 @@ UNASKED := $(strip $(YES)$(CI))
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo rehearse abuse fashion pictures synth diff deploy images destroy test test-all test-engine test-fast test-slow check audit format bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo rehearse abuse fashion pictures synth diff deploy images destroy test test-all test-engine test-fast test-slow check audit format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -117,6 +119,9 @@ test-slow: venv-dev venv-aws venv-audit node ## all slow tests that need no Dock
 
 test-engine: venv-dev venv-aws node ## the tests in containers
 	$(in_containers) $(ARGS)
+
+fuzz: venv-dev ## damage what others may have written, SECONDS for each reader
+	FUZZ_SECONDS=$(SECONDS) $(PYTHON) -m pytest -q tests/training/test_untrusted.py $(ARGS)
 
 test-fast: venv-dev node ## the quick tests
 	$(call parallel,not slow and not audit) $(ARGS)

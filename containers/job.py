@@ -7,6 +7,7 @@ command runs beside it; its exit code is the container's. At the deadline, or wh
 are needed at least do not come, the command is ended first and says goodbye in its own way.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from containers.node import TOKEN, NodeConfig
 from containers.program import cache
 from containers.program import code as user_code
 from containers.program import head as on_head
+from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror
 from containers.program.lines import log_pipe
 from containers.program.process import Program
@@ -187,7 +189,11 @@ class Job:
         if not words:
             return None
         say(f"before the job's command: {' '.join(words)}")
-        code = self._wait(self._start(words, None, address, environment), self._ray)
+        given = dict(self._config.spec.variables)
+        # For its workers too: which network NCCL uses may be among them.
+        runtime = {RAY_VARIABLE: json.dumps({"runtime_env": {"env_vars": given}})} if given else {}
+        gate = self._start(words, None, address, {**environment, **given, **runtime})
+        code = self._wait(gate, self._ray)
         if code == exits.OK:
             return None
         say(

@@ -14,10 +14,11 @@ from contract import exits
 _HOST_LOST: Final = ("SpotInterruption", "TerminationNotice")
 #: What is wrong with an image that another attempt cannot pull either.
 _NO_IMAGE: Final = r"not found|manifest unknown|does not exist|no such image|platform"
-#: GPUs that do not answer when a container starts, and a full disk: the next task fails there too.
+#: GPUs or EFA devices that are not there when a container starts, and a full disk: the next task
+#: fails there too.
 _BAD_HOST: Final = (
     r"nvidia-container|libnvidia|libcuda|NVML|could not select device driver|"
-    r"no space left on device"
+    r"custom device \W*/dev/infiniband|no space left on device"
 )
 #: The host or AWS could not do its part.
 _HOST_FAULT: Final = (
@@ -25,6 +26,8 @@ _HOST_FAULT: Final = (
     r"DockerTimeout|\bAGENT\b|agent .*disconnect|Throttl|Rate exceeded|"
     r"ECS\.(AmazonECS|Server)Exception"
 )
+#: Of a secret: what AWS says then, it says again.
+_NO_SECRET: Final = r"ResourceNotFoundException|AccessDenied"
 
 
 class Ending(Enum):
@@ -77,7 +80,8 @@ def ending(*, stop_code: str, reason: str, exit_code: int | None) -> Ending:
     if exit_code == exits.KILLED:
         return Ending.KILLED
     if has_not_run:
-        return Ending.HOST_FAULT if _says(_HOST_FAULT, reason) else Ending.NOT_STARTED
+        is_fault = _says(_HOST_FAULT, reason) and not _says(_NO_SECRET, reason)
+        return Ending.HOST_FAULT if is_fault else Ending.NOT_STARTED
     return Ending.EXITED
 
 

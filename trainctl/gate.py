@@ -1,5 +1,6 @@
 """``--before bandwidth``: the network between a job's nodes is measured before its command."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from contract.ranges import Range
@@ -11,17 +12,24 @@ from trainctl.errors import UsageError
 BANDWIDTH: Final = "bandwidth"
 #: Of what AWS gives for the network of a host: the floor below which the job's command is not run.
 SHARE: Final = 0.7
+#: The same where sockets do not fill the network, above so many Gb/s: the published 2.4 GB/s of a
+#: p4d.24xlarge are a fifth of its 100 (docs/scaling.md).
+WIDE_SHARE: Final = 0.15
+WIDE_GBPS: Final = 50.0
 _SUFFIX: Final = "-bandwidth"
 _MOST: Final = 63  # letters of a run's name
 
 
-def command(wanted: str, *, run: str, nodes: Range, shape: Shape) -> tuple[str, ...]:
+def command(
+    wanted: str, *, run: str, nodes: Range, shape: Shape, variables: Mapping[str, str]
+) -> tuple[str, ...]:
     """The words of the gate's own run, which is called RUN-bandwidth.
 
     Args:
         wanted: value of ``--before``.
         run: the job's.
         nodes: worker nodes; the gate measures the smallest number of them.
+        variables: of the job.
 
     Raises:
         UsageError: there is no such gate, or no network between nodes to measure.
@@ -37,10 +45,14 @@ def command(wanted: str, *, run: str, nodes: Range, shape: Shape) -> tuple[str, 
     name = check_run_name(run[: _MOST - len(_SUFFIX)] + _SUFFIX)
     words = ["python", "-m", "training.launch", BANDWIDTH, "--preset", "quick", "--run", name]
     words += ["--workers", str(shape.num_workers(nodes.low)), "--overwrite"]
-    return (*words, "--floor", significant(floor(shape)))
+    uses_efa = shape.efa and variables.get("NCCL_NET") != "Socket"
+    return (*words, "--floor", significant(floor(shape, uses_efa=uses_efa)))
 
 
-def floor(shape: Shape) -> float:
+def floor(shape: Shape, *, uses_efa: bool) -> float:
     """Least bus bandwidth of the all-reduce, in 10^9 bytes per second."""
     machine = shape.worker
-    return SHARE * (machine.network_gbps if shape.efa else machine.tcp_gbps) / 8
+    if uses_efa:
+        return SHARE * machine.network_gbps / 8
+    share = WIDE_SHARE if machine.tcp_gbps > WIDE_GBPS else SHARE
+    return share * machine.tcp_gbps / 8

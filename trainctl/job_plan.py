@@ -113,9 +113,7 @@ class JobPlan:
             "command": " ".join(spec.command),
             "runs on": self.why_on,
             "code": self.code,
-            "before": f"{gate.BANDWIDTH}, at least {gate.floor(shape):.3g} GB/s"
-            if spec.before
-            else "",
+            "before": f"{gate.BANDWIDTH}, at least {spec.before[-1]} GB/s" if spec.before else "",
             "hosts": hosts,
             "workers": f"{self.workers}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
@@ -230,7 +228,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         variables=from_here,
         secrets=from_secrets,
         prices=prices,
-        before=gate.command(given.before, run=run, nodes=nodes, shape=shape)
+        before=gate.command(given.before, run=run, nodes=nodes, shape=shape, variables=from_here)
         if given.before is not None
         else (),
     )

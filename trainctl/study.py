@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from contract.job import JobStatus
+from contract.job import JobSpec, JobStatus
 from contract.runs import check_run_name
 from trainctl import api
 from trainctl.errors import CliError, UsageError
@@ -97,7 +97,26 @@ def _found(each: Wanted) -> api.Job | None:
         job = api.Job.find(each.run, profile=options.get("profile"), region=options.get("region"))
     except UsageError:
         return None
+    if job.spec and _without_data(own := _words(job.spec)) != _without_data(each.words):
+        raise UsageError(
+            f"run {each.run} is of another study, of {' '.join(own)}: give this one a --name"
+        )
     return job if job.status in (JobStatus.RUNNING, JobStatus.SUCCEEDED) else None
+
+
+def _words(spec: JobSpec) -> list[str]:
+    """Recipe and settings of a job, without what ``submit`` puts between them."""
+    words = [*spec.command]
+    return [words[3], *words[words.index("--workers") + 2 :]]
+
+
+def _without_data(words: Sequence[str]) -> list[str]:
+    """A job has the address of its data in place of their name."""
+    found = [each for each in words if not each.startswith("--data=")]
+    if "--data" in found:
+        place = found.index("--data")
+        del found[place : place + 2]
+    return found
 
 
 def points(runs: Sequence[Wanted]) -> Iterator[tuple[Wanted, api.Job, Point | None]]:

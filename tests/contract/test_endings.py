@@ -16,6 +16,13 @@ from contract.endings import Ending, ending
         ("TaskFailedToStart", "CannotPullContainerError: not found", None, Ending.IMAGE_NOT_FOUND),
         ("TaskFailedToStart", "CannotPullContainerError: timeout", None, Ending.HOST_FAULT),
         ("TaskFailedToStart", "CannotStartContainerError: NVML", None, Ending.BAD_HOST),
+        (
+            "TaskFailedToStart",
+            "CannotStartContainerError: error gathering device information while adding custom "
+            'device "/dev/infiniband/uverbs0": no such file or directory',
+            None,
+            Ending.BAD_HOST,
+        ),
         ("EssentialContainerExited", "", 76, Ending.BAD_HOST),
         ("EssentialContainerExited", "nvidia-container-cli", 1, Ending.EXITED),
         ("EssentialContainerExited", "OutOfMemoryError: x", 137, Ending.OUT_OF_MEMORY),
@@ -23,6 +30,12 @@ from contract.endings import Ending, ending
         ("EssentialContainerExited", "", 0, Ending.EXITED),
         ("EssentialContainerExited", "", 5, Ending.EXITED),
         ("TaskFailedToStart", "ResourceInitializationError", None, Ending.HOST_FAULT),
+        (
+            "TaskFailedToStart",
+            "ResourceInitializationError: unable to pull secrets: ResourceNotFoundException",
+            None,
+            Ending.NOT_STARTED,
+        ),
         ("TaskFailedToStart", "", None, Ending.NOT_STARTED),
         ("", "", None, Ending.NOT_STARTED),
     ],

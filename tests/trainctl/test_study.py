@@ -119,6 +119,18 @@ def test_given_again_it_starts_nothing_that_has_succeeded(
     assert len(found["points"]) == 2
 
 
+def test_with_other_settings_it_is_another_study(
+    account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trains(account, monkeypatch)
+    assert main(["study", "ddp", "--nodes", "1", "--yes", "--steps", "60"]) == 0
+    assert main(["study", "ddp", "--nodes", "1", "--yes", "--steps", "90"]) == 2
+    assert (
+        "run study-ddp-1 is of another study, of ddp --max-steps 60: give this one a --name"
+        in capsys.readouterr().err
+    )
+
+
 def test_a_job_that_fails_ends_it_and_what_the_others_showed_is_shown(
     account: Account, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -562,7 +562,7 @@ def test_a_recipe_runs_on_the_head_and_nowhere_else(
         ({}, 3.5),  # g5.12xlarge: 40 Gb/s
         ({"worker_instance_type": "p4d.24xlarge", "efa": True}, 35.0),
         # One network card of 100 Gb/s is all that TCP has.
-        ({"worker_instance_type": "p4d.24xlarge", "efa": False}, 8.75),
+        ({"worker_instance_type": "p4d.24xlarge", "efa": False}, 1.875),
     ],
     ids=["g5", "efa", "tcp"],
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint import metadata as parts
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -75,6 +76,33 @@ def test_a_checkpoint_is_read_as_torch_wrote_it(sharded: Path) -> None:
     assert found.weights() == {"w": (torch.Size([2, 3]), torch.float32)}
     assert found.read_weights(["w"])["w"].tolist() == [[0, 1, 2], [3, 4, 5]]
     assert found.position.step == 1
+
+
+class Getattr:
+    """As early releases of Python 3.11 pickle a member of an enumeration."""
+
+    def __init__(self, kind: Any, name: str) -> None:
+        self._call = (getattr, (kind, name))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._call
+
+
+def test_metadata_of_early_releases_of_python_is_read_and_no_more_than_that(
+    monkeypatch: pytest.MonkeyPatch, sharded: Path
+) -> None:
+    encoding = parts._MEM_FORMAT_ENCODING
+    with (sharded / ".metadata").open("rb") as file:
+        found = pickle.load(file)
+    with monkeypatch.context() as patch:
+        by_name = lambda self, _: (getattr, (encoding, self.name))  # noqa: E731
+        patch.setattr(encoding, "__reduce_ex__", by_name)
+        content = pickle.dumps(found)
+    assert b"getattr" in content
+    assert parse_metadata(content) == found
+    for kind, name in ((encoding, "__class__"), (torch.Size, "count")):
+        with pytest.raises(DamagedError, match="cannot be read"):
+            parse_metadata(pickle.dumps(Getattr(kind, name)))
 
 
 def test_a_checkpoint_made_to_attack_does_nothing(sharded: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ cannot step over a damaged one. The schedule is a function of the step, so the p
 it. Only rank 0 reads; the others get the state from it, so all agree on what was chosen.
 """
 
+import contextlib
 import hashlib
 import pickle
 import shutil
@@ -202,8 +203,15 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     step = snapshot.position.step
     uri = RunPaths(run_uri).checkpoint(step)
     publish(uri, lambda folder: write(snapshot, folder, fence=fence))
-    prune(run_uri, keep=keep, step=step, fence=fence)
+    prune_after(run_uri, keep=keep, step=step, fence=fence)
     return uri
+
+
+def prune_after(run_uri: str, *, keep: int, step: int, fence: int) -> None:
+    """``prune``, where a storage that fails does not turn a save that is done into one that
+    failed: what is left over goes after the next."""
+    with contextlib.suppress(Exception):  # s3fs lets botocore's many exceptions through
+        prune(run_uri, keep=keep, step=step, fence=fence)
 
 
 def prune(run_uri: str, *, keep: int, step: int | None = None, fence: int = 0) -> None:

@@ -26,6 +26,14 @@ from training.checkpoint.manifest import DamagedError
 
 METADATA_FILE: Final = ".metadata"
 
+
+def _member(kind: object, name: object) -> parts._MEM_FORMAT_ENCODING:
+    """What ``getattr`` does for the one class that early releases of Python 3.11 pickle by it."""
+    if kind is not parts._MEM_FORMAT_ENCODING or not isinstance(name, str):
+        raise pickle.UnpicklingError("it names builtins.getattr")
+    return parts._MEM_FORMAT_ENCODING[name]
+
+
 _CLASSES: Final[Mapping[tuple[str, str], Any]] = {
     **{
         (parts.__name__, each.__name__): each
@@ -40,6 +48,7 @@ _CLASSES: Final[Mapping[tuple[str, str], Any]] = {
             parts._MEM_FORMAT_ENCODING,
         )
     },
+    ("builtins", "getattr"): _member,
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _StorageInfo,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("torch", "Size"): torch.Size,

@@ -31,6 +31,7 @@ _STACKS_S: Final = 2.0
 _PY_SPY_S: Final = 10.0
 #: A task is a process that may still have to be started, on a node that is in trouble.
 _NODE_S: Final = 30.0
+_NO_ANSWER: Final = "its node does not answer"
 _FILES: Final[list[Any]] = []  # kept open as long as this process
 
 
@@ -62,13 +63,18 @@ class Seen:
 
     rank: int
     state: str
-    """As Linux has it, such as ``T (stopped)``; ``gone`` where there is no such process."""
+    """As Linux has it, such as ``T (stopped)``; ``gone`` where there is no such process; or that
+    its node does not answer."""
     details: str
     """Its threads and stacks, for people; many lines."""
 
     @property
     def is_gone(self) -> bool:
         return self.state == "gone"
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        return self.state == _NO_ANSWER
 
 
 def this_one(rank: int, node: str) -> Process | None:
@@ -105,11 +111,12 @@ def look_everywhere(processes: Sequence[Process]) -> list[Seen]:
     """See what processes are doing, each on its node; those of a node that is lost are gone."""
     found: list[Seen] = []
     for each, answer in _on_nodes(look, processes):
-        if answer is None:
-            lost = f"node {each[0].node} does not answer"
-            found += [Seen(rank=one.rank, state="gone", details=lost) for one in each]
-        else:
+        if isinstance(answer, list):
             found += answer
+            continue
+        state = _NO_ANSWER if answer == _NO_ANSWER else "gone"
+        details = f"node {each[0].node}: {'no answer' if answer == _NO_ANSWER else 'lost'}"
+        found += [Seen(rank=one.rank, state=state, details=details) for one in each]
     return sorted(found, key=lambda seen: seen.rank)
 
 
@@ -120,7 +127,8 @@ def end_everywhere(processes: Sequence[Process]) -> None:
 
 
 def _on_nodes(task: Any, processes: Sequence[Process]) -> list[tuple[list[Process], Any]]:
-    """Call a function on each node with its processes; None for a node that does not answer."""
+    """Call a function on each node with its processes; what it returns, None for a node that is
+    lost, and ``_NO_ANSWER`` for one that takes too long."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -144,6 +152,7 @@ def _on_nodes(task: Any, processes: Sequence[Process]) -> list[tuple[list[Proces
             with contextlib.suppress(ray.exceptions.RayError):
                 answer = ray.get(reference)
         else:
+            answer = _NO_ANSWER
             ray.cancel(reference)
         found.append((of_node, answer))
     return found

@@ -24,9 +24,13 @@ from training.runtime.processes import Process
 _STEPS: Final = 20
 #: And a pause so many times as long as any that training came back from.
 _PAUSES: Final = 3
-#: Before the first step, and in an evaluation, a run may be silent for so many times as long as
+#: Until it is known how long steps take, a run may be silent for so many times as long as
 #: otherwise: compilers and data that is read for the first time.
 _PATIENCE: Final = 6
+#: And in an evaluation, of which only the end is heard.
+_EVALUATION: Final = 24
+#: A command that has not looked for so long stood still itself, and knows nothing of that time.
+_STOOD_STILL_S: Final = 10.0
 _REMEMBERED: Final = 200
 
 
@@ -41,7 +45,7 @@ class Silence:
         """
         self._least_s, self._clock = least_s, clock
         self._is_training = self._has_stepped = self._is_evaluating = False
-        self._heard_at = clock()
+        self._heard_at = self._looked_at = clock()
         self._step = 0
         self._total = 0
         self._longest_s = 0.0
@@ -82,18 +86,29 @@ class Silence:
         if self._step >= self._total:
             self._is_training = False  # what follows may take long, and is not repeated
 
+    def wait_again(self) -> None:
+        """Begin to count anew, as if something had been heard."""
+        self._heard_at = self._clock()
+
     def forget(self) -> None:
         """Expect nothing until training starts again."""
         self._is_training = False
 
     def limit_s(self) -> float:
         """How long the run may be silent now."""
-        if not self._has_stepped or self._is_evaluating:
+        if self._is_evaluating:
+            return _EVALUATION * self._least_s
+        if not self._per_step:
             return _PATIENCE * self._least_s
-        usual_s = statistics.median(self._per_step) if self._per_step else 0.0
+        usual_s = statistics.median(self._per_step)
         return max(self._least_s, _STEPS * usual_s, _PAUSES * self._longest_s)
 
     def is_too_long(self) -> bool:
+        """Whether it is now; to be asked every few seconds."""
+        now = self._clock()
+        if now - self._looked_at > _STOOD_STILL_S:
+            self._heard_at += now - self._looked_at
+        self._looked_at = now
         return self._is_training and self.seconds > self.limit_s()
 
 
@@ -122,8 +137,11 @@ class Watch:
         if not self._processes or not self._silence.is_too_long():
             return None
         seconds, step = self._silence.seconds, self._silence.step
-        self._silence.forget()
         seen = processes.look_everywhere(self._processes)
+        if any(each.is_out_of_reach for each in seen):
+            self._silence.wait_again()  # what cannot be ended now is looked at again
+        else:
+            self._silence.forget()
         if all(each.is_gone for each in seen):
             return None  # Ray Train knows, and waits for others
         name = f"{STACKS_DIR}/step-{step:08d}-{int(time.time())}.txt"

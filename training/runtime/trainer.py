@@ -13,7 +13,7 @@ from typing import Any, Final
 from contract import nodes
 from contract.errors import InputError
 from contract.ranges import Range
-from contract.times import COLLECTIVE_START_S, SILENCE_S
+from contract.times import COLLECTIVE_START_S
 from training import machine, recipes
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Reading, Start
@@ -164,7 +164,8 @@ def _trainer(submission: Submission, events: Any) -> Any:
     if on_gpus:  # NCCL knows which of its ranks do not agree
         os.environ.setdefault("RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR", "1")
         os.environ.setdefault("RAY_TRAIN_NCCL_RAS_ACTION", "fail")
-        os.environ.setdefault("RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S", str(SILENCE_S))
+        # Not sooner than a collective ends by itself: the first one may wait for a download.
+        os.environ.setdefault("RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S", str(COLLECTIVE_START_S))
     # Without GPUs, workers share the CPUs of one machine, and take a whole host of a job; Ray
     # sizes their thread pools by it.
     per_worker = None
