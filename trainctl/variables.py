@@ -11,9 +11,13 @@ from trainctl.errors import UsageError
 
 #: Names and values of secrets. A name may be of something else: EOS_TOKEN=</s>, SORT_KEY=date.
 _NAMED: Final = re.compile(
-    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY)$|_KEY(_ID)?$"
+    r"(^|_)(?<!PAD_)(?<!EOS_)(?<!BOS_)(?<!UNK_)(?<!SEP_)(?<!CLS_)(?<!MASK_)TOKEN$|"
+    r"(^|_)(SECRET|PASSWORD|PASSWD|CREDENTIALS?|API_?KEY)$"
 )
 _LONG: Final = re.compile(r"[\w+/=.~:-]{12,}")
+#: Other keys are secrets where their value is no name.
+_KEY: Final = re.compile(r"_KEY(_ID)?$")
+_RANDOM: Final = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+/=.~:-]{12,}")
 _SHAPED: Final = re.compile(
     r"hf_\w{20,}|sk-[\w-]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|gh[pousr]_\w{30,}|github_pat_\w{20,}|"
     r"xox[abprs]-[\w-]{10,}|-----BEGIN [A-Z ]*PRIVATE KEY-----"
@@ -50,7 +54,8 @@ def refuse_secrets(found: Mapping[str, str]) -> None:
     """
     for name, value in found.items():
         is_named = _NAMED.search(name.upper()) and _LONG.fullmatch(value)
-        if is_named or _SHAPED.search(value):
+        is_key = _KEY.search(name.upper()) and _RANDOM.fullmatch(value)
+        if is_named or is_key or _SHAPED.search(value):
             secret = SECRETS_PREFIX + name.lower().replace("_", "-")
             raise UsageError(
                 f"--env {name} looks like a secret, and variables are kept with the job for all "
