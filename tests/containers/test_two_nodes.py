@@ -142,6 +142,7 @@ def together(hosts: tuple[Host, Host]) -> tuple[subprocess.Popen[bytes], subproc
     return first, second
 
 
+@pytest.mark.long
 def test_two_nodes_train_one_model_and_leave_when_told(
     hosts: tuple[Host, Host], tmp_path: Path
 ) -> None:
@@ -179,6 +180,7 @@ def test_two_nodes_train_one_model_and_leave_when_told(
         assert host.said().rstrip().endswith("stopped as told, Ray has drained (exit code 1)")
 
 
+@pytest.mark.long
 def test_a_worker_whose_head_is_lost_ends_and_says_so(hosts: tuple[Host, Host]) -> None:
     head, worker = hosts
     _, second = together(hosts)

@@ -50,6 +50,7 @@ def test_the_docs_name_every_family_that_is_tried() -> None:
     assert {*WANTED} <= {*FAMILIES}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_a_family_is_trained_as_transformers_does_or_refused(
@@ -60,6 +61,7 @@ def test_a_family_is_trained_as_transformers_does_or_refused(
     assert outcome.is_right or kind not in WANTED, outcome.refused
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_table_in_the_docs_is_what_comes_out(outcomes: dict[str, Outcome]) -> None:
     assert part() == table([*outcomes.values()]), "run python -m benchmarks.families --write"

@@ -169,6 +169,7 @@ def test_a_complete_run_is_not_trained_again(
     assert json.loads(out) == uninterrupted.result()
 
 
+@pytest.mark.long
 def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
     start: Callable[..., Command], uninterrupted: Command
 ) -> None:
@@ -230,6 +231,7 @@ def test_a_killed_command_takes_its_ray_with_it(start: Callable[..., Command]) -
     assert_nothing_is_left("orphans")
 
 
+@pytest.mark.long
 def test_a_lost_worker_is_replaced_and_the_run_ends_the_same(
     start: Callable[..., Command], uninterrupted: Command
 ) -> None:

@@ -163,6 +163,7 @@ def workers(run: str) -> list[psutil.Process]:
     return sorted(found, key=lambda process: process.pid)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_stopped_rank_is_named_and_all_start_again_each_time_one_failure(
     launch: Callable[..., Command],

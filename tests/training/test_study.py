@@ -215,6 +215,7 @@ def test_steps_become_a_setting_of_the_recipe() -> None:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_study_of_local_workers_has_table_figures_and_picture(tmp_path: Path) -> None:
     # The second run ends within an epoch, as runs of so many steps do.

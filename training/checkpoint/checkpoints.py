@@ -5,10 +5,9 @@
         state.pt                         optimizer, position, random state, settings
         manifest.json                    size and SHA-256 of the others; written last
 
-Ray Train carries them in the background (``training.worker``), but this module names, verifies
-and prunes them: Ray's own registry refuses to start when a checkpoint it listed is gone, and it
-cannot step over a damaged one. The schedule is a function of the step, so the position restores
-it. Only rank 0 reads; the others get the state from it, so all agree on what was chosen.
+They are written in the background (``training.runtime.saving``), and Ray Train knows nothing of
+them. The schedule is a function of the step, so the position restores it. Only rank 0 reads; the
+others get the state from it, so all agree on what was chosen.
 """
 
 import contextlib
@@ -203,38 +202,31 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     step = snapshot.position.step
     uri = RunPaths(run_uri).checkpoint(step)
     publish(uri, lambda folder: write(snapshot, folder, fence=fence))
-    prune_after(run_uri, keep=keep, step=step, fence=fence)
+    prune(run_uri, keep=keep, step=step, fence=fence)
     return uri
 
 
-def prune_after(run_uri: str, *, keep: int, step: int, fence: int) -> None:
-    """``prune``, where a storage that fails does not turn a save that is done into one that
-    failed: what is left over goes after the next."""
-    with contextlib.suppress(Exception):  # s3fs lets botocore's many exceptions through
-        prune(run_uri, keep=keep, step=step, fence=fence)
-
-
 def prune(run_uri: str, *, keep: int, step: int | None = None, fence: int = 0) -> None:
-    """Remove all checkpoints but the newest ``keep``.
+    """Remove all checkpoints but the newest ``keep``; where storage fails, the next save does.
 
     Args:
         step: of the checkpoint that was just written. Later ones under an earlier lease than
             ``fence`` are removed first: their writer had lost the run and did not know it yet.
     """
-    for name in names(run_uri):
-        later = step is not None and (checkpoint_step(name) or 0) > step
-        if later and _fence_of(run_uri, name) < fence:
-            storage.remove_folder(place_of(run_uri, name))
-    for old in names(run_uri)[:-keep]:
-        storage.remove_folder(place_of(run_uri, old))
+    with contextlib.suppress(Exception):  # a save that is done has not failed
+        for name in names(run_uri):
+            later = step is not None and (checkpoint_step(name) or 0) > step
+            if later and _fence_of(run_uri, name) < fence:
+                storage.remove_folder(place_of(run_uri, name))
+        for old in names(run_uri)[:-keep]:
+            storage.remove_folder(place_of(run_uri, old))
 
 
 def _fence_of(run_uri: str, name: str) -> int:
     content = storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE))
-    try:
+    with contextlib.suppress(DamagedError):
         return Manifest.from_json(content).fence
-    except DamagedError:
-        return 0
+    return 0
 
 
 def set_aside(run_uri: str, name: str) -> None:

@@ -109,7 +109,7 @@ class Saver:
                 run_uri, step, state, files=files, group=self._group, fence=fence
             )
             if self._worker.rank == 0:
-                checkpoints.prune_after(run_uri, keep=self._keep, step=step, fence=fence)
+                checkpoints.prune(run_uri, keep=self._keep, step=step, fence=fence)
             return uri
 
         position = replace(position)
