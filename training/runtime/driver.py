@@ -122,7 +122,8 @@ class Driver:
         )
         self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
-        # Ray's list of checkpoints is not used: see training.checkpoint.checkpoints.
+        # Earlier versions let Ray Train keep a list of checkpoints, and it refuses to start where
+        # pruning has removed one of them.
         storage.remove_file(RunPaths(self._run_uri).file("checkpoint_manager_snapshot.json"))
         fit = trainer.start_fit(self._submission(), events)
         stop_by: float | None = None
