@@ -1,4 +1,4 @@
-"""Programs as users bring them, unchanged, on two containers.
+"""Programs as users bring them, unchanged, on two containers; some lose a node.
 
 ``tests/containers/program`` has the launcher's details, without containers.
 """
@@ -8,14 +8,21 @@ import json
 import re
 import shutil
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from contract import exits
+from contract.nodes import HEAD, WORKER
+from rehearsal import abuse, programs
+from rehearsal.abuse import Ended
 from rehearsal.cycle import Rehearsal
+from rehearsal.programs import Program
 from tests.conftest import ROOT
 from tests.rehearsal.conftest import trainctl
+from tests.rehearsal.test_jobs import nothing_is_left
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
@@ -31,7 +38,7 @@ def submit(rehearsal: Rehearsal, code: Path, run: str, *words: str) -> str:
 def ended(rehearsal: Rehearsal, job: str) -> tuple[int, str]:
     """Wait for a job; return its exit code and its log."""
     try:
-        done = trainctl(rehearsal, "wait", job, "--json", timeout_s=300)
+        done = trainctl(rehearsal, "wait", job, "--json", timeout_s=400)
     except subprocess.TimeoutExpired:
         trainctl(rehearsal, "stop", job, "--yes")  # it must not be in the way of other tests
         raise
@@ -70,3 +77,48 @@ def test_unchanged_programs_train_on_two_nodes(deployment: Rehearsal, tmp_path: 
     for part in ("Training integration test", "Breakpoint trigger test"):
         nodes = [line[:8] for line in log.splitlines() if f"**{part}**" in line]
         assert sorted(nodes) == ["[node 0]", "[node 1]"], log
+
+
+@pytest.mark.timeout(900)
+def test_a_lost_head_and_a_lost_worker_change_nothing(
+    deployment: Rehearsal, tmp_path: Path
+) -> None:
+    """Two programs at a time, each of which loses a node while it trains, with no laptop attached.
+
+    ``make abuse`` has more of them, which lose both kinds, at other moments. Here no kill waits for
+    the next copy into the bucket: Ray Train saves there at once, and of the other program the node
+    that saves is left alone; the one that replaces the lost one gets the files from the bucket.
+    """
+    steps, epochs = ("--save-every", "200", "--steps"), ("--epochs",)
+    chosen: dict[str, tuple[tuple[str, ...], int, str, int | None]] = {
+        "ddp": (steps, 8000, WORKER, 0),
+        "ray_train": (epochs, 15, HEAD, None),
+    }
+
+    def run(program: Program) -> tuple[Ended, list[str]]:
+        options, length, victim, spared = chosen[program.name]
+        short = replace(
+            program,
+            words=(*program.words[:2], *options, str(length)),
+            ends_with={**dict.fromkeys(program.ends_with, length), "world_size": abuse.NUM_NODES},
+            length=length,
+        )
+        code = short.bring(tmp_path)
+        own = Path(shutil.copytree(code, tmp_path / f"own-{program.name}"))
+        found = abuse.Abuse(deployment).disturbed(
+            short, code, seed=0, victims=(victim,), in_training=1, spared=spared
+        )
+        return found, found.faults(short, abuse.undisturbed(short, own))
+
+    with ThreadPoolExecutor() as pool:
+        results = [*pool.map(run, (each for each in programs.PROGRAMS if each.name in chosen))]
+    for found, faults in results:
+        text = "\n".join(f"{line.at:.1f} {line.text}" for line in found.lines)
+        assert faults == [], text
+        assert len(found.kills) == 1, f"it was too quick to be killed\n{text}"
+        assert found.starts(rank=0)[-1][2] > 0, f"it has not resumed\n{text}"
+    by_ddp = [line.text for line in results[0][0].lines]
+    assert any(re.search("files: 1 restored from .*/node-0", text) for text in by_ddp), by_ddp
+    heads = {line.task for line in results[1][0].lines if ": head on " in line.text}
+    assert len(heads) == 2, "the one that was lost, and another one"
+    nothing_is_left(deployment)
