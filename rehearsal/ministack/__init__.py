@@ -17,6 +17,8 @@ process; nothing in the project's environment imports the modules in here.
     lambda_logs.py        functions write into their own log group only
     log_filters.py        regular expressions in the filters of logs
     calls.py              which role calls what: written down, and refused without a right to it
+    validation.py         what no service takes, by the models of botocore
+    wire.py               a request's parameters, read from what was sent
     rights.py             whether the deployed policies allow a call
     switches.py           what the emulator is strict about
     lambda_modules/       what AWS gives Lambda functions, in Python and Node.js

@@ -13,6 +13,7 @@ from rehearsal.ministack import (
     linked_roles,
     log_filters,
     step_functions,
+    validation,
 )
 from rehearsal.ministack.internals import ssm
 from rehearsal.ministack.switches import forgiven
@@ -51,5 +52,6 @@ def install() -> None:
     else:
         ecs_placing.install_for_records()
     ecs_requests.install()
+    validation.install()
     # After Step Functions' own fix: it asks before the calls that this one makes.
     calls.install(Path(os.environ["REHEARSAL_FOLDER"]) / "calls.jsonl")

@@ -21,6 +21,8 @@ class Strict(StrEnum):
     """``startedBy`` is the only filter of a list of tasks."""
     EXEC = "exec"
     """ECS Exec reaches a task only if it was started for it."""
+    REQUESTS = "requests"
+    """Requests have what the model of their service allows and nothing else."""
     ERRORS = "errors"
     """Step Functions gives errors of ECS the names that it does on AWS."""
 

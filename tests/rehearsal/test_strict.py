@@ -7,12 +7,15 @@ and containers do.
 import ast
 import json
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import boto3
 import pytest
+from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from rehearsal.local_aws import ACCOUNT, REGION, LocalAws, LocalAwsError, local_aws
@@ -50,7 +53,9 @@ def lenient(aws: LocalAws, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield running
 
 
-def client(aws: LocalAws, service: str, role: str | None = None) -> Any:
+def client(
+    aws: LocalAws, service: str, role: str | None = None, config: Config | None = None
+) -> Any:
     """A client of the account's administrator, or of a role."""
     connect: Any = boto3.client  # its types know each service by a literal name
     return connect(
@@ -60,6 +65,7 @@ def client(aws: LocalAws, service: str, role: str | None = None) -> Any:
         aws_access_key_id=ACCOUNT,
         aws_secret_access_key="test",
         aws_session_token=role,
+        config=config,
     )
 
 
@@ -234,6 +240,87 @@ def test_events_are_written_only_where_the_policy_of_the_logs_lets_them(aws: Loc
         events.delete_rule(Name="kept")
         logs.delete_log_group(logGroupName="kept")
         logs.delete_resource_policy(policyName="kept")
+
+
+# --- requests -------------------------------------------------------------------------------------
+def by_hand(aws: LocalAws, target: str, **parameters: Any) -> str:
+    """Type of the error that a request which no SDK has made ends with; "" where it succeeds."""
+    service = {"AmazonEC2ContainerServiceV20141113": "ecs", "AWSStepFunctions": "states"}
+    scope = f"{ACCOUNT}/20260101/{REGION}/{service[target.partition('.')[0]]}/aws4_request"
+    request = urllib.request.Request(
+        aws.endpoint,
+        json.dumps(parameters).encode(),
+        {
+            "Content-Type": "application/x-amz-json-1.1",
+            "X-Amz-Target": target,
+            "Authorization": f"AWS4-HMAC-SHA256 Credential={scope}, Signature=none",
+        },
+    )
+    try:
+        with urllib.request.urlopen(request):
+            return ""
+    except urllib.error.HTTPError as error:
+        return str(json.load(error)["__type"])
+
+
+def test_a_request_has_what_its_service_knows_and_nothing_else(
+    aws: LocalAws, lenient: LocalAws
+) -> None:
+    run, unchecked = (
+        "AmazonEC2ContainerServiceV20141113.RunTask",
+        Config(parameter_validation=False),
+    )
+    for each, refused in ((aws, True), (lenient, False)):
+        define(each, "checked")
+        given = {"cluster": "checked", "taskDefinition": "checked"}
+        assert by_hand(each, run, **given) == ""
+        for wrong in ({"Group": "a"}, {"propagateTags": "ALL"}):
+            assert by_hand(each, run, **given, **wrong) == ("InvalidParameterException" * refused)
+        # In the other ways that services speak: forms, XML and REST.
+        iam, s3 = client(each, "iam"), client(each, "s3", config=unchecked)
+        trust = {"AssumeRolePolicyDocument": policy()}
+        name = "ValidationError" if refused else ""
+        assert refusal(iam.create_role, RoleName="a b", **trust) == name
+        s3.create_bucket(Bucket="checked")
+        versioning = {"Bucket": "checked", "VersioningConfiguration": {"Status": "On"}}
+        assert (refusal(s3.put_bucket_versioning, **versioning) == "InvalidArgument") is refused
+
+
+def test_a_machine_or_a_template_with_a_parameter_that_there_is_not_is_refused(
+    aws: LocalAws, lenient: LocalAws
+) -> None:
+    state = {
+        "Type": "Task",
+        "Resource": "arn:aws:states:::ecs:runTask.sync",
+        "Arguments": {"cluster": "a", "TaskDefinition": "b"},
+        "End": True,
+    }
+    machine = {"StartAt": "Run", "QueryLanguage": "JSONata", "States": {"Run": state}}
+    task = {
+        "Type": "AWS::ECS::TaskDefinition",
+        "Properties": {
+            "Family": "typo",
+            "ContainerDefinitions": [{"Name": "a", "Image": "b", "Memory": "512", "Initt": True}],
+        },
+    }
+    for each, expected in ((aws, "InvalidDefinition"), (lenient, "")):
+        role = make_role(each, "typo", "states.amazonaws.com")
+        given = {"name": "typo", "definition": json.dumps(machine), "roleArn": role}
+        assert refusal(client(each, "stepfunctions").create_state_machine, **given) == expected
+        stacks = client(each, "cloudformation")
+        stacks.create_stack(
+            StackName="typo", TemplateBody=json.dumps({"Resources": {"Task": task}})
+        )
+
+        def settled(stacks: Any = stacks) -> list[str]:
+            events = stacks.describe_stack_events(StackName="typo")["StackEvents"]
+            if not events[0]["ResourceStatus"].endswith(("_COMPLETE", "_FAILED")):
+                return []
+            return [str(event.get("ResourceStatusReason")) for event in events]
+
+        fault = "ContainerDefinitions[0].Initt: there is no such parameter"
+        found = eventually(settled)
+        assert any(fault in reason for reason in found) is bool(expected)
 
 
 # --- tasks ----------------------------------------------------------------------------------------
