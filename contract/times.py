@@ -34,6 +34,7 @@ FILES_RESTORE_S: Final = 120  # a node that starts asks for its files this long 
 HEAD_GRACE_S: Final = 120  # the head ends the job itself; after this the state machine ends it
 SWEEP_GRACE_S: Final = 300  # an execution cleans up; after this the sweep ends what is left
 SWEEP_EVERY_S: Final = 300  # what escapes is found within this, and a day of it costs nothing
+CONSISTENT_S: Final = 10  # answers of ECS and Step Functions show what has just changed
 IDLE_HOST_S: Final = 300  # a host without a task is terminated; another job may come before
 KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the next sweep begins
 JOB_STOP_S: Final = 300  # ``trainctl stop`` waits this long for the last node to be gone

@@ -105,6 +105,8 @@ def local_aws(
     python: Path | None = None,
     forgives: Sequence[str] = (),
     patience_s: float | None = None,
+    delay_s: float | None = None,
+    seed: int = 0,
 ) -> Iterator[LocalAws]:
     """Start a local AWS, wait until it answers, and stop it and all its processes at the end.
 
@@ -117,6 +119,8 @@ def local_aws(
         python: interpreter with the emulator. Default: that of ``.venv-aws``.
         forgives: what it is not to be strict about, of ``rehearsal.ministack.switches``.
         patience_s: how long ECS waits for a host for a task; default: a minute.
+        delay_s: within what time lists and executions show what has changed; default: a second.
+        seed: of these delays.
 
     Raises:
         LocalAwsError: it is not installed, the port is taken, or it ended while starting.
@@ -124,6 +128,8 @@ def local_aws(
     own = {
         "REHEARSAL_FORGIVES": ",".join(forgives),
         "REHEARSAL_PATIENCE_S": str(patience_s or ""),
+        "REHEARSAL_DELAY_S": str(delay_s or ""),
+        "REHEARSAL_SEED": str(seed),
     }
     server, aws = _start(folder, host, port, python or PYTHON, containers=None, strictness=own)
     try:

@@ -71,7 +71,10 @@ class Watch:
 
     def has_ended(self) -> bool:
         """Look at all there is; return whether the job has ended."""
-        found = self._states.describe_execution(executionArn=self._execution)
+        try:
+            found = self._states.describe_execution(executionArn=self._execution)
+        except self._states.exceptions.ExecutionDoesNotExist:
+            return False  # not yet: it has just been started
         arns = self._ecs.list_tasks(cluster=self._cluster)["taskArns"]
         described = self._ecs.describe_tasks(cluster=self._cluster, tasks=arns) if arns else {}
         self._nodes = []

@@ -10,6 +10,7 @@ process; nothing in the project's environment imports the modules in here.
     cloudformation/       resource types that it lacks, and fixes of those that it has
     ecs_runtime.py        ECS tasks as containers, with ecs_containers.py and ecs_records.py
     ecs_requests.py       what ECS refuses
+    consistency.py        what has just changed, and does not show yet
     ecs_placing.py        hosts for tasks
     step_functions.py     runTask.sync as on AWS
     events.py             log groups as targets of EventBridge rules

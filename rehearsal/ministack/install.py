@@ -6,6 +6,7 @@ from pathlib import Path
 from rehearsal.ministack import (
     calls,
     cloudformation,
+    consistency,
     ecs_placing,
     ecs_requests,
     events,
@@ -51,6 +52,7 @@ def install() -> None:
         ecs_runtime.install(RuntimeSettings.from_environment())
     else:
         ecs_placing.install_for_records()
+    consistency.install()
     ecs_requests.install()
     validation.install()
     # After Step Functions' own fix: it asks before the calls that this one makes.

@@ -186,9 +186,11 @@ stepfunctions = _module(
     "_ExecutionError",
     "_add_event",
     "_apply_jsonata_template",
+    "_describe_execution",
     "_execute_task",
     "_fail_execution",
     "_invoke_resource",
+    "_list_executions",
     "_pascal_to_camel",
     "_state_machines",
 )

@@ -23,6 +23,8 @@ class Strict(StrEnum):
     """ECS Exec reaches a task only if it was started for it."""
     REQUESTS = "requests"
     """Requests have what the model of their service allows and nothing else."""
+    CONSISTENCY = "consistency"
+    """Lists of tasks, and what is told of executions, lag behind what has happened."""
     ERRORS = "errors"
     """Step Functions gives errors of ECS the names that it does on AWS."""
 

@@ -198,7 +198,8 @@ def _rest_faults(
         operation = model.operation_model(name)
         address, _, fixed = str(operation.http["requestUri"]).partition("?")
         wanted = dict(parse_qsl(fixed, keep_blank_values=True))
-        found = re.fullmatch(_PLACE.sub(_group, address), path)
+        # A bucket's name may end in a slash.
+        found = re.fullmatch(_PLACE.sub(_group, address) + "/?", path)
         if operation.http["method"] != method or found is None:
             continue
         if all(query.get(each) == value for each, value in wanted.items()):

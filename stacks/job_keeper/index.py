@@ -18,6 +18,8 @@ import json
 import math
 import os
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,8 @@ STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
 #: Groups of hosts and their capacity providers; families of the deployment's tasks.
 GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
 FAMILIES = os.environ.get("FAMILIES", "").split()
+#: Status of an execution that there is not.
+UNKNOWN = "unknown"
 
 
 # --- AWS ------------------------------------------------------------------------------------------
@@ -75,7 +79,9 @@ def running(*, started_by: str = "", family: str = "", instance: str = "") -> "l
     if instance:
         request["containerInstance"] = instance
     pages = boto3.client("ecs").get_paginator("list_tasks").paginate(**request)
-    return described([arn for page in pages for arn in page["taskArns"]])
+    tasks = described([arn for page in pages for arn in page["taskArns"]])
+    # The list is eventually consistent: it may still have tasks that have been told to stop.
+    return [task for task in tasks if task["desiredStatus"] != "STOPPED"]
 
 
 def job_of(task: "TaskTypeDef") -> str:
@@ -305,7 +311,7 @@ def aborted(event: dict[str, Any]) -> None:
     if detail["status"] == "TIMED_OUT":
         outcome = Outcome(status=JobStatus.DEADLINE, reason="deadline")
     else:
-        found = boto3.client("stepfunctions").describe_execution(executionArn=execution_of(job))
+        found = described_abort(job)
         outcome = Outcome.of_abort(error=found.get("error"), cause=found.get("cause"))
     end_tasks(job, stop_reason(outcome.status, f"job {job}: {outcome.reason}"), hosts=True)
     if spec:
@@ -319,6 +325,22 @@ def aborted(event: dict[str, Any]) -> None:
             deadline=math.floor(began) + spec.max_seconds,
         )
         write_record(job, spec, outcome)
+
+
+def described_abort(job: str) -> "Mapping[str, Any]":
+    """What Step Functions tells of an execution that was aborted.
+
+    Its answers are eventually consistent: for a while they may be those of before the abort, which
+    lack who has done it.
+    """
+    states, until = boto3.client("stepfunctions"), time.monotonic() + times.CONSISTENT_S
+    while True:
+        found: Mapping[str, Any] = {}
+        with suppress(states.exceptions.ExecutionDoesNotExist):
+            found = states.describe_execution(executionArn=execution_of(job))
+        if found.get("status") == "ABORTED" or time.monotonic() > until:
+            return found
+        time.sleep(1)
 
 
 def sweep() -> dict[str, Any]:
@@ -359,6 +381,9 @@ def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str]) -> str:
     if job not in statuses:
         statuses[job] = status_of(job)
     now = time.time()
+    is_new = now - task["createdAt"].timestamp() < times.CONSISTENT_S
+    if statuses[job] == UNKNOWN and is_new:
+        return ""  # Step Functions may not tell of an execution that has just begun
     if statuses[job] != "RUNNING":
         return f"job {job}: its execution has ended ({statuses[job]})"
     if now > deadline_of(task, default=now) + times.SWEEP_GRACE_S:
@@ -373,12 +398,12 @@ def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str]) -> str:
 
 
 def status_of(job: str) -> str:
-    """Status of a job's execution; ``unknown`` where there is none."""
+    """Status of a job's execution; ``UNKNOWN`` where there is none."""
     states = boto3.client("stepfunctions")
     try:
         return states.describe_execution(executionArn=execution_of(job))["status"]
     except states.exceptions.ExecutionDoesNotExist:
-        return "unknown"
+        return UNKNOWN
 
 
 def handler(event: dict[str, Any], _context: Any) -> Any:

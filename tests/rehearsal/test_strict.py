@@ -5,6 +5,7 @@ and containers do.
 """
 
 import ast
+import functools
 import json
 import time
 import urllib.error
@@ -40,7 +41,7 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
     """One whose ECS waits for a second for a host."""
     if not (ROOT / ".venv-aws" / "bin" / "python").exists():
         pytest.skip("no AWS emulator: `make venv-aws` installs it into .venv-aws")
-    with local_aws(tmp_path_factory.mktemp("strict"), patience_s=1) as running:
+    with local_aws(tmp_path_factory.mktemp("strict"), patience_s=1, delay_s=2) as running:
         yield running
 
 
@@ -199,6 +200,8 @@ def ended(states: Any, execution: str) -> dict[str, Any]:
     """An execution, once it has ended."""
 
     def look() -> dict[str, Any] | None:
+        if refusal(states.describe_execution, executionArn=execution):
+            return None  # it does not show yet
         found: dict[str, Any] = states.describe_execution(executionArn=execution)
         return found if found["status"] != "RUNNING" else None
 
@@ -400,9 +403,61 @@ def test_tasks_are_listed_by_who_started_them_and_nothing_else(
         task, ecs = start(each, "listed", startedBy="job"), client(each, "ecs")
         start(each, "listed", startedBy="other")
         by_job = {"cluster": "listed", "startedBy": "job"}
-        assert ecs.list_tasks(**by_job)["taskArns"] == [task]
+        listed = functools.partial(ecs.list_tasks, **by_job)
+        eventually(lambda listed=listed, task=task: listed()["taskArns"] == [task])
         for other in ({"family": "listed"}, {"desiredStatus": "STOPPED"}):
             assert refusal(ecs.list_tasks, **by_job, **other) == expected
+
+
+def test_what_has_just_changed_shows_a_moment_later(aws: LocalAws, lenient: LocalAws) -> None:
+    seen: dict[str, list[Any]] = {}
+    for each in (aws, lenient):
+        define(each, "late")
+        ecs, states = client(each, "ecs"), client(each, "stepfunctions")
+        machine = {
+            "StartAt": "Wait",
+            "States": {"Wait": {"Type": "Wait", "Seconds": 60, "End": True}},
+        }
+        made = states.create_state_machine(
+            name="late",
+            definition=json.dumps(machine),
+            roleArn=make_role(each, "late", "states.amazonaws.com"),
+        )
+
+        def shown(
+            ecs: Any = ecs, states: Any = states, arn: str = made["stateMachineArn"]
+        ) -> list[int]:
+            """Tasks that run, executions that run, and those that have ended."""
+            of = [
+                states.list_executions(stateMachineArn=arn, statusFilter=status)["executions"]
+                for status in ("RUNNING", "ABORTED")
+            ]
+            return [len(ecs.list_tasks(cluster="late")["taskArns"]), *map(len, of)]
+
+        # Of twenty, a few show at once, whatever the seed.
+        tasks = [start(each, "late") for _ in range(20)]
+        runs = [
+            states.start_execution(stateMachineArn=made["stateMachineArn"])["executionArn"]
+            for _ in range(20)
+        ]
+        told = [refusal(states.describe_execution, executionArn=run) for run in runs]
+        seen[each.endpoint] = [shown(), told.count("ExecutionDoesNotExist")]
+        eventually(lambda shown=shown: shown() == [20, 20, 0], timeout_s=5)
+        for task, run in zip(tasks, runs, strict=True):
+            ecs.stop_task(cluster="late", task=task)
+            states.stop_execution(executionArn=run)
+        seen[each.endpoint].append(shown())
+        ends = [states.describe_execution(executionArn=run)["status"] for run in runs]
+        seen[each.endpoint].append(ends.count("RUNNING"))
+        eventually(lambda shown=shown: shown() == [0, 0, 20], timeout_s=5)
+    begun, unknown, stopped, running = seen[aws.endpoint]
+    assert begun[0] < 20
+    assert begun[1] < 20
+    assert unknown
+    assert stopped[0]
+    assert stopped[2] < 20
+    assert running
+    assert seen[lenient.endpoint] == [[20, 20, 0], 0, [0, 0, 20], 0]
 
 
 def test_a_shell_needs_a_task_that_was_started_for_it(aws: LocalAws, lenient: LocalAws) -> None:

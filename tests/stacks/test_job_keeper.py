@@ -206,6 +206,8 @@ class Aws:
         self.states: dict[str, list[str]] = {}
         self.terminated: list[str] = []
         self.aborts: dict[str, dict[str, str]] = {}
+        self.lag = 0
+        """How many answers about executions are still those of before the end."""
         self.history: dict[str, list[str]] = {}
         self.hosts: dict[str, float] = {}
         """Hosts in the cluster, and how many seconds ago they have joined it."""
@@ -329,7 +331,11 @@ class Aws:
         prefix = "arn:aws:states:us-east-1:1:execution:jobs:"
         assert executionArn.startswith(prefix)
         job = executionArn.removeprefix(prefix)
-        return {"status": self.executions[job], **self.aborts.get(job, {})}
+        if self.lag:
+            self.lag -= 1
+            return {"status": "RUNNING"}
+        status = "ABORTED" if job in self.aborts else self.executions[job]
+        return {"status": status, **self.aborts.get(job, {})}
 
     def running(self) -> set[str]:
         return {name for name, task in self.tasks.items() if task["desiredStatus"] == "RUNNING"}
@@ -476,6 +482,36 @@ def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
     assert record["attempts"] is None, "this history cannot be read, and none is guessed"
 
 
+def test_who_has_aborted_a_job_is_known_once_step_functions_tells_it(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}
+    for lag, reason in ((3, "stopped by user"), (99, "its execution was aborted")):
+        now = 0.0
+        monkeypatch.setattr(keeper.time, "monotonic", lambda: now)
+
+        def sleep(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        monkeypatch.setattr(keeper.time, "sleep", sleep)
+        aws.lag = lag
+        keeper.handler(aborted(), None)
+        assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == reason
+        assert now <= times.CONSISTENT_S + 1
+
+
+def test_a_task_that_the_list_still_has_after_its_end_keeps_no_host(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = [*aws.tasks]
+    monkeypatch.setattr(aws, "_list_tasks", lambda **_which: [{"taskArns": listed}])
+    aws.tasks = {name: task | {"desiredStatus": "STOPPED"} for name, task in aws.tasks.items()}
+    assert keeper.running() == []
+    aws.tasks["own-1"]["desiredStatus"] = "RUNNING"
+    assert [task["taskArn"] for task in keeper.running()] == ["own-1"]
+
+
 def started_with(**variables: str) -> dict[str, Any]:
     listed = [{"name": name, "value": value} for name, value in variables.items()]
     return {"containerOverrides": [{"environment": listed}]}
@@ -486,7 +522,10 @@ def test_the_sweep_ends_what_nobody_looks_after(keeper: ModuleType, aws: Aws) ->
     aws.executions["j1"] = "FAILED"
     assert sorted(keeper.handler({}, None)["stopped"]) == ["own-1", "own-2", "own-head"]
     assert aws.running() == {"other-head", "other-1", "standing"}
-    del aws.executions["j2"]  # older than Step Functions' memory
+    del aws.executions["j2"]
+    assert keeper.handler({}, None)["stopped"] == [], "it may have begun a moment ago"
+    for task in aws.tasks.values():  # older than Step Functions' memory
+        task["createdAt"] -= timedelta(seconds=times.CONSISTENT_S)
     assert sorted(keeper.handler({}, None)["stopped"]) == ["other-1", "other-head"]
     assert aws.running() == {"standing"}
 

@@ -10,6 +10,7 @@ from contract.job import JobStatus
 from tests.trainctl.account import Account
 from trainctl import follow
 from trainctl.__main__ import main
+from trainctl.aws import jobs
 from trainctl.aws.deployment import Deployment
 
 
@@ -42,6 +43,33 @@ def test_a_job_that_is_not_there_is_one_error(
     assert "Traceback" not in said.err
     assert said.out == ""
     assert account.changes == []
+
+
+def test_a_job_that_was_just_submitted_is_found_a_moment_later(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Step Functions lists it and does not describe it yet, or the other way round."""
+    job = "r1-lusab-gutih"
+    account.add(job)
+    account.add("older")
+    (late,) = [account.executions.pop(job)]
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            account.executions[job] = late
+
+    monkeypatch.setattr(jobs.time, "sleep", sleep)
+    monkeypatch.setattr(
+        account,
+        "on_list_executions",
+        lambda **_: {"executions": [late, account.executions["older"]]},
+    )
+    found = Deployment.open().jobs
+    assert [each.id for each in found.newest(limit=9)] == ["older"]
+    assert found.find(job).id == job
+    assert len(waited) == 3
 
 
 OUTCOMES = [

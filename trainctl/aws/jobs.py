@@ -1,6 +1,8 @@
 """Jobs: executions of the state machine, and the tasks that each of them starts."""
 
 import difflib
+import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -17,6 +19,7 @@ from contract.job import (
     Outcome,
     execution_arn,
 )
+from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, code_of
 from trainctl.aws.tasks import Task, Tasks, address_in
 from trainctl.errors import UsageError
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 
 #: Among how many of the newest jobs a run is looked for by its name.
 JOBS_LOOKED_AT: Final = 100
+CONSISTENT_EVERY_S: Final = 0.5
+#: What ``job_plan.new_id`` puts behind a run's name.
+_JOB_ID: Final = re.compile(r"-[a-z]{5}-[a-z]{5}$")
 
 _SHELL_CODES: Final[Mapping[JobStatus, int]] = {
     JobStatus.SUCCEEDED: exits.OK,
@@ -171,12 +177,10 @@ class Jobs:
 
     def newest(self, *, limit: int, running: bool = False) -> list[Job]:
         """The newest jobs, newest first; one call for each of them."""
-        states = self._clients.stepfunctions
         # What was submitted is not in the list.
-        jobs = [
-            Job.from_execution(states.describe_execution(executionArn=self._execution(each)))
-            for each in self.newest_ids(limit=limit, running=running)
-        ]
+        found = [self._described(each) for each in self.newest_ids(limit=limit, running=running)]
+        # One that has just been started may be in the list and not be described yet.
+        jobs = [job for job in found if job]
         return sorted(jobs, key=lambda job: job.began, reverse=True)
 
     def newest_ids(self, *, limit: int, running: bool = False) -> list[str]:
@@ -190,21 +194,31 @@ class Jobs:
         pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(**request)
         return [each["name"] for page in pages for each in page["executions"]]
 
+    def _described(self, job: str) -> Job | None:
+        """The job with this id, if Step Functions knows of it."""
+        from botocore.exceptions import ClientError
+
+        try:
+            return Job.from_execution(
+                self._clients.stepfunctions.describe_execution(executionArn=self._execution(job))
+            )
+        except ClientError as error:
+            if code_of(error) not in ("ExecutionDoesNotExist", "InvalidArn"):
+                raise
+            return None
+
     def find(self, name: str) -> Job:
         """The job with this id, or the newest one of the run with this name.
 
         Raises:
             UsageError: there is neither.
         """
-        from botocore.exceptions import ClientError
-
-        try:
-            return Job.from_execution(
-                self._clients.stepfunctions.describe_execution(executionArn=self._execution(name))
-            )
-        except ClientError as error:
-            if code_of(error) not in ("ExecutionDoesNotExist", "InvalidArn"):
-                raise
+        # What has just been submitted is described a moment later.
+        until = time.monotonic() + (CONSISTENT_S if _JOB_ID.search(name) else 0)
+        while not (job := self._described(name)) and time.monotonic() < until:
+            time.sleep(CONSISTENT_EVERY_S)
+        if job:
+            return job
         newest = self.newest(limit=JOBS_LOOKED_AT)
         for job in newest:
             if job.run == name:
