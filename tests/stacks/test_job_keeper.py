@@ -482,23 +482,19 @@ def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
     assert record["attempts"] is None, "this history cannot be read, and none is guessed"
 
 
+@pytest.mark.parametrize(
+    ("lag", "reason"), [(3, "stopped by user"), (99, "its execution was aborted")]
+)
 def test_who_has_aborted_a_job_is_known_once_step_functions_tells_it(
-    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch, lag: int, reason: str
 ) -> None:
-    aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}
-    for lag, reason in ((3, "stopped by user"), (99, "its execution was aborted")):
-        now = 0.0
-        monkeypatch.setattr(keeper.time, "monotonic", lambda: now)
-
-        def sleep(seconds: float) -> None:
-            nonlocal now
-            now += seconds
-
-        monkeypatch.setattr(keeper.time, "sleep", sleep)
-        aws.lag = lag
-        keeper.handler(aborted(), None)
-        assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == reason
-        assert now <= times.CONSISTENT_S + 1
+    waited: list[float] = []
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: sum(waited))
+    monkeypatch.setattr(keeper.time, "sleep", waited.append)
+    aws.aborts["j1"], aws.lag = {"error": STOP_ERROR, "cause": "stopped by user"}, lag
+    keeper.handler(aborted(), None)
+    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == reason
+    assert sum(waited) <= times.CONSISTENT_S + 1
 
 
 def test_a_task_that_the_list_still_has_after_its_end_keeps_no_host(

@@ -66,7 +66,7 @@ def test_a_job_that_was_just_submitted_is_found_a_moment_later(
         "on_list_executions",
         lambda **_: {"executions": [late, account.executions["older"]]},
     )
-    found = Deployment.open().jobs
+    found = Deployment.find(profile=None, region=None).jobs
     assert [each.id for each in found.newest(limit=9)] == ["older"]
     assert found.find(job).id == job
     assert len(waited) == 3
