@@ -22,6 +22,7 @@ from contract.nodes import CONTAINER_USER
 from rehearsal.engine import LABEL
 from rehearsal.ministack import ecs_records
 from rehearsal.ministack.internals import ecs, responses
+from rehearsal.ministack.switches import Strict, is_strict
 
 log = logging.getLogger("ecs-runtime")
 
@@ -62,6 +63,7 @@ class ContainerEngine:
     def __init__(self, settings: RuntimeSettings) -> None:
         self.settings = settings
         self.docker = docker.from_env(timeout=120)
+        self._architecture = str(self.docker.version()["Arch"])
         self.docker.networks.get(settings.network)  # made once, before this process is started
         self._stock_register_metadata = ecs._register_metadata
         self._stock_build_run_kwargs = ecs._build_run_kwargs
@@ -171,6 +173,13 @@ class ContainerEngine:
         except DockerException as error:
             what = getattr(error, "explanation", None) or error
             raise ecs._ImagePullError(f"{uri}: {what}") from error
+        made_for = image.attrs.get("Architecture", self._architecture)
+        # The engine would run it where it can translate; a host cannot.
+        if made_for != self._architecture and is_strict(Strict.ARCHITECTURE):
+            raise ecs._ImagePullError(
+                f"{uri}: image Manifest does not contain descriptor matching platform "
+                f"'linux/{self._architecture}'"
+            )
         container = self._run_within_limits(source, arguments)
         task = ecs._tasks.get(arguments["labels"]["com.amazonaws.ecs.task-arn"]) or {}
         digests = [each.partition("@")[2] for each in image.attrs.get("RepoDigests") or []]

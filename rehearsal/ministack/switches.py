@@ -23,6 +23,8 @@ class Strict(StrEnum):
     """ECS Exec reaches a task only if it was started for it."""
     REQUESTS = "requests"
     """Requests have what the model of their service allows and nothing else."""
+    ARCHITECTURE = "architecture"
+    """An image for other processors than the hosts' does not start."""
     CONSISTENCY = "consistency"
     """Lists of tasks, and what is told of executions, lag behind what has happened."""
     ERRORS = "errors"

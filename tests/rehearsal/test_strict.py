@@ -395,6 +395,10 @@ def test_a_revision_that_was_replaced_starts_no_task(aws: LocalAws, lenient: Loc
         assert refusal(ecs.run_task, cluster="revised", taskDefinition="revised") == ""
 
 
+def lists(ecs: Any, tasks: list[str], **which: str) -> bool:
+    return bool(ecs.list_tasks(**which)["taskArns"] == tasks)
+
+
 def test_tasks_are_listed_by_who_started_them_and_nothing_else(
     aws: LocalAws, lenient: LocalAws
 ) -> None:
@@ -403,10 +407,22 @@ def test_tasks_are_listed_by_who_started_them_and_nothing_else(
         task, ecs = start(each, "listed", startedBy="job"), client(each, "ecs")
         start(each, "listed", startedBy="other")
         by_job = {"cluster": "listed", "startedBy": "job"}
-        listed = functools.partial(ecs.list_tasks, **by_job)
-        eventually(lambda listed=listed, task=task: listed()["taskArns"] == [task])
+        eventually(functools.partial(lists, ecs, [task], **by_job))
         for other in ({"family": "listed"}, {"desiredStatus": "STOPPED"}):
             assert refusal(ecs.list_tasks, **by_job, **other) == expected
+
+
+def numbers(ecs: Any, states: Any, machine: str) -> list[int]:
+    """Of tasks that run, executions that run, and those that were aborted, as lists have them."""
+    of = [
+        states.list_executions(stateMachineArn=machine, statusFilter=status)["executions"]
+        for status in ("RUNNING", "ABORTED")
+    ]
+    return [len(ecs.list_tasks(cluster="late")["taskArns"]), *map(len, of)]
+
+
+def until(look: Callable[[], object], expected: object) -> None:
+    eventually(lambda: look() == expected)
 
 
 def test_what_has_just_changed_shows_a_moment_later(aws: LocalAws, lenient: LocalAws) -> None:
@@ -424,16 +440,7 @@ def test_what_has_just_changed_shows_a_moment_later(aws: LocalAws, lenient: Loca
             roleArn=make_role(each, "late", "states.amazonaws.com"),
         )
 
-        def shown(
-            ecs: Any = ecs, states: Any = states, arn: str = made["stateMachineArn"]
-        ) -> list[int]:
-            """Tasks that run, executions that run, and those that have ended."""
-            of = [
-                states.list_executions(stateMachineArn=arn, statusFilter=status)["executions"]
-                for status in ("RUNNING", "ABORTED")
-            ]
-            return [len(ecs.list_tasks(cluster="late")["taskArns"]), *map(len, of)]
-
+        shown = functools.partial(numbers, ecs, states, made["stateMachineArn"])
         # Of twenty, a few show at once, whatever the seed.
         tasks = [start(each, "late") for _ in range(20)]
         runs = [
@@ -442,14 +449,14 @@ def test_what_has_just_changed_shows_a_moment_later(aws: LocalAws, lenient: Loca
         ]
         told = [refusal(states.describe_execution, executionArn=run) for run in runs]
         seen[each.endpoint] = [shown(), told.count("ExecutionDoesNotExist")]
-        eventually(lambda shown=shown: shown() == [20, 20, 0], timeout_s=5)
+        until(shown, [20, 20, 0])
         for task, run in zip(tasks, runs, strict=True):
             ecs.stop_task(cluster="late", task=task)
             states.stop_execution(executionArn=run)
         seen[each.endpoint].append(shown())
         ends = [states.describe_execution(executionArn=run)["status"] for run in runs]
         seen[each.endpoint].append(ends.count("RUNNING"))
-        eventually(lambda shown=shown: shown() == [0, 0, 20], timeout_s=5)
+        until(shown, [0, 0, 20])
     begun, unknown, stopped, running = seen[aws.endpoint]
     assert begun[0] < 20
     assert begun[1] < 20

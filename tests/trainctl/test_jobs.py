@@ -10,7 +10,6 @@ from contract.job import JobStatus
 from tests.trainctl.account import Account
 from trainctl import follow
 from trainctl.__main__ import main
-from trainctl.aws import jobs
 from trainctl.aws.deployment import Deployment
 
 
@@ -60,7 +59,7 @@ def test_a_job_that_was_just_submitted_is_found_a_moment_later(
         if len(waited) == 3:
             account.executions[job] = late
 
-    monkeypatch.setattr(jobs.time, "sleep", sleep)
+    monkeypatch.setattr("trainctl.aws.jobs.time.sleep", sleep)
     monkeypatch.setattr(
         account,
         "on_list_executions",

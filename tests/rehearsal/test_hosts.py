@@ -1,0 +1,71 @@
+"""What hosts of ECS do not run, tried with a stand-in for the Docker Engine."""
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from contract.job import JobStatus
+from contract.verdicts import verdict
+from tests.conftest import ROOT
+
+PYTHON = ROOT / ".venv-aws" / "bin" / "python"
+
+#: An engine whose host is x86-64 and whose one image is for the processors that are asked for.
+RUN = """
+import json, os, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import docker
+from rehearsal.ministack import ecs_containers
+from rehearsal.ministack.internals import ecs
+
+image = SimpleNamespace(attrs={"Architecture": sys.argv[1], "RepoDigests": []})
+started = []
+docker.from_env = lambda **_: SimpleNamespace(
+    version=lambda: {"Arch": "amd64"},
+    networks=SimpleNamespace(get=str),
+    images=SimpleNamespace(get=lambda _name: image),
+    containers=SimpleNamespace(run=lambda name, **_: started.append(name)),
+)
+settings = ecs_containers.RuntimeSettings(
+    name="a", network="a", gateway="a", registry="", metadata="a", folder=Path("/nonexistent")
+)
+arguments = {"labels": {"com.amazonaws.ecs.task-arn": "none"}}
+try:
+    engine = ecs_containers.ContainerEngine(settings)
+    engine.run(None, {"image": "own:1", "name": "main"}, arguments)
+except ecs._ImagePullError as error:
+    print(json.dumps({"started": started, "error": str(error)}))
+else:
+    print(json.dumps({"started": started, "error": ""}))
+"""
+REFUSED = "own:1: image Manifest does not contain descriptor matching platform 'linux/amd64'"
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="no AWS emulator: `make venv-aws` installs it")
+@pytest.mark.parametrize(
+    ("architecture", "forgives", "error"),
+    [("amd64", "", ""), ("arm64", "", REFUSED), ("arm64", "architecture", "")],
+)
+def test_an_image_for_other_processors_does_not_start(
+    architecture: str, forgives: str, error: str
+) -> None:
+    run = subprocess.run(
+        [PYTHON, "-c", RUN, architecture],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "REHEARSAL_FORGIVES": forgives},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert found == {"started": [] if error else ["own:1"], "error": error}
+
+
+def test_a_job_with_an_image_for_other_processors_is_not_tried_again() -> None:
+    reason = f"CannotPullContainerError: {REFUSED}"
+    task = {"StopCode": "TaskFailedToStart", "StoppedReason": reason, "Containers": []}
+    found = verdict(task, "", deadline=2**40, patience=2**40, attempt=1, attempts=3)
+    assert (found.status, found.again) == (JobStatus.IMAGE_NOT_FOUND, False)
