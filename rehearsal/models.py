@@ -4,8 +4,8 @@
     -> ["taskDefinition: it is required and missing"]
 
 The SDKs check what their callers give them, and less than a service does: no pattern, no value of
-an enumeration, no upper limit. What is not sent through an SDK nobody checks before a service does:
-requests made by hand, and the states of Step Functions that call a service (``state_faults``).
+an enumeration, no upper limit. Requests made by hand, and the states of Step Functions that call a
+service (``state_faults``), are checked by the service only.
 
 The local AWS asks it for every request, and tests ask it for the synthesized templates.
 """
