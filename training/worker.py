@@ -4,16 +4,19 @@
 that has PyTorch and not Ray, to debug and to profile. Only rank 0 sends events.
 """
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, Protocol
 
 import torch
 
-from training.record.events import Event
+from training.record.events import Evaluating, Event
 
 #: Long enough for a slow first batch, short enough that a lost peer is noticed.
 COLLECTIVE_TIMEOUT: Final = timedelta(seconds=300)
+#: Seconds between two signs of life in an evaluation.
+_PULSE_S: Final = 30.0
 
 
 class Worker(Protocol):
@@ -54,3 +57,20 @@ class Worker(Protocol):
             retry: nothing is saved after this, so a save that has failed is tried once more, and
                 raises what it fails with. Every rank gives the same.
         """
+
+
+class Pulse:
+    """Tells that an evaluation has begun, and that it goes on, however long it takes."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._tell()
+
+    def beat(self) -> None:
+        """Say so again, if some time has passed; to be called for each batch."""
+        if time.monotonic() - self._told_at >= _PULSE_S:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._told_at = time.monotonic()
+        self._worker.emit(Evaluating())

@@ -21,6 +21,7 @@ from training.models import classifiers as models
 from training.models import replicas
 from training.recipes.ddp import loop as ddp
 from training.recipes.ddp.settings import DdpConfig
+from training.record.events import Event
 from training.runtime.torchrun import TorchrunWorker
 
 CPU = torch.device("cpu")
@@ -33,6 +34,9 @@ class Place:
     rank: int
     world_size: int
     device: torch.device = CPU
+
+    def emit(self, *events: Event) -> None:
+        """Tell no one."""
 
 
 def config(**changes: Any) -> DdpConfig:
@@ -109,10 +113,8 @@ def test_images_rest_for_the_last_part_of_a_run(tmp_path: Path) -> None:
     assert [moved(step) for step in (0, half - 1, half, 2 * half - 1)] == [True, True, False, False]
 
 
-def evaluated(rank: int, world_size: int, port: int, folder: str) -> None:
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size
-    )
+def evaluated(rank: int, world_size: int, store: str, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     torch.manual_seed(0)
     model = models.resnet18()
     image_set = images.load(folder)
@@ -146,7 +148,7 @@ def free_port() -> int:
 
 def test_evaluation_is_exact_over_uneven_parts(tmp_path: Path) -> None:
     folder = write_images(tmp_path, num_test=51)
-    arguments = (2, free_port(), str(folder))
+    arguments = (2, str(tmp_path / "store"), str(folder))
     start_processes(evaluated, args=arguments, nprocs=2, start_method=forks.METHOD)
 
 

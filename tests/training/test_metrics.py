@@ -1,8 +1,11 @@
 """Proves that times, rates and losses are summed as they should be, in one process and in two."""
 
 import math
-import socket
 import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock, call
 
 import pytest
 import torch
@@ -11,6 +14,8 @@ from torch.multiprocessing.spawn import start_processes
 
 from tests import forks
 from training import metrics
+from training.record.events import Evaluating, RankTimes
+from training.worker import Pulse
 
 CPU = torch.device("cpu")
 
@@ -68,8 +73,44 @@ def test_a_step_is_finite_if_loss_and_gradient_are(loss: float, norm: float, fin
     assert metrics.StepMetrics(loss=loss, grad_norm=norm, size=8).is_finite is finite
 
 
-def two_ranks(rank: int, port: int) -> None:
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+def find_the_straggler(rank: int) -> None:
+    """Rank 1 takes 0.2 s longer for each step; of three between two evaluations one is watched."""
+    course = metrics.Course(
+        items="images",
+        items_per_step=2,
+        global_batch=2,
+        steps_per_epoch=3,
+        total_steps=9,
+        learning_rate=lambda _: 1.0,
+        flops_per_item=1.0,
+        world_size=2,
+        device=CPU,
+    )
+    watch = metrics.Watch(CPU, world_size=2, evaluates=course.ends_epoch)
+    timer = metrics.StepTimer(("all",), CPU)
+    stragglers = metrics.Stragglers()
+    said = []
+    for step in range(1, 10):
+        timer.start()
+        with watch.step(step):
+            time.sleep(0.2 * rank)
+            dist.all_reduce(torch.ones(10))
+        assert watch.is_watching is (step % 3 == 2)
+        timer.mark("all", items=0 if watch.is_watching else 1)
+        if step % 3 == 0:
+            ranks = course.ranks(
+                timer.means(), step=step, epoch=step // 3, communication_s=watch.seconds()
+            )
+            waits = [each.communication_s or 0.0 for each in ranks]
+            assert waits[0] > 0.15 > waits[1] > 0
+            said.append([each.message for each in stragglers.among(ranks)])
+    # One slow stretch may be chance, and once said is enough.
+    assert [len(each) for each in said] == [0, 1, 0]
+    assert said[1][0].startswith("the other workers wait for rank 1: in a step of 0.2")
+
+
+def two_ranks(rank: int, store: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     log = metrics.StepLog(CPU)
     # Shares of 5 and 3 images: the mean is over the images, not over the ranks.
     log.add(loss_sum=torch.tensor([10.0, 6.0][rank]), norm=torch.tensor(1.5), size=8)
@@ -84,17 +125,72 @@ def two_ranks(rank: int, port: int) -> None:
     assert log.save_asked
     assert not stopping
     assert [step.loss for step in steps] == [1.0]
+    find_the_straggler(rank)
     gathered = metrics.gather({"a": rank + 0.1, "b": 7.0}, CPU)
     assert gathered == [{"a": 0.1, "b": 7.0}, {"a": 1.1, "b": 7.0}]
     dist.destroy_process_group()
 
 
-def test_losses_stops_and_times_are_shared_by_all_ranks() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    start_processes(two_ranks, args=(port,), nprocs=2, start_method=forks.METHOD)
+def test_losses_stops_and_times_are_shared_by_all_ranks(tmp_path: Path) -> None:
+    store = str(tmp_path / "store")
+    start_processes(two_ranks, args=(store,), nprocs=2, start_method=forks.METHOD)
 
 
 def test_time_that_collectives_share_counts_once() -> None:
     assert metrics.union_length([]) == 0
     assert metrics.union_length([(0, 4), (1, 2), (3, 6), (10, 11)]) == 7
+
+
+def times(waits: Sequence[float | None], *, step_s: float = 1.0) -> list[RankTimes]:
+    return [
+        RankTimes(step=1, epoch=1, rank=rank, step_time_s=step_s, communication_s=each)
+        for rank, each in enumerate(waits)
+    ]
+
+
+@pytest.mark.parametrize(
+    "waits",
+    [(0.0,), (None, None, None), (0.5, 0.4, 0.3, 0.4), (0.9, None, 0.1)],
+    ids=["alone", "not-measured", "even", "partly-measured"],
+)
+def test_no_worker_is_blamed_without_evidence(waits: Sequence[float | None]) -> None:
+    stragglers = metrics.Stragglers()
+    assert [stragglers.among(times(waits)) for _ in range(3)] == [[], [], []]
+
+
+def test_two_that_are_slow_in_turns_are_no_stragglers() -> None:
+    stragglers = metrics.Stragglers()
+    for waits in [(0.5, 0.1, 0.5), (0.5, 0.5, 0.1)] * 3:
+        assert not stragglers.among(times(waits))
+    assert stragglers.among(times((0.5, 0.5, 0.1)))
+
+
+def test_a_worker_that_is_alone_is_not_watched() -> None:
+    watch = metrics.Watch(CPU, world_size=1, evaluates=lambda _: True)
+    for step in range(1, 4):
+        with watch.step(step):
+            assert not watch.is_watching
+    assert watch.seconds() == 0
+
+
+def test_the_first_step_of_a_run_is_not_watched() -> None:
+    watch = metrics.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0)
+    watched = []
+    for step in range(1, 7):
+        with watch.step(step):
+            watched.append(watch.is_watching)
+        if step == 2:
+            assert watch.seconds() is None
+    assert watched == [False, False, True, False, True, False]
+
+
+def test_an_evaluation_that_takes_long_says_now_and_then_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worker, now = Mock(), [0.0]
+    monkeypatch.setattr("training.worker.time", SimpleNamespace(monotonic=lambda: now[0]))
+    pulse = Pulse(worker)
+    for _ in range(100):
+        now[0] += 1
+        pulse.beat()
+    assert worker.emit.mock_calls == [call(Evaluating())] * 4

@@ -135,6 +135,20 @@ def test_measured_communication_is_shown_as_it_was_measured() -> None:
     assert lost["compute"] == pytest.approx(0.02 * 100)
 
 
+def test_processors_that_two_workers_share_are_not_taken_for_communication() -> None:
+    # Two workers compute half as fast each, and backward waits 0.01 s on top of that; their
+    # collectives, which need the processors as well, are at work for much longer.
+    found = series(
+        point(1, communication_s=0.0),
+        point(2, forward=0.06, backward=0.11, optimizer=0.02, communication_s=0.09),
+    )
+    lost = found.lost(found.points[1])
+    steps = 2 * STEPS_PER_EPOCH / 2
+    assert lost["communication"] == pytest.approx(0.01 * steps)
+    assert lost["compute"] == pytest.approx((0.06 + 0.1 + 0.02 - 0.09) * steps)
+    assert "is computing" in found.bottleneck()
+
+
 def test_what_was_not_measured_says_so() -> None:
     found = series(point(2), point(4, backward=0.15))
     split = found.split(found.points[1])
@@ -237,7 +251,7 @@ def test_a_study_of_local_workers_has_table_figures_and_picture(tmp_path: Path) 
     assert one["steps_per_epoch"] == pytest.approx(45)
     assert two["steps_per_epoch"] == pytest.approx(23)
     assert two["efficiency"] == pytest.approx(one["epoch_s"] / two["epoch_s"] / 2)
-    assert two["split_s"]["source"] == COMPARED
+    assert two["split_s"]["source"] == MEASURED
     assert found["bottleneck"] in ran.stdout
     assert "efficiency" in ran.stdout.splitlines()[0]
     assert (tmp_path / "mine" / draw.PICTURE_FILE).read_bytes().startswith(b"\x89PNG")

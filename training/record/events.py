@@ -249,7 +249,7 @@ class Joined:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluating:
-    """An evaluation begins, in which no step is done."""
+    """An evaluation has begun or goes on, in which no step is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -24,11 +24,9 @@ from training.runtime.processes import Process
 _STEPS: Final = 20
 #: And a pause so many times as long as any that training came back from.
 _PAUSES: Final = 3
-#: Until it is known how long steps take, a run may be silent for so many times as long as
-#: otherwise: compilers and data that is read for the first time.
+#: Until it is known how long steps take, and in evaluations, a run may be silent for so many times
+#: as long as otherwise: compilers and data that is read for the first time.
 _PATIENCE: Final = 6
-#: And in an evaluation, of which only the end is heard.
-_EVALUATION: Final = 24
 #: A command that has not looked for so long stood still itself, and knows nothing of that time.
 _STOOD_STILL_S: Final = 10.0
 _REMEMBERED: Final = 200
@@ -96,9 +94,7 @@ class Silence:
 
     def limit_s(self) -> float:
         """How long the run may be silent now."""
-        if self._is_evaluating:
-            return _EVALUATION * self._least_s
-        if not self._per_step:
+        if self._is_evaluating or not self._per_step:
             return _PATIENCE * self._least_s
         usual_s = statistics.median(self._per_step)
         return max(self._least_s, _STEPS * usual_s, _PAUSES * self._longest_s)

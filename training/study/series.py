@@ -219,8 +219,13 @@ class Series:
         if here.source == COMPARED and talking is not None:
             found["communication"] = talking * per_step
         elif here.source == MEASURED and talking:
-            # What computing seems to lose is waiting for what was at work meanwhile, up to that.
-            waiting = max(0.0, min(found["compute"], talking * per_step))
+            # What computing seems to lose is waiting for what was at work meanwhile, up to that. Of
+            # a whole model, backward alone waits: what slows forward as well is none of it.
+            waits = [found["compute"], talking * per_step]
+            if by_name(self.recipe).model is not Model.SHARDED:
+                waited = self._waited(point)
+                waits += [] if waited is None else [waited * per_step]
+            waiting = max(0.0, min(waits))
             found["compute"] -= waiting
             found["communication"] = waiting
         return found

@@ -13,6 +13,7 @@ the batch of step N depends only on N and the seed (see ``training.data.images``
 import base64
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 import torch
@@ -23,15 +24,15 @@ from torch import nn
 from contract.errors import InputError
 from training import machine, metrics
 from training.checkpoint import checkpoints
-from training.checkpoint.timetable import Timetable
 from training.data import images
 from training.models import classifiers as models
 from training.models import replicas
 from training.recipes.ddp.settings import DdpConfig
-from training.record.events import Evaluating, Finished, Stopped, phase
+from training.recipes.replicated import Reports
+from training.record.events import phase
 from training.record.result import Classification, ImageSample
 from training.schedule import warmup_cosine
-from training.worker import Worker
+from training.worker import Pulse, Worker
 
 _EVALUATION_BATCH = 500
 _NUM_SAMPLES = 36
@@ -39,7 +40,7 @@ _NUM_SAMPLES = 36
 
 def train(worker: Worker, config: DdpConfig) -> None:
     """Train until the last epoch, or until the run is asked to stop; continues what is there."""
-    rank, world_size, device = worker.rank, worker.world_size, worker.device
+    world_size, device = worker.world_size, worker.device
     on_gpu = device.type == "cuda"
     use_bf16 = config.precision == "bf16" or (config.precision == "auto" and on_gpu)
     torch.manual_seed(config.seed)
@@ -83,13 +84,12 @@ def train(worker: Worker, config: DdpConfig) -> None:
         models.channels_last(model)
     optimizer = build_optimizer(model, config, device)
 
-    position = checkpoints.Position()
+    start_step = 0
     snapshot = checkpoints.shared_newest(worker)
     if snapshot is not None:
         snapshot.check_data(image_set.fingerprint, run=config.run, data=config.data)
         checkpoints.apply(snapshot, model, optimizer, cut=cut)
-        position = snapshot.position
-    start_step = position.step
+        start_step = snapshot.position.step
 
     worker.emit(phase("model_ready"))
     replica = replicas.distribute(
@@ -106,107 +106,51 @@ def train(worker: Worker, config: DdpConfig) -> None:
         )
     )
 
-    phases = ("data", "forward", "backward", "optimizer")
-    timer = metrics.StepTimer(phases, device)
-    log = metrics.StepLog(device)
-    clock = metrics.Clock(earlier_s=position.seconds)
-    timetable = Timetable(config.checkpoint_minutes)
-    evaluation: Evaluation | None = None
+    reports = Reports(
+        worker,
+        config,
+        course,
+        snapshot=snapshot,
+        copy=partial(
+            checkpoints.take_snapshot,
+            model,
+            optimizer,
+            cut=cut,
+            config=config.to_json(),
+            data=image_set.fingerprint,
+        ),
+        statistics=model.buffers,
+        evaluate=partial(evaluate, model, test_set, worker=worker, use_bf16=use_bf16),
+    )
+    timer = reports.timer
     model.train()
     for step in range(start_step, total_steps):
-        timer.start()
-        for group in optimizer.param_groups:
-            group["lr"] = course.learning_rate(step)
-        pixels, labels, size = _batch(train_set, order, config, step, worker)
-        timer.mark("data")
+        with reports.step(step):
+            for group in optimizer.param_groups:
+                group["lr"] = course.learning_rate(step)
+            pixels, labels, size = _batch(train_set, order, config, step, worker)
+            timer.mark("data")
 
-        with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
-            logits = forward(pixels).logits
-        loss_sum = F.cross_entropy(
-            logits.float(), labels, reduction="sum", label_smoothing=config.label_smoothing
-        )
-        timer.mark("forward")
-
-        # DDP averages gradients over the workers, whose shares may differ by an image: this
-        # gives every image of the global batch the same weight.
-        (loss_sum * (world_size / size)).backward()
-        timer.mark("backward")
-
-        limit = config.max_grad_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        log.add(loss_sum=loss_sum, norm=norm, size=size)
-        timer.mark("optimizer", items=len(labels))
-
-        num_done = step + 1
-        epoch = step // order.steps_per_epoch + 1
-        end_of_epoch = num_done % order.steps_per_epoch == 0
-        last = num_done == total_steps
-        evaluates = end_of_epoch or last
-        if not evaluates and num_done % config.report_every:
-            continue
-
-        # One small reduction per report: the losses since the last one, and whether any worker
-        # was asked to stop or has a checkpoint due, so that all of them do so at the same step.
-        steps, stopping = log.collect(stop=worker.stop_requested(), save=timetable.is_due())
-        # Checked before every save, so a diverged model never becomes a checkpoint.
-        checkpoints.stop_if_diverged(steps, num_done - len(steps) + 1, lr=config.lr, worker=worker)
-        position.advance(num_done, steps)
-        worker.emit(*course.steps(steps, last=num_done))
-
-        # With a node about to go, every report is saved: what is lost is what comes after it.
-        saves_now = worker.is_losing_a_node() or log.save_asked
-        due = last or saves_now or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
-        if evaluates or stopping or saves_now:
-            replicas.average_over_workers(model.buffers(), world_size)
-        if evaluates:
-            done = epoch if end_of_epoch else num_done / order.steps_per_epoch
-            ranks = course.ranks(timer.means(), step=num_done, epoch=done)
-            worker.emit(Evaluating())
-            evaluation = evaluate(model, test_set, worker=worker, use_bf16=use_bf16)
-            evaluated = course.evaluation(
-                ranks,
-                loss=evaluation.loss,
-                measures={"accuracy": evaluation.accuracy},
-                train_loss=position.take_train_loss(),
-                seconds=clock.seconds(),
-                memory_bytes=metrics.peak_memory(device) if on_gpu else None,
+            with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
+                logits = forward(pixels).logits
+            loss_sum = F.cross_entropy(
+                logits.float(), labels, reduction="sum", label_smoothing=config.label_smoothing
             )
-            worker.emit(*ranks, evaluated)
-        if due or stopping:
-            timetable.saved()
-            position.seconds = clock.seconds()
-            if rank == 0:
-                snapshot = checkpoints.take_snapshot(
-                    model,
-                    optimizer,
-                    cut=cut,
-                    position=position,
-                    config=config.to_json(),
-                    data=image_set.fingerprint,
-                )
-            checkpoints.save_in_background(worker, snapshot, keep=config.checkpoints_to_keep)
-        if stopping and not last:
-            worker.finish_saves(retry=True)
-            worker.emit(Stopped(step=num_done))
+            timer.mark("forward")
+
+            # DDP averages gradients over the workers, whose shares may differ by an image: this
+            # gives every image of the global batch the same weight.
+            (loss_sum * (world_size / size)).backward()
+            timer.mark("backward")
+
+            limit = config.max_grad_norm or math.inf
+            norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            reports.done(loss_sum=loss_sum, norm=norm, size=size, items=len(labels))
+        if not reports.after(step):
             return
-
-    if evaluation is None:  # resumed after the last step was saved and before the end was noted
-        evaluation = evaluate(model, test_set, worker=worker, use_bf16=use_bf16)
-    worker.finish_saves(retry=True)
-    if rank == 0:
-        assert snapshot is not None
-        checkpoints.publish_model(worker.run_uri, snapshot)
-        worker.emit(
-            Finished(
-                step=total_steps,
-                loss=evaluation.loss,
-                measures={"accuracy": evaluation.accuracy},
-                seconds=clock.seconds(),
-                evaluation=describe(evaluation, image_set),
-            )
-        )
+    reports.finish(partial(describe, image_set=image_set))
 
 
 def learning_rate(config: DdpConfig, step: int, total_steps: int) -> float:
@@ -236,6 +180,11 @@ class Evaluation:
     confidences: torch.Tensor
     """Probability of each prediction, float32 ``[num]`` on the host."""
 
+    @property
+    def measures(self) -> dict[str, float]:
+        """By the names of the recipe's measures."""
+        return {"accuracy": self.accuracy}
+
 
 def evaluate(
     model: nn.Module, test_set: images.DeviceImages, *, worker: Worker, use_bf16: bool
@@ -247,9 +196,11 @@ def evaluate(
     predictions = torch.zeros(num, dtype=torch.int64, device=device)
     confidences = torch.zeros(num, device=device)
     num_correct = torch.zeros((), dtype=torch.int64, device=device)
+    pulse = Pulse(worker)
     model.eval()
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
         for start in range(first, end, _EVALUATION_BATCH):
+            pulse.beat()
             part = slice(start, min(start + _EVALUATION_BATCH, end))
             pixels, labels = test_set.batch(torch.arange(part.start, part.stop))
             logits = model(pixels).logits.float()

@@ -12,7 +12,6 @@ the batch of step N depends only on N and the seed (see ``training.data.feed``).
 """
 
 import math
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Final
 
@@ -36,7 +35,6 @@ from training.recipes.fsdp import estimate, inputs
 from training.recipes.fsdp.model import build, describe, fill
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import (
-    Evaluating,
     Evaluation,
     Finished,
     Loaded,
@@ -47,7 +45,7 @@ from training.record.events import (
 )
 from training.record.result import HeldOutText
 from training.schedule import warmup_cosine
-from training.worker import Worker
+from training.worker import Pulse, Worker
 
 _NUM_PROMPTS: Final = 3
 _PROMPT_TOKENS: Final = 16
@@ -168,8 +166,13 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     log = metrics.StepLog(device)
     clock = metrics.Clock(earlier_s=position.seconds)
     timetable = Timetable(config.checkpoint_minutes)
-    profiled: metrics.Communication | None = None
-    communication_s, num_timed, num_skipped = 0.0, 0, 0
+
+    def is_evaluated(num_done: int) -> bool:
+        return num_done == total_steps or num_done % evaluate_every == 0
+
+    watch = metrics.Watch(device, world_size=world_size, evaluates=is_evaluated)
+    stragglers = metrics.Stragglers()
+    num_skipped = 0
     trained.train()
     for step in range(start_step, total_steps):
         # Dropout, where a model has any, is that of the step, whenever and wherever it is taken.
@@ -179,12 +182,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             group["lr"] = course.learning_rate(step)
         num_done = step + 1
         last = num_done == total_steps
-        evaluates = last or num_done % evaluate_every == 0
-        # One step between two evaluations is watched, if there is another to be timed: the
-        # watching takes time of its own.
-        watches = profiled is None and num_timed > 0 and not evaluates
-        watch = metrics.Communication(device) if watches else None
-        with watch or nullcontext():
+        evaluates = is_evaluated(num_done)
+        with watch.step(num_done):
             loss_sum = torch.zeros((), device=device)
             batch = feed.step(step, rank=rank, world_size=world_size)
             num_labels = feed.num_labels(step)
@@ -206,9 +205,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         log.add(loss_sum=loss_sum, norm=norm, size=num_labels)
-        timer.mark("optimizer", items=0 if watch else batch.num_tokens)
-        num_timed += not watch
-        profiled = watch or profiled
+        # The watching takes time of its own: such a step is not among those that are timed.
+        timer.mark("optimizer", items=0 if watch.is_watching else batch.num_tokens)
 
         saves = last or num_done % checkpoint_every == 0
         if not (evaluates or saves) and num_done % config.report_every:
@@ -236,17 +234,13 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             saver.save(after if evaluates else position, config.to_json())
             timer.mark("checkpoint")
         if evaluates:
-            means = timer.means()
-            if profiled:
-                communication_s = profiled.seconds()
             ranks = course.ranks(
-                means,
+                timer.means(),
                 step=num_done,
                 epoch=num_done / feed.steps_per_epoch,
-                communication_s=communication_s,
+                communication_s=watch.seconds(),
                 memory_bytes=float(metrics.peak_memory(device)),
             )
-            worker.emit(Evaluating())
             loss = held_out.loss(trained, worker)
             evaluated = course.evaluation(
                 ranks,
@@ -256,8 +250,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 seconds=clock.seconds(),
                 memory_bytes=max(each.memory_bytes or 0.0 for each in ranks),
             )
-            worker.emit(*ranks, evaluated)
-            profiled, num_timed = None, 0
+            worker.emit(*ranks, *stragglers.among(ranks), evaluated)
         if stopping and not last:
             worker.finish_saves(retry=True)
             worker.emit(Stopped(step=num_done))
@@ -352,10 +345,12 @@ class HeldOut:
         """Mean loss per token, in nats; every rank takes part and gets the same number."""
         world_size = worker.world_size
         total = torch.zeros((), dtype=torch.float64, device=worker.device)
+        pulse = Pulse(worker)
         trained.eval()
         with torch.no_grad():
             per_round = world_size * self._microbatch
             for first in range(0, self._num, per_round):
+                pulse.beat()
                 mine = np.arange(first, min(first + per_round, self._num))[
                     worker.rank :: world_size
                 ]

@@ -14,6 +14,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, cast
 
 import torch
@@ -24,7 +25,6 @@ from torch import nn
 from contract.errors import InputError
 from training import machine, metrics
 from training.checkpoint import checkpoints
-from training.checkpoint.timetable import Timetable
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import library
@@ -36,9 +36,10 @@ from training.models.average import WeightAverage
 from training.recipes.imagenet.inputs import num_decoders
 from training.recipes.imagenet.settings import SYNTHETIC, ImagenetConfig
 from training.recipes.imagenet.synthetic import NUM_CLASSES, Synthetic
-from training.record.events import Evaluating, Finished, Stopped, Warned, phase
+from training.recipes.replicated import Reports
+from training.record.events import Warned, phase
 from training.schedule import warmup_cosine
-from training.worker import Worker
+from training.worker import Pulse, Worker
 
 #: Of the shorter side of a picture, what evaluation shows.
 _MIDDLE = 0.875
@@ -110,15 +111,14 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         fused=device.type in ("cuda", "cpu"),
     )
 
-    position = checkpoints.Position()
+    start_step = 0
     snapshot = checkpoints.shared_newest(worker)
     if snapshot is not None:
         snapshot.check_data(found.fingerprint, run=config.run, data=config.data)
         checkpoints.apply(snapshot, model, optimizer, cut={})
         if average is not None:
             average.load(snapshot.average)
-        position = snapshot.position
-    start_step = position.step
+        start_step = snapshot.position.step
 
     worker.emit(phase("model_ready"))
     replica = replicas.distribute(
@@ -136,131 +136,91 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         )
     )
 
-    phases = ("data", "forward", "backward", "optimizer")
-    timer = metrics.StepTimer(phases, device)
-    log = metrics.StepLog(device)
-    clock = metrics.Clock(earlier_s=position.seconds)
-    timetable = Timetable(config.checkpoint_minutes)
-    evaluation: Evaluation | None = None
+    def statistics() -> Iterator[torch.Tensor]:
+        yield from model.buffers()
+        if average is not None:
+            yield from average.buffers(model)
+
+    reports = Reports(
+        worker,
+        config,
+        course,
+        snapshot=snapshot,
+        copy=partial(
+            checkpoints.take_snapshot,
+            model,
+            optimizer,
+            cut={},
+            config=config.to_json(),
+            data=found.fingerprint,
+            average=average.state if average is not None else None,
+        ),
+        statistics=statistics,
+        evaluate=partial(evaluate, model, average, found, config, worker=worker, use_bf16=use_bf16),
+        warnings=partial(found.newly_damaged, world_size),
+    )
+    timer = reports.timer
     model.train()
     steps_to_do = range(start_step, total_steps)
     plan = rank_plan(order, steps=steps_to_do, rank=rank, world_size=world_size)
     batches = found.train.batches(plan)
     for step in steps_to_do:
-        timer.start()
-        epoch = step // order.steps_per_epoch + 1
-        for group in optimizer.param_groups:
-            group["lr"] = course.learning_rate(step)
-        batch = next(batches)
-        boxes = augmentation.random_boxes(
-            batch.samples, seed=config.seed, step=step, least_area=config.least_area
-        )
-        pixels = augmentation.random_views(
-            batch.pictures, batch.extents, boxes, size=sizes[epoch - 1]
-        )
-        share = augmentation.mixup_share(seed=config.seed, step=step, alpha=config.mixup)
-        partners = augmentation.partners(batch.places).to(device, non_blocking=True)
-        if config.mixup:
-            pixels = torch.lerp(pixels[partners], pixels, share)
-        # Damaged pictures are missing: how many there are is known to all workers together only.
-        num_present = torch.full((), float(len(batch.samples)), device=device)
-        if world_size > 1:
-            dist.all_reduce(num_present)
-        timer.mark("data")
+        with reports.step(step):
+            epoch = step // order.steps_per_epoch + 1
+            for group in optimizer.param_groups:
+                group["lr"] = course.learning_rate(step)
+            batch = next(batches)
+            boxes = augmentation.random_boxes(
+                batch.samples, seed=config.seed, step=step, least_area=config.least_area
+            )
+            pixels = augmentation.random_views(
+                batch.pictures, batch.extents, boxes, size=sizes[epoch - 1]
+            )
+            share = augmentation.mixup_share(seed=config.seed, step=step, alpha=config.mixup)
+            partners = augmentation.partners(batch.places).to(device, non_blocking=True)
+            if config.mixup:
+                pixels = torch.lerp(pixels[partners], pixels, share)
+            # Damaged pictures are missing: only all workers together know how many there are.
+            num_present = torch.full((), float(len(batch.samples)), device=device)
+            if world_size > 1:
+                dist.all_reduce(num_present)
+            timer.mark("data")
 
-        # What dropout draws also depends on the step only, and is another on each worker.
-        torch.manual_seed(config.seed + 1_000_003 * step + rank)
-        with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
-            logits = forward(pixels).logits
-        loss_sum = mixed_loss(
-            logits.float(), batch.labels, partners, share=share, smoothing=config.label_smoothing
-        )
-        timer.mark("forward")
+            # What dropout draws also depends on the step only, and is another on each worker.
+            torch.manual_seed(config.seed + 1_000_003 * step + rank)
+            with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
+                logits = forward(pixels).logits
+            loss_sum = mixed_loss(
+                logits.float(),
+                batch.labels,
+                partners,
+                share=share,
+                smoothing=config.label_smoothing,
+            )
+            timer.mark("forward")
 
-        # DDP averages gradients over the workers, whose shares may differ by a few pictures: this
-        # gives every picture of the global batch the same weight.
-        (loss_sum * (world_size / num_present)).backward()
-        timer.mark("backward")
+            # DDP averages gradients over the workers, whose shares may differ by some pictures:
+            # this gives every picture of the global batch the same weight.
+            (loss_sum * (world_size / num_present)).backward()
+            timer.mark("backward")
 
-        limit = config.max_grad_norm or math.inf
-        norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        if average is not None:
-            average.update(model, num_updates=step)
-        size = len(order.indices(step))
-        log.add(loss_sum=loss_sum.detach() * (size / num_present), norm=norm, size=size)
-        timer.mark("optimizer", items=len(batch.samples))
-
-        num_done = step + 1
-        end_of_epoch = num_done % order.steps_per_epoch == 0
-        last = num_done == total_steps
-        evaluates = end_of_epoch or last
-        if not evaluates and num_done % config.report_every:
-            continue
-
-        # One small reduction per report: the losses since the last one, and whether any worker
-        # was asked to stop or has a checkpoint due, so that all of them do so at the same step.
-        steps, stopping = log.collect(stop=worker.stop_requested(), save=timetable.is_due())
-        # Checked before every save, so a diverged model never becomes a checkpoint.
-        checkpoints.stop_if_diverged(steps, num_done - len(steps) + 1, lr=config.lr, worker=worker)
-        position.advance(num_done, steps)
-        worker.emit(*course.steps(steps, last=num_done))
-
-        # With a node about to go, every report is saved: what is lost is what comes after it.
-        saves_now = worker.is_losing_a_node() or log.save_asked
-        due = last or saves_now or (end_of_epoch and epoch % config.checkpoint_every_epochs == 0)
-        if evaluates or stopping or saves_now:
-            replicas.average_over_workers(model.buffers(), world_size)
+            limit = config.max_grad_norm or math.inf
+            norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
             if average is not None:
-                replicas.average_over_workers(average.buffers(model), world_size)
-        if evaluates:
-            done = epoch if end_of_epoch else num_done / order.steps_per_epoch
-            ranks = course.ranks(timer.means(), step=num_done, epoch=done)
-            worker.emit(Evaluating())
-            evaluation = evaluate(model, average, found, config, worker=worker, use_bf16=use_bf16)
-            evaluated = course.evaluation(
-                ranks,
-                loss=evaluation.loss,
-                measures=evaluation.measures,
-                train_loss=position.take_train_loss(),
-                seconds=clock.seconds(),
-                memory_bytes=metrics.peak_memory(device) if on_gpu else None,
+                average.update(model, num_updates=step)
+            size = len(order.indices(step))
+            # As if the missing ones were like the others.
+            reports.done(
+                loss_sum=loss_sum.detach() * (size / num_present),
+                norm=norm,
+                size=size,
+                items=len(batch.samples),
             )
-            worker.emit(*found.newly_damaged(world_size), *ranks, evaluated)
-        if due or stopping:
-            timetable.saved()
-            position.seconds = clock.seconds()
-            if rank == 0:
-                snapshot = checkpoints.take_snapshot(
-                    model,
-                    optimizer,
-                    cut={},
-                    position=position,
-                    config=config.to_json(),
-                    data=found.fingerprint,
-                    average=average.state if average is not None else None,
-                )
-            checkpoints.save_in_background(worker, snapshot, keep=config.checkpoints_to_keep)
-        if stopping and not last:
-            worker.finish_saves(retry=True)
-            worker.emit(Stopped(step=num_done))
+        if not reports.after(step):
             return
-
-    if evaluation is None:  # resumed after the last step was saved and before the end was noted
-        evaluation = evaluate(model, average, found, config, worker=worker, use_bf16=use_bf16)
-    worker.finish_saves(retry=True)
-    if rank == 0:
-        assert snapshot is not None
-        checkpoints.publish_model(worker.run_uri, snapshot)
-        worker.emit(
-            Finished(
-                step=total_steps,
-                loss=evaluation.loss,
-                measures=evaluation.measures,
-                seconds=clock.seconds(),
-            )
-        )
+    reports.finish()
 
 
 def learning_rate(config: ImagenetConfig, step: int, steps_per_epoch: int) -> float:
@@ -427,8 +387,10 @@ def evaluate(
         rank=worker.rank,
         world_size=worker.world_size,
     )
+    pulse = Pulse(worker)
     with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
         for batch in found.val.batches(plan):
+            pulse.beat()
             if not len(batch.samples):
                 continue
             pixels = augmentation.middle_views(
