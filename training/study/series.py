@@ -112,7 +112,7 @@ class Point:
             phases={
                 name: shrink * _mean(each.phases.get(name, 0.0) for each in ranks) for name in names
             },
-            # A worker by itself has nobody to talk to.
+            # A worker by itself has no one to talk to.
             communication_s=0.0 if len(by_rank) == 1 else _mean(talking) if talking else None,
             items_per_s=sum(rates) / shrink if sum(rates) else None,
             items=items,
