@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Self
 
-from containers import cluster, efa, gpus, metadata, network, spot
+from containers import cluster, efa, gpus, metadata, network, shared, spot
 from containers.log import say
 from containers.program import cache, code, requirements
 from containers.program.lines import log_pipe
@@ -64,6 +64,8 @@ class NodeConfig:
     """The only one that is trained here, if that is known."""
     num_efa: int = 0
     """EFA interfaces that the host has."""
+    shared: str = ""
+    """Folder of the file system that all hosts mount; empty: there is none."""
 
     @classmethod
     def from_environment(cls, kind: str, environment: Mapping[str, str]) -> Self:
@@ -92,13 +94,15 @@ class NodeConfig:
             spot=environment.get(nodes.ENV_SPOT) == "1",
             recipe=environment.get(nodes.ENV_RECIPE, ""),
             num_efa=count(environment, nodes.ENV_EFA, 0),
+            shared=environment.get(nodes.ENV_SHARED, ""),
         )
 
 
 def host_faults(config: NodeConfig) -> list[str]:
     """What is wrong with this host, a line each; empty when it is fit to train."""
     found = gpus.faults(config.num_gpus) if config.num_gpus else []
-    return found + (efa.faults(config.num_efa) if config.num_efa else [])
+    found += efa.faults(config.num_efa) if config.num_efa else []
+    return found + (shared.faults(config.shared) if config.shared else [])
 
 
 def count(environment: Mapping[str, str], name: str, default: int) -> int:

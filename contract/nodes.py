@@ -27,6 +27,7 @@ ENV_NUM_GPUS: Final = "TRAIN_NUM_GPUS"  # GPUs the host has, all given to the co
 ENV_NUM_CPUS: Final = "TRAIN_NUM_CPUS"  # CPUs that Ray may count on here
 ENV_TRAINS: Final = "TRAIN_ON_THIS_NODE"  # "1": training processes may run here
 ENV_SPOT: Final = "TRAIN_SPOT"  # "1": hosts of workers may be taken away, with notice
+ENV_SHARED: Final = "TRAIN_SHARED"  # folder of the file system that all hosts mount, if any
 ENV_EFA: Final = "TRAIN_EFA"  # EFA interfaces of the host, which its container has; 0: none
 ENV_STORAGE: Final = "TRAIN_STORAGE"  # s3://bucket, the default of --storage
 ENV_CLUSTER: Final = "TRAIN_CLUSTER"  # the ECS cluster
@@ -53,6 +54,7 @@ ENV_CODE_SHA256: Final = "TRAIN_CODE_SHA256"  # of that archive
 CONTAINER_USER: Final = 1000  # id of the user, and of the group, that both images run as
 # Places inside a container.
 CACHE_DIR: Final = "/var/cache/train"  # a folder of the host, which its next tasks see too
+SHARED_DIR: Final = "/mnt/shared"  # of the file system that all hosts mount; theirs too
 PROGRAM_DIR: Final = "/tmp/program"  # of one job: its archive, its packages; the same on all nodes
 
 ENV_LOG_PIPE: Final = "TRAIN_LOG_PIPE"  # a program's launcher writes to its node's log there
@@ -74,6 +76,16 @@ def labelled_node(line: str) -> int | None:
     """The node on which a program has printed a line of a log; None for a node's own lines."""
     match = _LABEL.match(line)
     return int(match[1]) if match else None
+
+
+#: Of a container instance: by it ECS keeps tasks from hosts that could not mount the file system.
+SHARED_ATTRIBUTE: Final = "training.shared"
+SHARED_MOUNTED: Final = "mounted"
+
+
+def is_shared(path: str) -> bool:
+    """Whether a path is on the file system that all hosts mount, where there is one."""
+    return f"{path}/".startswith(f"{SHARED_DIR}/")
 
 
 # What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.

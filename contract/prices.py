@@ -14,6 +14,7 @@ from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.instance_types import InstanceType
+from contract.shared_storage import FileSystem
 
 #: The region whose list prices this project knows.
 PRICED_REGION: Final = "us-east-1"
@@ -66,6 +67,8 @@ class Prices:
     """Whether worker hosts are spot instances."""
     nat_usd_per_hour: float | None
     """The deployment's NAT gateway; None: not known."""
+    shared_usd_per_hour: float | None = 0.0
+    """The deployment's shared file system; None: not known; 0: it has none."""
 
     @classmethod
     def of(
@@ -76,14 +79,18 @@ class Prices:
         worker: InstanceType,
         spot: bool,
         disk_gib: int = 0,
+        shared: FileSystem | None = None,
     ) -> Self:
         """At today's list prices."""
+        is_priced = region == PRICED_REGION
+        usd_shared = shared.usd_per_hour if shared else 0.0
         return cls(
             region=region,
             head=HostPrice.of(head, region=region, disk_gib=disk_gib),
             worker=HostPrice.of(worker, region=region, disk_gib=disk_gib),
             spot=spot,
-            nat_usd_per_hour=NAT_USD_PER_HOUR if region == PRICED_REGION else None,
+            nat_usd_per_hour=NAT_USD_PER_HOUR if is_priced else None,
+            shared_usd_per_hour=round(usd_shared, 6) if is_priced or not shared else None,
         )
 
     def hosts_usd_per_hour(self, num_nodes: int) -> float | None:
@@ -97,11 +104,24 @@ class Prices:
         return self.head.usd_per_hour + num_nodes * self.worker.usd_per_hour
 
     def usd_per_hour(self, num_nodes: int) -> float | None:
-        """The same, with the NAT gateway."""
+        """The same, with the NAT gateway and the shared file system."""
         hosts = self.hosts_usd_per_hour(num_nodes)
-        if hosts is None or self.nat_usd_per_hour is None:
+        if hosts is None or self.standing_usd_per_hour is None:
             return None
-        return hosts + self.nat_usd_per_hour
+        return hosts + self.standing_usd_per_hour
+
+    @property
+    def standing_usd_per_hour(self) -> float | None:
+        """Of what the deployment has with and without jobs: NAT gateway, shared file system."""
+        if self.nat_usd_per_hour is None or self.shared_usd_per_hour is None:
+            return None
+        return self.nat_usd_per_hour + self.shared_usd_per_hour
+
+    @property
+    def standing(self) -> str:
+        """The same in words."""
+        shared = self.shared_usd_per_hour is None or self.shared_usd_per_hour > 0
+        return "the NAT gateway and the shared file system" if shared else "the NAT gateway"
 
     @property
     def why_unknown(self) -> str:
@@ -129,6 +149,7 @@ class Prices:
                 region=str(values["region"]),
                 spot=bool(values["spot"]),
                 nat_usd_per_hour=_usd(values["nat_usd_per_hour"]),
+                shared_usd_per_hour=_usd(values.get("shared_usd_per_hour", 0.0)),  # older: none
                 **hosts,
             )
         except (KeyError, TypeError, ValueError) as error:

@@ -20,6 +20,7 @@ from stacks import fabric, findings, rights
 from stacks.core_stack import CoreStack
 from stacks.host_setup import host_setup
 from stacks.settings import Settings
+from stacks.shared_storage import SharedStorage
 from stacks.teardown import Teardown
 
 
@@ -44,6 +45,7 @@ class GpuCluster(Construct):
     security_group: ec2.SecurityGroup
     head: HostGroup
     worker: HostGroup
+    storage: SharedStorage | None
     teardown: Teardown
 
     def __init__(self, scope: Construct, id_: str, *, settings: Settings, core: CoreStack) -> None:
@@ -55,6 +57,13 @@ class GpuCluster(Construct):
             container_insights_v2=ecs.ContainerInsights.ENABLED,
         )
         self.security_group = self._security_group(core)
+        self.storage = (
+            SharedStorage(
+                self, "SharedStorage", settings=settings, core=core, hosts=self.security_group
+            )
+            if settings.file_system
+            else None
+        )
         role = self._host_role(core)
         # Hosts close together: gradients take the shortest way. AWS finds room for all or for few.
         placement = ec2.PlacementGroup(
@@ -82,6 +91,9 @@ class GpuCluster(Construct):
             capacity_providers=providers,
             associations=associations,
         )
+        if self.storage and self.storage.export:
+            # Nothing writes any more when the last files are exported.
+            self.teardown.hosts.node.add_dependency(self.storage.export)
 
     def _security_group(self, core: CoreStack) -> ec2.SecurityGroup:
         group = ec2.SecurityGroup(
@@ -142,6 +154,7 @@ class GpuCluster(Construct):
                 has_gpus=machine.num_gpus > 0,
                 spot=spot,
                 efa=machine if uses_efa else None,
+                mount=self.storage.mount if self.storage else None,
             ),
             block_devices=[
                 ec2.BlockDevice(

@@ -1,8 +1,9 @@
 """User data of a host: what it does between boot and the start of the ECS agent.
 
 On the ECS-optimized image the agent starts after user data has ended, so whatever is set up here
-is there before the first task. Nothing here may keep a host from joining the cluster: the disk of
-the cache, the image pull and the metrics agent may fail, and say so in the host's console output.
+is there before the first task. The disk of the cache, the image pull and the metrics agent may
+fail, and say so in the host's console output: they must not keep a host from joining the cluster.
+The shared file system must: a run would train on the empty folder in its place.
 """
 
 import json
@@ -12,6 +13,7 @@ from aws_cdk import aws_ec2 as ec2
 
 from contract import nodes, times
 from contract.instance_types import InstanceType
+from stacks.shared_storage import Mount
 
 METRICS_INTERVAL_S: Final = 30
 
@@ -44,7 +46,7 @@ chown {user}:{user} {cache} && chmod 0700 {cache} || say "WARNING: the cache can
 
 say "packages"
 dnf install --assumeyes --quiet awscli-2 amazon-cloudwatch-agent || say "WARNING: no packages"
-{efa}{wait_for_gpus}
+{shared}{efa}{wait_for_gpus}
 say "metrics"
 mkdir -p /opt/aws/amazon-cloudwatch-agent/etc
 cat > /opt/aws/amazon-cloudwatch-agent/etc/training.json <<'CONFIG'
@@ -66,6 +68,28 @@ else
 fi
 say "done"
 """
+
+# ECS places tasks by this attribute. A host without it is of no use: it switches itself off, and
+# its group starts another one.
+_SHARED: Final = """
+say "shared file system"
+dnf install --assumeyes --quiet lustre-client || say "WARNING: no Lustre client"
+mkdir -p {folder}
+mounted=no
+for attempt in $(seq {attempts}); do
+    mount -t lustre -o relatime,flock {source} {folder} && mounted=yes && break
+    sleep 6
+done
+if [ "$mounted" = no ]; then
+    say "ERROR: {source} cannot be mounted; this host takes no task and switches itself off"
+    shutdown --poweroff now
+    exit 1
+fi
+# Its root only, of the user of the containers; what the bucket has stays readable.
+chown {user}:{user} {folder} || say "WARNING: jobs may not write to {folder}"
+echo 'ECS_INSTANCE_ATTRIBUTES={attributes}' >> /etc/ecs/ecs.config
+"""
+MOUNT_ATTEMPTS: Final = 20
 
 # The tasks' own libfabric is in their image; here are the driver and memory for its buffers. A host
 # without the devices gets no container started, and ECS names the one that is missing.
@@ -99,6 +123,7 @@ def host_setup(
     has_gpus: bool,
     spot: bool,
     efa: InstanceType | None = None,
+    mount: Mount | None = None,
 ) -> ec2.UserData:
     """The script for one kind of host.
 
@@ -109,13 +134,24 @@ def host_setup(
         has_gpus: Whether NVIDIA's tools are to be waited for and asked for metrics.
         spot: Whether the host is a spot instance.
         efa: The host's type, where its EFA is used.
+        mount: The file system that all hosts share, if there is one.
     """
+    config = ecs_config(cluster_name, node, has_gpus, spot)
+    shared = ""
+    if mount:
+        # Not before it is mounted.
+        attributes = json.loads(config.pop("ECS_INSTANCE_ATTRIBUTES"))
+        shared = _SHARED.format(
+            folder=nodes.SHARED_DIR,
+            attempts=MOUNT_ATTEMPTS,
+            source=f"{mount.dns_name}@tcp:/{mount.mount_name}",
+            user=nodes.CONTAINER_USER,
+            attributes=json.dumps(attributes | {nodes.SHARED_ATTRIBUTE: nodes.SHARED_MOUNTED}),
+        )
     script = _SCRIPT.format(
         cluster=cluster_name,
-        ecs_config="\n".join(
-            f"{name}={value}"
-            for name, value in ecs_config(cluster_name, node, has_gpus, spot).items()
-        ),
+        ecs_config="\n".join(f"{name}={value}" for name, value in config.items()),
+        shared=shared,
         efa=_EFA.format(
             # Of 2 MiB each.
             huge_pages=efa.efa_huge_pages_mib // 2,

@@ -22,8 +22,10 @@ from stacks.core_stack import CoreStack
 from stacks.gpu_cluster import GpuCluster, HostGroup
 from stacks.log_groups import log_group
 from stacks.settings import Settings
+from stacks.shared_storage import PLACEMENT
 
-CACHE = "cache"  # name of the volume
+CACHE = "cache"  # names of volumes
+SHARED = "shared"
 #: What Docker leaves to a container's root and nothing here needs. The rest is for a shell by ECS
 #: Exec, whose root reads the files of user 1000.
 DROPPED = (
@@ -214,6 +216,8 @@ class RayNodes(Construct):
         container.add_mount_points(
             ecs.MountPoint(source_volume=CACHE, container_path=nodes.CACHE_DIR, read_only=False)
         )
+        if self._cluster.storage:
+            _mount_shared(task, container)
         container.add_ulimits(
             ecs.Ulimit(name=ecs.UlimitName.NOFILE, soft_limit=OPEN_FILES, hard_limit=OPEN_FILES),
             # RDMA pins what it sends; -1 is no limit.
@@ -278,3 +282,13 @@ class RayNodes(Construct):
         # (aws-cdk 15366), and a service would replace the tasks that are being stopped.
         service.node.add_dependency(cluster.teardown.stop_tasks)
         return service
+
+
+def _mount_shared(task: ecs.TaskDefinition, container: ecs.ContainerDefinition) -> None:
+    """Give a container the file system that its host has mounted, and no host that has not."""
+    task.add_placement_constraint(ecs.PlacementConstraint.member_of(PLACEMENT))
+    task.add_volume(name=SHARED, host=ecs.Host(source_path=nodes.SHARED_DIR))
+    container.add_mount_points(
+        ecs.MountPoint(source_volume=SHARED, container_path=nodes.SHARED_DIR, read_only=False)
+    )
+    container.add_environment(nodes.ENV_SHARED, nodes.SHARED_DIR)

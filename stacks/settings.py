@@ -6,7 +6,6 @@ command. Whatever is wrong is refused here, in one sentence, before anything is 
 
 import dataclasses
 import difflib
-import ipaddress
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,19 +16,20 @@ from contract.errors import InputError
 from contract.images import content_tag
 from contract.instance_types import InstanceType, instance_type
 from contract.job import MAX_SECONDS
+from contract.runs import RUNS_PREFIX
+from contract.shared_storage import PERSISTENT, PERSISTENT_GIB_MONTH, SCRATCH, FileSystem
+from stacks import setting_checks as checks
 
 ROOT: Final = Path(__file__).parents[1]
 PRESETS_KEY: Final = "presets"
 
 EFA_MODES: Final = ("auto", "on", "off")
+SHARED_STORAGES: Final = ("none", "fsx")
+FSX_COMPRESSIONS: Final = ("none", "lz4")
+FSX_ENDS: Final = ("export", "delete")
 
 # What CloudWatch Logs accepts as a retention, in days.
 LOG_RETENTION_DAYS: Final = (1, 3, 5, 7, 14, 30, 60, 90, 120, 150, 180, 365, 400, 545, 731)
-
-# Docker gives its bridge on every host this network: a VPC of the same addresses is not reachable
-# from a container. The second is link-local: instance metadata and the time service live there.
-RESERVED_NETWORKS: Final = ("172.17.0.0/16", "169.254.0.0/16")
-PRIVATE_NETWORKS: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10")
 
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
@@ -43,6 +43,7 @@ _PROVIDER_ARN = re.compile(
 _DOMAIN = re.compile(r"([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*")
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+\.[^@\s]+")
 _RESERVATION = re.compile(r"cr-[0-9a-f]{17}")
+_PREFIX = re.compile(r"([A-Za-z0-9_][A-Za-z0-9._-]*/)+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,6 +74,20 @@ class Settings:
     efa: str
     """``auto``: EFA where several nodes train on a type that reaches its bandwidth by EFA only;
     ``on``: where the type has it; ``off``: never, and nodes get what one network card has."""
+    shared_storage: str
+    """``fsx``: all hosts mount one file system, FSx for Lustre; ``none``: data is in the bucket."""
+    fsx_deployment: str
+    """``scratch``, or ``persistent``, which replaces servers that fail and costs more."""
+    fsx_capacity_gib: int
+    """Size of the file system, from which its speed follows: 1200, or a multiple of 2400."""
+    fsx_mbps_per_tib: int
+    """Speed of a persistent one, in MB/s for each TiB: 125, 250, 500 or 1000."""
+    fsx_compression: str
+    """``lz4``: files are compressed, which JPEGs are already; ``none``."""
+    fsx_prefix: str
+    """Prefix of the bucket that is the file system's content, in both directions."""
+    fsx_on_destroy: str
+    """``export``: what is not in the bucket is written there, or destroy fails; ``delete``."""
     root_volume_gib: int
     """Root volume of each host in GiB; 0: as large as the host's images need."""
     max_job_hours: int
@@ -112,64 +127,64 @@ class Settings:
     """The account's provider for GitHub, if it has one: an account can have only one."""
 
     def __post_init__(self) -> None:
-        _matches("region", self.region, _REGION, "a region such as eu-west-1, or empty")
-        _matches(
+        checks.matches("region", self.region, _REGION, "a region such as eu-west-1, or empty")
+        checks.matches(
             "availability_zone",
             self.availability_zone,
             _ZONE,
             "a zone such as eu-west-1a, or empty",
         )
         if self.availability_zone and not self.availability_zone.startswith(self.region):
-            _refuse(
+            checks.refuse(
                 "availability_zone",
                 self.availability_zone,
                 f"a zone of the region in use, {self.region}, such as {self.region}a",
             )
         self._check_machines()
-        _matches(
+        checks.matches(
             "image_tag", self.image_tag, _TAG, "an image tag, such as v1, or empty", empty=False
         )
-        _matches(
+        checks.matches(
             "namespace",
             self.namespace,
             _DOMAIN,
             "a DNS name in lower case, such as training.internal",
             empty=False,
         )
-        _check_cidr("vpc_cidr", self.vpc_cidr)
-        _in_range("archive_after_days", self.archive_after_days, 0, 3650)
-        _in_range("expire_after_days", self.expire_after_days, 0, 3650)
+        checks.cidr("vpc_cidr", self.vpc_cidr)
+        checks.in_range("archive_after_days", self.archive_after_days, 0, 3650)
+        checks.in_range("expire_after_days", self.expire_after_days, 0, 3650)
         if 0 < self.expire_after_days <= self.archive_after_days:
-            _refuse(
+            checks.refuse(
                 "expire_after_days",
                 self.expire_after_days,
                 f"0 (never) or more than archive_after_days, {self.archive_after_days}",
             )
         if self.log_retention_days not in LOG_RETENTION_DAYS:
-            _refuse(
+            checks.refuse(
                 "log_retention_days",
                 self.log_retention_days,
                 f"one of {', '.join(map(str, LOG_RETENTION_DAYS))}",
             )
-        _matches("alarm_email", self.alarm_email, _EMAIL, "an e-mail address, or empty")
+        checks.matches("alarm_email", self.alarm_email, _EMAIL, "an e-mail address, or empty")
         # No alarm on a query looks back further than three hours.
-        _in_range("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, 10, 180)
+        checks.in_range("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, 10, 180)
         if self.idle_gpu_alarm_minutes % 5:
-            _refuse("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, "a multiple of 5")
-        _matches(
+            checks.refuse("idle_gpu_alarm_minutes", self.idle_gpu_alarm_minutes, "a multiple of 5")
+        checks.matches(
             "github_repository",
             self.github_repository,
             _REPOSITORY,
             "owner/name of one GitHub repository, or empty",
         )
-        _matches(
+        checks.matches(
             "github_branch",
             self.github_branch,
             _BRANCH,
             "the name of one branch, without wildcards",
             empty=False,
         )
-        _matches(
+        checks.matches(
             "github_oidc_provider_arn",
             self.github_oidc_provider_arn,
             _PROVIDER_ARN,
@@ -179,23 +194,23 @@ class Settings:
     def _check_machines(self) -> None:
         head, worker = self.head, self.worker
         if self.head_trains and head.gpu != worker.gpu:
-            _refuse(
+            checks.refuse(
                 "head_instance_type",
                 head.name,
                 f"a type with the GPU of the workers ({_gpu(worker)}) while head_trains is true: "
                 "every step waits for the slowest",
             )
         if head.num_gpus and not self.head_trains:
-            _refuse(
+            checks.refuse(
                 "head_instance_type",
                 head.name,
                 "a type without GPUs while head_trains is false: they would be billed and idle",
             )
         if head.purchase != "on-demand":
-            _refuse("head_instance_type", head.name, "a type that is sold on demand")
-        _in_range("max_heads", self.max_heads, 1, 16)
-        _in_range("max_workers", self.max_workers, 1, 64)
-        _matches(
+            checks.refuse("head_instance_type", head.name, "a type that is sold on demand")
+        checks.in_range("max_heads", self.max_heads, 1, 16)
+        checks.in_range("max_workers", self.max_workers, 1, 64)
+        checks.matches(
             "capacity_reservation_id",
             self.capacity_reservation_id,
             _RESERVATION,
@@ -203,22 +218,23 @@ class Settings:
         )
         reserved = worker.purchase == "capacity-block"
         if self.spot and (reserved or self.capacity_reservation_id):
-            _refuse(
+            checks.refuse(
                 "spot",
                 True,
                 f"false for {worker.name} from a capacity block: it is reserved, not spot",
             )
         if reserved and not self.capacity_reservation_id:
-            _refuse(
+            checks.refuse(
                 "capacity_reservation_id",
                 "",
                 f"the id of your capacity block: {worker.name} is only sold as reserved capacity",
             )
         self._check_efa()
+        self._check_shared_storage()
         if self.root_volume_gib:
-            _in_range("root_volume_gib", self.root_volume_gib, 30, 16384, zero="as needed")
-        _in_range("max_job_hours", self.max_job_hours, 1, MAX_SECONDS // 3600)
-        _in_range("confirm_above_usd", self.confirm_above_usd, 0, 1_000_000)
+            checks.in_range("root_volume_gib", self.root_volume_gib, 30, 16384, zero="as needed")
+        checks.in_range("max_job_hours", self.max_job_hours, 1, MAX_SECONDS // 3600)
+        checks.in_range("confirm_above_usd", self.confirm_above_usd, 0, 1_000_000)
 
     @property
     def num_training_nodes(self) -> int:
@@ -226,16 +242,53 @@ class Settings:
         return self.max_workers + (1 if self.head_trains else 0)
 
     def _check_efa(self) -> None:
-        _one_of("efa", self.efa, EFA_MODES)
+        checks.one_of("efa", self.efa, EFA_MODES)
         if self.efa == "on" and not self.worker.efa_interfaces:
-            _refuse("efa", self.efa, f"auto or off: {self.worker.name} has no EFA")
+            checks.refuse("efa", self.efa, f"auto or off: {self.worker.name} has no EFA")
         if self.uses_efa and self.head_trains and not self.head.efa_interfaces:
-            _refuse(
+            checks.refuse(
                 "head_instance_type",
                 self.head.name,
                 f"a type with EFA, as {self.worker.name} is, while head_trains is true: NCCL "
                 "uses one network for all. Or give -c efa=off",
             )
+
+    def _check_shared_storage(self) -> None:
+        checks.one_of("shared_storage", self.shared_storage, SHARED_STORAGES)
+        checks.one_of("fsx_deployment", self.fsx_deployment, (SCRATCH, PERSISTENT))
+        gib = self.fsx_capacity_gib
+        if gib != 1200 and not (gib > 0 and gib % 2400 == 0):
+            checks.refuse("fsx_capacity_gib", gib, "1200 or a multiple of 2400: FSx has no others")
+        if self.fsx_mbps_per_tib not in PERSISTENT_GIB_MONTH:
+            allowed = f"one of {', '.join(map(str, PERSISTENT_GIB_MONTH))}"
+            checks.refuse("fsx_mbps_per_tib", self.fsx_mbps_per_tib, allowed)
+        checks.one_of("fsx_compression", self.fsx_compression, FSX_COMPRESSIONS)
+        checks.matches(
+            "fsx_prefix",
+            self.fsx_prefix,
+            _PREFIX,
+            "a prefix of the bucket that ends with a slash, such as datasets/",
+            empty=False,
+        )
+        if self.fsx_prefix.startswith(f"{RUNS_PREFIX}/"):
+            checks.refuse(
+                "fsx_prefix",
+                self.fsx_prefix,
+                f"outside of {RUNS_PREFIX}/: two ways to write the same checkpoints would damage "
+                "them",
+            )
+        checks.one_of("fsx_on_destroy", self.fsx_on_destroy, FSX_ENDS)
+
+    @property
+    def file_system(self) -> FileSystem | None:
+        """What all hosts mount; None: nothing."""
+        if self.shared_storage == "none":
+            return None
+        return FileSystem(
+            deployment=self.fsx_deployment,
+            capacity_gib=self.fsx_capacity_gib,
+            mbps_per_tib=self.fsx_mbps_per_tib,
+        )
 
     @property
     def uses_efa(self) -> bool:
@@ -288,7 +341,7 @@ def load(context: Mapping[str, Any], *, region: str = "") -> Settings:
             "and cannot be given with -c"
         )
     preset = str(context.get("preset", ""))
-    _one_of("preset", preset, tuple(presets))
+    checks.one_of("preset", preset, tuple(presets))
     machines = presets[preset]
     if not isinstance(machines, Mapping):
         raise InputError(
@@ -324,9 +377,13 @@ def _check_kind(
     for name in ("head_instance_type", "worker_instance_type"):
         machine = _machine(name, values[name])
         if machine.num_gpus and not has_gpus:
-            _refuse(name, machine.name, f"a type without GPUs in preset {preset}, which has none")
+            checks.refuse(
+                name, machine.name, f"a type without GPUs in preset {preset}, which has none"
+            )
         if has_gpus and not machine.num_gpus and name == "worker_instance_type":
-            _refuse(name, machine.name, f"a type with GPUs in preset {preset}, which has them")
+            checks.refuse(
+                name, machine.name, f"a type with GPUs in preset {preset}, which has them"
+            )
 
 
 def _parse(name: str, value: Any, kind: type) -> Any:
@@ -336,15 +393,15 @@ def _parse(name: str, value: Any, kind: type) -> Any:
             return value
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
-        _refuse(name, value, "true or false")
+        checks.refuse(name, value, "true or false")
     if kind is int:
         if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value):
             return int(value)
         if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value):
             return int(value)  # CDK hands numbers of cdk.json on as floats
-        _refuse(name, value, "a whole number")
+        checks.refuse(name, value, "a whole number")
     if not isinstance(value, str):
-        _refuse(name, value, "text")
+        checks.refuse(name, value, "text")
     return value
 
 
@@ -359,47 +416,9 @@ def _gpu(machine: InstanceType) -> str:
     return machine.gpu.name if machine.gpu else "none"
 
 
-def _check_cidr(name: str, value: str) -> None:
-    try:
-        network = ipaddress.IPv4Network(value)
-    except ValueError as error:
-        _refuse(name, value, f"a network such as 10.0.0.0/16 ({error})")
-    if not 16 <= network.prefixlen <= 24:
-        _refuse(name, value, "a network from /16 to /24: one subnet holds all hosts and tasks")
-    if not any(network.subnet_of(ipaddress.IPv4Network(each)) for each in PRIVATE_NETWORKS):
-        _refuse(name, value, f"inside one of the private networks {', '.join(PRIVATE_NETWORKS)}")
-    for each in RESERVED_NETWORKS:
-        if network.overlaps(ipaddress.IPv4Network(each)):
-            _refuse(name, value, f"apart from {each}, which Docker uses on every host")
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        _refuse(name, value, f"one of {', '.join(allowed)}")
-
-
-def _in_range(name: str, value: int, low: int, high: int, *, zero: str = "") -> None:
-    if not low <= value <= high:
-        _refuse(name, value, f"{low} to {high}" + (f", or 0 for {zero}" if zero else ""))
-
-
-def _matches(
-    name: str, value: str, pattern: re.Pattern[str], what: str, *, empty: bool = True
-) -> None:
-    if not (pattern.fullmatch(value) or (empty and not value)):
-        _refuse(name, value, what)
-
-
 def _unknown(name: str, known: list[str]) -> NoReturn:
     if name == "allow_without_efa":  # until November 2026
         raise InputError("the setting allow_without_efa is now efa: off has the same effect")
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
     raise InputError(f"there is no setting {name}: {hint}")
-
-
-def _refuse(name: str, value: object, allowed: str) -> NoReturn:
-    shown = str(value).lower() if isinstance(value, bool) else repr(value)
-    raise InputError(
-        f"setting {name} is {shown}: it must be {allowed} (give -c {name}=… or edit cdk.json)"
-    )

@@ -32,6 +32,8 @@ HANDLER: Final = Path(__file__).parent / "teardown_handler" / "index.py"
 class Teardown(Construct):
     """The two custom resources and the function behind them."""
 
+    hosts: CustomResource
+    """When it is deleted, no host is left."""
     stop_tasks: CustomResource
     """Services must depend on it, and nothing else needs to."""
 
@@ -70,7 +72,7 @@ class Teardown(Construct):
             role=role,
             log_group=logs,
         )
-        hosts = CustomResource(
+        self.hosts = CustomResource(
             self,
             "TerminateHosts",
             service_token=function.function_arn,
@@ -93,9 +95,9 @@ class Teardown(Construct):
             },
         )
         # The function needs its permissions until the last of the two has run.
-        hosts.node.add_dependency(role, logs)
+        self.hosts.node.add_dependency(role, logs)
         for provider in capacity_providers:
-            provider.node.add_dependency(hosts)
+            provider.node.add_dependency(self.hosts)
         self.stop_tasks.node.add_dependency(role, logs, associations)
 
     def stops(self, task: ecs.TaskDefinition, *, beside: Sequence[IConstruct]) -> None:

@@ -87,6 +87,7 @@ class TrainingStack(cdk.Stack):
                     "confirm_above_usd": settings.confirm_above_usd,
                     "log_retention_days": settings.log_retention_days,
                     "order": ORDER_VERSION,
+                    **({"shared": shared.to_json()} if (shared := settings.file_system) else {}),
                 }
             ),
         }

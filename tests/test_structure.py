@@ -14,7 +14,10 @@ MOST_ROOMS = 20
 LOOPS = "training/recipes/*/loop.py"
 #: Other programs call these with dictionaries of their own: AWS with events, the emulator with the
 #: records that it keeps.
-CALLED_FROM_OUTSIDE = ("stacks/job_keeper", "stacks/teardown_handler", "rehearsal/ministack")
+CALLED_FROM_OUTSIDE = (
+    *("stacks/job_keeper", "stacks/teardown_handler", "stacks/export_handler"),
+    "rehearsal/ministack",
+)
 
 
 def files() -> list[Path]:

@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import Final, Self
 
 from contract.errors import InputError
+from contract.nodes import is_shared
 from trainctl.aws.files import Bucket
 from trainctl.errors import UsageError
 from training import recipes
 from training.data import catalog
 from training.recipes.recipe import Recipe
+from training.recipes.settings import RunConfig
 
 PREFIX: Final = "data/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -197,10 +199,43 @@ def resolve(words: Sequence[str], recipe: Recipe, bucket: Bucket) -> list[str]:
     return found
 
 
+def check_places(config: RunConfig, bucket: Bucket, *, has_shared: bool) -> None:
+    """
+    Raises:
+        UsageError: data, model, tokenizer or template are where no node of a job can read them.
+    """
+    values = config.to_json()
+    for field in ("data", "model", "tokenizer", "chat_template"):
+        name, place = field.replace("_", "-"), str(values.get(field) or "")
+        if place.startswith("s3://") and not f"{place}/".startswith(f"{bucket.uri}/"):
+            raise UsageError(
+                f"--{name} {place} is in another bucket, and jobs may read {bucket.uri} only: copy "
+                f"it there, for example with aws s3 cp --recursive {place} {bucket.uri}/{name}/"
+            )
+        if is_shared(place):
+            if not has_shared:
+                raise UsageError(
+                    f"--{name} {place}: the hosts of this deployment share no file system; give an "
+                    f'address in {bucket.uri}, or deploy one: make deploy ARGS="-c '
+                    'shared_storage=fsx"'
+                )
+            continue
+        # A name such as owner/model is the Hub's, even if there is a folder that is called so.
+        is_path = place.startswith((".", "/", "~"))
+        if name != "data" and is_path and "://" not in place:
+            raise UsageError(
+                f"--{name} {place} is a path of this machine, which no node can read: upload it, "
+                f"for example with aws s3 cp --recursive {place} {bucket.uri}/{name}s/NAME/, and "
+                "give that address"
+            )
+
+
 def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
     if not data or "://" in data or data == recipe.built_in_data or data.startswith("--"):
         return data
     recipe.check_data(data)
+    if is_shared(data):
+        return data
     if _NAME.fullmatch(data):
         if find(bucket, data) is not None:
             # The slash marks a folder, even if it is called corpus.txt.

@@ -33,7 +33,6 @@ from trainctl.pricing import NOT_INCLUDED, Maximum, at_list_prices, dollars
 from training import recipes
 from training.plan import Expected, expected
 from training.recipes.command import Recorded, read_command
-from training.recipes.settings import RunConfig
 
 #: Among how many running jobs one of the same run is looked for.
 RUNNING_LOOKED_AT: Final = 50
@@ -128,7 +127,7 @@ class JobPlan:
         if self.usd_at_most is None:
             return {"price": f"unknown: {self.prices.why_unknown}", "at most": "unknown"}
         rows = {
-            "price": f"{dollars(self.usd_per_hour)} an hour with disks and the NAT gateway, "
+            "price": f"{dollars(self.usd_per_hour)} an hour with disks and {self.prices.standing}, "
             f"{at_list_prices(self.prices)}",
             "at most": f"{dollars(self.usd_at_most)} until its hosts are gone, without "
             f"{NOT_INCLUDED}",
@@ -359,7 +358,7 @@ def _recipe_command(
     config = read_command(
         words, run=run, workers=workers, gpus=shape.gpus, storage=storage, recorded=recorded
     )
-    _check_places(config, bucket)
+    data_sets.check_places(config, bucket, has_shared=shape.shared is not None)
     published_models.check_model(str(config.to_json().get("model", "")))
     launch = ["python", "-m", "training.launch", recipe.name, "--run", run]
     takes = expected(
@@ -369,29 +368,6 @@ def _recipe_command(
         efa=shape.efa,
     )
     return [*launch, "--workers", str(workers), *words[1:]], takes
-
-
-def _check_places(config: RunConfig, bucket: Bucket) -> None:
-    """
-    Raises:
-        UsageError: data, model, tokenizer or template are where no node of a job can read them.
-    """
-    values = config.to_json()
-    for field in ("data", "model", "tokenizer", "chat_template"):
-        name, place = field.replace("_", "-"), str(values.get(field) or "")
-        if place.startswith("s3://") and not f"{place}/".startswith(f"{bucket.uri}/"):
-            raise UsageError(
-                f"--{name} {place} is in another bucket, and jobs may read {bucket.uri} only: copy "
-                f"it there, for example with aws s3 cp --recursive {place} {bucket.uri}/{name}/"
-            )
-        # A name such as owner/model is the Hub's, even if there is a folder that is called so.
-        is_path = place.startswith((".", "/", "~"))
-        if name != "data" and is_path and "://" not in place:
-            raise UsageError(
-                f"--{name} {place} is a path of this machine, which no node can read: upload it, "
-                f"for example with aws s3 cp --recursive {place} {bucket.uri}/{name}s/NAME/, and "
-                "give that address"
-            )
 
 
 def head_only(deployment: Deployment, *, run: str, command: Sequence[str]) -> JobPlan:

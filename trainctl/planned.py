@@ -50,6 +50,7 @@ class Planned:
             max_job_hours=found.max_job_hours,
             confirm_above_usd=found.confirm_above_usd,
             log_retention_days=found.log_retention_days,
+            shared=found.file_system,
         )
 
     @property

@@ -79,6 +79,8 @@ class Cost:
     """Of its hosts while its nodes ran, disks included; None: not known."""
     nat_usd: float | None
     """Of the NAT gateway in the meantime."""
+    shared_usd: float | None
+    """Of the shared file system in the meantime."""
     seconds: dict[str, float] | None
     """How long its nodes ran, by kind; None: not known."""
     why_unknown: str = ""
@@ -96,8 +98,8 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
     jobs, now = deployment.jobs, datetime.now(tz=UTC)
     prices = job.spec.prices if job.spec else None
     ran_s = ((job.ended or now) - job.began).total_seconds()
-    nat = prices.nat_usd_per_hour if prices else None
-    nat_usd = None if nat is None else nat * ran_s / 3600
+    hourly = (prices.nat_usd_per_hour, prices.shared_usd_per_hour) if prices else (None, None)
+    nat_usd, shared_usd = (None if usd is None else usd * ran_s / 3600 for usd in hourly)
     kept = timedelta(days=deployment.shape.log_retention_days)
     seconds = None
     if now - job.began < kept:
@@ -125,7 +127,7 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
                 usd, why = None, prices.why_unknown
                 break
             usd += host.usd_per_hour * seconds[node] / 3600
-    return Cost(usd=usd, nat_usd=nat_usd, seconds=seconds, why_unknown=why)
+    return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, seconds=seconds, why_unknown=why)
 
 
 def _seconds(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from ray._private import services
 
-from containers import cluster, efa, gpus, health, network, node
+from containers import cluster, efa, gpus, health, network, node, shared
 from containers.node import NodeConfig
 from containers.start_ray import telling_agent_port
 from contract import exits, nodes
@@ -347,3 +347,20 @@ def test_efa_devices_that_are_missing_or_shut_are_named(tmp_path: Path) -> None:
     assert efa.faults(4, tmp_path) == [f"3 EFA devices are in {tmp_path}, 4 should be"]
     (tmp_path / "uverbs3").symlink_to("/nowhere")
     assert efa.faults(4, tmp_path) == [f"this user may not read and write {tmp_path / 'uverbs3'}"]
+
+
+def test_a_folder_that_is_not_the_shared_file_system_keeps_the_node_out(tmp_path: Path) -> None:
+    root = "21 1 0:19 / / rw,relatime shared:1 - overlay overlay rw"
+    disk = "30 21 259:1 /mnt/shared /mnt/shared rw,relatime - xfs /dev/nvme0n1p1 rw"
+    files = "30 21 0:40 / /mnt/shared rw,relatime master:9 - lustre 10.0.1.2@tcp:/abcd rw,flock"
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"{root}\n{files}\n")
+    assert shared.faults("/mnt/shared", mounts) == []
+    mounts.write_text(f"{root}\n{disk}\n")
+    assert shared.faults("/mnt/shared", mounts) == [
+        "/mnt/shared is xfs and not lustre: the shared file system is not there"
+    ]
+    # As Linux writes it here.
+    config = NodeConfig.from_environment("worker", WORKER | {"TRAIN_SHARED": str(tmp_path)})
+    (found,) = node.host_faults(config)
+    assert found == f"nothing is mounted at {tmp_path}: the shared file system is not there"

@@ -1,4 +1,5 @@
-"""User data does what it says on a host, and nothing that fails there keeps it from its cluster.
+"""User data does what it says on a host, and of what may fail there only the shared file system
+keeps a host from its cluster.
 
 The script is run for real, in a folder that stands for the host's root, with stand-ins for the
 commands that a host has and this machine may not.
@@ -12,14 +13,15 @@ from pathlib import Path
 import pytest
 
 from contract.instance_types import InstanceType, instance_type
-from contract.nodes import CACHE_DIR
-from stacks.host_setup import host_setup
+from contract.nodes import CACHE_DIR, SHARED_DIR
+from stacks.host_setup import MOUNT_ATTEMPTS, host_setup
+from stacks.shared_storage import Mount
 
 IMAGE = "000000000000.dkr.ecr.eu-west-1.amazonaws.com/worker:abc"
 REGISTRY = "000000000000.dkr.ecr.eu-west-1.amazonaws.com"
 COMMANDS = (
     *("dnf", "docker", "aws", "systemctl", "nvidia-smi", "sleep", "cloudwatch-ctl"),
-    *("mkfs.xfs", "mount", "chown", "sysctl", "modprobe"),
+    *("mkfs.xfs", "mount", "chown", "sysctl", "modprobe", "shutdown"),
 )
 
 
@@ -46,7 +48,12 @@ class Host:
             command.chmod(0o755)
 
     def boot(
-        self, *, has_gpus: bool, spot: bool = False, efa: InstanceType | None = None
+        self,
+        *,
+        has_gpus: bool,
+        spot: bool = False,
+        efa: InstanceType | None = None,
+        mount: Mount | None = None,
     ) -> subprocess.CompletedProcess[str]:
         script = (
             host_setup(
@@ -56,6 +63,7 @@ class Host:
                 has_gpus=has_gpus,
                 spot=spot,
                 efa=efa,
+                mount=mount,
             )
             .render()
             .replace("/etc/sysctl.d/", f"{self.root}/etc/")
@@ -67,6 +75,7 @@ class Host:
             .replace("/opt/aws/", f"{self.root}/opt/aws/")
             .replace("/dev/disk/", f"{self.root}/dev/disk/")
             .replace(CACHE_DIR, str(self.cache))
+            .replace(SHARED_DIR, str(self.shared))
         )
         assert script.startswith("#!/bin/bash\n")
         return subprocess.run(
@@ -81,6 +90,10 @@ class Host:
     @property
     def cache(self) -> Path:
         return self.root / "cache"
+
+    @property
+    def shared(self) -> Path:
+        return self.root / "shared"
 
     @property
     def calls(self) -> list[str]:
@@ -231,3 +244,62 @@ def test_a_host_with_efa_reserves_huge_pages_and_says_which_devices_it_lacks(
     assert any("kernel-modules-extra" in call for call in broken.calls)
     assert "WARNING: no driver for EFA" in run.stdout
     assert "WARNING: 0 EFA devices, 4 should be here" in run.stdout
+
+
+# --- the shared file system -----------------------------------------------------------------------
+MOUNT = Mount(dns_name="fs-1.fsx.eu-west-1.amazonaws.com", mount_name="abcd")
+SOURCE = "fs-1.fsx.eu-west-1.amazonaws.com@tcp:/abcd"
+
+
+def attributes(host: Host) -> dict[str, str]:
+    found: dict[str, str] = json.loads(host.ecs_config.get("ECS_INSTANCE_ATTRIBUTES", "{}"))
+    return found
+
+
+def test_a_host_that_has_mounted_the_shared_file_system_says_so_to_ecs(tmp_path: Path) -> None:
+    host = Host(tmp_path / "host")
+    run = host.boot(has_gpus=True, mount=MOUNT)
+    assert run.returncode == 0, run.stderr
+    assert "WARNING" not in run.stdout
+    # The agent starts when this script has ended, so it finds both.
+    assert f"mount -t lustre -o relatime,flock {SOURCE} {host.shared}" in host.calls
+    assert attributes(host) == {"training.node": "worker", "training.shared": "mounted"}
+    client = next(call for call in host.calls if "lustre-client" in call)
+    assert host.calls.index(client) < host.calls.index(
+        f"mount -t lustre -o relatime,flock {SOURCE} {host.shared}"
+    )
+    assert f"chown 1000:1000 {host.shared}" in host.calls, "the containers' user writes there"
+    assert not [call for call in host.calls if call.startswith("shutdown")]
+    assert run.stdout.endswith("host-setup: done\n")
+
+
+def test_a_host_that_cannot_mount_it_gets_no_task_and_makes_room_for_another(
+    tmp_path: Path,
+) -> None:
+    host = Host(tmp_path / "host", broken=("mount",))
+    run = host.boot(has_gpus=True, mount=MOUNT)
+    assert run.returncode == 1
+    assert len([call for call in host.calls if call.startswith("mount")]) == MOUNT_ATTEMPTS
+    assert attributes(host) == {}, "ECS places nothing there, even if the agent comes up"
+    assert host.calls[-1] == "shutdown --poweroff now"
+    assert f"host-setup: ERROR: {SOURCE} cannot be mounted; this host takes no task" in run.stdout
+    assert not [call for call in host.calls if call.startswith("docker")]
+
+
+def test_a_file_system_that_is_late_is_waited_for(tmp_path: Path) -> None:
+    host = Host(tmp_path / "host")
+    late = host.root / "bin" / "mount"
+    late.write_text(
+        late.read_text().replace("exit 0", f'[ "$(grep -c ^mount {host.root}/calls)" -ge 3 ]')
+    )
+    run = host.boot(has_gpus=False, mount=MOUNT)
+    assert run.returncode == 0, run.stderr
+    assert len([call for call in host.calls if call.startswith("mount")]) == 3
+    assert attributes(host)["training.shared"] == "mounted"
+
+
+def test_without_the_client_of_lustre_the_host_says_what_is_missing(tmp_path: Path) -> None:
+    host = Host(tmp_path / "host", broken=("dnf", "mount"))
+    run = host.boot(has_gpus=False, mount=MOUNT)
+    assert "WARNING: no Lustre client" in run.stdout
+    assert attributes(host) == {}

@@ -35,6 +35,7 @@ EVERYTHING: Settings = {
     "alarm_email": "a@b.de",
     "spot": "true",
     "efa": "on",
+    "shared_storage": "fsx",
     "expire_after_days": "90",
 }
 DEPLOYMENTS: dict[str, Settings] = {

@@ -13,6 +13,7 @@ from contract import exits, times
 from contract.instance_types import instance_type
 from contract.job import JobSpec
 from contract.prices import HostPrice, Prices
+from contract.shared_storage import FileSystem
 from tests.trainctl.account import PRICES, Account
 from trainctl import output
 from trainctl.__main__ import main
@@ -73,6 +74,49 @@ def test_a_larger_disk_costs_more(account: Account) -> None:
     assert large.usd_per_hour is not None
     added = 4 * (1000 - 200) + (1000 - 60)
     assert large.usd_per_hour - small.usd_per_hour == pytest.approx(added * 0.08 / 730, abs=1e-4)
+
+
+#: What a deployment with a shared file system adds to its shape.
+SHARED = {"deployment": "scratch", "capacity_gib": 2400, "mbps_per_tib": 250}
+
+
+@pytest.mark.parametrize(
+    ("changed", "month", "mbps"),
+    [
+        ({}, 2400 * 0.140, 468.75),
+        ({"capacity_gib": 1200, "deployment": "persistent"}, 1200 * 0.210, 292.97),
+        ({"deployment": "persistent", "mbps_per_tib": 1000}, 2400 * 0.600, 2343.75),
+    ],
+)
+def test_a_shared_file_system_costs_by_size_and_speed_and_is_part_of_each_price(
+    account: Account, changed: dict[str, object], month: float, mbps: float
+) -> None:
+    plain, found = maximum(account), maximum(account, shared=SHARED | changed)
+    assert plain.usd_per_hour is not None
+    assert found.usd_per_hour is not None
+    assert found.usd_per_hour - plain.usd_per_hour == pytest.approx(month / 730, abs=1e-5)
+    assert FileSystem.from_json(SHARED | changed).mbps == pytest.approx(mbps, abs=0.01)
+
+
+def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_it(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.shape["shared"] = SHARED
+    assert main([*SUBMIT, "--data", "/mnt/shared/mnist"]) == exits.OK
+    spec = JobSpec.from_json(account.sent("start_execution")[0]["input"])
+    assert spec.command[-2:] == ("--data", "/mnt/shared/mnist")
+    assert "with disks and the NAT gateway and the shared file system" in capsys.readouterr().err
+    assert spec.prices is not None
+    assert spec.prices.shared_usd_per_hour == pytest.approx(0.460274)
+    assert Prices.from_json(json.loads(json.dumps(spec.prices.to_json()))) == spec.prices
+    older = {**PRICES.to_json()}
+    del older["shared_usd_per_hour"]
+    assert Prices.from_json(older) == PRICES, "orders of older versions have none"
+    account.add(
+        "job", status="SUCCEEDED", output="{}", input=account.sent("start_execution")[0]["input"]
+    )
+    account.task_events = [event("head", 360)]
+    assert cost_of(capsys)["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
 
 
 def test_max_cost_shortens_the_deadline_and_prints_it(

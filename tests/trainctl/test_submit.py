@@ -51,6 +51,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*FSDP, *DATA, "--model", "./mine"], "--model ./mine is a path of this machine"),
     ([*FSDP, "--chat-template", "./own.jinja"], "--chat-template ./own.jinja is a path of this"),
     ([*SUBMIT, "--data", "/nowhere/data"], "--data /nowhere/data: s3://bucket has no such data"),
+    ([*SUBMIT, "--data", "/mnt/shared/x"], "the hosts of this deployment share no file system"),
     ([*SUBMIT, "--data", "/tmp"], "--data /tmp is on this machine, where no node can read it"),
     # What suits no number of workers that the job may have: 4 GPUs a node.
     ([*FSDP, "--nodes", "3", "--global-batch", "64"], "cannot be shared by 12 workers"),

@@ -9,6 +9,7 @@ from contract.instance_types import InstanceType, instance_type
 from contract.job import ORDER_VERSION
 from contract.nodes import ClusterSize, Gpus
 from contract.prices import Prices
+from contract.shared_storage import FileSystem
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +36,8 @@ class Shape:
     """Jobs whose maximum cost is above this start only if their user types y."""
     log_retention_days: int
     """How long ECS's events are kept, from which costs are computed."""
+    shared: FileSystem | None = None
+    """What all hosts mount."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -64,6 +67,7 @@ class Shape:
             max_job_hours=values["max_job_hours"],
             confirm_above_usd=values["confirm_above_usd"],
             log_retention_days=values["log_retention_days"],
+            shared=FileSystem.from_json(values["shared"]) if "shared" in values else None,
         )
 
     def prices(self, region: str) -> Prices:
@@ -74,6 +78,7 @@ class Shape:
             worker=self.worker,
             spot=self.spot,
             disk_gib=self.root_volume_gib,
+            shared=self.shared,
         )
 
     @property

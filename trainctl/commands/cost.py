@@ -27,6 +27,7 @@ def cost(
                 "usd_per_hour": {node: host.usd_per_hour for node, host in hosts.items()},
                 "usd": found.usd,
                 "nat_usd": found.nat_usd,
+                "shared_usd": found.shared_usd,
                 "why_unknown": found.why_unknown,
                 "prices": asdict(prices) if prices else None,
             }
@@ -49,9 +50,11 @@ def cost(
     if prices is None or found.usd is None:
         output.print_text(f"unknown{so_far}: {found.why_unknown}")
         return
+    shared = f"The shared file system: {dollars(found.shared_usd)}. "
     output.print_text(
         f"{dollars(found.usd)}{so_far} {at_list_prices(prices)}, disks included, from the pull of "
         f"the image to the end of each node. The NAT gateway meanwhile: {dollars(found.nat_usd)}. "
+        f"{'' if found.shared_usd == 0 else shared}"
         "A host's own start and end, and hosts that managed scaling started too many, add "
         f"minutes. Not included: {NOT_INCLUDED}."
     )

@@ -24,6 +24,8 @@ def status(
     services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
     size, hosts = words.ray_size(deployment, tasks), deployment.cluster.hosts()
     usd = _usd_per_hour(deployment, tasks)
+    prices = deployment.shape.prices(deployment.region)
+    costs = "cost" if deployment.shape.shared else "costs"
     if as_json:
         output.print_json(
             {
@@ -40,7 +42,7 @@ def status(
         return
     if not tasks and not any(service.wanted for service in services.values()):
         output.print_text(
-            f"The standing cluster is down; the NAT gateway costs {dollars(usd)} an hour.\n"
+            f"The standing cluster is down; {prices.standing} {costs} {dollars(usd)} an hour.\n"
             "Start it: trainctl cluster up"
         )
         _print_hosts(deployment, hosts)
@@ -54,7 +56,7 @@ def status(
     output.print_text(
         f"\nwanted: a head, {words.workers(wanted)}; images: {deployment.shape.image_tag}\n"
         f"Ray:    {words.sized(size)}\n"
-        f"cost:   {dollars(usd)} an hour at list prices, NAT gateway included"
+        f"cost:   {dollars(usd)} an hour at list prices, {prices.standing} included"
     )
     _print_hosts(deployment, hosts)
 
@@ -79,9 +81,9 @@ def _print_hosts(deployment: Deployment, hosts: Sequence[Host]) -> None:
 
 
 def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:
-    """Of the hosts of these nodes and the NAT gateway, in US dollars; None: not known."""
+    """Of the hosts of these nodes and what is always there, in US dollars; None: not known."""
     prices = deployment.shape.prices(deployment.region)
-    total = prices.nat_usd_per_hour
+    total = prices.standing_usd_per_hour
     for task in tasks:
         host = prices.head if task.node == nodes.HEAD else prices.worker
         if total is None or host.usd_per_hour is None:

@@ -29,7 +29,7 @@ def price(deployment: Deployment, num_nodes: int) -> str:
     if total is None:
         return f"cost: unknown, because {prices.why_unknown}"
     return (
-        f"cost: ${total:.3f} an hour with disks and the NAT gateway, {at_list_prices(prices)}, "
+        f"cost: ${total:.3f} an hour with disks and {prices.standing}, {at_list_prices(prices)}, "
         "until trainctl cluster down"
     )
 

@@ -1,0 +1,206 @@
+"""The file system that all hosts mount, FSx for Lustre, linked with a part of the bucket.
+
+What is in that part of the bucket is there from the start: its names at once, its bytes when they
+are first read. What is written there is written into the bucket, too.
+
+On destroy, a custom resource has FSx write what is not in the bucket yet, once no host is left:
+
+    TerminateHosts -> ExportFiles -> association -> file system -> its security group
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from aws_cdk import CustomResource, Duration, Stack
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_fsx as fsx
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_lambda as lambda_
+from constructs import Construct
+
+from contract import nodes
+from contract.shared_storage import PERSISTENT
+from stacks import rights
+from stacks.core_stack import CoreStack
+from stacks.findings import wildcard
+from stacks.log_groups import log_group
+from stacks.settings import Settings
+
+HANDLER: Final = Path(__file__).parent / "export_handler" / "index.py"
+#: Between Lustre's clients and servers, and among its servers, in both directions.
+PORTS: Final = (ec2.Port.tcp(988), ec2.Port.tcp_range(1018, 1023))
+#: What a host whose mount failed does not say of itself.
+PLACEMENT: Final = f"attribute:{nodes.SHARED_ATTRIBUTE} == {nodes.SHARED_MOUNTED}"
+#: In the linked part of the bucket: which files could not be written there.
+REPORTS: Final = "export-reports"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mount:
+    """What a host needs to mount the file system."""
+
+    dns_name: str
+    mount_name: str
+
+
+class SharedStorage(Construct):
+    """File system, security group, link with the bucket, and what runs before it is deleted."""
+
+    mount: Mount
+    export: CustomResource | None
+    """Deleted after what depends on it; None where files may be lost."""
+
+    def __init__(
+        self,
+        scope: Construct,
+        id_: str,
+        *,
+        settings: Settings,
+        core: CoreStack,
+        hosts: ec2.SecurityGroup,
+    ) -> None:
+        super().__init__(scope, id_)
+        group = self._security_group(core, hosts)
+        files = self._file_system(settings, core, group)
+        # FSx looks at the rules when it makes the file system, and makes none without them.
+        files.node.add_dependency(group)
+        place = f"s3://{core.bucket.bucket_name}/{settings.fsx_prefix}"
+        association = fsx.CfnDataRepositoryAssociation(
+            self,
+            "Association",
+            file_system_id=files.ref,
+            file_system_path="/",
+            data_repository_path=place,
+            batch_import_meta_data_on_create=True,
+            s3=fsx.CfnDataRepositoryAssociation.S3Property(
+                auto_import_policy=fsx.CfnDataRepositoryAssociation.AutoImportPolicyProperty(
+                    events=["NEW", "CHANGED", "DELETED"]
+                ),
+                # A file that is deleted to make room stays in the bucket.
+                auto_export_policy=fsx.CfnDataRepositoryAssociation.AutoExportPolicyProperty(
+                    events=["NEW", "CHANGED"]
+                ),
+            ),
+        )
+        stack = Stack.of(self)
+        self.mount = Mount(
+            dns_name=f"{files.ref}.fsx.{stack.region}.{stack.url_suffix}",
+            mount_name=files.attr_lustre_mount_name,
+        )
+        self.export = None
+        if settings.fsx_on_destroy == "export":
+            self.export = self._export(settings, files, association, f"{place}{REPORTS}")
+
+    def _security_group(self, core: CoreStack, hosts: ec2.SecurityGroup) -> ec2.SecurityGroup:
+        group = ec2.SecurityGroup(
+            self,
+            "SecurityGroup",
+            vpc=core.vpc,
+            description="Shared file system: Lustre to and from the hosts",
+            allow_all_outbound=False,
+        )
+        for port in PORTS:
+            group.add_ingress_rule(group, port, "Lustre among the servers")
+            group.add_egress_rule(group, port, "Lustre among the servers")
+            group.add_ingress_rule(hosts, port, "Lustre from the hosts")
+            group.add_egress_rule(hosts, port, "Lustre to the hosts")
+            hosts.add_ingress_rule(group, port, "Lustre from its servers")
+            hosts.add_egress_rule(group, port, "Lustre to its servers")
+        return group
+
+    def _file_system(
+        self, settings: Settings, core: CoreStack, group: ec2.SecurityGroup
+    ) -> fsx.CfnFileSystem:
+        is_persistent = settings.fsx_deployment == PERSISTENT
+        return fsx.CfnFileSystem(
+            self,
+            "FileSystem",
+            file_system_type="LUSTRE",
+            # Amazon Linux 2023 cannot mount 2.10, which is the default.
+            file_system_type_version="2.15",
+            storage_capacity=settings.fsx_capacity_gib,
+            # The subnet of the hosts: traffic between zones is billed.
+            subnet_ids=core.training_subnets.subnet_ids[:1],
+            security_group_ids=[group.security_group_id],
+            lustre_configuration=fsx.CfnFileSystem.LustreConfigurationProperty(
+                deployment_type="PERSISTENT_2" if is_persistent else "SCRATCH_2",
+                data_compression_type=settings.fsx_compression.upper(),
+                # FSx refuses both for scratch, and backups of what is linked with a bucket.
+                per_unit_storage_throughput=settings.fsx_mbps_per_tib if is_persistent else None,
+                automatic_backup_retention_days=0 if is_persistent else None,
+            ),
+        )
+
+    def _export(
+        self,
+        settings: Settings,
+        files: fsx.CfnFileSystem,
+        association: fsx.CfnDataRepositoryAssociation,
+        reports: str,
+    ) -> CustomResource:
+        what = "Writes what is only on the shared file system into the bucket before it is deleted"
+        logs = log_group(self, "ExportLogs", settings=settings)
+        role = iam.Role(
+            self,
+            "ExportRole",
+            description=what,
+            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
+        )
+        rights_of_export(
+            self, file_system=files.attr_resource_arn, association=association.attr_resource_arn
+        ).grant(role)
+        logs.grant_write(role)
+        function = lambda_.Function(
+            self,
+            "Export",
+            description=what,
+            runtime=lambda_.Runtime.PYTHON_3_14,
+            handler="index.handler",
+            code=lambda_.Code.from_inline(HANDLER.read_text()),
+            timeout=Duration.minutes(15),
+            memory_size=256,
+            role=role,
+            log_group=logs,
+        )
+        found = CustomResource(
+            self,
+            "ExportFiles",
+            service_token=function.function_arn,
+            resource_type="Custom::ExportFiles",
+            properties={"FileSystem": files.ref, "Reports": reports},
+        )
+        found.node.add_dependency(role, logs, association)
+        return found
+
+
+def rights_of_export(scope: Construct, *, file_system: str, association: str) -> rights.Rights:
+    """The function that has FSx write files into the bucket before their file system is deleted."""
+    tasks = Stack.of(scope).format_arn(service="fsx", resource="task", resource_name="*")
+    return rights.Rights(
+        statements=(
+            iam.PolicyStatement(
+                sid="Export",
+                actions=["fsx:CreateDataRepositoryTask"],
+                resources=[file_system, tasks],
+            ),
+            iam.PolicyStatement(
+                sid="StopAutomaticExport",
+                actions=["fsx:UpdateDataRepositoryAssociation"],
+                resources=[association],
+            ),
+            iam.PolicyStatement(
+                sid="Watch",
+                actions=[
+                    "fsx:DescribeDataRepositoryAssociations",
+                    "fsx:DescribeDataRepositoryTasks",
+                ],
+                resources=["*"],
+            ),
+        ),
+        reasons={
+            wildcard(scope): "Describing is by a filter, which has no resource.",
+            wildcard(scope, tasks): "The id of a task is not known before it is made; its file "
+            "system is given.",
+        },
+    )

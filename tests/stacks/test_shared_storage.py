@@ -1,0 +1,413 @@
+"""The shared file system: what FSx, Lustre and ECS demand of it, and nothing of it by default.
+
+No emulator mounts anything: each trap of real AWS is asserted on the template. What the function
+does that runs before the file system is deleted is tested against an FSx of this file; what a host
+does is in ``test_host_setup``, and a deployment's life in ``test_deploy``.
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from contract import nodes
+from contract.errors import InputError
+from contract.outputs import SHAPE
+from stacks import settings as deployment
+from stacks.shared_storage import HANDLER
+from tests.stacks import lambda_functions
+from tests.stacks.conftest import Synth, Templates, context, statements, text
+from tests.stacks.test_teardown import needs
+from tests.stacks.test_training_stack import container, hosts
+
+TYPES = ("p4d.24xlarge", "p5.48xlarge", "g6e.12xlarge", "g5.12xlarge")
+EFA = ("on", "off")
+every_deployment = pytest.mark.parametrize(
+    ("machine", "efa"), [*itertools.product(TYPES, EFA)], ids=lambda each: each
+)
+#: Lustre's ports, as AWS gives them: from, to.
+PORTS = {(988, 988), (1018, 1023)}
+
+
+def deployed(
+    synth: Synth, machine: str = "g5.12xlarge", efa: str = "off", **more: str
+) -> Templates:
+    return synth(
+        worker_instance_type=machine, max_workers="2", efa=efa, shared_storage="fsx", **more
+    )
+
+
+def resources(templates: Templates) -> dict[str, Any]:
+    found: dict[str, Any] = templates.training["Resources"]
+    return found
+
+
+def named(templates: Templates, kind: str) -> str:
+    """Logical id of the only resource of a type."""
+    (name,) = templates.of_type(kind)
+    return name
+
+
+# --- without it -----------------------------------------------------------------------------------
+@every_deployment
+def test_without_it_nothing_of_it_is_there(synth: Synth, machine: str, efa: str) -> None:
+    templates = synth(worker_instance_type=machine, max_workers="2", efa=efa)
+    assert not [each for each in templates.resources.values() if "FSx" in each["Type"]]
+    for part in ("lustre", nodes.SHARED_DIR, nodes.SHARED_ATTRIBUTE, nodes.ENV_SHARED, "ExportFil"):
+        assert part not in json.dumps(templates.training), part
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"shared_storage": "efs"}, "setting shared_storage is 'efs': it must be one of none, fsx"),
+        ({"fsx_deployment": "fast"}, "it must be one of scratch, persistent"),
+        ({"fsx_capacity_gib": "3600"}, "1200 or a multiple of 2400: FSx has no others"),
+        ({"fsx_capacity_gib": "0"}, "1200 or a multiple of 2400"),
+        ({"fsx_mbps_per_tib": "200"}, "it must be one of 125, 250, 500, 1000"),
+        ({"fsx_compression": "zip"}, "it must be one of none, lz4"),
+        ({"fsx_prefix": "/datasets/"}, "a prefix of the bucket that ends with a slash"),
+        ({"fsx_prefix": "datasets"}, "a prefix of the bucket that ends with a slash"),
+        ({"fsx_prefix": ""}, "a prefix of the bucket that ends with a slash"),
+        ({"fsx_prefix": "runs/"}, "it must be outside of runs/"),
+        ({"fsx_on_destroy": "keep"}, "it must be one of export, delete"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_a_sentence(changed: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        deployment.load(context(**changed))
+    assert message in str(caught.value)
+
+
+# --- the file system ------------------------------------------------------------------------------
+def test_scratch_is_asked_for_nothing_that_it_refuses(synth: Synth) -> None:
+    files = deployed(synth).only("AWS::FSx::FileSystem")
+    assert files["FileSystemTypeVersion"] == "2.15", "AL2023 cannot mount the default, 2.10"
+    assert files["StorageCapacity"] == 1200
+    assert files["LustreConfiguration"] == {
+        "DeploymentType": "SCRATCH_2",
+        "DataCompressionType": "NONE",
+    }
+
+
+def test_a_persistent_one_has_its_throughput_and_no_backups(synth: Synth) -> None:
+    files = deployed(
+        synth,
+        fsx_deployment="persistent",
+        fsx_capacity_gib="4800",
+        fsx_mbps_per_tib="500",
+        fsx_compression="lz4",
+    ).only("AWS::FSx::FileSystem")
+    assert files["StorageCapacity"] == 4800
+    assert files["LustreConfiguration"] == {
+        "DeploymentType": "PERSISTENT_2",
+        "DataCompressionType": "LZ4",
+        "PerUnitStorageThroughput": 500,
+        # FSx makes none of what is linked with a bucket, and refuses to be asked.
+        "AutomaticBackupRetentionDays": 0,
+    }
+
+
+def test_it_is_linked_with_a_prefix_of_the_bucket_by_an_association_only(synth: Synth) -> None:
+    templates = deployed(synth)
+    files = templates.only("AWS::FSx::FileSystem")
+    assert not files["LustreConfiguration"].keys() & {"ImportPath", "ExportPath"}
+    link = templates.only("AWS::FSx::DataRepositoryAssociation")
+    assert text(link["DataRepositoryPath"]).endswith("/datasets/")
+    assert link["FileSystemPath"] == "/", "nothing on it is outside of the bucket"
+    assert link["BatchImportMetaDataOnCreate"] is True
+    assert link["S3"]["AutoImportPolicy"]["Events"] == ["NEW", "CHANGED", "DELETED"]
+    assert link["S3"]["AutoExportPolicy"]["Events"] == ["NEW", "CHANGED"]
+
+
+def test_it_is_in_the_subnet_of_the_hosts(synth: Synth) -> None:
+    templates = deployed(synth)
+    (subnet,) = templates.only("AWS::FSx::FileSystem")["SubnetIds"]
+    for group in templates.of_type("AWS::AutoScaling::AutoScalingGroup").values():
+        assert [text(each) for each in group["VPCZoneIdentifier"]] == [text(subnet)]
+
+
+@every_deployment
+def test_lustres_ports_are_open_both_ways_before_fsx_looks_at_them(
+    synth: Synth, machine: str, efa: str
+) -> None:
+    templates = deployed(synth, machine, efa)
+    (group,) = templates.only("AWS::FSx::FileSystem")["SecurityGroupIds"]
+    files = text(group)
+    (nodes_group,) = {
+        text(rule["GroupId"])
+        for rule in templates.of_type("AWS::EC2::SecurityGroupIngress").values()
+    } - {files}
+    rules = {
+        (kind, text(rule["GroupId"]), text(rule[f"{peer}SecurityGroupId"])): name
+        for kind, peer in (("Ingress", "Source"), ("Egress", "Destination"))
+        for name, rule in templates.of_type(f"AWS::EC2::SecurityGroup{kind}").items()
+    }
+    for kind, peer in (("Ingress", "Source"), ("Egress", "Destination")):
+        for one, other in ((files, files), (files, nodes_group), (nodes_group, files)):
+            ports = {
+                (rule["FromPort"], rule["ToPort"])
+                for rule in templates.of_type(f"AWS::EC2::SecurityGroup{kind}").values()
+                if (text(rule["GroupId"]), text(rule[f"{peer}SecurityGroupId"])) == (one, other)
+            }
+            assert ports == PORTS, (kind, one, other)
+    # FSx makes no file system that its servers could not be reached in.
+    waits = needs(resources(templates), named(templates, "AWS::FSx::FileSystem"))
+    own = {name for (_, of, _), name in rules.items() if of == files}
+    assert own <= waits
+    # The servers get nothing but Lustre, and from nowhere else.
+    inline = resources(templates)[files.strip("<>").partition(".")[0]]["Properties"]
+    assert "SecurityGroupIngress" not in inline
+
+
+# --- the hosts and their tasks --------------------------------------------------------------------
+@every_deployment
+def test_each_host_mounts_it_and_each_task_demands_that(
+    synth: Synth, machine: str, efa: str
+) -> None:
+    templates = deployed(synth, machine, efa)
+    files = named(templates, "AWS::FSx::FileSystem")
+    for node in ("head", "worker"):
+        script = text(hosts(templates, node)["UserData"])
+        source = f"<{files}>.fsx.<AWS::Region>.<AWS::URLSuffix>@tcp:/<{files}.LustreMountName>"
+        assert f"mount -t lustre -o relatime,flock {source} {nodes.SHARED_DIR}" in script
+        assert script.index("mount -t lustre") < script.index(
+            "nvidia-smi" if node == "worker" else 'say "metrics"'
+        )
+    for definition in templates.of_type("AWS::ECS::TaskDefinition").values():
+        assert definition["PlacementConstraints"] == [
+            {"Type": "memberOf", "Expression": "attribute:training.shared == mounted"}
+        ]
+        volumes = {each["Name"]: each["Host"]["SourcePath"] for each in definition["Volumes"]}
+        assert volumes["shared"] == nodes.SHARED_DIR
+        (task,) = definition["ContainerDefinitions"]
+        mounts = {each["SourceVolume"]: each for each in task["MountPoints"]}
+        assert mounts["shared"]["ContainerPath"] == nodes.SHARED_DIR
+        assert mounts["shared"]["ReadOnly"] is False
+    told = {each["Name"]: each["Value"] for each in container(templates, "worker")["Environment"]}
+    assert told[nodes.ENV_SHARED] == nodes.SHARED_DIR
+
+
+def test_the_command_line_learns_of_it(synth: Synth) -> None:
+    shape = text(deployed(synth).training["Outputs"][SHAPE]["Value"])
+    assert '"shared": {"deployment": "scratch", "capacity_gib": 1200' in shape
+
+
+# --- its end --------------------------------------------------------------------------------------
+def test_it_is_exported_when_no_host_is_left_and_before_anything_of_it_goes(synth: Synth) -> None:
+    templates = deployed(synth)
+    found = resources(templates)
+    export = named(templates, "Custom::ExportFiles")
+    link = named(templates, "AWS::FSx::DataRepositoryAssociation")
+    files = named(templates, "AWS::FSx::FileSystem")
+    assert export in needs(found, named(templates, "Custom::TerminateHosts"))
+    assert {link, files} <= needs(found, export)
+    assert files in needs(found, link)
+    # Its function has its rights and its log until then.
+    own = {
+        name
+        for name, each in found.items()
+        if "SharedStorageExport" in name
+        and each["Type"] in ("AWS::IAM::Policy", "AWS::Logs::LogGroup")
+    }
+    assert len(own) == 2
+    assert own <= needs(found, export)
+
+
+def test_files_that_may_be_lost_are_not_exported(synth: Synth) -> None:
+    templates = deployed(synth, fsx_on_destroy="delete")
+    assert templates.of_type("AWS::FSx::FileSystem")
+    assert not templates.of_type("Custom::ExportFiles")
+    assert "fsx:" not in json.dumps(templates.training)
+
+
+def test_the_function_may_export_this_file_system_and_nothing_else(synth: Synth) -> None:
+    templates = deployed(synth)
+    (policy,) = [
+        each
+        for name, each in templates.of_type("AWS::IAM::Policy").items()
+        if "SharedStorageExportRole" in name
+    ]
+    allowed = {
+        action: each["Resource"]
+        for each in statements(policy["PolicyDocument"])
+        for action in each["Action"]
+    }
+    assert {each for each in allowed if not each.startswith("logs:")} == {
+        "fsx:CreateDataRepositoryTask",
+        "fsx:UpdateDataRepositoryAssociation",
+        "fsx:DescribeDataRepositoryAssociations",
+        "fsx:DescribeDataRepositoryTasks",
+    }
+    files = named(templates, "AWS::FSx::FileSystem")
+    link = named(templates, "AWS::FSx::DataRepositoryAssociation")
+    assert allowed["fsx:CreateDataRepositoryTask"][0] == f"<{files}.ResourceARN>"
+    assert allowed["fsx:UpdateDataRepositoryAssociation"] == [f"<{link}.ResourceARN>"]
+
+
+def test_the_code_fits_into_the_template() -> None:
+    assert len(HANDLER.read_text()) <= 4096
+
+
+class Fsx:
+    """One file system with its link, whose exports take some looks."""
+
+    def __init__(self) -> None:
+        self.events = ["NEW", "CHANGED"]
+        self.is_linked = True
+        self.updating = 0
+        self.tasks: list[dict[str, Any]] = []
+        self.looks = 2
+        self.failed = 0
+        self.ends = "SUCCEEDED"
+        self.slept = 0.0
+        self.answers: list[tuple[str, str | None, str]] = []
+
+    def client(self, _service: str) -> Any:
+        return SimpleNamespace(
+            describe_data_repository_associations=self._links,
+            update_data_repository_association=self._update,
+            describe_data_repository_tasks=self._tasks,
+            create_data_repository_task=self._create,
+        )
+
+    def _links(self, **_: Any) -> Any:
+        self.updating = max(0, self.updating - 1)
+        found = {
+            "AssociationId": "dra-1",
+            "Lifecycle": "UPDATING" if self.updating else "AVAILABLE",
+            "S3": {
+                "AutoImportPolicy": {"Events": ["NEW"]},
+                "AutoExportPolicy": {"Events": self.events},
+            },
+        }
+        return {"Associations": [found] if self.is_linked else []}
+
+    def _update(self, **given: Any) -> None:
+        assert given["AssociationId"] == "dra-1"
+        assert given["S3"]["AutoImportPolicy"] == {"Events": ["NEW"]}
+        self.events = given["S3"]["AutoExportPolicy"]["Events"]
+        self.updating = 3
+
+    def _create(self, **given: Any) -> Any:
+        assert not self.events, "FSx refuses an export while it exports by itself"
+        assert not self.updating, "and while it changes the link"
+        assert given["Type"] == "EXPORT_TO_REPOSITORY"
+        assert given["Report"]["Path"] == "s3://bucket/datasets/export-reports"
+        task = {"TaskId": "task-1", "Lifecycle": "PENDING", "FileSystemId": given["FileSystemId"]}
+        self.tasks.append(task)
+        return {"DataRepositoryTask": task}
+
+    def _tasks(self, **_: Any) -> Any:
+        for task in self.tasks:
+            self.looks -= 1
+            task["Lifecycle"] = "EXECUTING" if self.looks > 0 else self.ends
+            task["Status"] = {"FailedCount": self.failed}
+        return {"DataRepositoryTasks": self.tasks}
+
+
+@pytest.fixture
+def account() -> Fsx:
+    return Fsx()
+
+
+@pytest.fixture
+def function(monkeypatch: pytest.MonkeyPatch, account: Fsx) -> ModuleType:
+    """The module as Lambda loads it, with its clients and its way to answer."""
+
+    def send(
+        _event: Any, _context: Any, status: str, _data: Any, physical_id: str, *, reason: str | None
+    ) -> None:
+        account.answers.append((status, reason, physical_id))
+
+    answers = SimpleNamespace(SUCCESS="SUCCESS", FAILED="FAILED", send=send)
+    monkeypatch.setitem(sys.modules, "boto3", SimpleNamespace(client=account.client))
+    monkeypatch.setitem(sys.modules, "cfnresponse", answers)
+    module = lambda_functions.load(Path(HANDLER))
+
+    def sleep(seconds: float) -> None:
+        account.slept += seconds
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
+    return module
+
+
+Answer = Callable[[str], tuple[str, str | None, str]]
+
+
+@pytest.fixture
+def ask(function: ModuleType, account: Fsx) -> Answer:
+    """What CloudFormation is answered to a request of a kind."""
+
+    def asked(kind: str) -> tuple[str, str | None, str]:
+        event = {
+            "RequestType": kind,
+            "LogicalResourceId": "ExportFiles",
+            "PhysicalResourceId": "fs-1",
+            "StackId": "arn:aws:cloudformation:eu-west-1:000000000000:stack/TrainingStack/1",
+            "ResourceProperties": {
+                "FileSystem": "fs-1",
+                "Reports": "s3://bucket/datasets/export-reports",
+            },
+        }
+        function.handler(event, lambda_functions.context(lambda: 900 - account.slept))
+        return account.answers[-1]
+
+    return asked
+
+
+def test_making_and_changing_the_stack_exports_nothing(account: Fsx, ask: Answer) -> None:
+    for kind in ("Create", "Update"):
+        assert ask(kind) == ("SUCCESS", None, "fs-1")
+    assert not account.tasks
+    assert account.events == ["NEW", "CHANGED"]
+
+
+def test_a_deletion_waits_for_the_export(account: Fsx, ask: Answer) -> None:
+    assert ask("Delete") == ("SUCCESS", None, "fs-1")
+    (task,) = account.tasks
+    assert (task["FileSystemId"], task["Lifecycle"]) == ("fs-1", "SUCCEEDED")
+    assert account.slept > 0
+
+
+@pytest.mark.parametrize(("failed", "ends"), [(12, "SUCCEEDED"), (3, "FAILED"), (0, "CANCELED")])
+def test_files_that_are_not_in_the_bucket_stop_it_and_go_on_being_exported(
+    account: Fsx, ask: Answer, failed: int, ends: str
+) -> None:
+    account.failed, account.ends = failed, ends
+    status, reason, _ = ask("Delete")
+    assert status == "FAILED"
+    assert reason is not None
+    assert f"{failed} files of fs-1 are not in the bucket" in reason
+    assert "s3://bucket/datasets/export-reports lists them" in reason
+    assert (
+        "aws cloudformation delete-stack --stack-name TrainingStack --retain-resources ExportFiles"
+    ) in reason
+    assert len(reason) < 1024, "CloudFormation keeps no more"
+    assert account.events == ["NEW", "CHANGED"]
+
+
+def test_an_export_that_takes_longer_than_lambda_may_goes_on_with_the_next_deletion(
+    account: Fsx, ask: Answer
+) -> None:
+    account.looks = 1000
+    status, reason, _ = ask("Delete")
+    assert status == "FAILED"
+    assert reason is not None
+    assert "delete the stack again" in reason
+    account.slept, account.looks = 0.0, 3
+    assert ask("Delete")[0] == "SUCCESS"
+    assert len(account.tasks) == 1, "the same export"
+
+
+def test_a_file_system_whose_link_is_gone_has_nowhere_to_be_exported_to(
+    account: Fsx, ask: Answer
+) -> None:
+    account.is_linked = False
+    assert ask("Delete") == ("SUCCESS", None, "fs-1")
+    assert not account.tasks
