@@ -1,4 +1,4 @@
-"""Programs as users bring them, unchanged, on two containers; some lose a node.
+"""Programs as users bring them, unchanged, on two containers; some end early, some lose a node.
 
 ``tests/containers/program`` has the launcher's details, without containers.
 """
@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,16 +16,26 @@ from pathlib import Path
 import pytest
 
 from contract import exits
+from contract import outputs as stack_outputs
+from contract.job import JobSpec
 from contract.nodes import HEAD, WORKER
+from contract.ranges import Range
 from rehearsal import abuse, programs
 from rehearsal.abuse import Ended
 from rehearsal.cycle import Rehearsal
+from rehearsal.inventory import account_at
 from rehearsal.programs import Program
+from rehearsal.watch import Watch
 from tests.conftest import ROOT
 from tests.rehearsal.conftest import trainctl
-from tests.rehearsal.test_jobs import nothing_is_left
+from tests.rehearsal.test_jobs import container_of, eventually, nothing_is_left, printed, shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
+
+#: The worker node of a job below is released after so long; others after a minute.
+IDLE_S = 10
+#: In that job's head: its program goes on once this is there.
+GO = "/tmp/go"
 
 
 def submit(rehearsal: Rehearsal, code: Path, run: str, *words: str) -> str:
@@ -77,6 +88,76 @@ def test_unchanged_programs_train_on_two_nodes(deployment: Rehearsal, tmp_path: 
     for part in ("Training integration test", "Breakpoint trigger test"):
         nodes = [line[:8] for line in log.splitlines() if f"**{part}**" in line]
         assert sorted(nodes) == ["[node 0]", "[node 1]"], log
+
+
+@pytest.mark.timeout(900)
+def test_examples_of_ray_run_and_those_that_ask_for_too_much_end(
+    deployment: Rehearsal, tmp_path: Path
+) -> None:
+    """Ray's own examples, and beside them a program that leaves its worker node idle.
+
+    The first job has Tune queue twenty trials where four fit, trains, and then asks for a fifth
+    worker, which it can never have. The idle one asks for GPUs in the end.
+    """
+    linear, search = "torch_linear_example.py", "async_hyperband_example.py"
+    code = folder_of(
+        "ray", f"train/examples/pytorch/{linear}", f"tune/examples/{search}", into=tmp_path / "ray"
+    )
+    examples = (f"{search} --smoke-test", f"{linear} -n 2", f"{linear} -n 5")
+    words = " && ".join(f"python {each}" for each in examples)
+    job = submit(deployment, code, "ray", "sh", "-c", words)
+    container_of(deployment, job, HEAD)  # an execution shows some time after its start
+    asleep = start_sleeping(deployment, job, then=("python", linear, "-n", "2", "--use-gpu"))
+    head = container_of(deployment, asleep, HEAD)
+    container_of(deployment, asleep, WORKER)
+    watch = Watch(deployment, asleep)
+    said = f"1 worker node has had nothing to do for {IDLE_S} s and will be released"
+    eventually("it is said", lambda: printed(watch, said), timeout_s=120)
+    eventually("it is released", lambda: no_worker(watch), timeout_s=90)
+    deployment.engine("exec", head, "touch", GO)
+
+    exit_code, log = ended(deployment, asleep)
+    assert exit_code == exits.ASKS_TOO_MUCH, log
+    assert "the program asks for 2 workers of 1 GPU each; this job has at most 0" in log
+
+    exit_code, log = ended(deployment, job)
+    assert exit_code == exits.ASKS_TOO_MUCH, log
+    assert shown(deployment, job)["reason"] == "failed: asks for more than the job can have"
+    assert "Best hyperparameters found" in log
+    assert "No available node types" not in log, "of trials that wait their turn"
+    assert ranks(log) == ["0", "1"], log
+    assert re.search(r"^\{'loss': [\d.e-]+\}$", log, re.MULTILINE), log
+    assert "the program asks for 5 workers of 1 CPU each; this job has at most 4" in log
+    nothing_is_left(deployment)
+
+
+def ranks(log: str) -> list[str]:
+    """Of the workers of Ray Train, from the list that it prints of each group."""
+    return re.findall(r"\(ip=[\d.]+, pid=\d+\) world_rank=(\d+)", log)
+
+
+def start_sleeping(rehearsal: Rehearsal, like: str, *, then: Sequence[str]) -> str:
+    """Start a job with the code of another one, whose command leaves its worker node idle until
+    the file ``GO`` is there on its head; return its id."""
+    machine = rehearsal.outputs(stack_outputs.TRAINING_STACK)[stack_outputs.JOBS]
+    states = account_at(rehearsal.state()["endpoint"]).client("stepfunctions")
+    execution = f"{machine}:{like}".replace(":stateMachine:", ":execution:")
+    order = states.describe_execution(executionArn=execution)["input"]
+    spec = replace(
+        JobSpec.from_json(order),
+        run="asleep",
+        command=("sh", "-c", f"until [ -e {GO} ]; do sleep 1; done; {' '.join(then)}"),
+        nodes=Range(1, 1),
+        idle_s=IDLE_S,
+    )
+    job = f"asleep-{like}"
+    states.start_execution(stateMachineArn=machine, name=job, input=spec.to_json())
+    return job
+
+
+def no_worker(watch: Watch) -> bool:
+    watch.has_ended()
+    return not watch.containers(WORKER, 1)
 
 
 @pytest.mark.timeout(900)
