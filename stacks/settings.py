@@ -23,6 +23,8 @@ from stacks import setting_checks as checks
 ROOT: Final = Path(__file__).parents[1]
 PRESETS_KEY: Final = "presets"
 
+#: AWS's image for training, which has libfabric and the plug-in of NCCL.
+EFA_IMAGE: Final = "public.ecr.aws/deep-learning-containers/ray:train-ml-cuda"
 EFA_MODES: Final = ("auto", "on", "off")
 SHARED_STORAGES: Final = ("none", "fsx")
 FSX_COMPRESSIONS: Final = ("none", "lz4")
@@ -306,6 +308,17 @@ class Settings:
         return (
             f"efa is off: each {machine.name} gets {machine.tcp_gbps:,g} of its "
             f"{machine.network_gbps:,g} Gb/s ({machine.efa_interfaces} EFA interfaces have all)"
+        )
+
+    @property
+    def without_libfabric(self) -> str:
+        """What EFA lacks in the image of this checkout, in words; empty with another image."""
+        if not self.uses_efa or self.image_tag != content_tag(ROOT):
+            return ""
+        return (
+            "efa is on, and the image of this checkout has no libfabric, so that runs end at their "
+            f'start: make images ARGS="--tag efa --build-arg BASE_IMAGE={EFA_IMAGE}" builds one '
+            "that has, and -c image_tag=efa deploys it"
         )
 
     @property
