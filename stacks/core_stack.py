@@ -205,7 +205,7 @@ class CoreStack(cdk.Stack):
             encryption=s3.BucketEncryption.S3_MANAGED,
             enforce_ssl=True,
             minimum_tls_version=1.2,
-            # Checkpoints are pruned all the time: kept versions of them would be billed for ever.
+            # See docs/security.md: "What a job may delete".
             versioned=False,
             removal_policy=RemovalPolicy.RETAIN if keep else RemovalPolicy.DESTROY,
             auto_delete_objects=not keep,

@@ -254,13 +254,23 @@ def end_tasks(job: str, reason: str, *, hosts: bool) -> None:
 
 
 def write_record(job: str, spec: JobSpec, outcome: Outcome) -> None:
-    """Write down how a job ended, beside what it was."""
-    boto3.client("s3").put_object(
-        Bucket=BUCKET,
-        Key=runs.job_record(spec.run, job),
-        Body=record_json(job, spec, outcome).encode(),
-        ContentType="application/json",
-    )
+    """Write down how a job ended, beside what it was.
+
+    Once: an abort that comes while its end is being cleaned up does not change how it ended.
+    """
+    s3 = boto3.client("s3")
+    try:
+        s3.put_object(
+            Bucket=BUCKET,
+            Key=runs.job_record(spec.run, job),
+            Body=record_json(job, spec, outcome).encode(),
+            ContentType="application/json",
+            IfNoneMatch="*",
+        )
+    except s3.exceptions.ClientError as error:
+        if error.response["Error"]["Code"] != "PreconditionFailed":
+            raise
+        print(f"{job} has its record already")
 
 
 # --- what it is called for ------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from contract import exits, times
 from contract.job import (
@@ -215,7 +216,7 @@ class Aws:
         """Of hosts that are not workers': their capacity providers."""
         self.groups: dict[str, tuple[int, int]] = {}
         """Of groups of hosts: how many are asked for, and how many there are."""
-        self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError)
+        self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError, ClientError=ClientError)
         self.get_paginator = lambda_functions.paginators(self)
 
     def add(self, name: str, **task: Any) -> None:
@@ -323,8 +324,20 @@ class Aws:
         assert arguments["ShouldDecrementDesiredCapacity"]
         self.terminated.append(arguments["InstanceId"])
 
-    def put_object(self, *, Bucket: str, Key: str, Body: bytes, **_: Any) -> None:  # noqa: N803
+    def put_object(
+        self,
+        *,
+        Bucket: str,  # noqa: N803
+        Key: str,  # noqa: N803
+        Body: bytes,  # noqa: N803
+        IfNoneMatch: str,  # noqa: N803
+        **_: Any,
+    ) -> None:
         assert Bucket == "bucket"
+        assert IfNoneMatch == "*"
+        if Key in self.objects:
+            error: Any = {"Error": {"Code": "PreconditionFailed"}}
+            raise ClientError(error, "PutObject")
         self.objects[Key] = json.loads(Body)
 
     def describe_execution(self, *, executionArn: str) -> Any:  # noqa: N803
@@ -480,6 +493,15 @@ def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert (record["status"], record["reason"]) == (status, reason)
     assert record["attempts"] is None, "this history cannot be read, and none is guessed"
+
+
+def test_an_abort_while_the_end_is_cleaned_up_changes_no_record(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    keeper.handler(ended(head(0)), None)
+    aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}
+    keeper.handler(aborted(), None)
+    assert aws.objects["runs/r1/jobs/j1.json"]["status"] == "succeeded"
 
 
 @pytest.mark.parametrize(

@@ -43,3 +43,9 @@ def test_a_parameter_that_is_misspelled_is_found(
         part = part[each]
     part[name] = True
     assert state_faults(machine) == [fault]
+
+
+def test_what_ecs_calls_throttling_is_asked_again(synth: Synth) -> None:
+    """ECS's own name for it, and the one that Step Functions has for all errors without a name."""
+    (retry,) = definition(synth, PRESETS[0])["States"]["Head"]["Retry"]
+    assert {"ECS.ServerException", "ECS.AmazonECSException"} <= {*retry["ErrorEquals"]}
