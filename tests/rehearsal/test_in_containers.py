@@ -75,6 +75,7 @@ def running(rehearsal: Rehearsal, service: str) -> dict[str, str]:
     return {
         task["taskArn"].rpartition("/")[2]: task["containers"][0].get("healthStatus", "UNKNOWN")
         for task in tasks
+        if task["lastStatus"] != "STOPPED"  # the list may still have it
     }
 
 

@@ -99,7 +99,8 @@ def start_hosts_and_a_task(training: dict[str, str]) -> None:
     assert [len(group["Instances"]) for group in groups] == [1, 1]
     cluster = training[stack_outputs.CLUSTER]
     ecs.run_task(cluster=cluster, taskDefinition=training[stack_outputs.HEAD_TASK])
-    assert len(ecs.list_tasks(cluster=cluster)["taskArns"]) == 2, "and the head of a job"
+    # And the head of a job.
+    assert eventually(lambda: len(ecs.list_tasks(cluster=cluster)["taskArns"]) == 2)
 
 
 def eventually(condition: Callable[[], Any]) -> Any:
@@ -129,7 +130,15 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
             name=f"{preset}-{job}",
             input=spec.to_json(),
         )["executionArn"]
-        (task,) = eventually(lambda: ecs.list_tasks(**which)["taskArns"])
+
+        def look() -> list[str]:
+            # The list may still have the tasks of the job before.
+            arns = ecs.list_tasks(**which)["taskArns"]
+            found = ecs.describe_tasks(**which, tasks=arns)["tasks"] if arns else []
+            group = f"{JOB_GROUP}{preset}-{job}"
+            return [each["taskArn"] for each in found if each["group"] == group]
+
+        (task,) = eventually(look)
         return execution, task
 
     def record(job: str) -> dict[str, Any]:
@@ -149,7 +158,6 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
     assert 3500 < int(told[nodes.ENV_DEADLINE]) - time.time() <= 3600
     # Without a container below, a task that is stopped has ended well.
     ecs.stop_task(**which, task=task)
-    eventually(lambda: states.describe_execution(executionArn=execution)["status"] != "RUNNING")
     assert record("ended")["reason"] == "succeeded"
 
     execution, task = start("aborted")
