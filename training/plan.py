@@ -9,6 +9,7 @@ Standard library only: a laptop without torch runs it. The arithmetic is that of
 import argparse
 import dataclasses
 import json
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from training.models.estimates import (
     make,
     smaller,
 )
-from training.models.model_shapes import SHAPES, ModelShape, read_config
+from training.models.model_shapes import SHAPES, ModelShape, UnknownKindError, read_config
 from training.recipes.settings import RunConfig, fields_of
 
 
@@ -71,11 +72,37 @@ def _candidates(shape: ModelShape, wanted: Setup) -> Iterator[Plan]:
 
 
 def shape_of(model: str) -> ModelShape:
-    """The shape of a model: ``new:NAME``, a folder with a ``config.json``, that file, or a known
-    Hub id, whose revision does not matter.
+    """The shape of a model: ``new:NAME``, a folder with a ``config.json``, that file, or a Hub id.
+
+    What is not known here is asked of the model itself, which needs torch and transformers.
 
     Raises:
-        InputError: there is none.
+        InputError: there is none, or it is not known here and those packages are missing.
+    """
+    try:
+        return known_shape(model)
+    except UnknownKindError as error:
+        return _built_shape(model.removeprefix("new:"), error)
+
+
+def _built_shape(model: str, unknown: UnknownKindError) -> ModelShape:
+    """The shape as another process finds it out, because this one has to do without torch."""
+    command = [sys.executable, "-m", "training.models.built_shapes", model]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == EXIT_OK:
+        return ModelShape.from_json(json.loads(done.stdout))
+    if "ModuleNotFoundError" in done.stderr:
+        raise InputError(f"{unknown}; install them, then ask again")
+    last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
+    raise InputError(f"the shape of {model!r} is not known here: {last}")
+
+
+def known_shape(model: str) -> ModelShape:
+    """The shape of a model as far as the standard library tells it.
+
+    Raises:
+        UnknownKindError: only the model itself can tell.
+        InputError: its configuration cannot be used.
     """
     name = model.removeprefix("new:")
     if name in SHAPES:
@@ -87,9 +114,9 @@ def shape_of(model: str) -> ModelShape:
         return ModelShape.from_config(read_config(path))
     if known := _KNOWN.get(name.partition("@")[0]):
         return ModelShape.from_config(SHAPES[known])
-    raise InputError(
+    raise UnknownKindError(
         f"the shape of {model!r} is not known here: give the folder of its config.json, or one of "
-        f"{', '.join([*SHAPES, *_KNOWN])}"
+        f"{', '.join([*SHAPES, *_KNOWN])}; torch and transformers would find out about others"
     )
 
 
@@ -147,7 +174,7 @@ def expected(
     if not tokens:
         return None
     try:
-        shape = shape_of(values["model"])
+        shape = known_shape(values["model"])
         setup = _setup_of(values, machine, num_workers=config.num_workers)
         plan = make(shape, dataclasses.replace(setup, efa=efa))
     except InputError:
@@ -164,13 +191,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     planned = [recipe.name for recipe in recipes.ALL if recipe.is_planned]
     parser.add_argument("recipe", choices=planned)
-    parser.add_argument("--model", required=True, help="new:SHAPE, a folder, or a known Hub id")
+    parser.add_argument("--model", required=True, help="new:SHAPE, a folder, or a Hub id")
     parser.add_argument("--instance", default="g5.12xlarge", help="(default: g5.12xlarge)")
     parser.add_argument("--workers", type=int, help="GPUs (default: those of one host)")
     parser.add_argument("--tokens", type=float, default=1e6, help="to train on (default: 1e6)")
     parser.add_argument("--preset", help="(default: the recipe's first)")
     for name in ("seq_len", "global_batch", "microbatch", "replicas", "lora_rank"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
+    parser.add_argument("--lora-targets", metavar="NAMES", help="matrices with adapters (all)")
     parser.add_argument("--recompute", choices=RECOMPUTE)
     parser.add_argument("--optimizer", choices=[*MOMENTS])
     parser.add_argument("--reduce-gradients", choices=REDUCE)
@@ -235,6 +263,7 @@ def _setup_of(values: Mapping[str, Any], machine: InstanceType, *, num_workers: 
         "optimizer",
         "replicas",
         "lora_rank",
+        "lora_targets",
         "reduce_gradients",
         "reduce_dtype",
         "keep_blocks",

@@ -18,6 +18,7 @@ from contract.errors import InputError
 from tests.training.test_local_runs import REPO, Command, launcher
 from training.checkpoint import checkpoints
 from training.models import language_models, model_weights, pretrained
+from training.recipes.fsdp.settings import FsdpConfig
 
 pytestmark = pytest.mark.slow
 
@@ -109,19 +110,32 @@ def test_killed_and_resumed_a_run_takes_the_same_steps(
     assert held_out(command) == pytest.approx(held_out(whole), abs=1e-6)
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("workers", "passes"),
+    [
+        (1, 8),
+        # One host of four GPUs, and two: as with --nodes 1:2.
+        pytest.param(4, 2, marks=pytest.mark.long),
+        pytest.param(8, 1, marks=pytest.mark.long),
+    ],
+)
 def test_another_number_of_workers_finds_the_same_model_and_goes_on(
-    start: Callable[..., Command], whole: Command, workers: int
+    start: Callable[..., Command], whole: Command, workers: int, passes: int
 ) -> None:
     name = f"on-{workers}"
     copied(whole, name, without="step-00000020")
-    command = start(name, *TINY, torchrun=workers)
+    command = start(name, *TINY, "--microbatch", "2", torchrun=workers)
     code, _, err = command.end()
     assert code == 0, err
     (loaded,) = command.metrics("loaded")
     assert loaded["step"] == 16
     assert loaded["loss"] == pytest.approx(held_out(whole)[16], abs=1e-5)
     assert command.result()["world_size"] == workers
+    # No pass takes more memory where there are fewer workers.
+    recorded = json.loads((command.run_folder / "config.json").read_text())
+    settings = FsdpConfig.from_json({**recorded, "num_workers": workers})
+    assert settings.num_microbatches == passes
+    assert settings.global_batch // workers // passes == settings.microbatch == 2
     for step in range(17, 21):
         assert losses(command)[step] == pytest.approx(losses(whole)[step], abs=1e-3)
 
@@ -163,7 +177,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_and_every_step_may_be_evaluat
 # peft asks transformers by an older name.
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-def test_adapters_are_trained_beside_frozen_weights_and_exported_merged_and_by_themselves(
+def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
     base = tmp_path / "base"
@@ -176,10 +190,17 @@ def test_adapters_are_trained_beside_frozen_weights_and_exported_merged_and_by_t
     adapters = ["--model", str(base), "--tokenizer", "bytes", "--lora-rank", "4", "--lr", "3e-2"]
     adapters += ["--lora-targets", "query_key_value,dense", "--lora-alpha", "12"]
     adapters += ["--lora-dropout", "0.05", "--recompute", "full"]
+    command = start("lora", *TINY, *adapters, torchrun=2)
+    command.wait_until(lambda: command.steps_done() >= 10)
+    os.killpg(command.process.pid, signal.SIGKILL)
+    command.process.communicate()
     command = start("lora", *TINY, *adapters, torchrun=1)
     code, _, err = command.end()
     assert code == 0, err
+    assert command.result()["resumed_from"] == 8
+    (loaded,) = command.metrics("loaded")
     found = held_out(command)
+    assert loaded["loss"] == pytest.approx(found[8], abs=1e-5)
     assert found[20] < found[0] - 0.05
     shards = command.run_folder / "checkpoints" / "step-00000020"
     assert sum(path.stat().st_size for path in shards.glob("*.distcp")) < 2e6, "adapters alone"
@@ -262,7 +283,6 @@ def loss_by_transformers(place: str, found: Any) -> float:
 def loss_of(model: Any, found: Any) -> float:
     """The loss of a model over what a checkpoint's run held out."""
     from training.recipes.fsdp import inputs
-    from training.recipes.fsdp.settings import FsdpConfig
 
     store = inputs.store_of(FsdpConfig.from_json(found.config))
     seq_len, num = found.config["seq_len"], found.config["eval_sequences"]

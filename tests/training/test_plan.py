@@ -3,6 +3,8 @@ measurement there is; a set-up that does not fit says what would."""
 
 import dataclasses
 import json
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,25 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig
 
+from contract.errors import InputError
 from contract.instance_types import instance_type
 from training import optimizers, plan
 from training.losses import Bend
-from training.models import estimates, language_models, model_weights, pretrained
+from training.models import (
+    built_shapes,
+    estimates,
+    language_models,
+    lora,
+    model_weights,
+    pretrained,
+)
 from training.models.language_models import WithLoss
 from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import estimate, loop
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 
+# What the standard library computes is compared with the models, and all others are built.
+KINDS = ("llama", "mistral", "qwen2", "qwen3")
 TINY_LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -54,15 +66,66 @@ def setup(**changes: Any) -> estimates.Setup:
     return estimates.Setup(**{**values, **changes})
 
 
-@pytest.mark.parametrize("values", [*SHAPES.values(), TINY_LLAMA])
-def test_parameters_and_operations_are_those_of_the_real_model(values: dict[str, Any]) -> None:
-    found = ModelShape.from_config(values)
+def built(values: Mapping[str, Any]) -> Any:
     rest = {key: value for key, value in values.items() if key != "model_type"}
-    model = language_models.build_on_meta(AutoConfig.for_model(values["model_type"], **rest))
+    return language_models.build_on_meta(AutoConfig.for_model(values["model_type"], **rest))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [*SHAPES.values(), *({**TINY_LLAMA, "model_type": kind, "head_dim": 16} for kind in KINDS)],
+    ids=[*SHAPES, *KINDS],
+)
+def test_a_shape_is_that_of_the_real_model(values: dict[str, Any]) -> None:
+    found, model = ModelShape.from_config(values), built(values)
+    assert found == built_shapes.shape_of(model)
     assert found.parameters == language_models.num_parameters(model)
-    (block,) = {sum(p.numel() for p in each.parameters()) for each in language_models.blocks(model)}
-    assert found.block_parameters == block
     assert found.flops_per_token(128) == language_models.flops_per_token(model, 128)
+    assert ModelShape.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+@pytest.mark.parametrize("targets", ["all", "q_proj, down_proj"])
+def test_adapters_have_as_many_parameters_as_are_planned(targets: str) -> None:
+    values = {**TINY_LLAMA, "model_type": "qwen3", "head_dim": 16}
+    shape, model = ModelShape.from_config(values), built(values)
+    lora.add(model, rank=4, targets=targets)
+    trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert shape.adapter_parameters(4, targets) == trained
+    assert built_shapes.shape_of(model) == shape, "adapters are no part of it"
+    with pytest.raises(InputError, match=r"'query', which this model's blocks do not have"):
+        shape.adapter_parameters(4, "query")
+
+
+def test_a_token_passes_through_the_experts_that_are_chosen_for_it() -> None:
+    sparse = {**TINY_LLAMA, "model_type": "mixtral", "num_local_experts": 8}
+    shapes = [
+        built_shapes.shape_of(built({**sparse, "num_experts_per_tok": num})) for num in (2, 8)
+    ]
+    two, all_of_them = shapes
+    assert two.parameters == all_of_them.parameters
+    # Three blocks of experts with three matrices each.
+    idle = 6 * 3 * 3 * 64 * 160
+    assert (two.idle_parameters, all_of_them.idle_parameters) == (idle, 0)
+    assert all_of_them.flops_per_token(64) - two.flops_per_token(64) == 6 * idle
+
+
+def test_the_shape_of_any_decoder_is_found_by_building_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built({**TINY_LLAMA, "model_type": "gemma3_text"}).config.save_pretrained(tmp_path)
+    found = plan.shape_of(str(tmp_path))
+    assert found == built_shapes.read(str(tmp_path))
+    assert {each.name for each in found.matrices} >= {"q_proj", "down_proj"}
+    (tmp_path / "config.json").write_text('{"model_type": "of next year"}')
+    assert built_shapes.main([str(tmp_path)]) == 2
+    assert "transformers cannot use its config.json" in capsys.readouterr().err
+    # A laptop has no torch: -S leaves out what is installed.
+    laptop = tmp_path / "python"
+    laptop.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    laptop.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(laptop))
+    assert plan.main(["fsdp", "--model", str(tmp_path)]) == 2
+    assert "without torch and transformers" in capsys.readouterr().err
 
 
 def test_the_reference_models_size_is_the_published_one() -> None:
@@ -269,7 +332,7 @@ def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -
     def said(gpu: str, **changes: Any) -> str:
         settings = {**PRESETS["dolly"], "num_workers": 8, **changes}
         config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **settings)
-        return estimate.warning(SHAPES["6.9b"], config, gpu)
+        return estimate.warning(shape("6.9b"), config, gpu)
 
     assert said("NVIDIA A10G") == ""
     tight = said("NVIDIA A10G", recompute="none")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from contract.errors import InputError
 from contract.instance_types import InstanceType
-from training.models.model_shapes import ModelShape
+from training.models.model_shapes import ALL, ModelShape
 
 GIB: Final = 2**30
 #: What is computed again instead of kept for the backward pass: nothing, attention, whole blocks.
@@ -51,6 +51,7 @@ class Setup:
     optimizer: str
     replicas: int = 1
     lora_rank: int = 0
+    lora_targets: str = ALL
     reduce_gradients: str = "pass"
     reduce_dtype: str = "fp32"
     keep_blocks: bool = False
@@ -124,10 +125,7 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     parameters = float(shape.parameters)
     trained, frozen = parameters, 0.0
     if setup.lora_rank:
-        # Two thin matrices beside each of a block's.
-        widths = 2 * shape.hidden + 2 * shape.heads * shape.head_dim
-        widths += (3 if shape.is_gated else 2) * (shape.hidden + shape.intermediate)
-        trained = float(setup.lora_rank * shape.layers * (widths + shape.hidden))
+        trained = float(shape.adapter_parameters(setup.lora_rank, setup.lora_targets))
         frozen = parameters
     has_passes = setup.num_microbatches > 1
     sharded = 4 * trained / shards
@@ -143,7 +141,7 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     arriving = 2.0 * block if shards > 1 else 0.0
     keeps_blocks = setup.keep_blocks and shards > 1
     if keeps_blocks:
-        arriving = 2.0 * block * (shape.layers - 1)
+        arriving = 2.0 * (shape.blocks_parameters - block)
     # Tied embeddings are whole from the first block's forward to its backward pass, and reduced
     # last. Else the output embedding is whole from the loss until it is reduced, which is before
     # the blocks' backward passes, and the input embedding while it is reduced.
@@ -153,7 +151,7 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
         # Autocast, not FSDP: each trained weight is there in bf16 too, until its backward pass.
         staying, arriving = 2.0 * trained, 0.0
     last_gathered = 2.0 * embedding if shards > 1 else staying
-    last_gathered += 2.0 * block * shape.layers if keeps_blocks else 0.0
+    last_gathered += 2.0 * shape.blocks_parameters if keeps_blocks else 0.0
     always = {
         "weights": (2 * frozen + 4 * trained) / shards,
         "moments": MOMENTS[setup.optimizer] * trained / shards,
@@ -224,8 +222,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         # do not stay, the embeddings' once, and gradients, unless those wait for the last one. One
         # link of the ring is the way into a host.
         across = (shards - 1) / shards if hosts > 1 else 0.0
-        blocks = shape.layers * shape.block_parameters
-        gathered = shape.parameters + (0 if setup.keep_blocks else blocks)
+        gathered = shape.parameters + (0 if setup.keep_blocks else shape.blocks_parameters)
         gathers = 2.0 * gathered * across * setup.num_microbatches
         sent = REDUCE_DTYPES[setup.reduce_dtype]
         reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across

@@ -26,6 +26,8 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from contract.errors import InputError
 from training.losses import Bend, linear_cross_entropy
 
+#: What the name of each weight of an expert has in it, in transformers.
+_EXPERTS: Final = ".experts."
 _aten: Final = torch.ops.aten
 # What selective recomputation keeps: all that takes more than a pass over memory.
 _KEPT: Final = (
@@ -185,6 +187,18 @@ def blocks(model: nn.Module) -> nn.ModuleList:
     return max(stacks, key=lambda each: sum(p.numel() for p in each.parameters()))
 
 
+def matrices(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Name and module of each matrix of the blocks that is multiplied as a whole: what adapters
+    may stand beside. Those of adapters themselves are none."""
+    from transformers.pytorch_utils import Conv1D
+
+    return [
+        (name.removesuffix(".base_layer"), module)
+        for name, module in blocks(model).named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and "lora_" not in name
+    ]
+
+
 def num_parameters(model: nn.Module) -> int:
     """Parameters of the whole model, shared ones counted once."""
     return sum(parameter.numel() for parameter in model.parameters())
@@ -195,18 +209,41 @@ def flops_per_token(model: nn.Module, seq_len: int) -> float:
 
     Six per parameter that multiplies, four where it is frozen and has no gradient, and the
     products of attention, which no parameter stands for: 12 per block, position and width (PaLM,
-    appendix B). The input embedding is looked up and not multiplied. Recomputation is not counted:
-    it is no progress.
+    appendix B). The input embedding is looked up and not multiplied, and of experts a token passes
+    through those that are chosen for it. Recomputation is not counted: it is no progress.
     """
     of: Any = model  # transformers' own methods
     looked_up, output = of.get_input_embeddings().weight, of.get_output_embeddings().weight
+    idle = _idle_part(of.config)
     products = sum(
-        (6 if parameter.requires_grad else 4) * parameter.numel()
-        for parameter in model.parameters()
+        (6 if parameter.requires_grad else 4) * parameter.numel() * (1 - idle * (_EXPERTS in name))
+        for name, parameter in model.named_parameters()
         if parameter is not looked_up or output is looked_up
     )
-    attention = 12 * int(of.config.num_hidden_layers) * int(of.config.hidden_size) * seq_len
-    return float(products + attention)
+    width = attention_width(of.config)
+    return float(products + 12 * int(of.config.num_hidden_layers) * width * seq_len)
+
+
+def attention_width(config: Any) -> int:
+    """Width of all attention heads of a block together."""
+    head_dim = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
+    heads = getattr(config, "num_attention_heads", None)
+    return int(heads * head_dim if heads and head_dim else config.hidden_size)
+
+
+def num_idle_parameters(model: nn.Module) -> int:
+    """Parameters of the experts that a token does not pass through; 0 without experts."""
+    of: Any = model
+    held = sum(each.numel() for name, each in model.named_parameters() if _EXPERTS in name)
+    return round(held * _idle_part(of.config))
+
+
+def _idle_part(config: Any) -> float:
+    """Part of the experts of a block that is not chosen for a token."""
+    chosen = getattr(config, "num_experts_per_tok", None) or 0
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    num = next((each for name in names if (each := getattr(config, name, None))), 0)
+    return 1 - chosen / num if chosen and num else 0.0
 
 
 def recompute(model: nn.Module, mode: str) -> None:

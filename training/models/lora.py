@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from training.models.language_models import blocks
+from training.models.language_models import matrices
+from training.models.model_shapes import ALL, names_of
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
-#: Every matrix of the blocks.
-ALL: Final = "all"
 # What peft calls the only adapters of a model, within the names of their weights.
 _NAME: Final = ".default."
 _MARKS: Final = (".lora_A.", ".lora_B.")
@@ -62,20 +61,7 @@ def add(
 def _targets(model: nn.Module, targets: str) -> list[str] | str:
     if targets == ALL:
         return "all-linear"
-    from transformers.pytorch_utils import Conv1D
-
-    known = {
-        name.rpartition(".")[2]
-        for name, module in blocks(model).named_modules()
-        if isinstance(module, nn.Linear | Conv1D)
-    }
-    names = [each.strip() for each in targets.split(",")]
-    if unknown := [each for each in names if each not in known]:
-        raise InputError(
-            f"--lora-targets names {', '.join(map(repr, unknown))}, which this model's blocks do "
-            f"not have: choose of {', '.join(sorted(known))}, separated by commas, or {ALL}"
-        )
-    return names
+    return [*names_of(targets, {name.rpartition(".")[2] for name, _ in matrices(model)})]
 
 
 def files(

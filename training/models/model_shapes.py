@@ -1,116 +1,191 @@
 """Shapes of transformer language models: what their size follows from, without torch.
 
 Standard library only, so that a laptop can plan a run. A shape comes from a name below, which is a
-model to be made with random weights, or from a Hugging Face ``config.json``. It describes decoders
-with one attention and one MLP per block; anything else is refused and not guessed at.
+model to be made with random weights, from the Hugging Face ``config.json`` of a few kinds of
+decoders, or, for all others, from the model itself (``training.models.built_shapes``).
 """
 
+import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 from contract.errors import InputError
 
+#: Every matrix of the blocks, as the target of adapters.
+ALL: Final = "all"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matrix:
+    """Matrices of one name and size in the blocks of a model."""
+
+    name: str
+    """The last part of it, such as ``q_proj``."""
+    inputs: int
+    outputs: int
+    number: int
+    """How many the model has."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """Numbers from which parameters, memory and operations follow."""
+    """Numbers from which memory and operations follow."""
 
     hidden: int
     layers: int
-    heads: int
-    kv_heads: int
-    """Fewer than ``heads`` with grouped-query attention."""
-    head_dim: int
-    intermediate: int
-    """Width of the MLP."""
-    is_gated: bool
-    """Whether the MLP has three matrices, as Llama's, and not two, as GPT's."""
-    has_biases: bool
+    attention: int
+    """Width of all attention heads of a block together."""
     vocab: int
-    positions: int
-    """Longest sequence."""
+    parameters: int
+    """Of the whole model."""
+    block_parameters: int
+    """Of the largest block."""
+    blocks_parameters: int
+    """Of all blocks together."""
+    idle_parameters: int = 0
+    """Of experts that a token does not pass through."""
     is_tied: bool
     """Whether the output embedding is the input embedding."""
-
-    def __post_init__(self) -> None:
-        for name in ("hidden", "layers", "heads", "kv_heads", "head_dim", "intermediate", "vocab"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise InputError(f"the model's configuration has {name} = {value!r}")
-
-    @property
-    def block_parameters(self) -> int:
-        """Parameters of one block."""
-        query, key_value = self.heads * self.head_dim, 2 * self.kv_heads * self.head_dim
-        attention = self.hidden * (query + key_value) + query * self.hidden
-        matrices = 3 if self.is_gated else 2
-        mlp = matrices * self.hidden * self.intermediate
-        if not self.has_biases:
-            return attention + mlp + 2 * self.hidden  # RMS norms have no bias
-        biases = query + key_value + self.hidden + self.intermediate + self.hidden
-        return attention + mlp + biases + 4 * self.hidden
+    matrices: tuple[Matrix, ...]
+    """Of all blocks: where adapters can be."""
 
     @property
     def embedding_parameters(self) -> int:
         """Parameters of one embedding."""
         return self.vocab * self.hidden
 
-    @property
-    def parameters(self) -> int:
-        """Parameters of the whole model."""
-        embeddings = self.embedding_parameters * (1 if self.is_tied else 2)
-        last_norm = self.hidden * (2 if self.has_biases else 1)
-        return self.layers * self.block_parameters + embeddings + last_norm
-
     def flops_per_token(self, seq_len: int) -> float:
         """Operations of forward and backward per token: six per parameter that multiplies, and 12
         per block, position and width for attention (PaLM, arXiv 2204.02311, appendix B)."""
         looked_up = 0 if self.is_tied else self.embedding_parameters
-        attention = 12 * self.layers * self.heads * self.head_dim * seq_len
-        return float(6 * (self.parameters - looked_up) + attention)
+        attention = 12 * self.layers * self.attention * seq_len
+        return float(6 * (self.parameters - self.idle_parameters - looked_up) + attention)
+
+    def adapter_parameters(self, rank: int, targets: str = ALL) -> int:
+        """Parameters of low-rank adapters: a matrix of ``rank`` columns and one of ``rank`` rows
+        beside each target.
+
+        Args:
+            targets: names of matrices, separated by commas; or ``all``.
+
+        Raises:
+            InputError: the blocks have no matrices of such a name.
+        """
+        names = names_of(targets, {each.name for each in self.matrices})
+        widths = (
+            each.number * (each.inputs + each.outputs)
+            for each in self.matrices
+            if each.name in names
+        )
+        return rank * sum(widths)
+
+    def to_json(self) -> dict[str, object]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        matrices = tuple(Matrix(**each) for each in values["matrices"])
+        return cls(**{**values, "matrices": matrices})
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """The shape that a Hugging Face ``config.json`` describes.
 
         Raises:
-            InputError: it describes no decoder of this kind, or the model's type is not known.
+            UnknownKindError: only the model itself tells the shape of models of this type.
+            InputError: the configuration is not complete.
         """
         kind = str(config.get("model_type"))
         if kind not in _KINDS:
-            raise InputError(
-                f"the size of models of type {kind!r} is not known here (known: "
-                f"{', '.join(sorted(_KINDS))}); training may work all the same"
+            raise UnknownKindError(
+                f"the size of models of type {kind!r} is not known without torch and transformers "
+                f"(known: {', '.join(sorted(_KINDS))})"
             )
-        is_gated, has_biases = _KINDS[kind]
         try:
             hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
-            return cls(
-                hidden=hidden,
-                layers=int(config["num_hidden_layers"]),
-                heads=heads,
-                kv_heads=int(config.get("num_key_value_heads") or heads),
-                head_dim=int(config.get("head_dim") or hidden // heads),
-                intermediate=int(config["intermediate_size"]),
-                is_gated=is_gated,
-                has_biases=has_biases,
-                vocab=int(config["vocab_size"]),
-                positions=int(config.get("max_position_embeddings") or 2**20),
-                is_tied=bool(config.get("tie_word_embeddings", False)),
+            layers, intermediate = (
+                int(config["num_hidden_layers"]),
+                int(config["intermediate_size"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+            key_value_heads = int(config.get("num_key_value_heads") or heads)
+            head_dim = int(config.get("head_dim") or hidden // heads)
+            vocab = int(config["vocab_size"])
+        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             raise InputError(f"the model's config.json is not complete: {error!r}") from None
+        sizes = (hidden, heads, layers, intermediate, key_value_heads, head_dim, vocab)
+        if min(sizes) < 1:
+            raise InputError(f"the model's config.json has a size below 1: {sizes}")
+        query, key_value = heads * head_dim, key_value_heads * head_dim
+        if kind == "gpt_neox":
+            widths = {
+                "query_key_value": (hidden, 3 * query),
+                "dense": (query, hidden),
+                "dense_h_to_4h": (hidden, intermediate),
+                "dense_4h_to_h": (intermediate, hidden),
+            }
+        else:
+            widths = {
+                "q_proj": (hidden, query),
+                "k_proj": (hidden, key_value),
+                "v_proj": (hidden, key_value),
+                "o_proj": (query, hidden),
+                "gate_proj": (hidden, intermediate),
+                "up_proj": (hidden, intermediate),
+                "down_proj": (intermediate, hidden),
+            }
+        # Norms and biases; the last norm has as many as one of a block.
+        biased, norm = sum(outputs for _, outputs in widths.values()), hidden
+        vectors = 2 * hidden
+        if kind == "gpt_neox":
+            vectors, norm = 4 * hidden + biased, 2 * hidden
+        elif kind == "qwen2":
+            vectors += query + 2 * key_value
+        elif kind == "qwen3":
+            vectors += 2 * head_dim
+        block = sum(inputs * outputs for inputs, outputs in widths.values()) + vectors
+        is_tied = bool(config.get("tie_word_embeddings", False))
+        return cls(
+            hidden=hidden,
+            layers=layers,
+            attention=query,
+            vocab=vocab,
+            parameters=layers * block + vocab * hidden * (1 if is_tied else 2) + norm,
+            block_parameters=block,
+            blocks_parameters=layers * block,
+            is_tied=is_tied,
+            matrices=tuple(
+                Matrix(name=name, inputs=inputs, outputs=outputs, number=layers)
+                for name, (inputs, outputs) in widths.items()
+            ),
+        )
 
 
-# type -> (three matrices in the MLP, biases)
-_KINDS: Final[Mapping[str, tuple[bool, bool]]] = {
-    "gpt_neox": (False, True),
-    "llama": (True, False),
-    "mistral": (True, False),
-}
+class UnknownKindError(InputError):
+    """The shape of a model does not follow from its configuration by what is known here."""
+
+
+def names_of(targets: str, known: set[str]) -> Sequence[str]:
+    """The names of matrices that ``targets`` lists, or all that are known.
+
+    Raises:
+        InputError: there is none of such a name.
+    """
+    if targets == ALL:
+        return sorted(known)
+    names = [each.strip() for each in targets.split(",")]
+    if unknown := [each for each in names if each not in known]:
+        raise InputError(
+            f"--lora-targets names {', '.join(map(repr, unknown))}, which this model's blocks do "
+            f"not have: choose of {', '.join(sorted(known))}, separated by commas, or {ALL}"
+        )
+    return names
+
+
+# What the arithmetic of ``from_config`` is for; a test compares it with the models.
+_KINDS: Final = ("gpt_neox", "llama", "mistral", "qwen2", "qwen3")
 
 
 def _neox(hidden: int, layers: int, heads: int, *, positions: int = 2048) -> dict[str, Any]:

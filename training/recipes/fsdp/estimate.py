@@ -3,10 +3,6 @@
 The arithmetic is that of ``training.models.estimates``. Standard library only.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES
 from training.models.estimates import GIB, Setup, differences, make, smaller
 from training.models.model_shapes import ModelShape
@@ -33,19 +29,14 @@ def advice(config: FsdpConfig) -> str:
     return f"Give more --workers, or one of: {', '.join(options)}; training.plan computes what fits"
 
 
-def warning(values: Mapping[str, Any], config: FsdpConfig, gpu_name: str) -> str:
-    """What to expect of a run on a GPU that is too small for it; empty where it fits, or where
-    model or GPU are not known here.
+def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
+    """What to expect of a run on a GPU that is too small for it; empty where it fits, or where the
+    GPU is not known here.
 
     Args:
-        values: the model's Hugging Face configuration.
         gpu_name: as ``torch.cuda.get_device_name`` has it.
     """
     machines = [each for each in INSTANCE_TYPES.values() if each.gpu and each.gpu.name == gpu_name]
-    try:
-        shape = ModelShape.from_config(values)
-    except InputError:
-        return ""
     if not machines:
         return ""
     own = config.global_batch // config.num_workers // config.num_microbatches
@@ -59,6 +50,7 @@ def warning(values: Mapping[str, Any], config: FsdpConfig, gpu_name: str) -> str
         optimizer=config.optimizer,
         replicas=config.replicas,
         lora_rank=config.lora_rank,
+        lora_targets=config.lora_targets,
         reduce_gradients=config.reduce_gradients,
         reduce_dtype=config.reduce_dtype,
         keep_blocks=config.keep_blocks,

@@ -29,7 +29,7 @@ from training.checkpoint.timetable import Timetable
 from training.data.feed import ChatFeed, TextFeed, feed_of
 from training.data.packing import NOTHING, Batch
 from training.data.text import TokenStore
-from training.models import agreement, language_models, model_weights, pretrained
+from training.models import agreement, built_shapes, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.recipes.fsdp import estimate, inputs
 from training.recipes.fsdp.model import build, describe, fill
@@ -89,7 +89,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     model, model_config = build(config, store)
     if on_gpu:
         gpu_name = torch.cuda.get_device_name(device)
-        if tight := estimate.warning(model_config.to_dict(), config, gpu_name):
+        if tight := estimate.warning(built_shapes.shape_of(model), config, gpu_name):
             worker.emit(Warned(message=tight))
     mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
     if use_bf16:

@@ -1,0 +1,91 @@
+"""The shape of any language model of transformers, by building it without memory for its weights.
+
+    python -m training.models.built_shapes MODEL
+
+prints it as JSON: ``training.plan``, which has no torch of its own, asks in this way. MODEL is a
+folder with a ``config.json``, that file, or a Hugging Face id, of which nothing else is fetched.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from contract import exits
+from contract.errors import InputError
+from training.data import hub
+from training.models import language_models, pretrained
+from training.models.model_shapes import Matrix, ModelShape, read_config
+
+
+def shape_of(model: nn.Module) -> ModelShape:
+    """The shape of a model; of one with adapters, that of what they stand beside."""
+    of: Any = model  # transformers' own methods
+    text = of.config.get_text_config()
+    sizes = {name: each.numel() for name, each in model.named_parameters() if "lora_" not in name}
+    stack = language_models.blocks(model)
+    blocks = [
+        sum(each.numel() for name, each in block.named_parameters() if "lora_" not in name)
+        for block in stack
+    ]
+    embedding = of.get_input_embeddings().weight
+    found = Counter(
+        (name.rpartition(".")[2], *_widths(module))
+        for name, module in language_models.matrices(model)
+    )
+    return ModelShape(
+        hidden=embedding.shape[1],
+        layers=len(stack),
+        attention=language_models.attention_width(text),
+        vocab=embedding.shape[0],
+        parameters=sum(sizes.values()),
+        block_parameters=max(blocks),
+        blocks_parameters=sum(blocks),
+        idle_parameters=language_models.num_idle_parameters(model),
+        is_tied=of.get_output_embeddings().weight is embedding,
+        matrices=tuple(
+            Matrix(name=name, inputs=inputs, outputs=outputs, number=number)
+            for (name, inputs, outputs), number in found.items()
+        ),
+    )
+
+
+def _widths(module: Any) -> tuple[int, int]:
+    """Inputs and outputs of a matrix."""
+    if isinstance(module, nn.Linear):
+        return module.in_features, module.out_features
+    inputs, outputs = module.weight.shape  # transformers' Conv1D, as in GPT-2
+    return int(inputs), int(outputs)
+
+
+def read(model: str) -> ModelShape:
+    """The shape of a model by its folder, its ``config.json`` or its Hugging Face id.
+
+    Raises:
+        InputError: there is none, or transformers cannot build it.
+    """
+    path = Path(model).expanduser()
+    if not path.exists():
+        path = hub.fetch(model, (pretrained.CONFIG_FILE,))
+    if path.is_dir():
+        path /= pretrained.CONFIG_FILE
+    config = pretrained.config_of(read_config(path), model=model)
+    return shape_of(language_models.build_on_meta(config))
+
+
+def main(arguments: Sequence[str]) -> int:
+    (model,) = arguments
+    try:
+        print(json.dumps(read(model).to_json()))
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return exits.BAD_INPUT
+    return exits.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
