@@ -26,7 +26,7 @@ from training import recipes, storage
 from training.checkpoint import sharded_checkpoints
 from training.data.vocabulary import CONFIG_FILE as TOKENIZER_CONFIG
 from training.data.vocabulary import GENERATION_FILE, TOKENIZER_FILE
-from training.models import language_models, lora, model_weights, pretrained, serving
+from training.models import language_models, lora, model_weights, nf4, pretrained, serving
 from training.models.model_weights import INDEX_FILE, SINGLE_FILE
 from training.recipes.recipe import Recipe
 from training.record import reader
@@ -193,6 +193,7 @@ class _Merged:
 
     def __init__(self, found: sharded_checkpoints.Found) -> None:
         model: nn.Module = recipe_of(found).rebuilt(found.config, torch.device("cpu"))
+        nf4.restore(model)  # adapters were trained beside these values
         trained = found.read_weights(found.weights())
         missing = model.load_state_dict(trained, strict=False)
         assert not missing.unexpected_keys, missing.unexpected_keys

@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, help="GPUs (default: those of one host)")
     parser.add_argument("--tokens", type=float, default=1e6, help="to train on (default: 1e6)")
     parser.add_argument("--preset", help="(default: the recipe's first)")
-    for name in ("seq_len", "global_batch", "microbatch", "replicas", "lora_rank"):
+    for name in ("seq_len", "global_batch", "microbatch", "replicas", "lora_rank", "lora_bits"):
         parser.add_argument(f"--{name.replace('_', '-')}", type=int)
     parser.add_argument("--lora-targets", metavar="NAMES", help="matrices with adapters (all)")
     parser.add_argument("--recompute", choices=RECOMPUTE)
@@ -264,6 +264,7 @@ def _setup_of(values: Mapping[str, Any], machine: InstanceType, *, num_workers: 
         "replicas",
         "lora_rank",
         "lora_targets",
+        "lora_bits",
         "reduce_gradients",
         "reduce_dtype",
         "keep_blocks",

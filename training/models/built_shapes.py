@@ -20,18 +20,15 @@ from contract.errors import InputError
 from training.data import hub
 from training.models import language_models, pretrained
 from training.models.model_shapes import Matrix, ModelShape, read_config
+from training.models.nf4 import PackedLinear, num_weights
 
 
 def shape_of(model: nn.Module) -> ModelShape:
     """The shape of a model; of one with adapters, that of what they stand beside."""
     of: Any = model  # transformers' own methods
     text = of.config.get_text_config()
-    sizes = {name: each.numel() for name, each in model.named_parameters() if "lora_" not in name}
     stack = language_models.blocks(model)
-    blocks = [
-        sum(each.numel() for name, each in block.named_parameters() if "lora_" not in name)
-        for block in stack
-    ]
+    blocks = [_num_parameters(block) for block in stack]
     embedding = of.get_input_embeddings().weight
     found = Counter(
         (name.rpartition(".")[2], *_widths(module))
@@ -42,7 +39,7 @@ def shape_of(model: nn.Module) -> ModelShape:
         layers=len(stack),
         attention=language_models.attention_width(text),
         vocab=embedding.shape[0],
-        parameters=sum(sizes.values()),
+        parameters=_num_parameters(model),
         block_parameters=max(blocks),
         blocks_parameters=sum(blocks),
         idle_parameters=language_models.num_idle_parameters(model),
@@ -54,9 +51,14 @@ def shape_of(model: nn.Module) -> ModelShape:
     )
 
 
+def _num_parameters(module: nn.Module) -> int:
+    """Parameters of a model or a block, without those of adapters."""
+    return sum(num_weights(each) for name, each in module.named_parameters() if "lora_" not in name)
+
+
 def _widths(module: Any) -> tuple[int, int]:
     """Inputs and outputs of a matrix."""
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear | PackedLinear):
         return module.in_features, module.out_features
     inputs, outputs = module.weight.shape  # transformers' Conv1D, as in GPT-2
     return int(inputs), int(outputs)

@@ -22,6 +22,10 @@ REDUCE: Final = ("pass", "step")
 REDUCE_DTYPES: Final = {"fp32": 4.0, "bf16": 2.0}
 #: Bytes per parameter of the moments.
 MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
+#: Bytes of a weight in four bits with its part of a scale (``training.models.nf4``), and of each
+#: weight of a matrix that is unpacked for a product.
+_PACKED: Final = 9 / 16
+_UNPACKING: Final = 8.0
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
 _RESERVED_GIB: Final = 1.2
 _FRAGMENTED: Final = 0.06
@@ -52,6 +56,7 @@ class Setup:
     replicas: int = 1
     lora_rank: int = 0
     lora_targets: str = ALL
+    lora_bits: int = 16
     reduce_gradients: str = "pass"
     reduce_dtype: str = "fp32"
     keep_blocks: bool = False
@@ -127,6 +132,13 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     if setup.lora_rank:
         trained = float(shape.adapter_parameters(setup.lora_rank, setup.lora_targets))
         frozen = parameters
+    # Bytes of a frozen weight, on average, and of one of a block that is gathered.
+    held = gathered = 2.0
+    unpacked = 0.0
+    if setup.lora_bits == 4:
+        held -= (2 - _PACKED) * shape.packed_parameters / shape.parameters
+        gathered -= (2 - _PACKED) * shape.packed_parameters / shape.blocks_parameters
+        unpacked = _UNPACKING * max(each.inputs * each.outputs for each in shape.matrices)
     has_passes = setup.num_microbatches > 1
     sharded = 4 * trained / shards
     # Gradients that wait for the last pass are whole until then.
@@ -138,10 +150,10 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     if setup.recompute != "none":
         kept += _KEPT["none"]  # the block that is being computed again
     activations = (kept + _OUTSIDE) * setup.microbatch * setup.seq_len * shape.hidden
-    arriving = 2.0 * block if shards > 1 else 0.0
+    arriving = gathered * block if shards > 1 else 0.0
     keeps_blocks = setup.keep_blocks and shards > 1
     if keeps_blocks:
-        arriving = 2.0 * (shape.blocks_parameters - block)
+        arriving = gathered * (shape.blocks_parameters - block)
     # Tied embeddings are whole from the first block's forward to its backward pass, and reduced
     # last. Else the output embedding is whole from the loss until it is reduced, which is before
     # the blocks' backward passes, and the input embedding while it is reduced.
@@ -151,9 +163,9 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
         # Autocast, not FSDP: each trained weight is there in bf16 too, until its backward pass.
         staying, arriving = 2.0 * trained, 0.0
     last_gathered = 2.0 * embedding if shards > 1 else staying
-    last_gathered += 2.0 * shape.blocks_parameters if keeps_blocks else 0.0
+    last_gathered += gathered * shape.blocks_parameters if keeps_blocks else 0.0
     always = {
-        "weights": (2 * frozen + 4 * trained) / shards,
+        "weights": (held * frozen + 4 * trained) / shards,
         "moments": MOMENTS[setup.optimizer] * trained / shards,
     }
     earlier = (waiting or sharded) if has_passes else 0.0
@@ -181,7 +193,8 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
         gradients=earlier,
         gathered=staying
         + tied_gradient
-        + 2.0 * block
+        + gathered * block
+        + unpacked
         + arriving
         + max(sent * early, (2.0 + sent) * learned_block),
         activations=activations,
@@ -190,7 +203,7 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     at_end = Memory(
         **always,
         gradients=sharded,  # the others were reduced on the way
-        gathered=left + (2.0 + sent) * learned + 2.0 * block + sent * learned_block,
+        gathered=left + (2.0 + sent) * learned + gathered * block + sent * learned_block,
         activations=0.0,
         logits=0.0,
     )
@@ -223,7 +236,11 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         # link of the ring is the way into a host.
         across = (shards - 1) / shards if hosts > 1 else 0.0
         gathered = shape.parameters + (0 if setup.keep_blocks else shape.blocks_parameters)
-        gathers = 2.0 * gathered * across * setup.num_microbatches
+        gathers = 2.0 * gathered
+        if setup.lora_bits == 4:
+            saved = (2 - _PACKED) * shape.packed_parameters
+            gathers -= saved * (1 if setup.keep_blocks else 2)
+        gathers *= across * setup.num_microbatches
         sent = REDUCE_DTYPES[setup.reduce_dtype]
         reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across
         if setup.reduce_gradients == "pass":
@@ -259,11 +276,14 @@ def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
             changes.append({"replicas": 1, "recompute": recompute, "microbatch": microbatch})
             microbatch //= 2
     changes.append({"replicas": 1, "recompute": "full", "microbatch": 1, "optimizer": "adamw-8bit"})
-    changes.append({"replicas": 1, "recompute": "full", "microbatch": 1, "lora_rank": 16})
+    least: dict[str, Any] = {"replicas": 1, "recompute": "full", "microbatch": 1}
+    least["lora_rank"] = setup.lora_rank or 16
+    changes += [least, {**least, "lora_bits": 4}]
     candidates = [make(shape, dataclasses.replace(setup, **change)) for change in changes]
     fitting = [each for each in candidates if each.fits]
     fitting.sort(
         key=lambda each: (
+            each.setup.lora_bits != setup.lora_bits,
             each.setup.lora_rank != setup.lora_rank,
             each.setup.optimizer != setup.optimizer,
             -each.tokens_per_s,

@@ -25,6 +25,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from contract.errors import InputError
 from training.losses import Bend, linear_cross_entropy
+from training.models.nf4 import PackedLinear, num_weights
 
 #: What the name of each weight of an expert has in it, in transformers.
 _EXPERTS: Final = ".experts."
@@ -195,13 +196,13 @@ def matrices(model: nn.Module) -> list[tuple[str, nn.Module]]:
     return [
         (name.removesuffix(".base_layer"), module)
         for name, module in blocks(model).named_modules()
-        if isinstance(module, nn.Linear | Conv1D) and "lora_" not in name
+        if isinstance(module, nn.Linear | Conv1D | PackedLinear) and "lora_" not in name
     ]
 
 
 def num_parameters(model: nn.Module) -> int:
     """Parameters of the whole model, shared ones counted once."""
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(num_weights(parameter) for parameter in model.parameters())
 
 
 def flops_per_token(model: nn.Module, seq_len: int) -> float:
@@ -216,7 +217,9 @@ def flops_per_token(model: nn.Module, seq_len: int) -> float:
     looked_up, output = of.get_input_embeddings().weight, of.get_output_embeddings().weight
     idle = _idle_part(of.config)
     products = sum(
-        (6 if parameter.requires_grad else 4) * parameter.numel() * (1 - idle * (_EXPERTS in name))
+        (6 if parameter.requires_grad else 4)
+        * num_weights(parameter)
+        * (1 - idle * (_EXPERTS in name))
         for name, parameter in model.named_parameters()
         if parameter is not looked_up or output is looked_up
     )
@@ -234,7 +237,7 @@ def attention_width(config: Any) -> int:
 def num_idle_parameters(model: nn.Module) -> int:
     """Parameters of the experts that a token does not pass through; 0 without experts."""
     of: Any = model
-    held = sum(each.numel() for name, each in model.named_parameters() if _EXPERTS in name)
+    held = sum(num_weights(each) for name, each in model.named_parameters() if _EXPERTS in name)
     return round(held * _idle_part(of.config))
 
 
@@ -384,7 +387,7 @@ def keep_frozen_in_bf16(model: nn.Module) -> None:
     """Keep weights that are not trained in bf16, for a model that computes in it: no update would
     need more. The model is on the meta device, without memory yet."""
     for parameter in model.parameters():
-        if not parameter.requires_grad:
+        if not parameter.requires_grad and parameter.is_floating_point():
             parameter.data = parameter.data.to(torch.bfloat16)
 
 

@@ -16,6 +16,9 @@ from contract.errors import InputError
 
 #: Every matrix of the blocks, as the target of adapters.
 ALL: Final = "all"
+#: Weights in four bits share a scale, so many in a row of a matrix; matrices whose rows do not
+#: consist of whole blocks keep theirs in 16 bits (``training.models.nf4``).
+NF4_BLOCK: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +59,15 @@ class ModelShape:
     def embedding_parameters(self) -> int:
         """Parameters of one embedding."""
         return self.vocab * self.hidden
+
+    @property
+    def packed_parameters(self) -> int:
+        """Parameters that four bits each can take."""
+        return sum(
+            each.number * each.inputs * each.outputs
+            for each in self.matrices
+            if each.inputs % NF4_BLOCK == 0
+        )
 
     def flops_per_token(self, seq_len: int) -> float:
         """Operations of forward and backward per token: six per parameter that multiplies, and 12

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from contract.errors import InputError
 from contract.runs import check_relative
+from training.models import nf4
 from training.models.language_models import local
 
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -104,6 +105,7 @@ def initialise(model: nn.Module, *, seed: int) -> None:
 
 def _initialise(model: nn.Module, name: str, parameter: Tensor, *, seed: int) -> None:
     deviation = float(getattr(model.config, "initializer_range", 0.02))
+    shape = nf4.shape_of(parameter)
     is_zero, is_one = parameter.dim() < 2 or "lora_B" in name, False
     if parameter.dim() < 2:
         is_one = name.endswith("weight")
@@ -113,9 +115,9 @@ def _initialise(model: nn.Module, name: str, parameter: Tensor, *, seed: int) ->
 
     def make() -> Tensor:
         if is_zero:
-            return torch.full(parameter.shape, float(is_one))
+            return torch.full(shape, float(is_one))
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        return torch.randn(parameter.shape, generator=generator) * deviation
+        return torch.randn(shape, generator=generator) * deviation
 
     _fill(parameter, make())
 
@@ -222,17 +224,14 @@ def _read_part(parameter: Tensor, file: Path, name: str, *, folder: Path) -> Non
         part = content.get_slice(name)
         _check_shape(parameter, part.get_shape(), name, folder=folder)
         first, last = _rows(parameter)
-        with torch.no_grad():
-            # A number, such as one that scales, cannot be sliced.
-            own = part[first:last] if parameter.dim() else content.get_tensor(name)
-            local(parameter).copy_(own)
+        # A number, such as one that scales, cannot be sliced.
+        _put(parameter, part[first:last] if parameter.dim() else content.get_tensor(name))
 
 
 def _check_shape(parameter: Tensor, shape: Iterable[int], name: str, *, folder: Path) -> None:
-    if [*shape] != [*parameter.shape]:
+    if [*shape] != (expected := [*nf4.shape_of(parameter)]):
         raise InputError(
-            f"{folder}: {name} has shape {[*shape]}, the model's configuration says "
-            f"{[*parameter.shape]}"
+            f"{folder}: {name} has shape {[*shape]}, the model's configuration says {expected}"
         )
 
 
@@ -325,5 +324,13 @@ def _rows(parameter: Tensor) -> tuple[int, int]:
 
 def _fill(parameter: Tensor, whole: Tensor) -> None:
     first, last = _rows(parameter)
+    _put(parameter, whole[first:last] if parameter.dim() else whole)
+
+
+def _put(parameter: Tensor, own: Tensor) -> None:
+    """Fill what this process holds of a parameter, and pack it where the parameter is packed."""
+    part = local(parameter)
     with torch.no_grad():
-        local(parameter).copy_(whole[first:last] if parameter.dim() else whole)
+        if parameter.dtype == torch.uint8:
+            own = nf4.pack(own.to(part.device))
+        part.copy_(own)

@@ -26,6 +26,8 @@ def advice(config: FsdpConfig) -> str:
         options.append("--optimizer adamw-8bit")
     if not config.lora_rank:
         options.append("--lora-rank 16 (another --run)")
+    elif config.lora_bits == 16:
+        options.append("--lora-bits 4 (another --run)")
     return f"Give more --workers, or one of: {', '.join(options)}; training.plan computes what fits"
 
 
@@ -51,6 +53,7 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
         replicas=config.replicas,
         lora_rank=config.lora_rank,
         lora_targets=config.lora_targets,
+        lora_bits=config.lora_bits,
         reduce_gradients=config.reduce_gradients,
         reduce_dtype=config.reduce_dtype,
         keep_blocks=config.keep_blocks,

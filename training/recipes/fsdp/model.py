@@ -8,9 +8,9 @@ from torch import nn
 
 from contract.errors import InputError
 from training.data.text import TokenStore
-from training.models import language_models, lora, model_weights, pretrained, serving
+from training.models import language_models, lora, model_weights, nf4, pretrained, serving
 from training.recipes.fsdp import inputs
-from training.recipes.fsdp.settings import FsdpConfig
+from training.recipes.fsdp.settings import PACKED_BITS, FsdpConfig
 
 
 def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any]:
@@ -42,6 +42,8 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any]:
             targets=config.lora_targets,
             dropout=config.lora_dropout,
         )
+    if config.lora_bits == PACKED_BITS:
+        nf4.replace(language_models.blocks(model))
     return model, model_config
 
 

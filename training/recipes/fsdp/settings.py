@@ -15,6 +15,8 @@ SCHEDULES: Final = ("cosine", "constant")
 _EVALUATIONS: Final = 20
 #: Steps between them at least, so that a short run does not spend its time on them.
 _LEAST_STEPS: Final = 50
+#: Bits of frozen weights that are packed.
+PACKED_BITS: Final = 4
 OPTIMIZERS: Final = ("adamw", "adamw-8bit")
 
 
@@ -131,6 +133,13 @@ class FsdpConfig(TrainingConfig):
     lora_dropout: float = option(
         0.0, low=0, high=0.9, help="part of an adapter's inputs that is dropped in training"
     )
+    lora_bits: int = option(
+        16,
+        low=PACKED_BITS,
+        high=16,
+        help="bits of a frozen weight: 16, or 4 (NF4, as in QLoRA) in the linear layers of the "
+        "blocks; on a CPU what is not in 4 bits is in fp32",
+    )
     precision: str = option(
         "auto",
         choices=PRECISIONS,
@@ -186,6 +195,13 @@ class FsdpConfig(TrainingConfig):
             raise InputError(
                 "--lora-alpha, --lora-targets and --lora-dropout are of low-rank adapters: give "
                 "--lora-rank too, such as 16, or leave them out"
+            )
+        if self.lora_bits not in (PACKED_BITS, 16):
+            raise InputError(f"--lora-bits is {self.lora_bits}: choose {PACKED_BITS} or 16")
+        if self.lora_bits != 16 and not self.lora_rank:
+            raise InputError(
+                f"--lora-bits is {self.lora_bits}, and weights in so few bits cannot be trained: "
+                "give --lora-rank too, such as 16, to train adapters beside them"
             )
         if self.num_workers % self.replicas:
             raise InputError(

@@ -1,0 +1,130 @@
+"""Weights in four bits are those of bitsandbytes, train adapters as full weights of the same values
+would, and take the memory that is planned."""
+
+import hashlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from contract.errors import InputError
+from tests.training.test_plan import TINY_LLAMA, built, setup
+from training.models import built_shapes, estimates, language_models, lora, model_weights, nf4
+from training.models.language_models import WithLoss
+from training.recipes.fsdp.settings import FsdpConfig
+
+
+def digest(values: Tensor) -> str:
+    return hashlib.sha256(values.contiguous().numpy().tobytes()).hexdigest()[:16]
+
+
+def test_packed_values_are_those_of_bitsandbytes() -> None:
+    rows = ((torch.arange(3 * 128) * 37 % 101 - 50).float() / 64).view(3, 128)
+    rows[1] = 0
+    rows[2, 64:] *= 1e-3
+    packed = nf4.pack(rows)
+    assert nf4.shape_of(packed) == rows.shape
+    # What quantize_4bit and dequantize_4bit of bitsandbytes 0.50.2 make of these rows (blocks of
+    # 64, nf4, scales in fp32).
+    assert packed[0, :8].tolist() == [4, 193, 110, 41, 243, 176, 93, 23]
+    assert digest(packed[:, :64]) == "2973679c63d889ef"
+    scales = packed[:, 64:].contiguous().view(torch.float32)
+    assert scales.tolist()[:2] == [[0.78125, 0.78125], [0.0, 0.0]]
+    assert digest(nf4.unpack(packed, torch.float32)) == "9388510d17bc6f35"
+    # Rows do not depend on each other: a shard is packed by itself.
+    assert torch.equal(nf4.pack(rows[1:]), packed[1:])
+
+
+def quantized(kind: str = "llama") -> nn.Module:
+    """A tiny model with adapters beside packed matrices."""
+    model: nn.Module = built({**TINY_LLAMA, "intermediate_size": 192, "model_type": kind})
+    lora.add(model, rank=4)
+    nf4.replace(language_models.blocks(model))
+    return model
+
+
+def test_adapters_get_the_gradients_that_full_weights_of_the_same_values_give() -> None:
+    models = []
+    for bits in (4, 32):
+        model = quantized()
+        model_weights.allocate(model, torch.device("cpu"))
+        model_weights.initialise(model, seed=0)
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+        if bits == 32:
+            nf4.restore(model)
+        models.append(WithLoss(model))
+    packed, full = models
+    assert any(isinstance(each, nf4.PackedLinear) for each in packed.modules())
+    assert not any(isinstance(each, nf4.PackedLinear) for each in full.modules())
+    tokens = torch.randint(500, (2, 33), generator=torch.Generator().manual_seed(0))
+    losses = [each(tokens) for each in models]
+    assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-6)
+    for loss in losses:
+        loss.backward()
+    gradients = [
+        {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+        for model in models
+    ]
+    assert gradients[0].keys() == gradients[1].keys()
+    assert all("lora_" in name for name in gradients[0])
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name])
+
+
+def test_a_product_keeps_the_packed_matrix_for_its_backward_pass() -> None:
+    layer = nf4.PackedLinear(nn.Linear(128, 32))
+    layer.weight.data = nf4.pack(torch.randn(32, 128))
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    inputs = torch.randn(8, 128, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda each: each):
+        layer(inputs).sum().backward()
+    assert [each.dtype for each in kept] == [torch.uint8]
+    assert inputs.grad is not None
+
+
+def test_frozen_weights_take_the_memory_that_is_planned() -> None:
+    model = quantized("qwen3")
+    language_models.keep_frozen_in_bf16(model)
+    frozen = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
+    trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
+    shape = built_shapes.shape_of(model)
+    plain = built({**TINY_LLAMA, "intermediate_size": 192, "model_type": "qwen3"})
+    assert shape == built_shapes.shape_of(plain)
+    assert language_models.num_parameters(plain) == shape.parameters
+    planned = estimates.memory(shape, setup(num_workers=1, lora_rank=4, lora_bits=4))
+    assert planned.weights == frozen + trained
+    assert frozen < 0.45 * 2 * shape.parameters
+
+
+def test_seven_billion_weights_in_four_bits_leave_most_of_a_small_gpu_free() -> None:
+    from training.plan import shape_of
+
+    dolly = shape_of("databricks/dolly-v2-7b")
+    lora_setup = {"num_workers": 1, "seq_len": 1024, "microbatch": 4, "lora_rank": 16}
+    sixteen, four = (estimates.make(dolly, setup(**lora_setup, lora_bits=bits)) for bits in (16, 4))
+    assert four.fits
+    assert four.memory.total < 8 * estimates.GIB < sixteen.memory.total
+
+
+def test_what_cannot_be_packed_is_refused_or_left_in_full() -> None:
+    model = built({**TINY_LLAMA, "model_type": "mixtral", "num_local_experts": 4})
+    nf4.replace(language_models.blocks(model))
+    packed = {name for name, each in model.named_parameters() if each.dtype == torch.uint8}
+    assert packed
+    assert not any(".experts." in name or "embed" in name for name in packed)
+    narrow = built({**TINY_LLAMA, "hidden_size": 32, "intermediate_size": 96})
+    with pytest.raises(InputError, match="no linear layer with a multiple of 64 inputs"):
+        nf4.replace(language_models.blocks(narrow))
+    settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
+    with pytest.raises(InputError, match="give --lora-rank too"):
+        FsdpConfig(**settings, lora_bits=4)
+    with pytest.raises(InputError, match="choose 4 or 16"):
+        FsdpConfig(**settings, lora_bits=8, lora_rank=4)
