@@ -204,6 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--reduce-gradients", choices=REDUCE)
     parser.add_argument("--reduce-dtype", choices=[*REDUCE_DTYPES])
     parser.add_argument("--keep-blocks", action="store_true", default=None)
+    parser.add_argument("--offload-moments", action="store_true", default=None)
     parser.add_argument("--efa", action="store_true", help="hosts reach each other by EFA")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args(arguments)
@@ -265,6 +266,7 @@ def _setup_of(values: Mapping[str, Any], machine: InstanceType, *, num_workers: 
         "lora_rank",
         "lora_targets",
         "lora_bits",
+        "offload_moments",
         "reduce_gradients",
         "reduce_dtype",
         "keep_blocks",

@@ -38,6 +38,9 @@ _OUTSIDE: Final = 8.0
 _LOGIT_TOKENS: Final = 512
 #: Of the peak that large matrix products reach in practice on a data-centre GPU.
 _ATTAINABLE: Final = 0.55
+#: Bytes per second that a GPU copies to or from pinned memory of its host, over 16 lanes of PCIe 4
+#: at half of their peak, because GPUs share the way.
+_TO_HOST: Final = 16e9
 #: Of a host's bandwidth that NCCL's collectives reach.
 _NETWORK: Final = 0.75
 
@@ -57,6 +60,7 @@ class Setup:
     lora_rank: int = 0
     lora_targets: str = ALL
     lora_bits: int = 16
+    offload_moments: bool = False
     reduce_gradients: str = "pass"
     reduce_dtype: str = "fp32"
     keep_blocks: bool = False
@@ -81,6 +85,11 @@ class Setup:
     def num_microbatches(self) -> int:
         """Passes per step."""
         return max(1, -(-self.global_batch // (self.num_workers * self.microbatch)))
+
+    @property
+    def moments(self) -> float:
+        """Bytes per trained parameter that a GPU holds of moments."""
+        return 0.0 if self.offload_moments else MOMENTS[self.optimizer]
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -114,13 +123,17 @@ class Plan:
     memory: Memory
     available: float
     """Bytes of a GPU that training may use."""
+    host_memory: float
+    """Bytes of moments that a host keeps for all of its GPUs."""
     tokens_per_s: float
     mfu: float
     bound_by: str
 
     @property
     def fits(self) -> bool:
-        return self.memory.total <= self.available
+        # A checkpoint copies weights and moments to the host's memory, and loading data takes some.
+        on_host = self.setup.machine.memory_mib * 2**20 / 3
+        return self.memory.total <= self.available and self.host_memory <= on_host
 
 
 def memory(shape: ModelShape, setup: Setup) -> Memory:
@@ -166,7 +179,7 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     last_gathered += gathered * shape.blocks_parameters if keeps_blocks else 0.0
     always = {
         "weights": (held * frozen + 4 * trained) / shards,
-        "moments": MOMENTS[setup.optimizer] * trained / shards,
+        "moments": setup.moments * trained / shards,
     }
     earlier = (waiting or sharded) if has_passes else 0.0
     # The output embedding's gradient is added up in fp32 while there are logits. What was gathered
@@ -251,6 +264,13 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     moments = MOMENTS[setup.optimizer]
     touched = (2 * (4 + moments) + 4) * shape.parameters / shards
     optimizer = 0.0 if setup.lora_rank else touched / (gpu.memory_gb_per_s * 1e9)
+    on_host = 0.0
+    if setup.offload_moments:
+        trained = shape.parameters
+        if setup.lora_rank:
+            trained = shape.adapter_parameters(setup.lora_rank, setup.lora_targets)
+        on_host = moments * trained / shards
+        optimizer += 2 * on_host / _TO_HOST
 
     step = max(compute, network) + optimizer
     useful = done / (1 + again)
@@ -259,6 +279,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         setup=setup,
         memory=memory(shape, setup),
         available=gpu.memory_gib * GIB - reserved,
+        host_memory=on_host * min(setup.machine.num_gpus, setup.num_workers),
         tokens_per_s=tokens / step,
         mfu=useful / (step * setup.num_workers * peak),
         bound_by="network" if network > compute else "compute",
@@ -276,6 +297,7 @@ def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
             changes.append({"replicas": 1, "recompute": recompute, "microbatch": microbatch})
             microbatch //= 2
     changes.append({"replicas": 1, "recompute": "full", "microbatch": 1, "optimizer": "adamw-8bit"})
+    changes.append({"replicas": 1, "recompute": "full", "microbatch": 1, "offload_moments": True})
     least: dict[str, Any] = {"replicas": 1, "recompute": "full", "microbatch": 1}
     least["lora_rank"] = setup.lora_rank or 16
     changes += [least, {**least, "lora_bits": 4}]

@@ -24,6 +24,8 @@ def advice(config: FsdpConfig) -> str:
         options.append("--replicas 1")
     if config.optimizer == "adamw":
         options.append("--optimizer adamw-8bit")
+        if not config.offload_moments:
+            options.append("--offload-moments")
     if not config.lora_rank:
         options.append("--lora-rank 16 (another --run)")
     elif config.lora_bits == 16:
@@ -54,6 +56,7 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
         lora_rank=config.lora_rank,
         lora_targets=config.lora_targets,
         lora_bits=config.lora_bits,
+        offload_moments=config.offload_moments,
         reduce_gradients=config.reduce_gradients,
         reduce_dtype=config.reduce_dtype,
         keep_blocks=config.keep_blocks,

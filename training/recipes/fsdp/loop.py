@@ -119,7 +119,12 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         )
     language_models.reshard(trained)
     optimizer = optimizers.build(
-        model, config.optimizer, lr=config.lr, weight_decay=config.weight_decay, device=device
+        model,
+        config.optimizer,
+        lr=config.lr,
+        weight_decay=config.weight_decay,
+        device=device,
+        offloads=config.offload_moments,
     )
     course = metrics.Course(
         items="tokens",
