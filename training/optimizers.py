@@ -7,6 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import AdamW, adamw
+from torch.optim.optimizer import StateDict
 
 from contract.errors import InputError
 from training import machine
@@ -86,11 +87,12 @@ class OffloadedAdamW(AdamW):
             for name in _MOMENTS:
                 state[name] = on_host(parameter)
         own, step = _local(parameter), state["step"].to(parameter.device)
-        moments = [_local(state[name]).to(own.device, non_blocking=True) for name in _MOMENTS]
+        first, second = (_local(state[name]).to(own.device, non_blocking=True) for name in _MOMENTS)
         adamw(
             [own],
             [_local(parameter.grad)],
-            *([each] for each in moments),
+            [first],
+            [second],
             [],
             [step],
             fused=True,
@@ -103,10 +105,10 @@ class OffloadedAdamW(AdamW):
             maximize=False,
         )
         state["step"].copy_(step)
-        for name, moment in zip(_MOMENTS, moments, strict=True):
+        for name, moment in zip(_MOMENTS, (first, second), strict=True):
             _local(state[name]).copy_(moment, non_blocking=True)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state into the host's memory; AdamW's own way is through the device's."""
         saved = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         own = chain.from_iterable(group["params"] for group in self.param_groups)

@@ -342,7 +342,7 @@ def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -
     alone = said("NVIDIA A10G", num_workers=1)
     assert alone.endswith("--microbatch 1 --lora-rank 16 would fit")
     assert said("Tesla T4", num_workers=1).endswith("--lora-rank 16 --lora-bits 4 would fit")
-    assert said("Tesla T4", num_workers=1, seq_len=2048).endswith("give more --workers")
+    assert said("Tesla T4", num_workers=1, seq_len=2**16).endswith("give more --workers")
     assert said("a GPU of next year", num_workers=1) == ""
 
 
