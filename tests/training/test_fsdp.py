@@ -195,7 +195,8 @@ def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
     adapters += ["--lora-dropout", "0.05", "--recompute", "full", "--lora-bits", str(bits)]
     name = f"lora-{bits}"
     command = start(name, *TINY, *adapters, torchrun=2)
-    command.wait_until(lambda: checkpoints.names(str(command.run_folder)) != [])
+    saved = str(command.run_folder)
+    command.wait_until(lambda: command.steps_done() >= 10 and checkpoints.names(saved) != [])
     meter.kill(meter.marked(name))  # torchrun gives each worker a session of its own
     command.process.communicate()
     command = start(name, *TINY, *adapters, torchrun=1)
