@@ -14,6 +14,7 @@ process; nothing in the project's environment imports the modules in here.
     ecs_placing.py        hosts for tasks
     step_functions.py     runTask.sync as on AWS
     events.py             log groups as targets of EventBridge rules
+    fsx.py                file systems, their links with buckets, and exports, as records
     linked_roles.py       service-linked roles, by AWS's names
     lambda_logs.py        functions write into their own log group only
     log_filters.py        regular expressions in the filters of logs

@@ -10,6 +10,7 @@ from rehearsal.ministack import (
     ecs_placing,
     ecs_requests,
     events,
+    fsx,
     lambda_logs,
     linked_roles,
     log_filters,
@@ -37,6 +38,7 @@ def install() -> None:
     forgiven()  # a name that is none ends the server before it answers
     cloudformation.install()
     events.install()
+    fsx.install()
     lambda_logs.install()
     linked_roles.install()
     log_filters.install()

@@ -56,11 +56,14 @@ def _module(name: str, *names: str) -> Any:
 check_version()
 
 # The server first: it imports the services in the order that they need.
-app = _module("ministack.app", "_dispatch_service_request", "_routing_params", "main")
+app = _module(
+    "ministack.app", "SERVICE_HANDLERS", "_dispatch_service_request", "_routing_params", "main"
+)
 
 concurrency = _module("ministack.core.concurrency", "resource_lock", "spawn_background")
 iam_actions = _module(
     "ministack.core.iam_actions",
+    "SERVICE_TO_IAM_NAMESPACE",
     "access_denied_response",
     "extract_iam_action",
     "extract_resource_arn",
@@ -73,7 +76,7 @@ lambda_runtime = _module(
     "ministack.core.lambda_runtime", "execution_credentials", "invalidate_worker"
 )
 responses = _module("ministack.core.responses", "get_account_id", "get_region", "request_scope")
-router = _module("ministack.core.router", "detect_service", "extract_region")
+router = _module("ministack.core.router", "SERVICE_PATTERNS", "detect_service", "extract_region")
 
 autoscaling = _module("ministack.services.autoscaling", "_asgs")
 cloudwatch_logs = _module(

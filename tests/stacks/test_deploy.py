@@ -88,6 +88,22 @@ def outputs(stack: str) -> dict[str, str]:
     return {each["OutputKey"]: each["OutputValue"] for each in found["Outputs"]}
 
 
+def worker_interfaces() -> list[dict[str, Any]]:
+    """The network interfaces of the launch template of the workers' hosts."""
+    ec2: Any = boto3.client("ec2")
+    (template,) = [
+        each["LaunchTemplateId"]
+        for each in ec2.describe_launch_templates()["LaunchTemplates"]
+        if "WorkerHosts" in each["LaunchTemplateName"]
+    ]
+    versions = ec2.describe_launch_template_versions(
+        LaunchTemplateId=template, Versions=["$Latest"]
+    )
+    data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+    found: list[dict[str, Any]] = list(data["NetworkInterfaces"])
+    return found
+
+
 def start_hosts_and_a_task(training: dict[str, str]) -> None:
     """What runs while the stack is deleted: the emulator keeps records of both."""
     autoscaling, ecs = boto3.client("autoscaling"), boto3.client("ecs")
@@ -230,3 +246,36 @@ def test_a_bucket_that_is_to_be_retained_is_all_that_stays(aws: LocalAws, cdk: C
     left: dict[str, Any] = difference(before, inventory(aws.endpoint))
     assert [len(items) for items in left.values()] == [1], left
     assert boto3.client("s3").get_object(Bucket=bucket, Key="runs/a/model")["Body"].read()
+
+
+def test_a_shared_file_system_grows_in_place_and_is_not_destroyed_before_all_is_exported(
+    cdk: Cdk,
+) -> None:
+    settings = (*SETTINGS, "-c", "preset=fsdp", "-c", "efa=on", "-c", "shared_storage=fsx")
+    deploy = ("deploy", stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
+    unasked = ("--require-approval", "never", "--progress", "events")
+    cdk(*deploy, *unasked, *settings)
+    fsx = boto3.client("fsx")
+    (files,) = fsx.describe_file_systems()["FileSystems"]
+    (link,) = fsx.describe_data_repository_associations()["Associations"]
+    bucket = outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
+    assert link["DataRepositoryPath"] == f"s3://{bucket}/datasets/"
+    (interface,) = worker_interfaces()
+    assert len(interface["Groups"]) == 1, "the emulator shows no type of an interface"
+
+    # A larger one is the same one.
+    cdk(*deploy, *unasked, *settings, "-c", "fsx_capacity_gib=2400")
+    (now,) = fsx.describe_file_systems()["FileSystems"]
+    assert now["FileSystemId"] == files["FileSystemId"]
+    assert now["StorageCapacity"] == 2400
+
+    # What cannot be exported stops the deletion. AWS keeps what the failed part depends on; the
+    # emulator deletes it, so nothing can follow in this account.
+    def unexported(number: int) -> None:
+        tag = {"Key": "rehearsal:unexported", "Value": str(number)}
+        fsx.tag_resource(ResourceARN=files["ResourceARN"], Tags=[tag])
+
+    unexported(7)
+    with pytest.raises(CommandError) as caught:
+        cdk("destroy", "--all", "--force", again=True)
+    assert f"7 files of {files['FileSystemId']} are not in the bucket" in str(caught.value)

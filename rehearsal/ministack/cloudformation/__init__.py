@@ -4,11 +4,17 @@ It assigns to MiniStack's table of handlers, whose shape is that of one version.
 service's types, so that a type can be dropped as soon as MiniStack has it.
 """
 
-from rehearsal.ministack.cloudformation import ec2_types, ecs_types, fixes, iam_types
+from rehearsal.ministack.cloudformation import (
+    ec2_types,
+    ecs_types,
+    fixes,
+    fsx_types,
+    iam_types,
+)
 from rehearsal.ministack.cloudformation.resource_type import checked
 from rehearsal.ministack.internals import provisioners
 
-TYPES = {**ec2_types.TYPES, **ecs_types.TYPES, **iam_types.TYPES}
+TYPES = {**ec2_types.TYPES, **ecs_types.TYPES, **fsx_types.TYPES, **iam_types.TYPES}
 
 
 def install() -> None:
