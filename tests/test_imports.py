@@ -65,8 +65,12 @@ LAYERS: tuple[set[str], ...] = (
     },
     {"training.record"},
     {"training.data", "training.models", "training.metrics"},
-    {"training.recipes.recipe", "training.recipes.settings", "training.worker"},
+    {
+        *("training.recipes.recipe", "training.recipes.settings"),
+        *("training.recipes.communication", "training.worker"),
+    },
     {"training.checkpoint"},
+    {"training.recipes.replicated"},
     RECIPES,
     {"training.recipes", "training.plan", "training.export"},
     {"training.runtime", "training.generate"},

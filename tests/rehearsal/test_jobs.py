@@ -292,6 +292,28 @@ def test_own_code_a_deadline_and_a_lack_of_hosts_each_end_a_job_in_their_way(
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
+def test_neither_the_laptop_nor_the_first_head_is_needed_to_the_end(rehearsal: Rehearsal) -> None:
+    settings = ("--run", "lost", "--nodes", "1", "--yes", *QUICK, "--epochs", "3")
+    laptop = subprocess.Popen(
+        **command(rehearsal, "submit", "ddp", *settings, "--follow"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert laptop.stdout is not None
+    job = laptop.stdout.readline().strip()
+    laptop.kill()
+    laptop.wait()
+    laptop.stdout.close()
+    eventually("an epoch is saved", lambda: saved(rehearsal, "lost"), timeout_s=300)
+    rehearsal.engine("kill", "--signal", "KILL", container_of(rehearsal, job, HEAD))
+    code, found = wait(rehearsal, job)
+    assert (code, found["exit_code"]) == (0, 0), said(rehearsal, job)
+    assert record(rehearsal, "lost", job)["attempts"] == 2
+    result = json.loads(read(rehearsal, "runs/lost/result.json"))
+    assert result["resumed_from"] in (result["steps"] // 3, result["steps"] * 2 // 3)
+    nothing_is_left(rehearsal)
+
+
 def test_what_escapes_is_swept(rehearsal: Rehearsal) -> None:
     """A job's task, long after its deadline, with no execution that looks after it, and a task of
     nothing that there is."""

@@ -14,6 +14,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from tests import forks
 from training import metrics
+from training.recipes import communication
 from training.record.events import Evaluating, RankTimes
 from training.worker import Pulse
 
@@ -86,9 +87,9 @@ def find_the_straggler(rank: int) -> None:
         world_size=2,
         device=CPU,
     )
-    watch = metrics.Watch(CPU, world_size=2, evaluates=course.ends_epoch)
+    watch = communication.Watch(CPU, world_size=2, evaluates=course.ends_epoch)
     timer = metrics.StepTimer(("all",), CPU)
-    stragglers = metrics.Stragglers()
+    stragglers = communication.Stragglers()
     said = []
     for step in range(1, 10):
         timer.start()
@@ -137,8 +138,8 @@ def test_losses_stops_and_times_are_shared_by_all_ranks(tmp_path: Path) -> None:
 
 
 def test_time_that_collectives_share_counts_once() -> None:
-    assert metrics.union_length([]) == 0
-    assert metrics.union_length([(0, 4), (1, 2), (3, 6), (10, 11)]) == 7
+    assert communication.union_length([]) == 0
+    assert communication.union_length([(0, 4), (1, 2), (3, 6), (10, 11)]) == 7
 
 
 def times(waits: Sequence[float | None], *, step_s: float = 1.0) -> list[RankTimes]:
@@ -154,19 +155,19 @@ def times(waits: Sequence[float | None], *, step_s: float = 1.0) -> list[RankTim
     ids=["alone", "not-measured", "even", "partly-measured"],
 )
 def test_no_worker_is_blamed_without_evidence(waits: Sequence[float | None]) -> None:
-    stragglers = metrics.Stragglers()
+    stragglers = communication.Stragglers()
     assert [stragglers.among(times(waits)) for _ in range(3)] == [[], [], []]
 
 
 def test_two_that_are_slow_in_turns_are_no_stragglers() -> None:
-    stragglers = metrics.Stragglers()
+    stragglers = communication.Stragglers()
     for waits in [(0.5, 0.1, 0.5), (0.5, 0.5, 0.1)] * 3:
         assert not stragglers.among(times(waits))
     assert stragglers.among(times((0.5, 0.5, 0.1)))
 
 
 def test_a_worker_that_is_alone_is_not_watched() -> None:
-    watch = metrics.Watch(CPU, world_size=1, evaluates=lambda _: True)
+    watch = communication.Watch(CPU, world_size=1, evaluates=lambda _: True)
     for step in range(1, 4):
         with watch.step(step):
             assert not watch.is_watching
@@ -174,7 +175,7 @@ def test_a_worker_that_is_alone_is_not_watched() -> None:
 
 
 def test_the_first_step_of_a_run_is_not_watched() -> None:
-    watch = metrics.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0)
+    watch = communication.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0)
     watched = []
     for step in range(1, 7):
         with watch.step(step):

@@ -13,6 +13,7 @@ from training import metrics
 from training.checkpoint import checkpoints
 from training.checkpoint.timetable import Timetable
 from training.models import replicas
+from training.recipes import communication
 from training.recipes.settings import ReplicaConfig
 from training.record.events import Finished, Stopped, Warned
 from training.record.result import Classification
@@ -69,10 +70,10 @@ class Reports(Generic[E]):
         self._clock = metrics.Clock(earlier_s=self._position.seconds)
         self._timetable = Timetable(config.checkpoint_minutes)
         self._log = metrics.StepLog(worker.device)
-        self._watch = metrics.Watch(
+        self._watch = communication.Watch(
             worker.device, world_size=worker.world_size, evaluates=course.ends_epoch
         )
-        self._stragglers = metrics.Stragglers()
+        self._stragglers = communication.Stragglers()
         self.timer = metrics.StepTimer(_PHASES, worker.device)
 
     @contextmanager

@@ -31,6 +31,7 @@ from training.data.packing import NOTHING, Batch
 from training.data.text import TokenStore
 from training.models import agreement, built_shapes, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
+from training.recipes import communication
 from training.recipes.fsdp import estimate, inputs
 from training.recipes.fsdp.model import build, describe, fill
 from training.recipes.fsdp.settings import FsdpConfig
@@ -175,8 +176,8 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     def is_evaluated(num_done: int) -> bool:
         return num_done == total_steps or num_done % evaluate_every == 0
 
-    watch = metrics.Watch(device, world_size=world_size, evaluates=is_evaluated)
-    stragglers = metrics.Stragglers()
+    watch = communication.Watch(device, world_size=world_size, evaluates=is_evaluated)
+    stragglers = communication.Stragglers()
     num_skipped = 0
     trained.train()
     for step in range(start_step, total_steps):
