@@ -107,6 +107,7 @@ def local_aws(
     patience_s: float | None = None,
     delay_s: float | None = None,
     seed: int = 0,
+    wait_scale: float = 1,
 ) -> Iterator[LocalAws]:
     """Start a local AWS, wait until it answers, and stop it and all its processes at the end.
 
@@ -121,6 +122,7 @@ def local_aws(
         patience_s: how long ECS waits for a host for a task; default: a minute.
         delay_s: within what time lists and executions show what has changed; default: a second.
         seed: of these delays.
+        wait_scale: what a state machine's waits and pauses between retries are multiplied by.
 
     Raises:
         LocalAwsError: it is not installed, the port is taken, or it ended while starting.
@@ -130,6 +132,7 @@ def local_aws(
         "REHEARSAL_PATIENCE_S": str(patience_s or ""),
         "REHEARSAL_DELAY_S": str(delay_s or ""),
         "REHEARSAL_SEED": str(seed),
+        "SFN_WAIT_SCALE": str(wait_scale),
     }
     server, aws = _start(folder, host, port, python or PYTHON, containers=None, strictness=own)
     try:

@@ -86,7 +86,7 @@ def requested(
         service, method, path, headers, body, params, region, account
     )
     if service == "autoscaling" and arn == "*":
-        arn = group_of(str(params.get("InstanceId", "")))
+        arn = group_of(autoscaling._p(params, "InstanceId"))
     wanted = [(action, arn)]
     if service == "s3":  # an object that is copied, or several that are deleted
         wanted += iam_actions.s3_additional_checks(method, path, headers, body, params)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rehearsal.ministack import ecs_hosts
 from rehearsal.ministack.internals import concurrency, ecs, responses
 from rehearsal.ministack.switches import Strict, is_strict
 
@@ -25,13 +26,16 @@ _placing = threading.Lock()
 
 def has_host(task: dict[str, Any]) -> bool:
     """Whether a host is free: ``capacity.json`` in the local AWS's folder may say how many there
-    are for a capacity provider; without, there is always one more."""
+    are for a capacity provider; without, there is always one more. A task that is only a record
+    has it then."""
     provider = task.get("capacityProviderName") or ""
     file = Path(os.environ["REHEARSAL_FOLDER"]) / "capacity.json"
     try:
         most = json.loads(file.read_text()).get(provider)
     except (OSError, ValueError):
         most = None
+    if provider and not os.environ.get("REHEARSAL_NETWORK"):
+        return ecs_hosts.take(task, most)
     taken = [
         other
         for other in ecs._tasks.values()
@@ -65,10 +69,9 @@ def place_record(task: dict[str, Any]) -> None:
     task["lastStatus"] = "PROVISIONING"
     for container in task["containers"]:
         container["lastStatus"] = "PENDING"
-    host = task.pop("containerInstanceArn", "")
 
     def run() -> bool:
-        task["lastStatus"], task["containerInstanceArn"] = "RUNNING", host
+        task["lastStatus"] = "RUNNING"
         for container in task["containers"]:
             container["lastStatus"] = "RUNNING"
         return True
@@ -84,6 +87,7 @@ def place_record(task: dict[str, Any]) -> None:
 
 def install_for_records() -> None:
     """Give hosts to tasks that are only records, too."""
+    ecs_hosts.install()
     stock = ecs._ACTION_MAP["RunTask"]
 
     def run_task(request: dict[str, Any]) -> Any:
@@ -91,10 +95,15 @@ def install_for_records() -> None:
         answer = json.loads(body)
         for each in answer.get("tasks", []):
             task = ecs._tasks[each["taskArn"]]
-            if not has_host(task):
+            own = task.pop("containerInstanceArn")
+            with _placing:
+                is_placed = has_host(task)
+            if not task.get("capacityProviderName"):
+                task["containerInstanceArn"] = own
+            if not is_placed:
                 place_record(task)
-                each.update(ecs._sanitize(task))
-                each.pop("containerInstanceArn", None)
+            each.pop("containerInstanceArn", None)
+            each.update(ecs._sanitize(task))
         return status, headers, json.dumps(answer).encode()
 
     ecs._ACTION_MAP["RunTask"] = run_task

@@ -1,6 +1,6 @@
 """Requests that ECS refuses, and the emulator takes. Imported inside ``.venv-aws`` only.
 
-RunTask         of a revision that was replaced, and while ECS throttles
+RunTask         of a revision that was replaced, and while ECS throttles; answers that are lost
 ListTasks       by ``startedBy`` and anything else
 ExecuteCommand  in a task that was started without it
 """
@@ -23,17 +23,22 @@ NO_EXEC = (
     "the execute command agent isn't running. Wait and try again or run a new task with execute "
     "command enabled and try again."
 )
-_throttle = threading.Lock()
+_fault = threading.Lock()
+#: How many of a group's faults have happened.
+_past: dict[str, int] = {}
 
 
 def run_task(request: Request) -> Any:
     """RunTask, as requests and state machines ask for it."""
-    if is_throttled():
+    fault = next_fault(request)
+    if fault == "throttled":
         return refuse("ThrottlingException", "Rate exceeded")
     definition = ecs._task_defs.get(ecs._resolve_td_key(request.get("taskDefinition", ""))) or {}
     if definition.get("status") == "INACTIVE" and is_strict(Strict.REVISIONS):
         return refuse("ClientException", "TaskDefinition is inactive")
-    return _stock["RunTask"](request)
+    answer = _stock["RunTask"](request)
+    # The task is there, and who has asked for it does not hear of it.
+    return refuse("ServerException", "Service Unavailable", 500) if fault == "lost" else answer
 
 
 def list_tasks(request: Request) -> Any:
@@ -54,23 +59,27 @@ def execute_command(request: Request) -> Any:
     return _stock["ExecuteCommand"](request)
 
 
-def is_throttled() -> bool:
-    """Whether this request is one too many: ``throttled`` in the local AWS's folder has the number
-    of those that are yet to be refused."""
-    file = Path(os.environ["REHEARSAL_FOLDER"]) / "throttled"
-    with _throttle:
-        try:
-            left = int(file.read_text())
-        except (OSError, ValueError):
-            return False
-        file.write_text(str(max(0, left - 1)))
-    return left > 0
+def next_fault(request: Request) -> str:
+    """What goes wrong with this request: ``faults.json`` in the local AWS's folder has a list of
+    ``throttled`` and ``lost`` for each group of tasks, or for ``*``; each happens once."""
+    file = Path(os.environ["REHEARSAL_FOLDER"]) / "faults.json"
+    try:
+        planned = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return ""
+    group = request.get("group", "")
+    group = group if group in planned else "*"
+    with _fault:
+        left = planned.get(group, [])[_past.get(group, 0) :]
+        if left:
+            _past[group] = _past.get(group, 0) + 1
+    return str(left[0]) if left else ""
 
 
-def refuse(kind: str, message: str) -> Any:
+def refuse(kind: str, message: str, status: int = 400) -> Any:
     """An error of ECS, as it answers."""
     body = json.dumps({"__type": kind, "message": message}).encode()
-    return 400, {"Content-Type": "application/x-amz-json-1.1", "x-amzn-errortype": kind}, body
+    return status, {"Content-Type": "application/x-amz-json-1.1", "x-amzn-errortype": kind}, body
 
 
 _stock: dict[str, Any] = {}

@@ -78,7 +78,9 @@ lambda_runtime = _module(
 responses = _module("ministack.core.responses", "get_account_id", "get_region", "request_scope")
 router = _module("ministack.core.router", "SERVICE_PATTERNS", "detect_service", "extract_region")
 
-autoscaling = _module("ministack.services.autoscaling", "_asgs")
+autoscaling = _module(
+    "ministack.services.autoscaling", "_ACTION_MAP", "_asgs", "_error", "_p", "_xml"
+)
 cloudwatch_logs = _module(
     "ministack.services.cloudwatch_logs",
     "_compile_filter_pattern",

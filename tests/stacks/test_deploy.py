@@ -16,13 +16,14 @@ import pytest
 
 from contract import nodes, runs
 from contract import outputs as stack_outputs
-from contract.job import JOB_GROUP, JobSpec
+from contract.job import DEFAULT_ATTEMPTS, JOB_GROUP, JobSpec
 from contract.ranges import Range
 from rehearsal.cdk import Cdk
 from rehearsal.commands import CommandError
 from rehearsal.inventory import difference, inventory
 from rehearsal.local_aws import LocalAws, local_aws
 from tests.conftest import ROOT
+from tests.stacks.orders import ABORTED_LATE, Order, Stage
 
 pytestmark = pytest.mark.slow
 
@@ -60,7 +61,8 @@ def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalAws]:
     """An account of its own: the inventory below must see no other resources."""
     if not (ROOT / ".venv-aws").is_dir():
         pytest.skip("no AWS emulator: `make venv-aws` installs it into .venv-aws")
-    with local_aws(tmp_path_factory.mktemp("aws")) as running:
+    folder = tmp_path_factory.mktemp("aws")
+    with local_aws(folder, patience_s=2, delay_s=0.5, wait_scale=0.02) as running:
         yield running
 
 
@@ -125,6 +127,54 @@ def eventually(condition: Callable[[], Any]) -> Any:
         assert time.monotonic() < deadline
         time.sleep(0.2)
     return found
+
+
+def disturb_jobs(stage: Stage) -> None:
+    """Twenty jobs with throttled requests, lost answers, lost hosts and aborts in the orders of
+    twenty seeds: each has one record, which is true, and nothing is left."""
+    orders = [Order.from_seed(seed, most=DEFAULT_ATTEMPTS) for seed in range(20)]
+    ends = {attempt.end for order in orders for attempt in order.attempts}
+    faults = {fault for order in orders for each in order.attempts for fault in each.faults}
+    assert (len(ends), len(faults)) == (5, 2), "every kind is among them"
+    stage.play_all(orders)
+    stage.clean_up()
+    for order in orders:
+        (record,) = stage.records(order.job)
+        assert record["status"] in order.statuses, order
+        if record["status"] != "stopped":
+            assert record["attempts"] == len(order.attempts), order
+        expected = {"succeeded": "SUCCEEDED", "stopped": "ABORTED"}.get(record["status"], "FAILED")
+        late = order.attempts[-1].end == ABORTED_LATE
+        assert stage.status(order.job) in {expected, *(["ABORTED"] if late else [])}, order
+
+
+def queue_jobs(stage: Stage) -> None:
+    """Three jobs behind one host for heads: ECS gives up on two of them, and all three run."""
+    stage.have_hosts(1)
+    jobs = [f"queued-{number}" for number in range(3)]
+    for job in jobs:
+        stage.start(job)
+    seen: set[str] = set()
+
+    def look() -> bool:
+        (*running,) = [task for task in stage.alive() if stage.is_running(task)]
+        assert len(running) <= 1, "there is one host"
+        for task in running:
+            if time.monotonic() - began > 5:  # the others have been given up on by now
+                stage.exit(task, 0)
+                seen.add(task)
+        return all(stage.status(job) == "SUCCEEDED" for job in jobs)
+
+    began = time.monotonic()
+    try:
+        eventually(look)
+    finally:
+        stage.have_hosts(99)
+    assert len(seen) == 3
+    for job in jobs:
+        (record,) = stage.records(job)
+        assert (record["status"], record["attempts"]) == ("succeeded", 1)
+    stage.clean_up()
 
 
 def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> None:
@@ -230,6 +280,11 @@ def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None
     assert group["MaxSize"] == 5
     assert json.loads(outputs(stack_outputs.TRAINING_STACK)[stack_outputs.SHAPE])["spot"] is True
 
+    if preset == "cpu":
+        training = outputs(stack_outputs.TRAINING_STACK)
+        stage = Stage(aws.log.parent, core, training)
+        disturb_jobs(stage)
+        queue_jobs(stage)
     run_jobs(core, training, preset)
     start_hosts_and_a_task(training)
     cdk("destroy", "--all", "--force", again=True)

@@ -1,0 +1,181 @@
+"""Hosts of tasks that are only records, and how a test ends such a task. Imported inside
+``.venv-aws`` only.
+
+A task of a capacity provider takes a host that is free, or a new one of the provider's group, and
+the host stays until it is terminated: by that a task on it ends as on AWS. ``ends.json`` in the
+local AWS's folder has exit codes of tasks, by ARN, that are to end by themselves. Tasks that run as
+containers have no such hosts.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from contract.exits import KILLED
+from rehearsal.ministack.internals import autoscaling, ecs
+
+Record = dict[str, Any]
+
+_hosts: dict[str, Record] = {}
+_stock: dict[str, Any] = {}
+
+
+def take(task: Record, most: int | None) -> bool:
+    """Give a task a host of its provider; False where none is free and there are ``most``."""
+    provider = task["capacityProviderName"]
+    mine = [host for host in _hosts.values() if host["capacityProviderName"] == provider]
+    for host in mine:
+        if host["status"] == "ACTIVE" and not tasks_of(host):
+            task["containerInstanceArn"] = host["containerInstanceArn"]
+            return True
+    if most is not None and len(mine) >= most:
+        return False
+    cluster = ecs._cluster_name_from_arn(task["clusterArn"])
+    place = task["clusterArn"].replace(":cluster/", ":container-instance/")
+    arn, instance = f"{place}/{ecs.new_uuid()}", f"i-{ecs.new_uuid().replace('-', '')[:17]}"
+    _hosts[arn] = {
+        "containerInstanceArn": arn,
+        "ec2InstanceId": instance,
+        "capacityProviderName": provider,
+        "status": "ACTIVE",
+        "agentConnected": True,
+        "registeredAt": ecs._iso(),
+        "_cluster": cluster,
+    }
+    task["containerInstanceArn"] = arn
+    if group := group_of(provider):
+        group["DesiredCapacity"] = max(group["DesiredCapacity"], len(group["Instances"]) + 1)
+        group["Instances"].append(
+            {
+                "InstanceId": instance,
+                "LifecycleState": "InService",
+                "HealthStatus": "Healthy",
+                "AvailabilityZone": group["AvailabilityZones"][0],
+                "ProtectedFromScaleIn": group["NewInstancesProtectedFromScaleIn"],
+            }
+        )
+    return True
+
+
+def tasks_of(host: Record) -> list[Record]:
+    """Tasks on a host that have not stopped."""
+    arn = host["containerInstanceArn"]
+    return [
+        task
+        for task in ecs._tasks.values()
+        if task.get("containerInstanceArn") == arn and task["lastStatus"] != "STOPPED"
+    ]
+
+
+def group_of(provider: str) -> Record | None:
+    """The group of a capacity provider, if the account has it."""
+    found = ecs._capacity_providers.get(provider) or {}
+    arn = (found.get("autoScalingGroupProvider") or {}).get("autoScalingGroupArn", "")
+    group: Record | None = autoscaling._asgs.get(arn.rpartition("/")[2])
+    return group
+
+
+# --- calls ----------------------------------------------------------------------------------------
+def list_instances(request: Record) -> Any:
+    """ListContainerInstances."""
+    cluster = ecs._resolve_cluster_name(request.get("cluster", "default"))
+    arns = [arn for arn, host in _hosts.items() if host["_cluster"] == cluster]
+    return ecs.json_response({"containerInstanceArns": arns})
+
+
+def describe_instances(request: Record) -> Any:
+    """DescribeContainerInstances."""
+    found = [_hosts[arn] for arn in request["containerInstances"] if arn in _hosts]
+    return ecs.json_response({"containerInstances": [described(each) for each in found]})
+
+
+def described(host: Record) -> Record:
+    """A host as ECS describes it."""
+    shown: Record = ecs._sanitize(host)
+    return shown | {"runningTasksCount": len(tasks_of(host)), "pendingTasksCount": 0}
+
+
+def update_state(request: Record) -> Any:
+    """UpdateContainerInstancesState."""
+    found = [_hosts[arn] for arn in request["containerInstances"] if arn in _hosts]
+    for host in found:
+        host["status"] = request["status"]
+    return ecs.json_response({"containerInstances": [described(each) for each in found]})
+
+
+def deregister(request: Record) -> Any:
+    """DeregisterContainerInstance, by force."""
+    host = _hosts.pop(request["containerInstance"], {})
+    for task in tasks_of(host) if host else ():
+        ecs._mark_task_stopped(task["taskArn"], task, "Host deregistered.", "UserInitiated", KILLED)
+    return ecs.json_response({"containerInstance": ecs._sanitize(host)})
+
+
+def terminate(request: Record) -> Any:
+    """TerminateInstanceInAutoScalingGroup: what still runs there ends with its host."""
+    instance = autoscaling._p(request, "InstanceId")
+    for arn, host in [*_hosts.items()]:
+        if host["ec2InstanceId"] != instance:
+            continue
+        for task in tasks_of(host):
+            why = f"Host EC2 (instance {instance}) terminated."
+            ecs._mark_task_stopped(task["taskArn"], task, why, "TerminationNotice", KILLED)
+        del _hosts[arn]
+        if group := group_of(host["capacityProviderName"]):
+            left = [each for each in group["Instances"] if each["InstanceId"] != instance]
+            group["Instances"][:] = left
+            if autoscaling._p(request, "ShouldDecrementDesiredCapacity") == "true":
+                group["DesiredCapacity"] -= 1
+        name = "TerminateInstanceInAutoScalingGroup"
+        return autoscaling._xml(200, f"{name}Response", f"<{name}Result/>")
+    return autoscaling._error("ValidationError", f"Instance Id not found - {instance}")
+
+
+def set_desired(request: Record) -> Any:
+    """SetDesiredCapacity: hosts that are protected from scale-in stay, also where they are more."""
+    group = autoscaling._asgs.get(autoscaling._p(request, "AutoScalingGroupName")) or {}
+    ids = {host["ec2InstanceId"] for host in _hosts.values()}
+    kept = [each for each in group.get("Instances", []) if each["InstanceId"] in ids]
+    answer = _stock["SetDesiredCapacity"](request)
+    if kept:
+        others = [each for each in group["Instances"] if each["InstanceId"] not in ids]
+        group["Instances"][:] = [*kept, *others[: max(0, group["DesiredCapacity"] - len(kept))]]
+    return answer
+
+
+# --- ends -----------------------------------------------------------------------------------------
+def end_tasks() -> None:
+    """End the tasks that are to end by themselves."""
+    file = Path(os.environ["REHEARSAL_FOLDER"]) / "ends.json"
+    try:
+        ends = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return
+    for arn, code in ends.items():
+        if (task := ecs._tasks.get(arn)) and task["lastStatus"] != "STOPPED":
+            why = "Essential container in task exited"
+            ecs._mark_task_stopped(arn, task, why, "EssentialContainerExited", code)
+
+
+def install() -> None:
+    """Give the emulator these hosts."""
+    stock = ecs._describe_tasks
+
+    def describe_tasks(request: Record) -> Any:
+        end_tasks()
+        return stock(request)
+
+    ecs._describe_tasks = describe_tasks
+    ecs._ACTION_MAP |= {
+        "DescribeTasks": describe_tasks,
+        "ListContainerInstances": list_instances,
+        "DescribeContainerInstances": describe_instances,
+        "UpdateContainerInstancesState": update_state,
+        "DeregisterContainerInstance": deregister,
+    }
+    _stock["SetDesiredCapacity"] = autoscaling._ACTION_MAP["SetDesiredCapacity"]
+    autoscaling._ACTION_MAP |= {
+        "SetDesiredCapacity": set_desired,
+        "TerminateInstanceInAutoScalingGroup": terminate,
+    }
