@@ -35,6 +35,7 @@ EVERYTHING: Settings = {
     "alarm_email": "a@b.de",
     "spot": "true",
     "efa": "on",
+    "image_tag": "efa",  # of an image with libfabric
     "shared_storage": "fsx",
     "expire_after_days": "90",
 }

@@ -40,6 +40,7 @@ class Nodes(cdk.Stack):
                 security_group=group,
                 head=host,
                 worker=host,
+                storage=None,
                 teardown=SimpleNamespace(stop_tasks=cluster, stops=lambda *_, **__: None),
             )
             RayNodes(

@@ -56,7 +56,7 @@ def status(
     output.print_text(
         f"\nwanted: a head, {words.workers(wanted)}; images: {deployment.shape.image_tag}\n"
         f"Ray:    {words.sized(size)}\n"
-        f"cost:   {dollars(usd)} an hour at list prices, {prices.standing} included"
+        f"cost:   {dollars(usd)} an hour at list prices, with {prices.standing}"
     )
     _print_hosts(deployment, hosts)
 
