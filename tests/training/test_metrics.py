@@ -87,9 +87,8 @@ def find_the_straggler(rank: int) -> None:
         world_size=2,
         device=CPU,
     )
-    watch = communication.Watch(CPU, world_size=2, evaluates=course.ends_epoch)
+    watch = communication.Watch(CPU, world_size=2, evaluates=course.ends_epoch, rest_s=0)
     timer = metrics.StepTimer(("all",), CPU)
-    stragglers = communication.Stragglers()
     said = []
     for step in range(1, 10):
         timer.start()
@@ -104,7 +103,7 @@ def find_the_straggler(rank: int) -> None:
             )
             waits = [each.communication_s or 0.0 for each in ranks]
             assert waits[0] > 0.15 > waits[1] > 0
-            said.append([each.message for each in stragglers.among(ranks)])
+            said.append([each.message for each in watch.warnings(ranks)])
     # One slow stretch may be chance, and once said is enough.
     assert [len(each) for each in said] == [0, 1, 0]
     assert said[1][0].startswith("the other workers wait for rank 1: in a step of 0.2")
@@ -174,15 +173,35 @@ def test_a_worker_that_is_alone_is_not_watched() -> None:
     assert watch.seconds() == 0
 
 
-def test_the_first_step_of_a_run_is_not_watched() -> None:
+def test_watching_takes_little_of_a_run_and_none_of_its_first_step() -> None:
+    for began_at, rest_s, expected in [(0, 0.0, [3, 5, 7, 9]), (2, 0.0, [5, 7, 9]), (0, 3, [3, 7])]:
+        watch = communication.Watch(
+            CPU, world_size=2, evaluates=lambda done: done % 2 == 0, rest_s=rest_s
+        )
+        watched = []
+        for step in range(began_at + 1, 11):
+            with watch.step(step):
+                watched += [step] if watch.is_watching else []
+            if step % 2 == 0:
+                seconds = watch.seconds()
+                assert (seconds is None) is (not watched)
+                assert watch.warnings(times((seconds, seconds), step_s=1.0)) == []
+        assert watched == expected
+
+
+def test_what_was_not_measured_again_is_no_second_witness() -> None:
     watch = communication.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0)
-    watched = []
-    for step in range(1, 7):
+    slow = times((0.5, 0.1), step_s=1.0)
+    for step in range(1, 5):
         with watch.step(step):
-            watched.append(watch.is_watching)
-        if step == 2:
-            assert watch.seconds() is None
-    assert watched == [False, False, True, False, True, False]
+            pass
+    watch.seconds()
+    assert watch.warnings(slow) == []
+    for step in (5, 6):
+        with watch.step(step):
+            pass
+    watch.seconds()
+    assert watch.warnings(slow) == []
 
 
 def test_an_evaluation_that_takes_long_says_now_and_then_that_it_goes_on(

@@ -47,28 +47,39 @@ class Communication:
 
 class Watch:
     """Has the collectives of one step between two evaluations measured: the last but one, when all
-    has settled, and never the first of the run."""
+    has settled, and never the first of the run. Every rank has one, and they watch together."""
 
     def __init__(
-        self, device: torch.device, *, world_size: int, evaluates: Callable[[int], bool]
+        self,
+        device: torch.device,
+        *,
+        world_size: int,
+        evaluates: Callable[[int], bool],
+        rest_s: float = 20.0,
     ) -> None:
         """
         Args:
             evaluates: whether an evaluation follows when so many steps are done.
+            rest_s: steps that take so long in all pass before another one is watched, because
+                watching takes time.
         """
         self._device, self._is_alone = device, world_size == 1
-        self._evaluates = evaluates
+        self._evaluates, self._rest_s = evaluates, rest_s
         self._seconds = 0.0 if self._is_alone else None
         self._found: Communication | None = None
-        self._has_begun = False
+        self._has_found = False
+        self._stragglers = Stragglers()
+        self._number, self._next = 0, 2
         self.is_watching = False
         """Whether the step that was begun last is the one: its own time is longer than others'."""
 
     def step(self, number: int) -> AbstractContextManager[object]:
         """The context to take a step in, counted from 1."""
+        if not self._number:
+            self._next = number + 1
+        self._number = number
         wanted = self._evaluates(number + 1) and not self._evaluates(number)
-        self.is_watching = wanted and self._has_begun and not self._is_alone
-        self._has_begun = True
+        self.is_watching = wanted and number >= self._next and not self._is_alone
         if not self.is_watching:
             return nullcontext()
         self._found = Communication(self._device)
@@ -76,9 +87,23 @@ class Watch:
 
     def seconds(self) -> float | None:
         """How long the collectives took in the last step that was watched; None if none was yet."""
+        self._has_found = self._found is not None
         if self._found is not None:
             self._seconds, self._found = self._found.seconds(), None
         return self._seconds
+
+    def warnings(self, ranks: Sequence[RankTimes]) -> list[Warned]:
+        """What the times of all ranks show of a slow one, if they have just been measured.
+
+        Args:
+            ranks: with the ``seconds`` of each rank.
+        """
+        if not self._has_found:
+            return []
+        # The same on every rank, because they all have the times of all.
+        step_s = max(each.step_time_s for each in ranks)
+        self._next = self._number + math.ceil(self._rest_s / max(step_s, 1e-6))
+        return self._stragglers.among(ranks)
 
 
 class Stragglers:

@@ -73,7 +73,6 @@ class Reports(Generic[E]):
         self._watch = communication.Watch(
             worker.device, world_size=worker.world_size, evaluates=course.ends_epoch
         )
-        self._stragglers = communication.Stragglers()
         self.timer = metrics.StepTimer(_PHASES, worker.device)
 
     @contextmanager
@@ -174,4 +173,5 @@ class Reports(Generic[E]):
             seconds=self._clock.seconds(),
             memory_bytes=metrics.peak_memory(device) if device.type == "cuda" else None,
         )
-        self._worker.emit(*self._warnings(), *ranks, *self._stragglers.among(ranks), evaluated)
+        warnings = [*self._warnings(), *self._watch.warnings(ranks)]
+        self._worker.emit(*warnings, *ranks, evaluated)

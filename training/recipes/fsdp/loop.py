@@ -177,7 +177,6 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         return num_done == total_steps or num_done % evaluate_every == 0
 
     watch = communication.Watch(device, world_size=world_size, evaluates=is_evaluated)
-    stragglers = communication.Stragglers()
     num_skipped = 0
     trained.train()
     for step in range(start_step, total_steps):
@@ -256,7 +255,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 seconds=clock.seconds(),
                 memory_bytes=max(each.memory_bytes or 0.0 for each in ranks),
             )
-            worker.emit(*ranks, *stragglers.among(ranks), evaluated)
+            worker.emit(*watch.warnings(ranks), *ranks, evaluated)
         if stopping and not last:
             worker.finish_saves(retry=True)
             worker.emit(Stopped(step=num_done))
