@@ -94,6 +94,8 @@ class GpuCluster(Construct):
         if self.storage and self.storage.export:
             # Nothing writes any more when the last files are exported.
             self.teardown.hosts.node.add_dependency(self.storage.export)
+            # Until then hosts may reach it: the rules between them are below this group.
+            self.teardown.hosts.node.add_dependency(self.security_group)
 
     def _security_group(self, core: CoreStack) -> ec2.SecurityGroup:
         group = ec2.SecurityGroup(

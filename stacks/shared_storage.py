@@ -32,6 +32,8 @@ HANDLER: Final = Path(__file__).parent / "export_handler" / "index.py"
 PORTS: Final = (ec2.Port.tcp(988), ec2.Port.tcp_range(1018, 1023))
 #: What a host whose mount failed does not say of itself.
 PLACEMENT: Final = f"attribute:{nodes.SHARED_ATTRIBUTE} == {nodes.SHARED_MOUNTED}"
+#: What is written into the bucket by itself: a file that is deleted to make room stays there.
+EXPORTS: Final = ["NEW", "CHANGED"]
 #: In the linked part of the bucket: which files could not be written there.
 REPORTS: Final = "export-reports"
 
@@ -77,9 +79,8 @@ class SharedStorage(Construct):
                 auto_import_policy=fsx.CfnDataRepositoryAssociation.AutoImportPolicyProperty(
                     events=["NEW", "CHANGED", "DELETED"]
                 ),
-                # A file that is deleted to make room stays in the bucket.
                 auto_export_policy=fsx.CfnDataRepositoryAssociation.AutoExportPolicyProperty(
-                    events=["NEW", "CHANGED"]
+                    events=EXPORTS
                 ),
             ),
         )
@@ -168,7 +169,7 @@ class SharedStorage(Construct):
             "ExportFiles",
             service_token=function.function_arn,
             resource_type="Custom::ExportFiles",
-            properties={"FileSystem": files.ref, "Reports": reports},
+            properties={"FileSystem": files.ref, "Reports": reports, "Exports": EXPORTS},
         )
         found.node.add_dependency(role, logs, association)
         return found

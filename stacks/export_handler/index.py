@@ -68,12 +68,14 @@ def handler(event: dict[str, Any], context: Any) -> None:
     status, reason = cfnresponse.SUCCESS, None
     try:
         if kind == "Delete" and (linked := link(files)):
-            before = linked.get("S3", {})
-            set_link(files, {**before, "AutoExportPolicy": {"Events": []}}, context)
+            policies = linked.get("S3", {})
+            set_link(files, {**policies, "AutoExportPolicy": {"Events": []}}, context)
             try:
                 export(files, given["Reports"], context)
             except RuntimeError:
-                set_link(files, before, context)
+                # Not what was there: an export that takes several deletions has left none.
+                exports = {"Events": given["Exports"]}
+                set_link(files, {**policies, "AutoExportPolicy": exports}, context)
                 raise
     except Exception as error:
         stack = event["StackId"].split("/")[1]

@@ -298,18 +298,20 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         attempt=event["Attempt"],
         attempts=spec.attempts if spec else 1,
     )
-    # Hosts stay for another attempt. The head's own goes with the job's other ones.
-    reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
-    end_tasks(job, reason, hosts=not outcome.again)
-    is_bad = ending_of(task) is Ending.BAD_HOST  # the next attempt must not find it
-    if (is_bad or not outcome.again) and (host := task.get("ContainerInstanceArn")):
-        release({host})
-    if not outcome.again:
-        outcome = replace(
-            outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
-        )
-        if spec:
-            write_record(job, spec, outcome)
+    try:
+        if not outcome.again:
+            outcome = replace(
+                outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
+            )
+            if spec:
+                write_record(job, spec, outcome)  # before an abort can come
+    finally:
+        # Hosts stay for another attempt. The head's own goes with the job's other ones.
+        reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
+        end_tasks(job, reason, hosts=not outcome.again)
+        is_bad = ending_of(task) is Ending.BAD_HOST  # the next attempt must not find it
+        if (is_bad or not outcome.again) and (host := task.get("ContainerInstanceArn")):
+            release({host})
     answer: dict[str, Any] = json.loads(outcome.to_json())
     return answer
 

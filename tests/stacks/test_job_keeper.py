@@ -496,12 +496,36 @@ def test_an_abort_is_blamed_on_trainctl_only_where_it_was_trainctl(
 
 
 def test_an_abort_while_the_end_is_cleaned_up_changes_no_record(
-    keeper: ModuleType, aws: Aws
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper.handler(ended(head(0)), None)
-    aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}
-    keeper.handler(aborted(), None)
+    cleaned: list[str] = []
+    release = keeper.release
+
+    def interrupted(hosts: set[str]) -> None:
+        """The abort comes in the middle, and what follows it is quicker."""
+        monkeypatch.setattr(keeper, "release", release)
+        aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}
+        keeper.handler(aborted(), None)
+        cleaned.extend(hosts)
+        release(hosts)
+
+    monkeypatch.setattr(keeper, "release", interrupted)
+    keeper.handler(ended(head(0, ContainerInstanceArn="h1")), None)
+    assert cleaned
     assert aws.objects["runs/r1/jobs/j1.json"]["status"] == "succeeded"
+
+
+def test_a_record_that_cannot_be_written_keeps_no_task_and_no_host(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ClientError({"Error": {"Code": "SlowDown"}}, "PutObject")
+
+    monkeypatch.setattr(keeper, "write_record", fail)
+    with pytest.raises(ClientError):  # Step Functions asks again
+        keeper.handler(ended(head(0, ContainerInstanceArn="h1")), None)
+    assert aws.running() == {"other-head", "other-1", "standing"}
+    assert "i-h1" in aws.terminated
 
 
 @pytest.mark.parametrize(

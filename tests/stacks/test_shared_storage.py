@@ -205,7 +205,16 @@ def test_it_is_exported_when_no_host_is_left_and_before_anything_of_it_goes(synt
     export = named(templates, "Custom::ExportFiles")
     link = named(templates, "AWS::FSx::DataRepositoryAssociation")
     files = named(templates, "AWS::FSx::FileSystem")
-    assert export in needs(found, named(templates, "Custom::TerminateHosts"))
+    hosts = needs(found, named(templates, "Custom::TerminateHosts"))
+    assert export in hosts
+    # Without the rules between them, hosts could not write what they still hold.
+    rules = {
+        name
+        for name, each in found.items()
+        if each["Type"].startswith("AWS::EC2::SecurityGroup") and "Lustre" in json.dumps(each)
+    }
+    assert len(rules) > 4
+    assert rules <= hosts
     assert {link, files} <= needs(found, export)
     assert files in needs(found, link)
     # Its function has its rights and its log until then.
@@ -353,6 +362,7 @@ def ask(function: ModuleType, account: Fsx) -> Answer:
             "ResourceProperties": {
                 "FileSystem": "fs-1",
                 "Reports": "s3://bucket/datasets/export-reports",
+                "Exports": ["NEW", "CHANGED"],
             },
         }
         function.handler(event, lambda_functions.context(lambda: 900 - account.slept))
@@ -403,6 +413,17 @@ def test_an_export_that_takes_longer_than_lambda_may_goes_on_with_the_next_delet
     account.slept, account.looks = 0.0, 3
     assert ask("Delete")[0] == "SUCCESS"
     assert len(account.tasks) == 1, "the same export"
+
+
+def test_files_left_by_an_export_that_took_two_deletions_go_on_being_exported(
+    account: Fsx, ask: Answer
+) -> None:
+    account.looks, account.failed = 1000, 12
+    assert ask("Delete")[0] == "FAILED"
+    assert account.events == []
+    account.slept, account.looks = 0.0, 3
+    assert ask("Delete")[0] == "FAILED"
+    assert account.events == ["NEW", "CHANGED"]
 
 
 def test_a_file_system_whose_link_is_gone_has_nowhere_to_be_exported_to(

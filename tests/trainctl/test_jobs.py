@@ -7,10 +7,12 @@ import pytest
 
 from contract import exits
 from contract.job import JobStatus
+from contract.times import CONSISTENT_S
 from tests.trainctl.account import Account
 from trainctl import follow
 from trainctl.__main__ import main
 from trainctl.aws.deployment import Deployment
+from trainctl.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -271,3 +273,32 @@ def test_what_the_console_stopped_does_not_count_as_a_users_stop(account: Accoun
     job = Deployment.find(profile=None, region=None).jobs.find("job")
     assert job.status is JobStatus.STOPPED
     assert job.reason == "its execution was aborted: Maintenance: window"
+
+
+def test_a_job_that_has_just_been_submitted_is_waited_for_and_a_run_is_not(
+    account: Account, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    new = "bert-lusab-gutih"
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            account.add(new)
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr("time.monotonic", lambda: sum(slept))
+    jobs = Deployment.find(profile=None, region=None).jobs
+    assert jobs.find(new).id == new
+    assert len(slept) == 3
+    del slept[:]
+    # One like an id, and one that is none.
+    for run in ("bert-tadan-fidor", "mnist-first-train"):
+        account.add(f"{run}-1", run=run)
+        assert jobs.find(run).run == run
+        with pytest.raises(UsageError):
+            jobs.find("mnist-first-trial")
+    assert slept == []
+    with pytest.raises(UsageError):
+        jobs.find("bert-tadan-fidob")
+    assert CONSISTENT_S <= sum(slept) < CONSISTENT_S + 1

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 JOBS_LOOKED_AT: Final = 100
 CONSISTENT_EVERY_S: Final = 0.5
 #: What ``job_plan.new_id`` puts behind a run's name.
-_JOB_ID: Final = re.compile(r"-[a-z]{5}-[a-z]{5}$")
+_JOB_ID: Final = re.compile(
+    r"(-[bdfghjklmnprstvz][aiou][bdfghjklmnprstvz][aiou][bdfghjklmnprstvz]){2}$"
+)
 
 _SHELL_CODES: Final[Mapping[JobStatus, int]] = {
     JobStatus.SUCCEEDED: exits.OK,
@@ -213,15 +215,17 @@ class Jobs:
         Raises:
             UsageError: there is neither.
         """
-        # What has just been submitted is described a moment later.
-        until = time.monotonic() + (CONSISTENT_S if _JOB_ID.search(name) else 0)
-        while not (job := self._described(name)) and time.monotonic() < until:
-            time.sleep(CONSISTENT_EVERY_S)
-        if job:
+        if job := self._described(name):
             return job
         newest = self.newest(limit=JOBS_LOOKED_AT)
         for job in newest:
             if job.run == name:
+                return job
+        # What has just been submitted is described a moment later.
+        until = time.monotonic() + (CONSISTENT_S if _JOB_ID.search(name) else 0)
+        while time.monotonic() < until:
+            time.sleep(CONSISTENT_EVERY_S)
+            if job := self._described(name):
                 return job
         there = sorted({job.run for job in newest if job.run})
         close = difflib.get_close_matches(name, there, n=1)
