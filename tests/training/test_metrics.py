@@ -2,10 +2,10 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock, call
+from unittest.mock import Mock, call, patch
 
 import pytest
 import torch
@@ -109,6 +109,27 @@ def find_the_straggler(rank: int) -> None:
     assert said[1][0].startswith("the other workers wait for rank 1: in a step of 0.2")
 
 
+def start_a_profiler_late(rank: int) -> None:
+    """What it takes rank 1 to begin and to end its watching is nothing that rank 0 waits for."""
+    begin, end = torch.profiler.profile.__enter__, torch.profiler.profile.__exit__
+
+    def slow(function: Callable[..., object]) -> Callable[..., object]:
+        def late(*arguments: object) -> object:
+            time.sleep(0.4 * rank)
+            return function(*arguments)
+
+        return late
+
+    with patch.multiple("torch.profiler.profile", __enter__=slow(begin), __exit__=slow(end)):
+        watching = communication.Communication(CPU)
+        with watching:
+            dist.all_reduce(torch.ones(10))
+    began = time.perf_counter()
+    dist.all_reduce(torch.ones(10))
+    assert time.perf_counter() - began < 0.2
+    assert 0 < watching.seconds() < 0.2
+
+
 def two_ranks(rank: int, store: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     log = metrics.StepLog(CPU)
@@ -126,6 +147,7 @@ def two_ranks(rank: int, store: str) -> None:
     assert not stopping
     assert [step.loss for step in steps] == [1.0]
     find_the_straggler(rank)
+    start_a_profiler_late(rank)
     gathered = metrics.gather({"a": rank + 0.1, "b": 7.0}, CPU)
     assert gathered == [{"a": 0.1, "b": 7.0}, {"a": 1.1, "b": 7.0}]
     dist.destroy_process_group()

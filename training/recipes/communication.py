@@ -7,40 +7,60 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Self
 
 import torch
+import torch.distributed as dist
+from torch.autograd.profiler import record_function
 
 from training.record.events import RankTimes, Warned
+
+#: What the profiler has an event for, when all ranks are being watched.
+_BEGUN: Final = "training: watching has begun"
 
 
 class Communication:
     """Watches one step with torch's profiler and measures how long its collectives took.
 
     That is the time in which any of them was at work, whether training waited or computed beside
-    it: what communication would cost if nothing hid it. Usable as a context manager, once.
+    it: what communication would cost if nothing hid it. Usable as a context manager, once, by all
+    ranks at the same step: they wait for each other when watching has begun and when it has ended,
+    because that takes each of them its own time, which is no communication.
     """
 
     def __init__(self, device: torch.device) -> None:
         from torch.profiler import ProfilerActivity, profile
 
-        self._on_gpu = device.type == "cuda"
+        self._device, self._on_gpu = device, device.type == "cuda"
         activity = ProfilerActivity.CUDA if self._on_gpu else ProfilerActivity.CPU
         self._profile: Any = profile(activities=[activity])
 
     def __enter__(self) -> Self:
         self._profile.__enter__()
+        self._meet()
+        with record_function(_BEGUN):
+            pass
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._on_gpu:
             torch.cuda.synchronize()
         self._profile.__exit__(*error)
+        if error[0] is None:
+            self._meet()
+
+    def _meet(self) -> None:
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(torch.zeros(1, device=self._device))
+        if self._on_gpu:
+            torch.cuda.synchronize()
 
     def seconds(self) -> float:
         """Length of the union of all collectives, in seconds."""
         marks = ("nccl",) if self._on_gpu else ("gloo:",)
+        events = self._profile.events()
+        begun = min(event.time_range.end for event in events if event.name == _BEGUN)
         spans = sorted(
             (event.time_range.start, event.time_range.end)
-            for event in self._profile.events()
-            if event.name.startswith(marks)
+            for event in events
+            if event.name.startswith(marks) and event.time_range.start >= begun
         )
         return union_length(spans) / 1e6
 
