@@ -2,6 +2,7 @@
 would, and take the memory that is planned."""
 
 import hashlib
+import json
 from typing import Any
 
 import pytest
@@ -10,8 +11,17 @@ from torch import Tensor, nn
 
 from contract.errors import InputError
 from tests.training.test_plan import TINY_LLAMA, built, setup
-from training.models import built_shapes, estimates, language_models, lora, model_weights, nf4
+from training.models import (
+    agreement,
+    built_shapes,
+    estimates,
+    language_models,
+    lora,
+    model_weights,
+    nf4,
+)
 from training.models.language_models import WithLoss
+from training.models.model_shapes import ModelShape
 from training.recipes.fsdp.settings import FsdpConfig
 
 
@@ -34,6 +44,10 @@ def test_packed_values_are_those_of_bitsandbytes() -> None:
     assert digest(nf4.unpack(packed, torch.float32)) == "9388510d17bc6f35"
     # Rows do not depend on each other: a shard is packed by itself.
     assert torch.equal(nf4.pack(rows[1:]), packed[1:])
+    # A process that shares few rows with many has none of them.
+    none = nf4.pack(rows[:0])
+    assert none.shape == (0, packed.shape[1])
+    assert nf4.unpack(none, torch.float32).shape == (0, 128)
 
 
 def quantized(kind: str = "llama") -> nn.Module:
@@ -76,7 +90,7 @@ def test_adapters_get_the_gradients_that_full_weights_of_the_same_values_give() 
 
 def test_a_product_keeps_the_packed_matrix_for_its_backward_pass() -> None:
     layer = nf4.PackedLinear(nn.Linear(128, 32))
-    layer.weight.data = nf4.pack(torch.randn(32, 128))
+    layer.packed.data = nf4.pack(torch.randn(32, 128))
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -120,6 +134,10 @@ def test_what_cannot_be_packed_is_refused_or_left_in_full() -> None:
     packed = {name for name, each in model.named_parameters() if each.dtype == torch.uint8}
     assert packed
     assert not any(".experts." in name or "embed" in name for name in packed)
+    # A router that is derived from nn.Linear returns more than a product.
+    routed = built({**TINY_LLAMA, "model_type": "phimoe", "num_local_experts": 4})
+    nf4.replace(language_models.blocks(routed))
+    assert {type(each).__name__ for each in routed.modules()} >= {"PhimoeTopKRouter"}
     narrow = built({**TINY_LLAMA, "hidden_size": 32, "intermediate_size": 96})
     with pytest.raises(InputError, match="no linear layer with a multiple of 64 inputs"):
         nf4.replace(language_models.blocks(narrow))
@@ -128,3 +146,70 @@ def test_what_cannot_be_packed_is_refused_or_left_in_full() -> None:
         FsdpConfig(**settings, lora_bits=4)
     with pytest.raises(InputError, match="choose 4 or 16"):
         FsdpConfig(**settings, lora_bits=8, lora_rank=4)
+
+
+def test_matrices_that_a_run_does_not_pack_are_not_planned_as_packed() -> None:
+    gpt2 = built_shapes.shape_of(
+        built({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500})
+    )
+    assert {each.name for each in gpt2.matrices} >= {"c_attn", "c_fc"}
+    assert gpt2 == ModelShape.from_json(json.loads(json.dumps(gpt2.to_json())))
+    # In the words in which nf4.replace ends the run.
+    with pytest.raises(InputError, match="no linear layer with a multiple of 64 inputs"):
+        estimates.make(gpt2, setup(lora_rank=4, lora_bits=4))
+    tight = setup(num_workers=1, seq_len=2**17)
+    assert all(each.lora_bits == 16 for each in estimates.smaller(gpt2, tight))
+
+
+class Reading(nn.Module):
+    """Does with a layer what some models do, instead of calling it as it is."""
+
+    def __init__(self, layer: nn.Linear, *, how: str) -> None:
+        super().__init__()
+        self.layer, self.how = layer, how
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.how == "product":
+            return inputs @ self.layer.weight.T
+        if self.how == "type":
+            inputs = inputs.to(self.layer.weight.dtype)
+        result: Tensor = self.layer(inputs.byte() if self.how == "bytes" else inputs)
+        return result
+
+
+@pytest.mark.parametrize("how", ["product", "type", "bytes"])
+def test_a_model_that_reads_the_weight_of_a_packed_layer_is_refused(how: str) -> None:
+    model = quantized()
+    attention: Any = language_models.blocks(model)[1].self_attn
+    attention.q_proj = Reading(nn.Linear(64, 64, device="meta"), how=how)
+    nf4.replace(language_models.blocks(model))
+    model_weights.allocate(model, torch.device("cpu"))
+    model_weights.initialise(model, seed=0)
+    with pytest.raises(
+        InputError, match=r"^--lora-bits is 4.*layer 1\.self_attn\.q_proj\.layer.*out$"
+    ):
+        agreement.check(WithLoss(model), device=torch.device("cpu"), isolates=False, is_exact=True)
+
+
+def test_state_space_models_are_refused_because_they_read_their_weights() -> None:
+    sizes = {"state_size": 8, "intermediate_size": 128, "time_step_rank": 64}
+    model = built({**TINY_LLAMA, **sizes, "model_type": "mamba"})
+    with pytest.raises(InputError, match=r"peft refuses .*'out_proj'.* --lora-targets"):
+        lora.add(model, rank=4)
+    model = built({**TINY_LLAMA, **sizes, "model_type": "mamba"})
+    lora.add(model, rank=4, targets="in_proj,x_proj")
+    nf4.replace(language_models.blocks(model))
+    # Before the first pass: transformers reads it to compute first weights, too.
+    with pytest.raises(InputError, match=r"its layer 0\.mixer\.\w+ itself.*leave --lora-bits out"):
+        model_weights.allocate(model, torch.device("cpu"))
+
+
+def test_packed_matrices_begin_with_the_weights_that_others_would() -> None:
+    model = quantized()
+    plain: Any = built({**TINY_LLAMA, "intermediate_size": 192})
+    for each in (model, plain):
+        model_weights.allocate(each, torch.device("cpu"))
+        model_weights.initialise(each, seed=0)
+    packed: Any = model.get_submodule("model.layers.0.mlp.up_proj").base_layer
+    full = plain.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(packed.packed, nf4.pack(full))

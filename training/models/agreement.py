@@ -47,6 +47,8 @@ def check(trained: WithLoss, *, device: torch.device, isolates: bool, is_exact: 
             # The last token of a sequence is only a label.
             pairs = torch.stack([torch.cat([first, each, each[:1]]) for each in (second, third)])
             loss, logits = trained.compare(pairs)
+        except InputError:
+            raise  # it says already what is wrong
         except (AttributeError, KeyError, TypeError, ValueError, NotImplementedError) as error:
             raise InputError(
                 f"models of type {kind!r} cannot be trained here, they fail on plain text "

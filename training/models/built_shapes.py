@@ -18,7 +18,7 @@ from torch import nn
 from contract import exits
 from contract.errors import InputError
 from training.data import hub
-from training.models import language_models, pretrained
+from training.models import language_models, nf4, pretrained
 from training.models.model_shapes import Matrix, ModelShape, read_config
 from training.models.nf4 import PackedLinear, num_weights
 
@@ -31,7 +31,7 @@ def shape_of(model: nn.Module) -> ModelShape:
     blocks = [_num_parameters(block) for block in stack]
     embedding = of.get_input_embeddings().weight
     found = Counter(
-        (name.rpartition(".")[2], *_widths(module))
+        (name.rpartition(".")[2], *_widths(module), nf4.is_plain(module))
         for name, module in language_models.matrices(model)
     )
     return ModelShape(
@@ -45,8 +45,8 @@ def shape_of(model: nn.Module) -> ModelShape:
         idle_parameters=language_models.num_idle_parameters(model),
         is_tied=of.get_output_embeddings().weight is embedding,
         matrices=tuple(
-            Matrix(name=name, inputs=inputs, outputs=outputs, number=number)
-            for (name, inputs, outputs), number in found.items()
+            Matrix(name=name, inputs=inputs, outputs=outputs, number=number, is_plain=is_plain)
+            for (name, inputs, outputs, is_plain), number in found.items()
         ),
     )
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from contract.errors import InputError
 from contract.instance_types import InstanceType
-from training.models.model_shapes import ALL, ModelShape
+from training.models.model_shapes import ALL, NOTHING_TO_PACK, ModelShape
 
 GIB: Final = 2**30
 #: What is computed again instead of kept for the backward pass: nothing, attention, whole blocks.
@@ -72,7 +72,7 @@ class Setup:
             raise InputError(f"{self.machine.name} has no GPU: choose another --instance")
         if self.num_workers < 1:
             raise InputError(f"--workers is {self.num_workers}: it must be at least 1")
-        if self.num_workers % self.replicas:
+        if self.replicas < 1 or self.num_workers % self.replicas:
             raise InputError(
                 f"--replicas is {self.replicas}, which does not divide {self.num_workers} workers"
             )
@@ -124,21 +124,37 @@ class Plan:
     available: float
     """Bytes of a GPU that training may use."""
     host_memory: float
-    """Bytes of moments that a host keeps for all of its GPUs."""
+    """Bytes of moments that a host keeps for all of its GPUs; 0 without ``--offload-moments``."""
     tokens_per_s: float
     mfu: float
     bound_by: str
 
     @property
-    def fits(self) -> bool:
+    def host_available(self) -> float:
+        """Bytes of a host that moments may take."""
         # A checkpoint copies weights and moments to the host's memory, and loading data takes some.
-        on_host = self.setup.machine.memory_mib * 2**20 / 3
-        return self.memory.total <= self.available and self.host_memory <= on_host
+        return self.setup.machine.memory_mib * 2**20 / 3
+
+    @property
+    def fits_gpus(self) -> bool:
+        return self.memory.total <= self.available
+
+    @property
+    def fits_hosts(self) -> bool:
+        return self.host_memory <= self.host_available
+
+    @property
+    def fits(self) -> bool:
+        return self.fits_gpus and self.fits_hosts
 
 
 def memory(shape: ModelShape, setup: Setup) -> Memory:
     """Bytes per GPU at the worst moment of a step: what is trained, its gradients and moments in
-    fp32 and sharded, the rest in bf16."""
+    fp32 and sharded, the rest in bf16.
+
+    Raises:
+        InputError: frozen weights are to be in four bits, and there are none that can be.
+    """
     shards = setup.num_workers // setup.replicas
     parameters = float(shape.parameters)
     trained, frozen = parameters, 0.0
@@ -149,9 +165,11 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     held = gathered = 2.0
     unpacked = 0.0
     if setup.lora_bits == 4:
+        if not shape.packed_matrices:
+            raise InputError(NOTHING_TO_PACK)
         held -= (2 - _PACKED) * shape.packed_parameters / shape.parameters
         gathered -= (2 - _PACKED) * shape.packed_parameters / shape.blocks_parameters
-        unpacked = _UNPACKING * max(each.inputs * each.outputs for each in shape.matrices)
+        unpacked = _UNPACKING * max(each.parameters for each in shape.packed_matrices)
     has_passes = setup.num_microbatches > 1
     sharded = 4 * trained / shards
     # Gradients that wait for the last pass are whole until then.
@@ -296,11 +314,14 @@ def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
         while microbatch >= 1:
             changes.append({"replicas": 1, "recompute": recompute, "microbatch": microbatch})
             microbatch //= 2
-    changes.append({"replicas": 1, "recompute": "full", "microbatch": 1, "optimizer": "adamw-8bit"})
-    changes.append({"replicas": 1, "recompute": "full", "microbatch": 1, "offload_moments": True})
     least: dict[str, Any] = {"replicas": 1, "recompute": "full", "microbatch": 1}
+    # Only moments of 32 bits can be in the host's memory.
+    changes.append({**least, "optimizer": "adamw-8bit", "offload_moments": False})
+    changes.append({**least, "optimizer": "adamw", "offload_moments": True})
     least["lora_rank"] = setup.lora_rank or 16
-    changes += [least, {**least, "lora_bits": 4}]
+    changes.append(least)
+    if shape.packed_matrices:
+        changes.append({**least, "lora_bits": 4})
     candidates = [make(shape, dataclasses.replace(setup, **change)) for change in changes]
     fitting = [each for each in candidates if each.fits]
     fitting.sort(

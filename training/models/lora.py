@@ -38,7 +38,7 @@ def add(
         dropout: part of an adapter's inputs that is dropped while training.
 
     Raises:
-        InputError: the package peft is not there, or the blocks have no such matrices.
+        InputError: the package peft is not there, or refuses, or the blocks have no such matrices.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -52,8 +52,13 @@ def add(
         target_modules=_targets(model, targets),
         lora_dropout=dropout,
     )
-    with torch.device("meta"):
-        inject_adapter_in_model(settings, model)
+    try:
+        with torch.device("meta"):
+            inject_adapter_in_model(settings, model)
+    except ValueError as error:  # some layers of state-space models
+        raise InputError(
+            f"peft refuses such adapters ({error}): name other matrices in --lora-targets"
+        ) from None
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
 

@@ -19,6 +19,10 @@ ALL: Final = "all"
 #: Weights in four bits share a scale, so many in a row of a matrix; matrices whose rows do not
 #: consist of whole blocks keep theirs in 16 bits (``training.models.nf4``).
 NF4_BLOCK: Final = 64
+NOTHING_TO_PACK: Final = (
+    "--lora-bits is 4, and this model's blocks have no linear layer with a multiple of "
+    f"{NF4_BLOCK} inputs: leave --lora-bits out"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +35,14 @@ class Matrix:
     outputs: int
     number: int
     """How many the model has."""
+    is_plain: bool = True
+    """Whether it is a linear layer as any other: not GPT-2's transposed matrices, nor a layer that
+    does more than a product."""
+
+    @property
+    def parameters(self) -> int:
+        """Of one of them."""
+        return self.inputs * self.outputs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,13 +73,14 @@ class ModelShape:
         return self.vocab * self.hidden
 
     @property
+    def packed_matrices(self) -> Sequence[Matrix]:
+        """Those whose weights ``--lora-bits 4`` keeps in four bits."""
+        return [each for each in self.matrices if each.is_plain and each.inputs % NF4_BLOCK == 0]
+
+    @property
     def packed_parameters(self) -> int:
         """Parameters that four bits each can take."""
-        return sum(
-            each.number * each.inputs * each.outputs
-            for each in self.matrices
-            if each.inputs % NF4_BLOCK == 0
-        )
+        return sum(each.number * each.parameters for each in self.packed_matrices)
 
     def flops_per_token(self, seq_len: int) -> float:
         """Operations of forward and backward per token: six per parameter that multiplies, and 12

@@ -158,7 +158,7 @@ def load(model: nn.Module, folder: Path, *, seed: int = 0) -> None:
         if "lora_" in name:
             _initialise(model, name, parameter, seed=seed)
         elif id(parameter) not in loaded:
-            missing.append(name)
+            missing.append(_base_name(name))
     missing += [
         name
         for name, buffer in model.named_buffers()
@@ -304,8 +304,8 @@ def _conversions(model: Any) -> list[Any]:
 
 # --- shards ---------------------------------------------------------------------------------------
 def _base_name(name: str) -> str:
-    """What a weight was called before adapters were put beside it."""
-    return name.replace(".base_layer.", ".")
+    """What a weight was called before adapters were put beside it and before it was packed."""
+    return nf4.unpacked_name(name).replace(".base_layer.", ".")
 
 
 def _rows(parameter: Tensor) -> tuple[int, int]:

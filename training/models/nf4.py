@@ -7,17 +7,19 @@ matrix in more bits, but for one product. Values are those of bitsandbytes 0.50.
 computed in plain torch, so that nothing has to be installed and any device will do.
 """
 
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from training.models.model_shapes import NF4_BLOCK
+from training.models.model_shapes import NF4_BLOCK, NOTHING_TO_PACK
 
 #: Bytes of a row per weight: half a byte, and four for each block.
 _BYTES: Final = (1, 2), (4, NF4_BLOCK)
+# Classes of transformers whose own ``forward`` is that of ``nn.Linear``, rounding excepted.
+_PLAIN: Final = ("FalconLinear",)
 # Sixteen quantiles of the normal distribution (QLoRA, appendix E).
 _VALUES: Final = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -30,9 +32,9 @@ _VALUES: Final = (
 def replace(stack: nn.Module) -> None:
     """Put packed matrices in the place of the linear layers of a model's blocks, adapters excepted.
 
-    The model is on the meta device, without memory yet. What is no linear layer (norms, the experts
-    of a mixture, GPT-2's transposed matrices), or has rows that are not made of whole blocks, stays
-    as it is.
+    The model is on the meta device, without memory yet. What is no plain linear layer (norms, the
+    experts of a mixture, many routers, GPT-2's transposed matrices), or has rows that are not made
+    of whole blocks, stays as it is.
 
     Raises:
         InputError: that is all of them.
@@ -41,16 +43,27 @@ def replace(stack: nn.Module) -> None:
         (name, module)
         for name, module in stack.named_modules()
         if isinstance(module, nn.Linear)
+        and is_plain(module)
         and "lora_" not in name
         and module.in_features % NF4_BLOCK == 0
     ]
     if not found:
-        raise InputError(
-            f"--lora-bits is 4, and this model's blocks have no linear layer with a multiple of "
-            f"{NF4_BLOCK} inputs: leave --lora-bits out"
-        )
+        raise InputError(NOTHING_TO_PACK)
     for name, module in found:
-        stack.set_submodule(name, PackedLinear(module))
+        stack.set_submodule(name, PackedLinear(module, name=name.removesuffix(".base_layer")))
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether a module, packed or not, is a product with a matrix and nothing else.
+
+    Classes that are derived from ``nn.Linear`` may do anything in their own ``forward``, as routers
+    do.
+    """
+    return (
+        isinstance(module, PackedLinear)
+        or type(module) is nn.Linear
+        or type(module).__name__ in _PLAIN
+    )
 
 
 def restore(model: nn.Module) -> None:
@@ -58,30 +71,53 @@ def restore(model: nn.Module) -> None:
     for name, module in [*model.named_modules()]:
         if isinstance(module, PackedLinear):
             linear: Any = nn.Linear(module.in_features, module.out_features, device="meta")
-            linear.weight = nn.Parameter(unpack(module.weight, torch.float32), requires_grad=False)
+            linear.weight = nn.Parameter(unpack(module.packed, torch.float32), requires_grad=False)
             linear.bias = module.bias
             model.set_submodule(name, linear)
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose matrix is packed, and not trained."""
+    """A linear layer whose matrix is packed, and not trained.
+
+    Args:
+        name: of the layer, for errors.
+    """
 
     bias: nn.Parameter | None
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, *, name: str = "") -> None:
         super().__init__()
+        self._name = name
         self.in_features, self.out_features = layer.in_features, layer.out_features
         num_bytes = sum(layer.in_features * size // of for size, of in _BYTES)
         rows = torch.empty(
             layer.out_features, num_bytes, dtype=torch.uint8, device=layer.weight.device
         )
-        self.weight = nn.Parameter(rows, requires_grad=False)
+        self.packed = nn.Parameter(rows, requires_grad=False)
         self.bias = layer.bias
 
+    @property
+    def weight(self) -> NoReturn:
+        """Models that read a matrix, or its type, instead of calling its layer would compute with
+        bytes: they are refused at their first pass.
+
+        Raises:
+            InputError: always; ``hasattr`` fails with it too.
+        """
+        raise InputError(
+            f"--lora-bits is 4, and this kind of model reads the weight of its layer {self._name} "
+            "itself, where four bits cannot stand for it: leave --lora-bits out"
+        )
+
     def forward(self, inputs: Tensor) -> Tensor:
+        if not inputs.is_floating_point():
+            raise InputError(
+                f"--lora-bits is 4, and this kind of model gives its layer {self._name} numbers of "
+                f"type {inputs.dtype}: leave --lora-bits out"
+            )
         if torch.is_autocast_enabled(inputs.device.type):
             inputs = inputs.to(torch.get_autocast_dtype(inputs.device.type))
-        product: Tensor = _Product.apply(inputs, self.weight)  # type: ignore[no-untyped-call]
+        product: Tensor = _Product.apply(inputs, self.packed)  # type: ignore[no-untyped-call]
         return product if self.bias is None else product + self.bias.to(product.dtype)
 
 
@@ -100,13 +136,14 @@ class _Product(torch.autograd.Function):
 
 
 def pack(rows: Tensor) -> Tensor:
-    """Rows of a matrix ``[num, inputs]`` as bytes, ``[num, 9/16 of the inputs]``."""
+    """Rows of a matrix ``[num, inputs]`` as bytes, ``[num, 9/16 of the inputs]``; ``num`` may be 0,
+    as it is where more processes than rows share a matrix."""
     values = torch.tensor(_VALUES, device=rows.device)
-    blocks = rows.float().reshape(len(rows), -1, NF4_BLOCK)
+    blocks = rows.float().reshape(len(rows), rows.shape[1] // NF4_BLOCK, NF4_BLOCK)
     largest = blocks.abs().amax(dim=2)
     scaled = blocks / largest.clamp(min=torch.finfo(torch.float32).tiny)[:, :, None]
     nearest = torch.bucketize(scaled, (values[1:] + values[:-1]) / 2).to(torch.uint8)
-    codes = nearest.view(len(rows), -1)
+    codes = nearest.view(rows.shape)
     return torch.cat([codes[:, ::2] << 4 | codes[:, 1::2], largest.view(torch.uint8)], dim=1)
 
 
@@ -120,6 +157,12 @@ def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
     # A slice of bytes may begin anywhere, and numbers may not.
     blocks *= scales.contiguous().view(torch.float32)[:, :, None]
     return blocks.view(rows, inputs).to(dtype)
+
+
+def unpacked_name(name: str) -> str:
+    """The name of a weight in the same model without packed matrices."""
+    layer, _, own = name.rpartition(".")
+    return f"{layer}.weight" if own == "packed" else name
 
 
 def shape_of(weight: Tensor) -> torch.Size:
