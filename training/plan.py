@@ -85,13 +85,17 @@ def shape_of(model: str) -> ModelShape:
         return _built_shape(model.removeprefix("new:"), error)
 
 
+# What builds a model of which only its configuration is known.
+_PACKAGES: Final = ("torch", "transformers")
+
+
 def _built_shape(model: str, unknown: UnknownKindError) -> ModelShape:
     """The shape as another process finds it out, because this one has to do without torch."""
     command = [sys.executable, "-m", "training.models.built_shapes", model]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == EXIT_OK:
         return ModelShape.from_json(json.loads(done.stdout))
-    if "ModuleNotFoundError" in done.stderr:
+    if any(f"No module named {name!r}" in done.stderr for name in _PACKAGES):
         raise InputError(f"{unknown}; install them, then ask again")
     last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
     raise InputError(f"the shape of {model!r} is not known here: {last}")
@@ -251,7 +255,15 @@ def _setup(options: argparse.Namespace) -> Setup:
     if options.efa and not machine.efa_interfaces:
         raise InputError(f"--efa: {machine.name} has no EFA; leave it out, or choose another type")
     setup = _setup_of(values, machine, num_workers=num_workers)
+    _check(recipe.config, values, num_workers=num_workers)
     return dataclasses.replace(setup, efa=options.efa)
+
+
+def _check(config: type[RunConfig], values: Mapping[str, Any], *, num_workers: int) -> None:
+    """Fail with InputError where a run with these settings would."""
+    named = {name: values[name] for name in fields_of(config) if name in values}
+    named |= {"run": "plan", "storage": "/", "data": "/", "num_workers": num_workers}
+    config(**named)
 
 
 def _setup_of(values: Mapping[str, Any], machine: InstanceType, *, num_workers: int) -> Setup:
@@ -295,9 +307,15 @@ def summary(plan: Plan, tokens: float) -> dict[str, object]:
         "recompute": plan.setup.recompute,
         "microbatch": plan.setup.microbatch,
         "optimizer": plan.setup.optimizer,
+        "offload_moments": plan.setup.offload_moments,
+        "lora_rank": plan.setup.lora_rank,
+        "lora_targets": plan.setup.lora_targets,
+        "lora_bits": plan.setup.lora_bits,
         "fits": plan.fits,
         "memory_bytes": {**dataclasses.asdict(plan.memory), "total": plan.memory.total},
         "available_bytes": plan.available,
+        "host_memory_bytes": plan.host_memory,
+        "host_available_bytes": plan.host_available,
         "tokens_per_s": plan.tokens_per_s,
         "mfu": plan.mfu,
         "bound_by": plan.bound_by,
@@ -316,16 +334,26 @@ def text(plan: Plan, tokens: float) -> str:
     parts = ", ".join(
         f"{name} {size / GIB:.1f}" for name, size in dataclasses.asdict(plan.memory).items()
     )
-    verdict = "fits" if plan.fits else "DOES NOT FIT"
+    on_host = ""
+    if plan.host_memory:
+        on_host = (
+            f"  moments in each host's memory: {plan.host_memory / GIB:.1f} of "
+            f"{plan.host_available / GIB:.1f} GiB: {_verdict(plan.fits_hosts)}\n"
+        )
     price = "no list price" if usd is None else f"${usd:,.2f}"
     return (
         f"{setup.num_workers} x {gpu.name} on {setup.num_hosts} x {setup.machine.name}, "
         f"recompute {setup.recompute}, microbatch {setup.microbatch}, {setup.optimizer}\n"
         f"  memory per GPU: {plan.memory.total / GIB:.1f} of {plan.available / GIB:.1f} GiB: "
-        f"{verdict} ({parts})\n"
+        f"{_verdict(plan.fits_gpus)} ({parts})\n"
+        f"{on_host}"
         f"  expected: {plan.tokens_per_s:,.0f} tokens/s, MFU {plan.mfu:.0%}, bound by "
         f"{plan.bound_by}; {tokens:,.0f} tokens in {hours:.2f} h, {price} (computed)"
     )
+
+
+def _verdict(fits: bool) -> str:
+    return "fits" if fits else "DOES NOT FIT"
 
 
 if __name__ == "__main__":

@@ -126,6 +126,12 @@ def test_the_shape_of_any_decoder_is_found_by_building_it(
     monkeypatch.setattr(sys, "executable", str(laptop))
     assert plan.main(["fsdp", "--model", str(tmp_path)]) == 2
     assert "without torch and transformers" in capsys.readouterr().err
+    # Something else that is missing is named.
+    laptop.write_text(
+        "#!/bin/sh\necho \"ModuleNotFoundError: No module named 'other'\" >&2\nexit 1"
+    )
+    assert plan.main(["fsdp", "--model", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.endswith(": ModuleNotFoundError: No module named 'other'\n")
 
 
 def test_the_reference_models_size_is_the_published_one() -> None:
@@ -302,6 +308,67 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     assert best.fits
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"offload_moments": True, "num_workers": 4},
+        {"optimizer": "adamw-8bit", "num_workers": 4},
+        {"lora_rank": 4, "lora_bits": 4, "num_workers": 1, "seq_len": 4096},
+        {"replicas": 2, "reduce_gradients": "step"},
+    ],
+)
+def test_a_run_takes_each_set_up_that_is_proposed(changes: dict[str, Any]) -> None:
+    wanted = setup(**changes)
+    remedies = estimates.smaller(shape("6.9b"), wanted)
+    assert remedies
+    for each in remedies:
+        names = [field.name for field in dataclasses.fields(each)]
+        values = {name: getattr(each, name) for name in names if name not in ("machine", "efa")}
+        FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **values)
+
+
+def test_a_run_that_kept_its_moments_on_the_host_is_not_told_what_would_be_refused() -> None:
+    def said(**changes: Any) -> str:
+        config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **changes)
+        return estimate.advice(config)
+
+    assert "--optimizer adamw-8bit" in said()
+    assert "--offload-moments" in said()
+    assert "adamw-8bit" not in said(offload_moments=True)
+    least = {"microbatch": 1, "recompute": "full", "offload_moments": True}
+    assert said(**least, lora_rank=4, lora_bits=4).startswith("Give more --workers; ")
+
+
+def test_a_plan_tells_that_the_memory_of_the_host_is_what_is_short(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["fsdp", "--model", "new:2.8b", "--instance", "g5.xlarge", "--offload-moments"]
+    arguments += ["--workers", "2", "--recompute", "full", "--microbatch", "1", "--seq-len", "512"]
+    assert plan.main(arguments) == 0
+    gpus, hosts = capsys.readouterr().out.splitlines()[2:4]
+    assert "GiB: fits (" in gpus
+    assert "moments in each host's memory: " in hosts
+    assert hosts.endswith("of 5.3 GiB: DOES NOT FIT")
+    assert plan.main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert not found["fits"]
+    assert found["memory_bytes"]["total"] < found["available_bytes"]
+    assert found["host_memory_bytes"] > found["host_available_bytes"] > 0
+    assert found["offload_moments"]
+    assert (found["lora_rank"], found["lora_targets"], found["lora_bits"]) == (0, "all", 16)
+    # A run does not know its host, and is not warned of one that is smaller than it may be.
+    settings: dict[str, Any] = {
+        **PRESETS["dolly"],
+        "model": "new:2.8b",
+        "num_workers": 2,
+        "microbatch": 1,
+    }
+    config = FsdpConfig(
+        recipe="fsdp", run="r", storage="/s", data="d", **settings, offload_moments=True
+    )
+    assert estimate.warning(shape("2.8b"), config, "NVIDIA A10G") == ""
+
+
 def test_a_node_has_one_network_interface_of_at_most_100_gbps() -> None:
     p5, g5 = instance_type("p5.48xlarge"), instance_type("g5.12xlarge")
     assert p5.network_gbps > 100
@@ -362,6 +429,16 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
         (["--model", "new:6.9b", "--instance", "g5.huge"], "g5.huge"),
         (["--model", "new:6.9b", "--workers", "0"], "--workers is 0"),
         (["--model", "new:6.9b", "--preset", "huge"], "unknown preset 'huge': fsdp has finetune"),
+        (["--model", "new:6.9b", "--lora-rank", "4", "--lora-bits", "8"], "choose 4 or 16"),
+        (["--model", "new:6.9b", "--lora-bits", "4"], "give --lora-rank too"),
+        (["--model", "new:6.9b", "--lora-targets", "dense"], "give --lora-rank too"),
+        (["--model", "new:6.9b", "--workers", "3"], "cannot be shared by 3 workers"),
+        (["--model", "new:6.9b", "--replicas", "0"], "--replicas is 0"),
+        (["--model", "new:6.9b", "--microbatch", "0"], "--microbatch is 0"),
+        (
+            ["--model", "new:6.9b", "--offload-moments", "--optimizer", "adamw-8bit"],
+            "--offload-moments is of --optimizer adamw",
+        ),
     ):
         assert plan.main(["fsdp", *wrong]) == 2
         assert words in capsys.readouterr().err

@@ -22,14 +22,14 @@ def advice(config: FsdpConfig) -> str:
         options.append("--recompute full")
     if config.replicas > 1:
         options.append("--replicas 1")
-    if config.optimizer == "adamw":
-        options.append("--optimizer adamw-8bit")
-        if not config.offload_moments:
-            options.append("--offload-moments")
+    if config.optimizer == "adamw" and not config.offload_moments:
+        options += ["--optimizer adamw-8bit (another --run)", "--offload-moments"]
     if not config.lora_rank:
         options.append("--lora-rank 16 (another --run)")
     elif config.lora_bits == 16:
         options.append("--lora-bits 4 (another --run)")
+    if not options:
+        return "Give more --workers; training.plan computes what fits"
     return f"Give more --workers, or one of: {', '.join(options)}; training.plan computes what fits"
 
 
@@ -45,7 +45,8 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
         return ""
     own = config.global_batch // config.num_workers // config.num_microbatches
     setup = Setup(
-        machine=machines[0],
+        # The host is not known: the one with the most memory, so that no warning is wrong.
+        machine=max(machines, key=lambda each: each.memory_mib / each.num_gpus),
         num_workers=config.num_workers,
         seq_len=config.seq_len,
         global_batch=config.global_batch,
@@ -65,8 +66,17 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
     if found.fits:
         return ""
     remedies = smaller(shape, setup)
-    return (
-        f"by the arithmetic of training.plan this needs {found.memory.total / GIB:.1f} GiB of each "
-        f"GPU, and {found.available / GIB:.1f} are free: "
-        + (f"{differences(setup, remedies[0])} would fit" if remedies else "give more --workers")
+    needs = []
+    if not found.fits_gpus:
+        needs.append(
+            f"{found.memory.total / GIB:.1f} GiB of each GPU, and {found.available / GIB:.1f} are "
+            "free"
+        )
+    if not found.fits_hosts:
+        needs.append(
+            f"{found.host_memory / GIB:.1f} GiB of each host for moments, and at most "
+            f"{found.host_available / GIB:.1f} are free"
+        )
+    return f"by the arithmetic of training.plan this needs {'; '.join(needs)}: " + (
+        f"{differences(setup, remedies[0])} would fit" if remedies else "give more --workers"
     )
