@@ -7,7 +7,7 @@ matrix in more bits, but for one product. Values are those of bitsandbytes 0.50.
 computed in plain torch, so that nothing has to be installed and any device will do.
 """
 
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -97,13 +97,16 @@ class PackedLinear(nn.Module):
         self.bias = layer.bias
 
     @property
-    def weight(self) -> NoReturn:
+    def weight(self) -> Tensor:
         """Models that read a matrix, or its type, instead of calling its layer would compute with
         bytes: they are refused at their first pass.
 
         Raises:
-            InputError: always; ``hasattr`` fails with it too.
+            InputError: always (``hasattr`` fails with it too), but while transformers' rules fill
+                buffers, which leave weights with its mark as they are.
         """
+        if getattr(self.packed, "_is_hf_initialized", False):
+            return self.packed
         raise InputError(
             f"--lora-bits is 4, and this kind of model reads the weight of its layer {self._name} "
             "itself, where four bits cannot stand for it: leave --lora-bits out"
