@@ -394,11 +394,12 @@ def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str]) -> str:
         statuses[job] = status_of(job)
     now = time.time()
     is_new = now - task["createdAt"].timestamp() < times.CONSISTENT_S
-    if statuses[job] == UNKNOWN and is_new:
+    is_over = now > deadline_of(task, default=now) + times.SWEEP_GRACE_S
+    if statuses[job] == UNKNOWN and is_new and not is_over:
         return ""  # Step Functions may not tell of an execution that has just begun
     if statuses[job] != "RUNNING":
         return f"job {job}: its execution has ended ({statuses[job]})"
-    if now > deadline_of(task, default=now) + times.SWEEP_GRACE_S:
+    if is_over:
         return stop_reason(JobStatus.DEADLINE, f"job {job}: its deadline is over")
     if task["lastStatus"] != "PROVISIONING":
         return ""
