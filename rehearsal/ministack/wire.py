@@ -238,7 +238,7 @@ def _rest_request(
         elif where == "querystring" and key in query:
             found[name] = simple(member, query[key]) if member.type_name != "list" else []
         elif where == "header" and key.lower() in headers:
-            found[name] = simple(member, headers[key.lower()])
+            found[name] = _spelled(member, headers[key.lower()])
             if member.type_name == "list":
                 found[name] = [each.strip() for each in headers[key.lower()].split(",")]
     try:
@@ -246,6 +246,13 @@ def _rest_request(
     except (ValueError, ElementTree.ParseError) as error:
         return [f"{NOT_UNDERSTOOD}: {error}"]
     return faults(shape, found)
+
+
+def _spelled(shape: Shape, text: str) -> Any:
+    """A header's value, as its enumeration writes it: AWS's SDK for C++, which PyArrow uses, sends
+    some in lower case, and S3 takes them."""
+    values = getattr(shape, "enum", ())
+    return next((each for each in values if each.lower() == text.lower()), simple(shape, text))
 
 
 def _body(operation: OperationModel, shape: StructureShape, body: bytes) -> Parameters:
