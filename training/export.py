@@ -7,6 +7,7 @@ chat template and the tokens that end an answer are beside it (``training.models
 """
 
 import argparse
+import difflib
 import json
 import os
 import shutil
@@ -245,14 +246,18 @@ def run_address(run: str, place: str) -> str:
     is_address = storage.is_s3(run) or "/" in run
     uri = run.rstrip("/") if is_address else storage.join(storage.runs_root(place), run)
     if not storage.exists(uri):
-        known = "" if is_address else _known_runs(storage.runs_root(place))
+        known = "" if is_address else _known_runs(storage.runs_root(place), like=run)
         raise InputError(f"there is no run at {uri}{known}")
     return uri
 
 
-def _known_runs(root: str) -> str:
+def _known_runs(root: str, *, like: str) -> str:
+    """The runs that there are, those that may have been meant first."""
     names = storage.list_folders(root)
-    return f"; {root} has {', '.join(names[:8])}" if names else f"; {root} has none"
+    close = difflib.get_close_matches(like, names)
+    names = [*close, *(name for name in names if name not in close)]
+    more = ", …" if len(names) > 8 else ""
+    return f"; {root} has {', '.join(names[:8])}{more}" if names else f"; {root} has none"
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
