@@ -228,9 +228,11 @@ def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> Non
 
     execution, task = start("aborted")
     # Of the job too, as its head would have started it.
-    ecs.run_task(
+    (worker,) = ecs.run_task(
         **which, taskDefinition=training[stack_outputs.WORKER_TASK], startedBy=f"{preset}-aborted"
-    )
+    )["tasks"]
+    # What the list does not have yet when the job is aborted is left to the sweep.
+    eventually(lambda: worker["taskArn"] in ecs.list_tasks(**which)["taskArns"])
     states.stop_execution(executionArn=execution, error="Budget", cause="spent")
     eventually(lambda: not ecs.list_tasks(**which)["taskArns"])
     found = record("aborted")
