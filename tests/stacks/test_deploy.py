@@ -305,6 +305,7 @@ def test_a_bucket_that_is_to_be_retained_is_all_that_stays(aws: LocalAws, cdk: C
     assert boto3.client("s3").get_object(Bucket=bucket, Key="runs/a/model")["Body"].read()
 
 
+@pytest.mark.long
 def test_a_shared_file_system_grows_in_place_and_is_not_destroyed_before_all_is_exported(
     cdk: Cdk,
 ) -> None:

@@ -20,7 +20,7 @@ from training.checkpoint import checkpoints
 from training.record import reader
 from training.record.events import Step
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 BUCKET = "s3://weather-test"
 
