@@ -1,5 +1,6 @@
 """What recipes share that keep the whole model on every worker."""
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -39,6 +40,20 @@ def distribute(model: nn.Module, *, compression: str, bucket_mb: float) -> Distr
         hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
         replica.register_comm_hook(None, hooks[compression])
     return replica
+
+
+def update(
+    model: nn.Module, optimizer: torch.optim.Optimizer, *, max_grad_norm: float
+) -> torch.Tensor:
+    """Clip the gradients to a norm (0: never), take the optimizer's step, and drop them.
+
+    Returns:
+        Their norm before clipping, a scalar.
+    """
+    norm = nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return norm
 
 
 def average_over_workers(tensors: Iterable[torch.Tensor], world_size: int) -> None:

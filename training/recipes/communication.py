@@ -89,13 +89,13 @@ class Watch:
         self._found: Communication | None = None
         self._has_found = False
         self._stragglers = Stragglers()
-        self._number, self._next = 0, 2
+        self._number = self._next = 0
         self.is_watching = False
         """Whether the step that was begun last is the one: its own time is longer than others'."""
 
     def step(self, number: int) -> AbstractContextManager[object]:
         """The context to take a step in, counted from 1."""
-        if not self._number:
+        if not self._number:  # the first of the run
             self._next = number + 1
         self._number = number
         wanted = self._evaluates(number + 1) and not self._evaluates(number)

@@ -11,7 +11,6 @@ the batch of step N depends only on N and the seed (see ``training.data.images``
 """
 
 import base64
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -143,10 +142,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
             (loss_sum * (world_size / size)).backward()
             timer.mark("backward")
 
-            limit = config.max_grad_norm or math.inf
-            norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            norm = replicas.update(model, optimizer, max_grad_norm=config.max_grad_norm)
             reports.done(loss_sum=loss_sum, norm=norm, size=size, items=len(labels))
         if not reports.after(step):
             return

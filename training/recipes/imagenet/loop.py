@@ -204,10 +204,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
             (loss_sum * (world_size / num_present)).backward()
             timer.mark("backward")
 
-            limit = config.max_grad_norm or math.inf
-            norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            norm = replicas.update(model, optimizer, max_grad_norm=config.max_grad_norm)
             if average is not None:
                 average.update(model, num_updates=step)
             size = len(order.indices(step))
