@@ -216,7 +216,7 @@ def run_trainer(case: Case, folder: str, steps: int, profile: str) -> Measured:
         os.environ.pop(name, None)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = inputs.prepare(config_for(case, folder, steps=steps))
-    store = inputs.store_of(config)
+    store = inputs.stores_of(config)[0]
     settings = trainer_loop.Settings(
         steps=WARM_UP + steps + (PROFILED if profile else 0),
         seq_len=case.seq_len,

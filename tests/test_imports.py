@@ -80,6 +80,7 @@ LAYERS: tuple[set[str], ...] = (
 #: itself and not for its modules.
 STANDARD = {
     *("training", "training.data", "training.data.catalog", "training.data.download"),
+    "training.data.mixture",
     *("training.data.pictures", "training.data.pictures.index", "training.data.pictures.layout"),
     *("training.models", "training.models.weight_files"),
     *("training.recipes", "training.recipes.recipe", "training.recipes.settings"),

@@ -21,7 +21,7 @@ from contract.nodes import is_shared
 from trainctl.aws.files import Bucket
 from trainctl.errors import UsageError
 from training import recipes
-from training.data import catalog
+from training.data import catalog, mixture
 from training.recipes.recipe import Recipe
 from training.recipes.settings import RunConfig
 
@@ -192,10 +192,11 @@ def resolve(words: Sequence[str], recipe: Recipe, bucket: Bucket) -> list[str]:
         option, equals, value = word.partition("=")
         if option != _OPTION:
             continue
+        address = partial(_address, recipe=recipe, bucket=bucket)
         if equals:
-            found[place] = f"{_OPTION}={_address(value, recipe, bucket)}"
+            found[place] = f"{_OPTION}={mixture.with_places(value, address)}"
         elif place + 1 < len(words):
-            found[place + 1] = _address(words[place + 1], recipe, bucket)
+            found[place + 1] = mixture.with_places(words[place + 1], address)
     return found
 
 
@@ -205,8 +206,10 @@ def check_places(config: RunConfig, bucket: Bucket, *, has_shared: bool) -> None
         UsageError: data, model, tokenizer or template are where no node of a job can read them.
     """
     values = config.to_json()
-    for field in ("data", "model", "tokenizer", "chat_template"):
-        name, place = field.replace("_", "-"), str(values.get(field) or "")
+    found = [("data", each) for each in mixture.places_of(config.data)]
+    found += [(each, str(values.get(each) or "")) for each in ("model", "tokenizer")]
+    found += [("chat-template", str(values.get("chat_template") or ""))]
+    for name, place in found:
         if place.startswith("s3://") and not f"{place}/".startswith(f"{bucket.uri}/"):
             raise UsageError(
                 f"--{name} {place} is in another bucket, and jobs may read {bucket.uri} only: copy "
@@ -260,7 +263,7 @@ def _address(data: str, recipe: Recipe, bucket: Bucket) -> str:
 
 
 def text_bytes(data: str, bucket: Bucket) -> int | None:
-    """Size of the plain text of a data set, from which its number of tokens follows.
+    """Size of the plain text of all sources, from which the number of tokens of an epoch follows.
 
     Args:
         data: as ``resolve`` returns it.
@@ -268,6 +271,16 @@ def text_bytes(data: str, bucket: Bucket) -> int | None:
     Returns:
         None where that is not known here.
     """
+    total = 0
+    for place in mixture.places_of(data):
+        size = _text_bytes(place, bucket)
+        if size is None:
+            return None
+        total += size
+    return total
+
+
+def _text_bytes(data: str, bucket: Bucket) -> int | None:
     if (published := catalog.find(data)) is not None:
         return published.num_bytes if published.kind == catalog.TEXT else None
     name = data.removeprefix(f"{bucket.uri}/{PREFIX}").rstrip("/")

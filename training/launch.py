@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from contract import exits, nodes, runs
@@ -19,7 +20,7 @@ from contract.ranges import Range
 from contract.runs import RunPaths, check_run_name
 from training import storage
 from training.checkpoint.lease import Lease
-from training.data import catalog
+from training.data import catalog, mixture
 from training.recipes import command as commands
 from training.recipes.command import Command, OptionError, Recorded, RunCompleteError
 from training.recipes.settings import RunConfig
@@ -108,7 +109,8 @@ def _configured(command: Command, workers: Range) -> RunConfig:
     root, run = storage.runs_root(command.storage), _run_name(command)
     gpus = Gpus.from_environment(os.environ)
     config = commands.configure(command, run=run, storage=root, workers=workers, gpus=gpus)
-    config = dataclasses.replace(config, data=_absolute(config.data, command))
+    data = mixture.with_places(config.data, partial(_absolute, command=command))
+    config = dataclasses.replace(config, data=data)
     command.recipe.look_at(config)
     storage.check_writable(root)
     paths = RunPaths.of(root, run)

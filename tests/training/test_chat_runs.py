@@ -117,7 +117,7 @@ def part(config: FsdpConfig, steps: int) -> tuple[list[Event], list[tuple[int, l
 
 def loss_of_answers(config: FsdpConfig, step: int) -> tuple[float, float]:
     """Loss and gradient norm of a step, each conversation by itself and in one process."""
-    store = inputs.store_of(config)
+    store = inputs.stores_of(config)[0]
     model: Any = rebuild(config.to_json(), torch.device("cpu"))
     feed = feed_of(
         store,
@@ -157,7 +157,7 @@ def test_conversations_are_learned_once_each_and_answered_the_same_everywhere(
     assert first.loss == pytest.approx(loss, abs=1e-5)
     assert first.grad_norm == pytest.approx(norm, rel=1e-4)
 
-    store = inputs.store_of(settings)
+    store = inputs.stores_of(settings)[0]
     given = [each for ranks in parts for _, seen in ranks for each in seen]
     num_steps = 1 + max(step for step, _ in given)
     per_epoch = num_steps // settings.epochs

@@ -16,12 +16,13 @@ from tests.conftest import ROOT
 from training import launch, machine, optimizers
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.manifest import DamagedError
-from training.data import documents
-from training.data.feed import feed_of
+from training.data import documents, mixture
+from training.data.mixed_feed import feed_for
 from training.data.sequences import SequenceOrder
 from training.recipes import command
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp import loop as fsdp
+from training.recipes.fsdp.held_out import HeldOut
 from training.recipes.fsdp.model import build
 from training.recipes.fsdp.settings import FsdpConfig
 
@@ -49,7 +50,7 @@ def config(tmp_path: Path, **changes: Any) -> FsdpConfig:
 def test_a_sequence_longer_than_the_models_positions_is_refused(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path, seq_len=2048))
     with pytest.raises(InputError, match=r"--seq-len is 2048.*has 1024 positions: use at most"):
-        build(prepared, inputs.store_of(prepared))
+        build(prepared, inputs.stores_of(prepared)[0])
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: Path) -> None:
@@ -61,15 +62,16 @@ def test_a_tokenizer_with_more_tokens_than_the_model_knows_is_refused(tmp_path: 
     )
     prepared = inputs.prepare(config(tmp_path, model=f"new:{folder}"))
     with pytest.raises(InputError, match=r"tokenizer has 257 tokens.*knows 100: give the model's"):
-        build(prepared, inputs.store_of(prepared))
+        build(prepared, inputs.stores_of(prepared)[0])
 
 
 def test_a_held_out_part_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path, seq_len=1024, held_out_every=30))
-    store = inputs.store_of(prepared)
-    fed = feed_of(store, seq_len=1024, global_batch=4, seed=0, isolates=False)
+    _, parts = feed_for(
+        mixture.sources_of(TEXT), inputs.stores_of(prepared), seq_len=1024, global_batch=4, seed=0
+    )
     with pytest.raises(InputError, match=r"held-out part has .* less than a sequence of 1024"):
-        fsdp.HeldOut(store, fed, prepared)
+        HeldOut(parts, prepared)
 
 
 def test_a_run_does_not_go_on_with_another_text_or_tokenizer(tmp_path: Path) -> None:
@@ -200,7 +202,7 @@ def test_a_run_without_a_whole_checkpoint_cannot_be_exported(tmp_path: Path) -> 
 
 def test_the_batches_of_all_ranks_are_one_batch_however_many_they_are(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path))
-    store = inputs.store_of(prepared)
+    store = inputs.stores_of(prepared)[0]
     order = SequenceOrder(
         num_tokens=len(store.train), seq_len=64, global_batch=4, seed=prepared.seed
     )
@@ -220,10 +222,10 @@ def test_nodes_share_a_store_through_the_bucket(
     source = tmp_path / "text.txt"
     shutil.copy(TEXT, source)
     on_head = inputs.prepare(config(tmp_path, storage="s3://stores/runs", data=str(source)))
-    built = inputs.store_of(on_head)
+    built = inputs.stores_of(on_head)[0]
     source.unlink()
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "worker"))
-    fetched = inputs.store_of(on_head)
+    fetched = inputs.stores_of(on_head)[0]
     assert fetched.folder != built.folder
     assert np.array_equal(fetched.train, built.train)
     assert np.array_equal(fetched.held_out, built.held_out)
@@ -256,7 +258,7 @@ def test_a_column_of_a_table_is_text(tmp_path: Path) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text("\n\n".join(word for word in words if word and word.strip()))
     stores = [
-        inputs.store_of(inputs.prepare(config(tmp_path, data=str(path), text_field="body")))
+        inputs.stores_of(inputs.prepare(config(tmp_path, data=str(path), text_field="body")))[0]
         for path in (table, plain)
     ]
     assert stores[0].info.num_documents == stores[1].info.num_documents == 30
@@ -270,7 +272,7 @@ def test_a_column_of_a_table_is_text(tmp_path: Path) -> None:
 
 def test_the_built_in_text_is_the_same_documents_each_time(tmp_path: Path) -> None:
     prepared = inputs.prepare(config(tmp_path, data="python-help", held_out_every=20))
-    store = inputs.store_of(prepared)
+    store = inputs.stores_of(prepared)[0]
     assert store.info.num_documents > 70
     assert store.info.num_train_tokens > 300_000
     assert inputs.prepare(config(tmp_path, data="python-help", held_out_every=20)) == prepared

@@ -9,10 +9,12 @@ from contract.errors import InputError
 from training.data.packing import NOTHING, Batch, Packs
 from training.data.sequences import (
     SequenceOrder,
+    Shuffle,
     Tokens,
-    permutation,
+    endless,
     positions_in_documents,
     share,
+    windows,
 )
 from training.data.text import TokenStore
 from training.losses import IGNORE
@@ -33,6 +35,7 @@ class TextFeed:
             num_tokens=len(store.train), seq_len=seq_len, global_batch=global_batch, seed=seed
         )
         self.isolates = isolates
+        self.num_sequences = self._order.num_sequences
         self.steps_per_epoch = self._order.steps_per_epoch
         self.tokens_per_step = float(global_batch * seq_len)
         """Mean number of inputs that are not padding."""
@@ -43,20 +46,28 @@ class TextFeed:
 
     def step(self, step: int, *, rank: int, world_size: int) -> Batch:
         """A worker's part of a step."""
-        return self._batch(
-            self._order.batch(self._store.train, step, rank=rank, world_size=world_size)
-        )
+        return self.batch(share(self._order.sequences(step), rank=rank, world_size=world_size))
 
     def num_labels(self, step: int) -> int:
         """What all workers learn in a step."""
-        del step  # all steps have as many
-        return self._order.global_batch * self._seq_len
+        return self.num_labels_of(self._order.sequences(step))
+
+    def endless(self, places: Tokens) -> Tokens:
+        """The sequences of some places, where epochs follow each other and each has all of them."""
+        return endless(self._order.order, places)
+
+    def num_labels_of(self, sequences: Tokens) -> int:
+        """What is learned of some sequences."""
+        return len(sequences) * self._seq_len
+
+    def batch(self, sequences: Tokens) -> Batch:
+        """Some sequences of the training part."""
+        return self._batch(windows(self._store.train, sequences, self._seq_len))
 
     def held_out(self, sequences: Tokens) -> Batch:
         """Some of the held-out sequences; ``NOTHING`` stands for one that does not count."""
-        window = np.arange(self._seq_len + 1)
-        rows = np.maximum(sequences, 0)[:, None] * self._seq_len + window
-        batch = self._batch(self._store.held_out[rows].astype(np.int64))
+        rows = windows(self._store.held_out, np.maximum(sequences, 0), self._seq_len)
+        batch = self._batch(rows)
         num = int((sequences != NOTHING).sum()) * self._seq_len
         return Batch(tokens=batch.tokens, positions=batch.positions, num_labels=num, num_tokens=num)
 
@@ -99,7 +110,9 @@ class ChatFeed:
             for each in (False, True)
         )
         self._train, self._held_out = train, held_out
-        self._global_batch, self._seed = global_batch, seed
+        self._global_batch = global_batch
+        self._order = Shuffle(seed=seed, num=train.num_sequences)
+        self.num_sequences = train.num_sequences
         if train.num_sequences < global_batch:
             raise InputError(
                 f"{info.num_train_conversations:,} conversations are {train.num_sequences} "
@@ -129,8 +142,9 @@ class ChatFeed:
     def sequences(self, step: int) -> Tokens:
         """Sequences of a step, ``[global_batch]``, ``NOTHING`` where an epoch has no more."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        order = permutation(self._seed, epoch, self._train.num_sequences)
-        found = order[within * self._global_batch :][: self._global_batch]
+        first = within * self._global_batch
+        last = min(first + self._global_batch, self.num_sequences)
+        found = self._order.pick(epoch, np.arange(first, last))
         return np.pad(found, (0, self._global_batch - len(found)), constant_values=NOTHING)
 
     def members(self, step: int, *, rank: int, world_size: int) -> Tokens:
@@ -144,12 +158,23 @@ class ChatFeed:
 
     def step(self, step: int, *, rank: int, world_size: int) -> Batch:
         """A worker's part of a step."""
-        mine = share(self.sequences(step), rank=rank, world_size=world_size)
-        return self._placed(self._train.batch(mine))
+        return self.batch(share(self.sequences(step), rank=rank, world_size=world_size))
 
     def num_labels(self, step: int) -> int:
         """What all workers learn in a step."""
-        return self._train.num_labels(self.sequences(step))
+        return self.num_labels_of(self.sequences(step))
+
+    def endless(self, places: Tokens) -> Tokens:
+        """The sequences of some places, where epochs follow each other and each has all of them."""
+        return endless(self._order, places)
+
+    def num_labels_of(self, sequences: Tokens) -> int:
+        """What is learned of some sequences."""
+        return self._train.num_labels(sequences)
+
+    def batch(self, sequences: Tokens) -> Batch:
+        """Some sequences of the training part; ``NOTHING`` is one of padding."""
+        return self._placed(self._train.batch(sequences))
 
     def held_out(self, sequences: Tokens) -> Batch:
         """Some of the held-out sequences; ``NOTHING`` stands for one that does not count."""

@@ -1,8 +1,6 @@
 """Which sequences of a token store each step trains on, and what belongs to which document."""
 
-import functools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +10,42 @@ from contract.errors import InputError
 Tokens = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+class Order(Protocol):
+    """The order in which some things come, in each epoch another."""
+
+    num: int
+    """How many there are."""
+
+    def pick(self, epoch: int, places: Tokens) -> Tokens:
+        """What has these places in an epoch, 0 the first."""
+        ...
+
+
+class Shuffle:
+    """All of them shuffled: a function of only the seed and the epoch."""
+
+    def __init__(self, *, seed: int, num: int) -> None:
+        self.num, self._seed = num, seed
+        self._epoch, self._order = -1, np.zeros(0, np.int64)
+
+    def pick(self, epoch: int, places: Tokens) -> Tokens:
+        # Kept, because every step of the epoch asks for it.
+        if epoch != self._epoch:
+            self._epoch = epoch
+            self._order = np.random.default_rng([self._seed, epoch]).permutation(self.num)
+        return self._order[places]
+
+
+def endless(order: Order, places: Tokens) -> Tokens:
+    """What has these places where epochs follow each other without end."""
+    epochs, within = np.divmod(places, order.num)
+    found = np.empty_like(places)
+    for epoch in np.unique(epochs).tolist():
+        own = epochs == epoch
+        found[own] = order.pick(epoch, within[own])
+    return found
+
+
 class SequenceOrder:
     """Which sequences each step trains on: a function of only the step and the seed.
 
@@ -21,33 +54,36 @@ class SequenceOrder:
     sequence or a step is left out, another part in each epoch.
     """
 
-    num_tokens: int
-    seq_len: int
-    global_batch: int
-    """Sequences per optimizer update, over all workers."""
-    seed: int
+    def __init__(
+        self,
+        *,
+        num_tokens: int,
+        seq_len: int,
+        global_batch: int,
+        seed: int,
+    ) -> None:
+        """
+        Args:
+            global_batch: sequences per optimizer update, over all workers.
 
-    def __post_init__(self) -> None:
-        if self.num_sequences < self.global_batch:
+        Raises:
+            InputError: they do not fill a step.
+        """
+        self.seq_len, self.global_batch = seq_len, global_batch
+        self.num_sequences = max(0, (num_tokens - 1) // seq_len)
+        if self.num_sequences < global_batch:
             raise InputError(
-                f"{self.num_tokens:,} tokens are {self.num_sequences} sequences of {self.seq_len}, "
-                f"fewer than the {self.global_batch} of one step: give more text, or a smaller "
+                f"{num_tokens:,} tokens are {self.num_sequences} sequences of {seq_len}, "
+                f"fewer than the {global_batch} of one step: give more text, or a smaller "
                 "batch or sequence"
             )
-
-    @property
-    def num_sequences(self) -> int:
-        return max(0, (self.num_tokens - 1) // self.seq_len)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.num_sequences // self.global_batch
+        self.order = Shuffle(seed=seed, num=self.num_sequences)
+        self.steps_per_epoch = self.num_sequences // global_batch
 
     def sequences(self, step: int) -> Tokens:
         """Indices of the sequences of ``step`` (0 is the first), ``[global_batch]``."""
         epoch, within = divmod(step, self.steps_per_epoch)
-        order = permutation(self.seed, epoch, self.num_sequences)
-        return order[within * self.global_batch :][: self.global_batch]
+        return self.order.pick(epoch, within * self.global_batch + np.arange(self.global_batch))
 
     def batch(self, tokens: npt.NDArray[Any], step: int, *, rank: int, world_size: int) -> Tokens:
         """A worker's part of a step, ``[global_batch / world_size, seq_len + 1]``.
@@ -55,9 +91,13 @@ class SequenceOrder:
         Inputs are ``[:, :-1]``, labels ``[:, 1:]``.
         """
         mine = share(self.sequences(step), rank=rank, world_size=world_size)
-        window = np.arange(self.seq_len + 1)
-        picked: Tokens = tokens[mine[:, None] * self.seq_len + window].astype(np.int64)
-        return picked
+        return windows(tokens, mine, self.seq_len)
+
+
+def windows(tokens: npt.NDArray[Any], sequences: Tokens, seq_len: int) -> Tokens:
+    """Some sequences of a row of tokens, ``[len(sequences), seq_len + 1]``."""
+    picked: Tokens = tokens[sequences[:, None] * seq_len + np.arange(seq_len + 1)].astype(np.int64)
+    return picked
 
 
 def share(sequences: Tokens, *, rank: int, world_size: int) -> Tokens:
@@ -72,14 +112,6 @@ def share(sequences: Tokens, *, rank: int, world_size: int) -> Tokens:
             "workers: choose a multiple"
         )
     return sequences[rank::world_size]
-
-
-@functools.lru_cache(maxsize=1)
-def permutation(seed: int, epoch: int, num: int) -> Tokens:
-    """Order of an epoch's sequences. Kept, because every step of the epoch asks for it."""
-    order = np.random.default_rng([seed, epoch]).permutation(num)
-    order.flags.writeable = False
-    return order
 
 
 def positions_in_documents(inputs: Tokens, end_of_text: int) -> Tokens:

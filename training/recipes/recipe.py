@@ -13,7 +13,7 @@ from typing import Any
 
 from contract import runs
 from contract.errors import InputError
-from training.data import catalog
+from training.data import catalog, mixture
 from training.recipes.settings import RunConfig, Value
 from training.record.events import Evaluation
 from training.record.measures import Measure
@@ -91,10 +91,19 @@ class Recipe:
     def check_data(self, data: str | None) -> None:
         """
         Raises:
-            InputError: ``data`` names a published data set that this recipe does not train on.
+            InputError: ``data`` names a published data set that this recipe does not train on, or
+                is a mixture, and this recipe trains on none.
         """
-        if data is not None:
-            catalog.check_kind(data, self.data_kind)
+        if data is None:
+            return
+        places = mixture.places_of(data)
+        if len(places) > 1 and self.data_kind != catalog.TEXT:
+            raise InputError(
+                f"--data is a mixture, and recipe {self.name} trains on one data set: give one of "
+                f"{', '.join(places)}"
+            )
+        for place in places:
+            catalog.check_kind(place, self.data_kind)
 
     @property
     def preloads(self) -> str:

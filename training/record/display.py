@@ -23,6 +23,7 @@ from training.record.events import (
     Evaluation,
     Event,
     Loaded,
+    Noted,
     Preempted,
     RankTimes,
     Silent,
@@ -219,6 +220,8 @@ def _line_of(event: Event, measures: Sequence[Measure]) -> str:
             return f"step {event.step:,} was skipped: its loss or gradient is not a number"
         case Warned():
             return f"warning: {event.message}"
+        case Noted():
+            return event.message
     return ""
 
 

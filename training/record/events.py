@@ -271,6 +271,14 @@ class Warned:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Noted:
+    """Something that a person may want to know about a run as it starts."""
+
+    message: str
+    """What it is, in a phrase."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Stopped:
     """The workers have saved and left, as they were asked to."""
 
@@ -323,6 +331,7 @@ Event = (
     | Evaluating
     | Reading
     | Warned
+    | Noted
     | Stopped
     | Failed
     | Finished
@@ -348,6 +357,7 @@ TYPES: Final[Mapping[str, type[Event]]] = {
     "evaluating": Evaluating,
     "reading": Reading,
     "warning": Warned,
+    "note": Noted,
     "stopped": Stopped,
     "error": Failed,
     "finished": Finished,

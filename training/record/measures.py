@@ -77,6 +77,6 @@ EARLIER_NAMES: Final = tuple(each.name for each in EARLIER)
 
 def described(name: str, declared: Sequence[Measure]) -> Measure:
     """The measure of that name, of those declared or of earlier versions, or one made of its name
-    only."""
+    only: ``loss_web`` is better when it is smaller."""
     known = (each for each in (*declared, *EARLIER) if each.name == name)
-    return next(known, Measure(name=name))
+    return next(known, Measure(name=name, higher_is_better=not name.startswith("loss")))

@@ -1,11 +1,12 @@
 """The FSDP recipe's text, looked at before its loop starts. Imports no torch by itself."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from contract.errors import InputError
 from training import storage
-from training.data import catalog
+from training.data import PYTHON_HELP, catalog, mixture
 from training.data.text import TokenStore, open_store, store_for
 from training.models.pretrained import check_weights, shared_cache, tokenizer_file
 from training.recipes.fsdp.settings import FsdpConfig
@@ -18,13 +19,14 @@ def look_at(config: FsdpConfig) -> None:
     Raises:
         InputError: it is not.
     """
-    if "://" in config.data or catalog.find(config.data):
-        return
-    if not Path(config.data).exists():
-        raise InputError(
-            f"text {config.data} does not exist: give --data a file, a folder or an address; "
-            f"{catalog.by_name(Path(config.data).name)}"
-        )
+    for place in mixture.places_of(config.data):
+        if "://" in place or catalog.find(place) or place == PYTHON_HELP:
+            continue
+        if not Path(place).exists():
+            raise InputError(
+                f"text {place} does not exist: give --data a file, a folder or an address; "
+                f"{catalog.by_name(Path(place).name)}"
+            )
 
 
 def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
@@ -37,25 +39,41 @@ def prepare(config: FsdpConfig, report: Report | None = None) -> FsdpConfig:
     template = config.chat_template
     if template and not storage.is_s3(template):  # workers run in another folder
         config = replace(config, chat_template=str(Path(template).expanduser().absolute()))
-    store = _store(config, report)
-    if config.text_key and config.text_key != store.info.key:
+    sources = mixture.sources_of(config.data)
+    keys = [_store(config, each.place, report).info.key for each in sources]
+    if len({*keys}) < len(keys):
+        raise InputError(
+            f"--data {config.data}: two of the sources have the same text; give it once, with the "
+            "sum of the weights"
+        )
+    key = mixture.shares_with(sources, keys)
+    if config.text_key and config.text_key != key:
         raise InputError(
             f"run {config.run!r} was trained on another text, tokenizer or split than "
-            f"{config.data}: give the same --data, --tokenizer and --held-out-every, or another "
-            "--run"
+            f"{config.data}: give the same --data (of a mixture, with the same weights in the same "
+            "order), --tokenizer and --held-out-every, or another --run"
         )
-    return replace(config, text_key=store.info.key)
+    return replace(config, text_key=key)
 
 
-def store_of(config: FsdpConfig) -> TokenStore:
-    """The store of a prepared run, on any of its nodes."""
-    store = open_store(config.text_key, shared=shared_cache(config.storage))
-    return store or _store(config, None)
+def stores_of(config: FsdpConfig) -> list[TokenStore]:
+    """The stores of a prepared run, one for each source of its data, on any of its nodes."""
+    shared = shared_cache(config.storage)
+    places, keys = mixture.places_of(config.data), mixture.places_of(config.text_key)
+    return [
+        open_store(key, shared=shared) or _store(config, place, None)
+        for key, place in zip(keys, places, strict=True)
+    ]
 
 
-def _store(config: FsdpConfig, report: Report | None) -> TokenStore:
+def stops_of(stores: Sequence[TokenStore]) -> tuple[int, ...]:
+    """Ids of the tokens that end answers, in any of some stores."""
+    return tuple(sorted({stop for each in stores for stop in each.info.stops}))
+
+
+def _store(config: FsdpConfig, place: str, report: Report | None) -> TokenStore:
     return store_for(
-        config.data,
+        place,
         tokenizer_file(config.tokenizer, config.model, runs=config.storage),
         held_out_every=config.held_out_every,
         field=config.text_field,

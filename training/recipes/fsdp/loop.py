@@ -12,33 +12,35 @@ the batch of step N depends only on N and the seed (see ``training.data.feed``).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Final
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from contract.errors import InputError
 from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.timetable import Timetable
-from training.data.feed import ChatFeed, TextFeed, feed_of
-from training.data.packing import NOTHING, Batch
+from training.data.mixed_feed import MixedFeed, described, feed_for
+from training.data.mixture import sources_of
 from training.data.text import TokenStore
 from training.models import agreement, built_shapes, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.recipes import communication
 from training.recipes.fsdp import estimate, inputs
+from training.recipes.fsdp.held_out import HeldOut, on_device
 from training.recipes.fsdp.model import build, describe, fill
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import (
     Evaluation,
     Finished,
     Loaded,
+    Noted,
     Sample,
     Stopped,
     Warned,
@@ -46,7 +48,7 @@ from training.record.events import (
 )
 from training.record.result import HeldOutText
 from training.schedule import warmup_cosine
-from training.worker import Pulse, Worker
+from training.worker import Worker
 
 _NUM_PROMPTS: Final = 3
 _PROMPT_TOKENS: Final = 16
@@ -71,9 +73,10 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if on_gpu:
         torch.set_float32_matmul_precision("high")
 
-    store = inputs.store_of(config)
-    feed = feed_of(
-        store,
+    stores = inputs.stores_of(config)
+    feed, parts = feed_for(
+        sources_of(config.data),
+        stores,
         seq_len=config.seq_len,
         global_batch=config.global_batch,
         seed=config.seed,
@@ -85,9 +88,13 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     total_steps = config.max_steps or config.epochs * feed.steps_per_epoch
     evaluate_every = config.steps_between_evaluations(total_steps, feed.steps_per_epoch)
     checkpoint_every = config.checkpoint_every or config.evaluate_every or feed.steps_per_epoch
-    held_out = HeldOut(store, feed, config)
+    if isinstance(feed, MixedFeed):
+        facts, warnings = described(feed, total_steps)
+        worker.emit(*(Noted(message=each) for each in facts))
+        worker.emit(*(Warned(message=each) for each in warnings))
+    held_out = HeldOut(parts, config)
 
-    model, model_config = build(config, store)
+    model, model_config = build(config, stores[0])
     if on_gpu:
         gpu_name = torch.cuda.get_device_name(device)
         if tight := estimate.warning(built_shapes.shape_of(model), config, gpu_name):
@@ -142,7 +149,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker,
         model,
         optimizer,
-        files=describe(config, model_config, store),
+        files=describe(config, model_config, stores),
         keep=config.checkpoints_to_keep,
     )
 
@@ -160,11 +167,10 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             model, step=start_step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
         )
     )
-    loss = held_out.loss(trained, worker)
+    loss, measures = held_out.evaluate(trained, worker)
     if found is None:
-        before = {"perplexity": metrics.perplexity(loss)}
-        worker.emit(Evaluation(step=0, epoch=0, loss=loss, measures=before))
-        _sample(trained, store, config, worker, step=0)
+        worker.emit(Evaluation(step=0, epoch=0, loss=loss, measures=measures))
+        _sample(trained, stores, config, worker, step=0)
     else:
         worker.emit(Loaded(step=start_step, loss=loss))
 
@@ -193,7 +199,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             batch = feed.step(step, rank=rank, world_size=world_size)
             num_labels = feed.num_labels(step)
             for number, part in enumerate(batch.parts(config.num_microbatches), start=1):
-                inputs_of_pass = _on_device(part, device)
+                inputs_of_pass = on_device(part, device)
                 timer.mark("data")
                 reduce_gradients(
                     trained, config.reduce_gradients, is_last=number == config.num_microbatches
@@ -246,11 +252,11 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
                 communication_s=watch.seconds(),
                 memory_bytes=float(metrics.peak_memory(device)),
             )
-            loss = held_out.loss(trained, worker)
+            loss, measures = held_out.evaluate(trained, worker)
             evaluated = course.evaluation(
                 ranks,
                 loss=loss,
-                measures={"perplexity": metrics.perplexity(loss)},
+                measures=measures,
                 train_loss=position.take_train_loss(),
                 seconds=clock.seconds(),
                 memory_bytes=max(each.memory_bytes or 0.0 for each in ranks),
@@ -262,18 +268,17 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             return
 
     if start_step < total_steps or found is None:
-        _sample(trained, store, config, worker, step=total_steps)
+        _sample(trained, stores, config, worker, step=total_steps)
     worker.finish_saves(retry=True)
-    perplexity = metrics.perplexity(loss)
     worker.emit(
         Finished(
             step=total_steps,
             loss=loss,
-            measures={"perplexity": perplexity},
+            measures=measures,
             seconds=clock.seconds(),
             evaluation=HeldOutText(
                 loss=loss,
-                perplexity=perplexity,
+                perplexity=measures["perplexity"],
                 unigram_loss=held_out.unigram_loss,
                 num_tokens=held_out.num_tokens,
             ),
@@ -327,58 +332,9 @@ def is_finite(loss_sum: Tensor, norm: Tensor, *, world_size: int) -> bool:
     return bool(torch.stack([total, norm]).isfinite().all())
 
 
-class HeldOut:
-    """The sequences that no step trains on, and the loss over them."""
-
-    def __init__(self, store: TokenStore, feed: TextFeed | ChatFeed, config: FsdpConfig) -> None:
-        """
-        Raises:
-            InputError: the held-out part is shorter than a sequence.
-        """
-        self._feed, self._microbatch = feed, config.microbatch
-        if feed.num_held_out < 1:
-            raise InputError(
-                f"the held-out part has {len(store.held_out):,} tokens, less than a sequence of "
-                f"{config.seq_len}: give more text, a smaller --held-out-every or --seq-len"
-            )
-        self._num = min(feed.num_held_out, config.eval_sequences or feed.num_held_out)
-        labels = feed.held_out_labels(self._num)
-        self.num_tokens = len(labels)
-        self.unigram_loss = store.unigram_loss(labels)
-
-    def loss(self, trained: WithLoss, worker: Worker) -> float:
-        """Mean loss per token, in nats; every rank takes part and gets the same number."""
-        world_size = worker.world_size
-        total = torch.zeros((), dtype=torch.float64, device=worker.device)
-        pulse = Pulse(worker)
-        trained.eval()
-        with torch.no_grad():
-            per_round = world_size * self._microbatch
-            for first in range(0, self._num, per_round):
-                pulse.beat()
-                mine = np.arange(first, min(first + per_round, self._num))[
-                    worker.rank :: world_size
-                ]
-                # All ranks gather the weights together, so one without a part computes in vain.
-                batch = self._feed.held_out(mine if len(mine) else np.array([NOTHING]))
-                loss = trained(*_on_device(batch, worker.device))
-                total += loss.double() * batch.num_labels
-        language_models.reshard(trained)
-        trained.train()
-        if world_size > 1:
-            dist.all_reduce(total)
-        return total.item() / self.num_tokens
-
-
-def _on_device(batch: Batch, device: torch.device) -> list[Tensor | None]:
-    """What ``WithLoss`` is called with."""
-    arrays = (batch.tokens, batch.positions, batch.labels)
-    return [None if each is None else torch.from_numpy(each).to(device) for each in arrays]
-
-
 def _sample(
     trained: WithLoss,
-    store: TokenStore,
+    stores: Sequence[TokenStore],
     config: FsdpConfig,
     worker: Worker,
     *,
@@ -390,7 +346,10 @@ def _sample(
         return
     longest = getattr(getattr(trained.model, "config", None), "max_position_embeddings", None)
     found: list[tuple[list[int], list[int]]] = []
-    for prompts in store.prompts(num=_NUM_PROMPTS, length=_PROMPT_TOKENS):
+    of_each = -(-_NUM_PROMPTS // len(stores))
+    stops = inputs.stops_of(stores)
+    given = (each.prompts(num=of_each, length=_PROMPT_TOKENS) for each in stores)
+    for prompts in chain.from_iterable(given):
         num = min(config.sample_tokens, (longest or 2**20) - prompts.shape[1])
         if num < 1:
             continue
@@ -399,7 +358,7 @@ def _sample(
             torch.from_numpy(prompts).to(worker.device),
             num=num,
             seed=config.seed,
-            stops=store.info.stops,
+            stops=stops,
         )
         found += zip(prompts.tolist(), tokens[:, prompts.shape[1] :].tolist(), strict=True)
     language_models.reshard(trained)

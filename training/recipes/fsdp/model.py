@@ -1,6 +1,6 @@
 """The FSDP recipe's model: built, filled with its first weights, and described in checkpoints."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,16 +66,18 @@ def rebuild(settings: Mapping[str, object], device: torch.device) -> nn.Module:
         InputError: the model or the text that it starts from is no longer available.
     """
     config = FsdpConfig.from_json({**settings, "num_workers": 1, "replicas": 1})
-    model, _ = build(config, inputs.store_of(config))
+    model, _ = build(config, inputs.stores_of(config)[0])
     model_weights.allocate(model, device)
     fill(model, config)
     return model
 
 
-def describe(config: FsdpConfig, model_config: Any, store: TokenStore) -> dict[str, bytes]:
+def describe(
+    config: FsdpConfig, model_config: Any, stores: Sequence[TokenStore]
+) -> dict[str, bytes]:
     """The small files of a checkpoint that make a model of its weights."""
     tokenizer = pretrained.tokenizer_file(config.tokenizer, config.model, runs=config.storage)
     return {
         pretrained.CONFIG_FILE: model_config.to_json_string(use_diff=False).encode(),
-        **serving.files(tokenizer, template=config.chat_template, stops=store.info.stops),
+        **serving.files(tokenizer, template=config.chat_template, stops=inputs.stops_of(stores)),
     }

@@ -1,0 +1,310 @@
+"""Proves that several texts are mixed as their weights say, in one order on any number of workers,
+and that each is evaluated by itself."""
+
+import json
+import os
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import processes
+from contract.errors import InputError
+from contract.runs import RunPaths
+from tests import forks
+from tests.conftest import ROOT
+from training import recipes
+from training.data import mixture
+from training.data.mixed_feed import MixedFeed, Slots, described, feed_for
+from training.losses import IGNORE
+from training.recipes.fsdp import inputs
+from training.recipes.fsdp.settings import PRESETS, FsdpConfig
+from training.record.events import Evaluation, Event, Finished, Noted, Step, Warned
+from training.runtime.torchrun import TorchrunWorker
+
+LICENSE = str(ROOT / "LICENSE")
+CHATS = '{"prompt": "How many are %d and 1?", "completion": "They are %d."}\n'
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def words(folder: Path, name: str, num: int = 60) -> Path:
+    path = folder / name
+    path.write_text("\n\n".join(f"{name} has document {each}, of {num}" for each in range(num)))
+    return path
+
+
+def config(tmp_path: Path, data: str, **changes: Any) -> FsdpConfig:
+    values: dict[str, Any] = {
+        **PRESETS["tiny"],
+        "recipe": "fsdp",
+        "run": "r",
+        "storage": str(tmp_path),
+        "data": data,
+        "held_out_every": 5,
+        "seq_len": 32,
+        "global_batch": 4,
+    }
+    return FsdpConfig(**{**values, **changes})
+
+
+def mixed(settings: FsdpConfig) -> MixedFeed:
+    feed, _ = feed_for(
+        mixture.sources_of(settings.data),
+        inputs.stores_of(settings),
+        seq_len=settings.seq_len,
+        global_batch=settings.global_batch,
+        seed=settings.seed,
+    )
+    assert isinstance(feed, MixedFeed)
+    return feed
+
+
+def two(tmp_path: Path, weights: tuple[str, str] = ("0.7", "0.3")) -> str:
+    small = words(tmp_path, "small.txt", 20)
+    return f"{weights[0]} {LICENSE}, {weights[1]} {small}"
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        ("s3://bucket/web", [("s3://bucket/web", "1", "web")]),
+        ("/a, b/c d.txt", [("/a, b/c d.txt", "1", "c_d")]),
+        (
+            "0.7 s3://b/web/, 0.3 hf://o/n",
+            [("s3://b/web/", "7/10", "web"), ("hf://o/n", "3/10", "n")],
+        ),
+        ("7 a/x.jsonl,3 b/x.txt", [("a/x.jsonl", "7/10", "x"), ("b/x.txt", "3/10", "x_2")]),
+        ("1/3 a,b, 2/3 c", [("a,b", "1/3", "a_b"), ("c", "2/3", "c")]),
+        (
+            "1e-1 python-help, .9 Ünï",
+            [("python-help", "1/10", "python_help"), ("Ünï", "9/10", "n")],
+        ),
+    ],
+)
+def test_sources_are_told_from_their_weights(data: str, found: list[tuple[str, str, str]]) -> None:
+    sources = mixture.sources_of(data)
+    assert [(each.place, str(each.share), each.label) for each in sources] == found
+    assert mixture.sources_of(mixture.with_places(data, str)) == sources
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("0 a, 1 b", "weight 0 for a: give a positive number"),
+        ("-1 a, 1 b", "weight -1 for a"),
+        ("nan a, 1 b", "weight nan for a"),
+        ("inf a, 1 b", "weight inf for a"),
+        ("1/0 a, 1 b", "weight 1/0 for a"),
+        ("1-2 a, 1 b", "weight 1-2 for a"),
+        ("1 a, 2 a/", "has a/ twice: give it once, with the sum of the weights"),
+        ("a, 0.3 b", "a has no weight; write a mixture as"),
+        ("0.3 a", "only one source, a: leave the weight out"),
+    ],
+)
+def test_a_wrong_weight_is_refused_before_anything_is_read(data: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        recipes.by_name("fsdp").check_data(data)
+
+
+def test_what_is_no_text_is_refused_in_a_mixture_too(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"recipe ddp trains on one data set: give one of a, b"):
+        recipes.by_name("ddp").check_data("1 a, 1 b")
+    with pytest.raises(InputError, match=r"--data is mnist, which is images"):
+        recipes.by_name("fsdp").check_data("1 mnist, 1 b")
+    with pytest.raises(InputError, match=r"text nowhere does not exist"):
+        inputs.look_at(config(tmp_path, f"1 {LICENSE}, 1 nowhere"))
+    inputs.look_at(config(tmp_path, "1 python-help, 1 s3://bucket/text"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 400), min_size=2, max_size=7), st.integers(0, 10**9))
+def test_every_number_of_first_slots_is_shared_within_one_of_the_weights(
+    weights: list[int], far: int
+) -> None:
+    shares = [Fraction(each, sum(weights)) for each in weights]
+    slots = Slots(shares)
+    source, places = slots.of(np.arange(700))
+    for number, share in enumerate(shares):
+        taken = np.cumsum(source == number)
+        assert np.abs(taken - float(share) * np.arange(1, 701)).max() < 1
+        assert places[source == number].tolist() == list(range(taken[-1]))
+    # A slot far away has the place that those before it leave.
+    (found,), (place,) = slots.of(np.array([far]))
+    assert abs(place - float(shares[found]) * far) < 1.001
+
+
+def test_shares_of_many_digits_are_rounded_and_none_is_lost() -> None:
+    shares = [Fraction(1, 10**9), Fraction(3, 10**9), 1 - Fraction(4, 10**9)]
+    source, _ = Slots(shares).of(np.arange(10_000))
+    assert np.bincount(source).tolist() == [1, 1, 9_998]
+
+
+def test_the_batch_of_a_step_is_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    settings = inputs.prepare(config(tmp_path, two(tmp_path)))
+    feed, again = mixed(settings), mixed(settings)
+    assert feed.steps_per_epoch == sum(each.feed.num_sequences for each in feed.parts) // 4
+    seen: list[list[int]] = [[], []]
+    num = 3 * feed.steps_per_epoch
+    for step in range(num):
+        whole = feed.step(step, rank=0, world_size=1).tokens.tolist()
+        for world_size in (2, 4):
+            parts = [feed.step(step, rank=r, world_size=world_size) for r in range(world_size)]
+            assert sorted(row for each in parts for row in each.tokens.tolist()) == sorted(whole)
+        for own, found in zip(seen, feed.sequences(step), strict=True):
+            own += found.tolist()
+    # As a run would that resumes there.
+    for step in (num - 1, 1):
+        assert [each.tolist() for each in again.sequences(step)] == [
+            each.tolist() for each in feed.sequences(step)
+        ]
+    shares = [len(own) / (4 * num) for own in seen]
+    assert shares == pytest.approx([0.7, 0.3], abs=1 / (4 * num))
+    # Each source has epochs of its own, and each of them all of its sequences once.
+    for own, part in zip(seen, feed.parts, strict=True):
+        each = part.feed.num_sequences
+        epochs = [own[first : first + each] for first in range(0, len(own) - each, each)]
+        assert epochs
+        assert all(sorted(epoch) == list(range(each)) for epoch in epochs)
+        assert len(own) < 2 * each or own[:each] != own[each : 2 * each]
+
+
+def test_a_person_is_told_how_often_each_source_is_seen(tmp_path: Path) -> None:
+    feed = mixed(inputs.prepare(config(tmp_path, two(tmp_path, ("1", "9")))))
+    license, small = (each.feed.num_sequences for each in feed.parts)
+    facts, warnings = described(feed, 50)
+    assert facts == [
+        f"license: {license} sequences, 10.00% of the run's, each seen {20 / license:.2f} times",
+        f"small: {small} sequences, 90.00% of the run's, each seen {180 / small:.2f} times",
+    ]
+    (warning,) = warnings
+    assert warning.startswith(f"small is repeated {180 / small:.1f} times in this run")
+
+
+def test_a_run_goes_on_only_with_the_same_texts_and_weights(tmp_path: Path) -> None:
+    prepared = inputs.prepare(config(tmp_path, two(tmp_path)))
+    first, second = (each.info.key for each in inputs.stores_of(prepared))
+    assert prepared.text_key == f"7/10 {first}, 3/10 {second}"
+    same = replace(prepared, data=two(tmp_path, ("7", "3")))
+    assert inputs.prepare(same).text_key == prepared.text_key
+    for data in (two(tmp_path, ("0.6", "0.4")), LICENSE):
+        with pytest.raises(InputError, match=r"of a mixture, with the same weights in the same"):
+            inputs.prepare(replace(prepared, data=data))
+    copy = tmp_path / "copy" / "LICENSE"
+    copy.parent.mkdir()
+    copy.write_bytes(Path(LICENSE).read_bytes())
+    with pytest.raises(InputError, match=r"two of the sources have the same text"):
+        inputs.prepare(config(tmp_path, f"1 {LICENSE}, 1 {copy}"))
+
+
+def test_conversations_among_text_are_learned_by_their_answers_only(tmp_path: Path) -> None:
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(CHATS % (each, each + 1) for each in range(40)))
+    settings = inputs.prepare(config(tmp_path, f"1 {LICENSE}, 1 {chats}", seq_len=96))
+    feed = mixed(settings)
+    assert feed.isolates
+    batch = feed.step(1, rank=0, world_size=1)
+    assert batch.labels is not None
+    assert batch.positions is not None
+    of_text = [(row != IGNORE).all() for row in batch.labels]
+    assert sorted(of_text) == [False, False, True, True]
+    for row, is_text in enumerate(of_text):
+        learned = batch.labels[row] != IGNORE
+        assert (batch.labels[row][learned] == batch.tokens[row, 1:][learned]).all()
+        assert (np.diff(batch.positions[row]) == 1).all() == is_text
+    assert feed.num_labels(1) == batch.num_labels == (batch.labels != IGNORE).sum()
+    passes = [feed.step(1, rank=rank, world_size=2) for rank in range(2)]
+    assert sum(each.num_labels for each in passes) == batch.num_labels
+
+
+def test_a_source_that_is_too_short_is_named(tmp_path: Path) -> None:
+    short = words(tmp_path, "short.txt", 5)
+    settings = inputs.prepare(config(tmp_path, f"1 {LICENSE}, 1 {short}", seq_len=400))
+    with pytest.raises(InputError, match=r"short.txt: .* 0 sequences of 400"):
+        mixed(settings)
+
+
+def part(config: FsdpConfig, steps: int) -> tuple[list[Event], list[tuple[int, Any]]]:
+    """Train some steps as one of several ranks.
+
+    Returns:
+        The events, and what this rank was given at each step.
+    """
+    os.environ["TRAINING_CACHE_DIR"] = str(Path(config.storage) / "cache")
+    worker = Leaving(run_uri=RunPaths.of(config.storage, config.run).uri)
+    worker.steps_left = steps
+    events: list[Event] = []
+    worker.on_events = lambda *found: events.extend(found)
+    given: list[tuple[int, Any]] = []
+    real = MixedFeed.step
+
+    def step(self: MixedFeed, step: int, *, rank: int, world_size: int) -> Any:
+        found = real(self, step, rank=rank, world_size=world_size)
+        given.append((step, found.tokens.tolist()))
+        return found
+
+    MixedFeed.step = step  # type: ignore[method-assign]
+    recipes.by_name("fsdp").train()(worker, config)
+    worker.close()
+    return events, given
+
+
+class Leaving(TorchrunWorker):
+    """A worker that is asked to stop after so many steps."""
+
+    steps_left = 10**9
+
+    def stop_requested(self) -> bool:
+        self.steps_left -= 1
+        return self.steps_left <= 0
+
+
+@pytest.mark.slow
+def test_a_run_on_a_mixture_is_evaluated_source_by_source_and_resumes_in_order(
+    tmp_path: Path,
+) -> None:
+    settings = config(
+        tmp_path,
+        two(tmp_path),
+        max_steps=6,
+        evaluate_every=3,
+        report_every=1,
+        sample_tokens=4,
+        eval_sequences=8,
+    )
+    settings = inputs.prepare(settings)
+    parts = [
+        processes.run(num, part, settings, steps, method=forks.METHOD)
+        for num, steps in ((2, 3), (1, 10**9))
+    ]
+    given: dict[int, list[Any]] = {}
+    for ranks in parts:
+        for _, seen in ranks:
+            for step, tokens in seen:
+                given.setdefault(step, []).extend(tokens)
+    feed = mixed(settings)
+    assert sorted(given) == list(range(6))
+    for step, tokens in given.items():
+        assert sorted(tokens) == sorted(feed.step(step, rank=0, world_size=1).tokens.tolist())
+    first, last = parts[0][0][0], parts[1][0][0]
+    assert sum(isinstance(each, Noted) for each in first) == 2
+    assert not [each for each in first if isinstance(each, Warned)]
+    found = [each for each in (*first, *last) if isinstance(each, Evaluation)]
+    assert [each.step for each in found] == [0, 3, 6]
+    for each in found:
+        assert list(each.measures) == ["perplexity", "loss_license", "loss_small"]
+        weighted = 0.7 * each.measures["loss_license"] + 0.3 * each.measures["loss_small"]
+        assert each.loss == pytest.approx(weighted)
+    assert json.dumps(found[-1].measures)
+    (end,) = [each for each in last if isinstance(each, Finished)]
+    assert end.measures == found[-1].measures
+    steps = [each.loss for each in (*first, *last) if isinstance(each, Step)]
+    assert steps[-1] < steps[0]

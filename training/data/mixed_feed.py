@@ -1,0 +1,245 @@
+"""What each step trains on where the data is a mixture (``training.data.mixture``).
+
+Which source the n-th sequence of a run comes from depends only on n: a fixed pattern of slots, as
+even as the shares allow, repeats. Each source has its own seeded order and its own epochs, so the
+batch of a step is the same on any number of workers, and a resumed run finds it at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+from typing import Final
+
+import numpy as np
+
+from contract.errors import InputError
+from training.data.feed import ChatFeed, TextFeed, feed_of
+from training.data.mixture import Source
+from training.data.packing import Batch
+from training.data.sequences import Tokens, share
+from training.data.text import TokenStore
+
+#: Slots of a pattern where the shares' own denominator is larger.
+_SLOTS: Final = 10_000
+#: A source that is seen more often teaches little more (Muennighoff et al., arXiv:2305.16264).
+_MANY_EPOCHS: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A source of a run's data: what of it is learned, and how much it counts."""
+
+    label: str
+    share: float
+    """Of the run's sequences."""
+    store: TokenStore
+    feed: TextFeed | ChatFeed
+
+
+class Slots:
+    """Which source, and which of its sequences, each slot of the run takes."""
+
+    def __init__(self, shares: Sequence[Fraction]) -> None:
+        """
+        Args:
+            shares: positive, with a sum of 1.
+        """
+        size = lcm(*(each.denominator for each in shares))
+        counts = [int(each * size) for each in shares]
+        if size > _SLOTS:
+            size, counts = _SLOTS, _largest_remainder(shares, _SLOTS)
+        self._counts = np.array(counts)
+        self._source = _even(self._counts)
+        taken = self._source[:, None] == np.arange(len(shares))
+        self._before = (np.cumsum(taken, axis=0) - 1)[np.arange(size), self._source]
+
+    def of(self, slots: Tokens) -> tuple[Tokens, Tokens]:
+        """Number of each slot's source, and its place among the slots that take this source."""
+        rounds, within = np.divmod(slots, len(self._source))
+        source = self._source[within]
+        return source, rounds * self._counts[source] + self._before[within]
+
+
+class MixedFeed:
+    """Sequences of several sources, in the shares that they were given.
+
+    An epoch has as many sequences as all sources together; a source whose share is larger than its
+    part of them is seen more than once in it, another less.
+    """
+
+    def __init__(
+        self, parts: Sequence[Part], *, shares: Sequence[Fraction], global_batch: int
+    ) -> None:
+        """
+        Raises:
+            InputError: they do not fill a step.
+        """
+        self.parts, self._global_batch = parts, global_batch
+        self._slots = Slots(shares)
+        self.num_sequences = sum(each.feed.num_sequences for each in parts)
+        self.steps_per_epoch = self.num_sequences // global_batch
+        if not self.steps_per_epoch:
+            raise InputError(
+                f"all sources together are {self.num_sequences} sequences, fewer than the "
+                f"{global_batch} of one step: give more text, or a smaller batch or sequence"
+            )
+        per_sequence = sum(each.share * each.feed.tokens_per_step for each in parts)
+        self.tokens_per_step = global_batch * per_sequence
+        self.isolates = any(each.feed.isolates for each in parts)
+        self.notes = [f"{each.label}: {note}" for each in parts for note in each.feed.notes]
+
+    def sequences(self, step: int) -> list[Tokens]:
+        """Of each source, the sequences of a step, in the order of their slots."""
+        source, places = self._slots.of(self._slots_of(step))
+        return [
+            each.feed.endless(places[source == number]) for number, each in enumerate(self.parts)
+        ]
+
+    def step(self, step: int, *, rank: int, world_size: int) -> Batch:
+        """A worker's part of a step."""
+        mine = share(self._slots_of(step), rank=rank, world_size=world_size)
+        source, places = self._slots.of(mine)
+        rows = [np.flatnonzero(source == number) for number in range(len(self.parts))]
+        batches = [
+            each.feed.batch(each.feed.endless(places[own]))
+            for each, own in zip(self.parts, rows, strict=True)
+        ]
+        return _merged(batches, rows)
+
+    def num_labels(self, step: int) -> int:
+        """What all workers learn in a step."""
+        return sum(
+            each.feed.num_labels_of(found)
+            for each, found in zip(self.parts, self.sequences(step), strict=True)
+        )
+
+    def times_seen(self, total_steps: int) -> list[float]:
+        """How often each source is seen in a run."""
+        slots = total_steps * self._global_batch
+        return [slots * each.share / each.feed.num_sequences for each in self.parts]
+
+    def _slots_of(self, step: int) -> Tokens:
+        return step * self._global_batch + np.arange(self._global_batch)
+
+
+def feed_for(
+    sources: Sequence[Source],
+    stores: Sequence[TokenStore],
+    *,
+    seq_len: int,
+    global_batch: int,
+    seed: int,
+    isolates: bool = False,
+    packs: bool = True,
+) -> tuple[TextFeed | ChatFeed | MixedFeed, Sequence[Part]]:
+    """What a run trains on, and its parts: one for each source.
+
+    Args:
+        stores: one for each source.
+        isolates: attention stays within a document of text.
+        packs: several conversations may share a sequence.
+
+    Raises:
+        InputError: it does not fill a step.
+    """
+    is_mixed = len(sources) > 1
+    parts = []
+    for number, (source, store) in enumerate(zip(sources, stores, strict=True)):
+        try:
+            feed = feed_of(
+                store,
+                seq_len=seq_len,
+                # Of a mixture, no source needs to fill a step by itself.
+                global_batch=1 if is_mixed else global_batch,
+                # Sources of one length would else come in the same order.
+                seed=seed + number * 2**32,
+                isolates=isolates,
+                packs=packs,
+            )
+        except InputError as error:
+            raise InputError(f"{source.place}: {error}") from None
+        parts.append(Part(label=source.label, share=float(source.share), store=store, feed=feed))
+    if not is_mixed:
+        return parts[0].feed, parts
+    shares = [each.share for each in sources]
+    return MixedFeed(parts, shares=shares, global_batch=global_batch), parts
+
+
+def described(feed: MixedFeed, total_steps: int) -> tuple[list[str], list[str]]:
+    """What a person should know of a run on a mixture: facts, and warnings, a sentence each."""
+    facts, warnings = [], []
+    for part, times in zip(feed.parts, feed.times_seen(total_steps), strict=True):
+        facts.append(
+            f"{part.label}: {part.feed.num_sequences:,} sequences, {part.share:.2%} of the run's, "
+            f"each seen {times:.2f} times"
+        )
+        if times > _MANY_EPOCHS:
+            warnings.append(
+                f"{part.label} is repeated {times:.1f} times in this run, which teaches little "
+                f"after {_MANY_EPOCHS}: give it a smaller weight, more text, or take fewer steps"
+            )
+    return facts, warnings
+
+
+def _merged(batches: Sequence[Batch], rows: Sequence[Tokens]) -> Batch:
+    """Batches of several sources as one.
+
+    Args:
+        rows: where the sequences of each one belong.
+    """
+    shape = (sum(map(len, rows)), batches[0].tokens.shape[1])
+    tokens = np.empty(shape, np.int64)
+    for batch, own in zip(batches, rows, strict=True):
+        tokens[own] = batch.tokens
+    labels = positions = None
+    if any(each.labels is not None for each in batches):
+        labels = tokens[:, 1:].copy()
+        for batch, own in zip(batches, rows, strict=True):
+            if batch.labels is not None:
+                labels[own] = batch.labels
+    if any(each.positions is not None for each in batches):
+        # A running count: attention over the whole sequence.
+        positions = np.tile(np.arange(shape[1] - 1), (shape[0], 1))
+        for batch, own in zip(batches, rows, strict=True):
+            if batch.positions is not None:
+                positions[own] = batch.positions
+    return Batch(
+        tokens=tokens,
+        labels=labels,
+        positions=positions,
+        num_labels=sum(each.num_labels for each in batches),
+        num_tokens=sum(each.num_tokens for each in batches),
+    )
+
+
+def _largest_remainder(shares: Sequence[Fraction], size: int) -> list[int]:
+    """Shares of ``size`` slots in whole slots, at least one each."""
+    counts = [max(1, int(each * size)) for each in shares]
+    rest = [each * size - count for each, count in zip(shares, counts, strict=True)]
+    by_rest = sorted(range(len(shares)), key=lambda number: -rest[number])
+    for number in by_rest[: max(0, size - sum(counts))]:
+        counts[number] += 1
+    # What the smallest have too much of.
+    counts[counts.index(max(counts))] -= max(0, sum(counts) - size)
+    return counts
+
+
+def _even(counts: Tokens) -> Tokens:
+    """The source of each slot: of its first ``n`` slots, a source with a share ``s`` of all has
+    more than ``s * n - 1`` and fewer than ``s * n + 1``.
+
+    Each slot goes to the source that must have one the soonest (Tijdeman, "The chairman assignment
+    problem", 1980).
+    """
+    size, slack = int(counts.sum()), 2 * len(counts) - 2
+    found = np.empty(size, np.int64)
+    given = np.zeros(len(counts), np.int64)
+    for slot in range(size):
+        # By how much each one would lag behind its share without this slot, in parts of size.
+        lag = counts * (slot + 1) - given * size
+        deadline = ((slack - 1) * size - slack * lag) / counts
+        chosen = int(np.where(slack * lag >= size, deadline, np.inf).argmin())
+        found[slot] = chosen
+        given[chosen] += 1
+    return found

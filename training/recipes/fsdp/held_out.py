@@ -1,0 +1,90 @@
+"""The FSDP recipe's evaluation: the loss over what no step trains on, source by source."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from contract.errors import InputError
+from training import metrics
+from training.data.mixed_feed import Part
+from training.data.packing import NOTHING, Batch
+from training.models import language_models
+from training.models.language_models import WithLoss
+from training.recipes.fsdp.settings import FsdpConfig
+from training.worker import Pulse, Worker
+
+
+class HeldOut:
+    """The sequences that no step trains on, and the loss over them."""
+
+    def __init__(self, parts: Sequence[Part], config: FsdpConfig) -> None:
+        """
+        Raises:
+            InputError: the held-out part of a source is shorter than a sequence.
+        """
+        self._parts, self._microbatch = parts, config.microbatch
+        self._num, self._num_tokens = [], []
+        self.unigram_loss = 0.0
+        """Of a mixture, as its loss: each source's by its share."""
+        for part in parts:
+            feed = part.feed
+            if feed.num_held_out < 1:
+                of_source = f" of {part.label}" if len(parts) > 1 else ""
+                raise InputError(
+                    f"the held-out part{of_source} has {len(part.store.held_out):,} tokens, less "
+                    f"than a sequence of {config.seq_len}: give more text, a smaller "
+                    "--held-out-every or --seq-len"
+                )
+            num = min(feed.num_held_out, config.eval_sequences or feed.num_held_out)
+            labels = feed.held_out_labels(num)
+            self._num.append(num)
+            self._num_tokens.append(len(labels))
+            self.unigram_loss += part.share * part.store.unigram_loss(labels)
+        self.num_tokens = sum(self._num_tokens)
+
+    def evaluate(self, trained: WithLoss, worker: Worker) -> tuple[float, dict[str, float]]:
+        """Mean loss per token, in nats, of a mixture weighted by the shares of its sources; and the
+        measures: its perplexity, and of a mixture the loss of each source. Every rank takes part
+        and gets the same numbers.
+        """
+        totals = torch.zeros(len(self._parts), dtype=torch.float64, device=worker.device)
+        pulse = Pulse(worker)
+        trained.eval()
+        with torch.no_grad():
+            for number in range(len(self._parts)):
+                totals[number] = self._loss_sum(number, trained, worker, pulse)
+        language_models.reshard(trained)
+        trained.train()
+        if worker.world_size > 1:
+            dist.all_reduce(totals)
+        means = [total / num for total, num in zip(totals.tolist(), self._num_tokens, strict=True)]
+        loss = sum(part.share * mean for part, mean in zip(self._parts, means, strict=True))
+        measures = {"perplexity": metrics.perplexity(loss)}
+        if len(means) > 1:
+            measures |= {
+                f"loss_{part.label}": mean for part, mean in zip(self._parts, means, strict=True)
+            }
+        return loss, measures
+
+    def _loss_sum(self, number: int, trained: WithLoss, worker: Worker, pulse: Pulse) -> Tensor:
+        """What a rank has of the loss of a source's tokens together, a scalar."""
+        world_size, feed, num = worker.world_size, self._parts[number].feed, self._num[number]
+        total = torch.zeros((), dtype=torch.float64, device=worker.device)
+        per_round = world_size * self._microbatch
+        for first in range(0, num, per_round):
+            pulse.beat()
+            mine = np.arange(first, min(first + per_round, num))[worker.rank :: world_size]
+            # All ranks gather the weights together, so one without a part computes in vain.
+            batch = feed.held_out(mine if len(mine) else np.array([NOTHING]))
+            loss = trained(*on_device(batch, worker.device))
+            total += loss.double() * batch.num_labels
+        return total
+
+
+def on_device(batch: Batch, device: torch.device) -> list[Tensor | None]:
+    """What ``WithLoss`` is called with."""
+    arrays = (batch.tokens, batch.positions, batch.labels)
+    return [None if each is None else torch.from_numpy(each).to(device) for each in arrays]
