@@ -26,4 +26,5 @@ TASK_EVENTS: Final = "TaskEventsLogGroupName"
 DASHBOARD: Final = "DashboardName"
 RAY_TOKEN: Final = "RayTokenSecretArn"  # what Ray's dashboard and its clients must show
 PUSH_ROLE: Final = "ImagePushRoleArn"
+SHARED: Final = "SharedFileSystemId"  # where hosts mount one
 SHAPE: Final = "ClusterShape"  # JSON: preset, hosts, counts, limits, image tag, order

@@ -49,6 +49,7 @@ class Mount:
 class SharedStorage(Construct):
     """File system, security group, link with the bucket, and what runs before it is deleted."""
 
+    file_system_id: str
     mount: Mount
     export: CustomResource | None
     """Deleted after what depends on it; None where files may be lost."""
@@ -85,6 +86,7 @@ class SharedStorage(Construct):
             ),
         )
         stack = Stack.of(self)
+        self.file_system_id = files.ref
         self.mount = Mount(
             dns_name=f"{files.ref}.fsx.{stack.region}.{stack.url_suffix}",
             mount_name=files.attr_lustre_mount_name,

@@ -94,5 +94,7 @@ class TrainingStack(cdk.Stack):
                 }
             ),
         }
+        if self.cluster.storage:
+            outputs[stack_outputs.SHARED] = self.cluster.storage.file_system_id
         for name, value in outputs.items():
             cdk.CfnOutput(self, name, value=value)

@@ -296,7 +296,7 @@ def vcpu_quota(place: Place, code: str, vcpus: int, *, with_surplus: bool, what:
         what=what,
         state="ok" if value >= vcpus else "bad",
         found=f"{value:.0f} vCPUs, a job with all worker nodes takes {vcpus}{surplus}",
-        fix="" if value >= vcpus else _increase(place, "ec2", code, vcpus),
+        fix="" if value >= vcpus else increase(place, "ec2", code, vcpus),
     )
 
 
@@ -309,11 +309,12 @@ def one_more(
         what=what,
         state="ok" if used < value else "bad",
         found=f"{used} of {value:.0f} in use, the deployment takes one",
-        fix="" if used < value else _increase(place, *quota, used + 1),
+        fix="" if used < value else increase(place, *quota, used + 1),
     )
 
 
-def _increase(place: Place, service: str, code: str, value: int) -> str:
+def increase(place: Place, service: str, code: str, value: int) -> str:
+    """The command that asks AWS for a larger quota."""
     return place.aws(
         f"service-quotas request-service-quota-increase --service-code {service} "
         f"--quota-code {code} --desired-value {value}"

@@ -121,11 +121,14 @@ def _describe_tasks(given: Record) -> Record:
     return {"DataRepositoryTasks": found}
 
 
-def _describe_file_systems(_given: Record) -> Record:
+def _describe_file_systems(given: Record) -> Record:
+    for name in (wanted := given.get("FileSystemIds") or [*file_systems]):
+        if name not in file_systems:
+            raise FsxError("FileSystemNotFound", name)
     return {
         "FileSystems": [
             {**each, "Tags": [{"Key": key, "Value": value} for key, value in each["Tags"].items()]}
-            for each in file_systems.values()
+            for each in map(file_systems.__getitem__, wanted)
         ]
     }
 

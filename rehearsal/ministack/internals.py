@@ -100,6 +100,7 @@ ec2 = _module(
     "_delete_nat_gateway",
     "_delete_placement_group",
     "_flow_logs",
+    "_lt_data_xml",
     "_nat_gateways",
     "_network_interfaces",
     "_placement_groups",
@@ -199,6 +200,7 @@ stepfunctions = _module(
     "_pascal_to_camel",
     "_state_machines",
 )
+cloudformation = _module("ministack.services.cloudformation", "_stacks")
 custom_resource = _module("ministack.services.cloudformation.custom_resource", "_lock", "_pending")
 provisioners = _module(
     "ministack.services.cloudformation.provisioners",
@@ -217,5 +219,6 @@ provisioners = _module(
     "_sm_secret_string",
     "_tag_map",
 )
+stacks = _module("ministack.services.cloudformation.stacks", "_extract_deps", "_topological_sort")
 
 check_names()

@@ -27,6 +27,8 @@ class Strict(StrEnum):
     """An image for other processors than the hosts' does not start."""
     CONSISTENCY = "consistency"
     """Lists of tasks, and what is told of executions, lag behind what has happened."""
+    DELETION = "deletion"
+    """What a resource depends on whose deletion has failed is not deleted."""
     ERRORS = "errors"
     """Step Functions gives errors of ECS the names that it does on AWS."""
 

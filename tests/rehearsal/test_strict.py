@@ -326,6 +326,52 @@ def test_a_machine_or_a_template_with_a_parameter_that_there_is_not_is_refused(
         assert any(fault in reason for reason in found) is bool(expected)
 
 
+def test_what_a_resource_depends_on_that_cannot_be_deleted_stays(
+    aws: LocalAws, lenient: LocalAws
+) -> None:
+    """A bucket with an object cannot; it is in the way of the first two of four log groups."""
+
+    def group(name: str, **more: Any) -> dict[str, Any]:
+        return {"Type": "AWS::Logs::LogGroup", "Properties": {"LogGroupName": name}, **more}
+
+    resources = {
+        "First": group("stays-1"),
+        "Second": group("stays-2", DependsOn="First"),
+        "Full": {
+            "Type": "AWS::S3::Bucket",
+            "DependsOn": "Second",
+            "Properties": {"BucketName": "stays"},
+        },
+        "After": group("goes-1", DependsOn="Full"),
+        "Other": group("goes-2"),
+    }
+    for each, expected in ((aws, ["stays-1", "stays-2"]), (lenient, [])):
+        stacks, s3, logs = (client(each, name) for name in ("cloudformation", "s3", "logs"))
+        template = json.dumps({"Resources": resources})
+        stack = stacks.create_stack(StackName="stays", TemplateBody=template)["StackId"]
+
+        def settled(stacks: Any = stacks, stack: str = stack) -> dict[str, Any] | None:
+            (found,) = stacks.describe_stacks(StackName=stack)["Stacks"]
+            return None if found["StackStatus"].endswith("_IN_PROGRESS") else found
+
+        assert eventually(settled)["StackStatus"] == "CREATE_COMPLETE"
+        s3.put_object(Bucket="stays", Key="a", Body=b"")
+        stacks.delete_stack(StackName="stays")
+        found = eventually(settled)
+        assert found["StackStatus"] == "DELETE_FAILED"
+        assert found["StackStatusReason"].endswith("failed to delete: [Full].")
+        groups = logs.describe_log_groups()["logGroups"]
+        names = [group["logGroupName"] for group in groups]
+        assert [name for name in names if name.startswith(("stays", "goes"))] == expected
+
+        # What was in the way is gone, and so is everything after another deletion.
+        s3.delete_object(Bucket="stays", Key="a")
+        stacks.delete_stack(StackName="stays")
+        assert eventually(settled)["StackStatus"] == "DELETE_COMPLETE"
+        groups = logs.describe_log_groups(logGroupNamePrefix="stays")["logGroups"]
+        assert groups == []
+
+
 # --- tasks ----------------------------------------------------------------------------------------
 def define(aws: LocalAws, name: str, **more: Any) -> str:
     """ARN of a revision of a task definition, and a cluster of that name."""

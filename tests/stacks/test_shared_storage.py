@@ -17,7 +17,7 @@ import pytest
 
 from contract import nodes
 from contract.errors import InputError
-from contract.outputs import SHAPE
+from contract.outputs import SHAPE, SHARED
 from stacks import settings as deployment
 from stacks.shared_storage import HANDLER
 from tests.stacks import lambda_functions
@@ -196,6 +196,8 @@ def test_each_host_mounts_it_and_each_task_demands_that(
 def test_the_command_line_learns_of_it(synth: Synth) -> None:
     shape = text(deployed(synth).training["Outputs"][SHAPE]["Value"])
     assert '"shared": {"deployment": "scratch", "capacity_gib": 1200' in shape
+    files = named(deployed(synth), "AWS::FSx::FileSystem")
+    assert text(deployed(synth).training["Outputs"][SHARED]["Value"]) == f"<{files}>"
 
 
 # --- its end --------------------------------------------------------------------------------------

@@ -126,6 +126,11 @@ class Account:
         self.disk_key = "alias/aws/ebs"
         self.identity_providers: list[str] = []
         self.protects = True
+        self.efa_interfaces: dict[str, int] = {}
+        """By instance type; others have none."""
+        self.file_systems: list[dict[str, Any]] = []
+        self.links: list[dict[str, Any]] = []
+        """Of file systems with buckets."""
 
     def __getattr__(self, name: str) -> Any:
         """An operation: fails as told, is noted, and answers by its method ``on_…``."""
@@ -432,6 +437,26 @@ class Account:
         (machine,) = Filters[0]["Values"]
         zones = self.zones.get(machine, ["us-east-1a", "us-east-1b"])
         return {"InstanceTypeOfferings": [{"Location": zone} for zone in zones]}
+
+    def on_describe_instance_types(self, *, Filters: Any) -> Any:  # noqa: N803
+        (machine,) = Filters[0]["Values"]
+        number = self.efa_interfaces.get(machine, 0)
+        network: dict[str, Any] = {"EfaSupported": number > 0}
+        if number:
+            network["EfaInfo"] = {"MaximumEfaInterfaces": number}
+        return {"InstanceTypes": [{"InstanceType": machine, "NetworkInfo": network}]}
+
+    def on_describe_file_systems(self, *, FileSystemIds: Any = None) -> Any:  # noqa: N803
+        if FileSystemIds is None:
+            return {"FileSystems": self.file_systems}
+        found = [each for each in self.file_systems if each["FileSystemId"] in FileSystemIds]
+        if not found:
+            raise refused("FileSystemNotFound")
+        return {"FileSystems": found}
+
+    def on_describe_data_repository_associations(self, *, Filters: Any) -> Any:  # noqa: N803
+        of = Filters[0]["Values"]
+        return {"Associations": [each for each in self.links if each["FileSystemId"] in of]}
 
     def on_get_parameter(self, *, Name: str) -> Any:  # noqa: N803
         if Name.startswith("/cdk-bootstrap/"):

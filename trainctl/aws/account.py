@@ -1,5 +1,6 @@
 """What must exist in an account and region before a job can run there; ``doctor`` asks."""
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
@@ -8,6 +9,27 @@ from trainctl.errors import CliError
 
 #: GitHub's provider of identities, of which an account can have only one.
 _GITHUB: Final = "token.actions.githubusercontent.com"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SharedFiles:
+    """What FSx says of a file system."""
+
+    lifecycle: str
+    """``AVAILABLE``, or what it is instead."""
+    reason: str
+    """Why it is not; empty where FSx does not say."""
+    subnets: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BucketLink:
+    """What FSx says of a file system's link with a bucket."""
+
+    lifecycle: str
+    reason: str
+    place: str
+    """``s3://`` and what is linked."""
 
 
 class Account:
@@ -54,6 +76,56 @@ class Account:
             Filters=[{"Name": "instance-type", "Values": [instance_type]}],
         )
         return {each["Location"] for page in pages for each in page["InstanceTypeOfferings"]}
+
+    def efa_interfaces(self, instance_type: str) -> int:
+        """How many EFA interfaces an instance type may have in the region; 0: none."""
+        found = self._clients.ec2.describe_instance_types(
+            Filters=[{"Name": "instance-type", "Values": [instance_type]}]
+        )
+        for each in found["InstanceTypes"]:
+            network = each.get("NetworkInfo", {})
+            if network.get("EfaSupported"):
+                return network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 1)
+        return 0
+
+    def lustre_gib(self, kind: str) -> int:
+        """Storage of all file systems of a deployment type of FSx for Lustre, in the region."""
+        pages = self._clients.fsx.get_paginator("describe_file_systems").paginate()
+        return sum(
+            int(each["StorageCapacity"])
+            for page in pages
+            for each in page["FileSystems"]
+            if each.get("LustreConfiguration", {}).get("DeploymentType") == kind
+        )
+
+    def file_system(self, name: str) -> SharedFiles | None:
+        """A file system of FSx; None when there is none with this id."""
+        from botocore.exceptions import ClientError
+
+        try:
+            (found,) = self._clients.fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
+        except ClientError as error:
+            if code_of(error) != "FileSystemNotFound":
+                raise
+            return None
+        return SharedFiles(
+            lifecycle=found["Lifecycle"],
+            reason=found.get("FailureDetails", {}).get("Message", ""),
+            subnets=tuple(found["SubnetIds"]),
+        )
+
+    def link(self, file_system: str) -> BucketLink | None:
+        """The link of a file system with a bucket, if it has one."""
+        only = [{"Name": "file-system-id", "Values": [file_system]}]
+        answer = self._clients.fsx.describe_data_repository_associations(Filters=only)
+        if not answer["Associations"]:
+            return None
+        found = answer["Associations"][0]
+        return BucketLink(
+            lifecycle=found["Lifecycle"],
+            reason=found.get("FailureDetails", {}).get("Message", ""),
+            place=found["DataRepositoryPath"],
+        )
 
     def parameter(self, name: str) -> str | None:
         """A parameter of Systems Manager; None when there is none with this name."""

@@ -1,7 +1,7 @@
 """Clients of boto3, one per service, created on first use: a command pays only for its own."""
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from boto3 import Session
@@ -43,6 +43,10 @@ class Clients:
     @cached_property
     def ec2(self) -> "EC2Client":
         return self._session.client("ec2", config=self._config)
+
+    @cached_property
+    def fsx(self) -> Any:  # its types are not among the development requirements
+        return self._session.client("fsx", config=self._config)
 
     @cached_property
     def ecr(self) -> "ECRClient":

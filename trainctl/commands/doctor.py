@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +10,8 @@ import typer
 from contract import exits
 from contract import outputs as stack_outputs
 from contract.errors import InputError
-from trainctl import checks, laptop, output, planned
+from contract.shared_storage import FileSystem
+from trainctl import checks, fabric_checks, laptop, output, planned
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.deployment import Deployment, NotDeployedError, NotReadyError, open_session
@@ -115,15 +117,17 @@ def _found(given: dict[str, str], *, profile: str | None, region: str | None) ->
 
     yield Check(what="stacks", state="ok", found=_described(shape))
     if given:
-        yield from _before(place, given, zone=zone, missing=())
+        yield from _before(place, given, zone=zone, missing=(), there=shape.shared)
         return
     yield laptop.plugin()
     yield from checks.run(
         {
             **checks.of_a_deployment(place, deployment),
+            **fabric_checks.of_a_deployment(place, deployment),
             **checks.of_hosts(
                 place, shape, zone, context={"preset": shape.preset}, is_deployed=True
             ),
+            **fabric_checks.of_hosts(place, shape, zone),
         }
     )
 
@@ -150,9 +154,19 @@ def _session(given: dict[str, str], *, profile: str | None, region: str | None) 
 
 
 def _before(
-    place: Place, given: dict[str, str], *, zone: checks.Zone, missing: Collection[str]
+    place: Place,
+    given: dict[str, str],
+    *,
+    zone: checks.Zone,
+    missing: Collection[str],
+    there: FileSystem | None = None,
 ) -> Iterator[Check]:
-    """What a deploy with these settings needs; ``missing``: the stacks that it would make."""
+    """What a deploy with these settings needs.
+
+    Args:
+        missing: the stacks that it would make.
+        there: the shared file system that it would change.
+    """
     try:
         project = planned.project()
         plan = planned.read(project, given, region=place.region)
@@ -171,7 +185,9 @@ def _before(
         )
         return
     yield from laptop.checks(project)
-    wanted = plan.settings.availability_zone
+    wanted, shape = plan.settings.availability_zone, plan.shape
+    if wanted:
+        zone = partial(str, wanted)
     yield from checks.run(
         {
             **checks.of_a_deploy(
@@ -181,13 +197,9 @@ def _before(
                 makes_github_provider=plan.makes_github_provider,
                 context=given,
             ),
-            **checks.of_hosts(
-                place,
-                plan.shape,
-                (lambda: wanted) if wanted else zone,
-                context=given,
-                is_deployed=False,
-            ),
+            **fabric_checks.of_a_deploy(place, shape.shared, there=there),
+            **checks.of_hosts(place, shape, zone, context=given, is_deployed=False),
+            **fabric_checks.of_hosts(place, shape, zone),
         }
     )
 

@@ -5,6 +5,7 @@ service's types, so that a type can be dropped as soon as MiniStack has it.
 """
 
 from rehearsal.ministack.cloudformation import (
+    deletion,
     ec2_types,
     ecs_types,
     fixes,
@@ -27,3 +28,4 @@ def install() -> None:
         if "Tags" in kind.in_place:
             provisioners._STACK_TAG_PROPERTY[name] = ("Tags", "list")
     fixes.install()
+    deletion.install()

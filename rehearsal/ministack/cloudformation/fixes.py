@@ -3,10 +3,12 @@
 import json
 import string
 from typing import Any
+from xml.sax.saxutils import escape
 
 from rehearsal.ministack.cloudformation.resource_type import Properties, Result, call
 from rehearsal.ministack.internals import (
     custom_resource,
+    ec2,
     ecs,
     lambda_runtime,
     lambda_svc,
@@ -27,6 +29,7 @@ def install() -> None:
     fix_bucket()
     fix_custom_resources()
     fix_alarm_on_expressions()
+    fix_launch_template()
 
 
 def fix_cluster_update() -> None:
@@ -207,3 +210,30 @@ def fix_alarm_on_expressions() -> None:
         return alarm | {"Metrics": metrics, "MetricName": None, "Namespace": None}
 
     provisioners._cw_metric_alarm_record = record
+
+
+def fix_launch_template() -> None:
+    """A launch template must show all of its network interfaces: their cards, and which are EFA's.
+
+    Stock shows the few members that every interface has, device and groups among them.
+    """
+    stock = ec2._lt_data_xml
+
+    def element(name: str, value: Any) -> str:
+        if name == "Groups":
+            name, text = "GroupSet", "".join(f"<item>{escape(each)}</item>" for each in value)
+        else:
+            text = str(value).lower() if isinstance(value, bool) else escape(str(value))
+        name = name[0].lower() + name[1:]
+        return f"<{name}>{text}</{name}>"
+
+    def xml(data: dict[str, Any]) -> str:
+        items = (
+            "".join(element(name, value) for name, value in each.items())
+            for each in data.get("NetworkInterfaces", [])
+        )
+        shown = "".join(f"<item>{each}</item>" for each in items)
+        rest = {name: value for name, value in data.items() if name != "NetworkInterfaces"}
+        return f"{stock(rest)}<networkInterfaceSet>{shown}</networkInterfaceSet>"
+
+    ec2._lt_data_xml = xml

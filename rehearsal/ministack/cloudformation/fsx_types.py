@@ -49,6 +49,9 @@ def file_system_create(logical_id: str, properties: Properties, _stack: str) -> 
         "FileSystemId": files,
         "FileSystemType": "LUSTRE",
         "Lifecycle": "AVAILABLE",
+        "LustreConfiguration": {
+            "DeploymentType": properties["LustreConfiguration"]["DeploymentType"]
+        },
         "StorageCapacity": int(properties["StorageCapacity"]),
         "SubnetIds": properties["SubnetIds"],
         "ResourceARN": fsx.arn(f"file-system/{files}"),

@@ -1,0 +1,159 @@
+"""``trainctl doctor`` where hosts have EFA, or share a file system: planned, and deployed."""
+
+import pytest
+
+from contract import exits
+from contract.outputs import SHARED, TRAINING_STACK
+from contract.shared_storage import PERSISTENT, SCRATCH
+from tests.trainctl import aws_command
+from tests.trainctl.account import Account
+from tests.trainctl.test_doctor import bad, looked
+from trainctl import fabric_checks
+
+FILES = "fs-0123456789abcdef0"
+PLACE = "s3://bucket/datasets/"
+WITH_FSX = ("-c", "preset=fsdp", "-c", "shared_storage=fsx")
+
+
+@pytest.fixture
+def shared(account: Account) -> Account:
+    """Its deployment has a file system, which is linked with the bucket."""
+    account.shape["shared"] = {"deployment": SCRATCH, "capacity_gib": 1200, "mbps_per_tib": 250}
+    account.outputs[TRAINING_STACK][SHARED] = FILES
+    account.file_systems = [
+        {
+            "FileSystemId": FILES,
+            "Lifecycle": "AVAILABLE",
+            "StorageCapacity": 1200,
+            "SubnetIds": ["subnet-1"],
+            "LustreConfiguration": {"DeploymentType": "SCRATCH_2"},
+        }
+    ]
+    account.links = [{"FileSystemId": FILES, "Lifecycle": "AVAILABLE", "DataRepositoryPath": PLACE}]
+    account.quota = 100_800.0
+    return account
+
+
+# --- EFA ------------------------------------------------------------------------------------------
+def test_the_interfaces_of_the_launch_template_are_looked_for_in_the_zone(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.shape |= {"worker_instance_type": "p4d.24xlarge", "efa": True}
+    account.efa_interfaces = {"p4d.24xlarge": 4}
+    what = "EFA of p4d.24xlarge"
+    code, found = looked(capsys)
+    assert (code, found[what]["state"]) == (0, "ok")
+    assert found[what]["found"] == "4 of 4 interfaces, in us-east-1a"
+
+    for offered, said in ((1, "with 1 EFA interfaces"), (0, "with no EFA interfaces")):
+        account.efa_interfaces = {"p4d.24xlarge": offered}
+        code, found = looked(capsys)
+        assert (code, bad(found)) == (exits.FAILED, {what})
+        assert said in found[what]["found"]
+        assert "the hosts ask for 4" in found[what]["found"]
+    account.zones["p4d.24xlarge"] = ["us-east-1b"]
+    _, found = looked(capsys)
+    assert found[what]["found"].startswith("p4d.24xlarge is not offered in us-east-1a")
+    account.shape["efa"] = False
+    _, found = looked(capsys)
+    assert what not in found
+
+
+def test_a_planned_deploy_is_asked_about_its_efa(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.outputs = {}
+    given = ("-c", "worker_instance_type=p5.48xlarge", "-c", "efa=on")
+    _, found = looked(capsys, *given)
+    assert "and the hosts ask for 32" in found["EFA of p5.48xlarge"]["found"]
+
+
+# --- the shared file system -----------------------------------------------------------------------
+def test_a_file_system_and_its_link_that_work_are_well(
+    shared: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, found = looked(capsys)
+    assert (code, bad(found)) == (0, set())
+    assert found["shared file system"]["found"] == f"{FILES} is AVAILABLE"
+    assert found["link with the bucket"]["found"] == f"{PLACE} is AVAILABLE"
+    # A larger one grows in place, which takes its time; the names of the bucket come one by one.
+    shared.file_systems[0]["Lifecycle"] = "UPDATING"
+    shared.links[0]["Lifecycle"] = "CREATING"
+    code, found = looked(capsys)
+    assert code == 0
+    states = [found[each]["state"] for each in ("shared file system", "link with the bucket")]
+    assert states == ["ok", "next"]
+
+
+def test_what_is_wrong_with_them_is_told_in_the_words_of_fsx(
+    shared: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared.file_systems[0] |= {"Lifecycle": "FAILED", "FailureDetails": {"Message": "a server"}}
+    shared.links[0] |= {
+        "Lifecycle": "MISCONFIGURED",
+        "FailureDetails": {"Message": "the bucket may not be listed"},
+    }
+    code, found = looked(capsys)
+    names = {"shared file system", "link with the bucket"}
+    assert (code, bad(found)) == (exits.FAILED, names)
+    assert found["shared file system"]["found"] == f"{FILES} is FAILED: a server"
+    link = found["link with the bucket"]["found"]
+    assert link == f"{PLACE} is MISCONFIGURED: the bucket may not be listed"
+    operations = {aws_command.read(found[each]["fix"]).operation for each in names}
+    assert operations == {"describe_file_systems", "describe_data_repository_associations"}
+
+
+def test_a_file_system_elsewhere_or_nowhere(
+    shared: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared.file_systems[0]["SubnetIds"] = ["subnet-2"]
+    _, found = looked(capsys)
+    assert "is in subnet-2, and the hosts are in subnet-1" in found["shared file system"]["found"]
+    assert found["shared file system"]["fix"].startswith("make destroy && make deploy")
+    shared.file_systems, shared.links = [], []
+    _, found = looked(capsys)
+    assert f"{FILES} is not there any more" in found["shared file system"]["found"]
+    assert found["shared file system"]["fix"] == (
+        'make deploy ARGS="-c preset=ddp -c shared_storage=none"'
+    )
+    assert "linked with no bucket" in found["link with the bucket"]["found"]
+    # Stacks that were deployed before there was such an output.
+    del shared.outputs[TRAINING_STACK][SHARED]
+    _, found = looked(capsys)
+    assert f"have no output {SHARED}" in found["shared file system"]["found"]
+
+
+@pytest.mark.parametrize(
+    ("given", "used", "more", "code"),
+    [
+        ((), 1200, 1200, fabric_checks.KINDS[SCRATCH][1]),
+        (("-c", "fsx_capacity_gib=2400"), 1200, 2400, fabric_checks.KINDS[SCRATCH][1]),
+        (("-c", "fsx_deployment=persistent"), 0, 1200, fabric_checks.KINDS[PERSISTENT][1]),
+    ],
+)
+def test_the_quota_of_storage_has_room_for_what_is_planned(
+    shared: Account,
+    capsys: pytest.CaptureFixture[str],
+    given: tuple[str, ...],
+    used: int,
+    more: int,
+    code: str,
+) -> None:
+    """Beside a file system of another deployment."""
+    shared.outputs = {}
+    _, found = looked(capsys, *WITH_FSX, *given)
+    assert found["quota FSx"]["state"] == "ok"
+    assert f"takes {more} more" in found["quota FSx"]["found"]
+    shared.default_quotas = {code: 1000.0}
+    _, found = looked(capsys, *WITH_FSX, *given)
+    assert found["quota FSx"]["state"] == "bad"
+    asked = f"--service-code fsx --quota-code {code} --desired-value {used + more} "
+    assert asked in found["quota FSx"]["fix"]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_change_takes_what_it_adds(capsys: pytest.CaptureFixture[str]) -> None:
+    _, found = looked(capsys, *WITH_FSX, "-c", "fsx_capacity_gib=4800")
+    assert "takes 3600 more" in found["quota FSx"]["found"]
+    _, found = looked(capsys, *WITH_FSX)
+    assert "quota FSx" not in found, "it is there"
