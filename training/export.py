@@ -100,7 +100,8 @@ def export_adapters(
     """Write a checkpoint's adapters as a folder that peft puts beside their base model; return it.
 
     Raises:
-        InputError: ``to`` is there already, or there are no adapters, or no base model to load.
+        InputError: ``to`` is there already, or there are no adapters, or no base model to load, or
+            peft would not put them where they were trained.
     """
     settings: Mapping[str, Any] = found.config
     base, revision = pretrained.revision_of(settings["model"])
@@ -122,6 +123,7 @@ def export_adapters(
         dropout=settings.get("lora_dropout", 0.0),
         base=base,
         revision=revision,
+        kind=json.loads(found.read(pretrained.CONFIG_FILE) or b"{}").get("model_type", ""),
     )
     contents |= _served(found)
     folder = storage.staging_folder(to)

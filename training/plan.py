@@ -166,22 +166,27 @@ def expected(
     Returns:
         None where it cannot be computed: the recipe is not planned, the hosts have no GPUs, or the
         shape of the model or the number of tokens is not known here.
+
+    Raises:
+        InputError: the run would refuse to train this model in four bits, or with such adapters.
     """
     if not recipes.by_name(config.recipe).is_planned or machine.gpu is None:
         return None
     values: dict[str, Any] = config.to_json()
+    # Building a model takes seconds: for what only the model itself can tell.
+    find = shape_of if values["lora_bits"] != 16 else known_shape
+    try:
+        shape = find(values["model"])
+    except InputError:
+        return None
+    setup = _setup_of(values, machine, num_workers=config.num_workers)
+    plan = make(shape, dataclasses.replace(setup, efa=efa))
     tokens = values["max_steps"] * values["global_batch"] * values["seq_len"]
     if not tokens and num_bytes:
         of_bytes = values["model"].startswith("new:") and not values["tokenizer"]
         text = num_bytes * (1 - 1 / values["held_out_every"])
         tokens = values["epochs"] * text / (1 if of_bytes else _BYTES_PER_TOKEN)
     if not tokens:
-        return None
-    try:
-        shape = known_shape(values["model"])
-        setup = _setup_of(values, machine, num_workers=config.num_workers)
-        plan = make(shape, dataclasses.replace(setup, efa=efa))
-    except InputError:
         return None
     hours, _ = cost(plan, tokens)
     return Expected(hours=hours, tokens=tokens, fits=plan.fits)

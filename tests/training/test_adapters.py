@@ -1,7 +1,9 @@
-"""Adapters that are exported by themselves name the base model that they were trained beside."""
+"""Adapters stand only where they can be trained, and those that are exported by themselves name the
+base model that they were trained beside."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,8 +11,14 @@ from peft import LoraConfig
 from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from benchmarks.families import FAMILIES
+from contract.errors import InputError
+from tests.training.test_nf4 import STATE_SPACE
+from tests.training.test_plan import TINY_LLAMA, built
 from training import export
 from training.checkpoint.sharded_checkpoints import STATE_FILE, Found
+from training.models import built_shapes, lora, model_weights
+from training.models.language_models import WithLoss
 
 MATRIX = "model.layers.0.mlp.up_proj"
 
@@ -47,3 +55,78 @@ def test_the_revision_of_a_hub_id_is_kept_and_no_path_is_cut(
     settings = LoraConfig.from_pretrained(place)
     assert settings.base_model_name_or_path == base.format(folder=tmp_path)
     assert settings.revision == revision
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_adapters_that_peft_would_put_elsewhere_are_exported_merged_only(tmp_path: Path) -> None:
+    found = checkpoint(tmp_path / "checkpoint", "owner/name")
+    (tmp_path / "checkpoint" / "config.json").write_text('{"model_type": "deepseek_v3"}')
+    with pytest.raises(InputError, match=r"'deepseek_v3'.*leave --adapters out"):
+        export.export_adapters(found, str(tmp_path / "adapters"))
+    (tmp_path / "checkpoint" / "config.json").write_text('{"model_type": "llama"}')
+    export.export_adapters(found, str(tmp_path / "adapters"))
+
+
+def tiny(kind: str, **changes: Any) -> Any:
+    return built({**TINY_LLAMA, **FAMILIES.get(kind, {}), "model_type": kind, **changes})
+
+
+def trained(model: torch.nn.Module) -> dict[str, bool]:
+    """Matrix with adapters -> whether a step changes them."""
+    model_weights.allocate(model, torch.device("cpu"))
+    model_weights.initialise(model, seed=0)
+    WithLoss(model)(torch.arange(32).view(2, 16)).backward()
+    parts = {
+        name.split(".lora_")[0]: each for name, each in model.named_parameters() if "lora_B" in name
+    }
+    return {
+        name.partition("layers.")[2]: each.grad is not None and bool(each.grad.any())
+        for name, each in parts.items()
+    }
+
+
+def test_all_leaves_out_what_would_not_be_trained_and_names_it() -> None:
+    model = built(STATE_SPACE)
+    shape = built_shapes.shape_of(model)
+    note = lora.add(model, rank=4)
+    assert note.startswith("no adapters are put beside dt_proj (is never called, since the model ")
+    assert "; out_proj (gets none from peft in models of this kind)" in note
+    found = trained(model)
+    assert {name.partition(".")[2] for name in found} == {"mixer.in_proj", "mixer.x_proj"}
+    assert all(found.values())
+    adapters = sum(each.numel() for each in model.parameters() if each.requires_grad)
+    assert shape.adapter_parameters(4) == adapters
+    for name, words in (("dt_proj", "is never called"), ("out_proj", "gets none from peft")):
+        with pytest.raises(
+            InputError, match=f"'{name}', which {words}.*choose of in_proj, x_proj$"
+        ):
+            lora.add(built(STATE_SPACE), rank=4, targets=f"in_proj,{name}")
+        with pytest.raises(InputError, match=words):
+            shape.adapter_parameters(4, name)
+
+
+def test_a_layer_that_is_read_in_one_kind_of_block_is_left_out_of_a_mixture_too() -> None:
+    model = tiny("jamba")
+    assert "dt_proj" in lora.add(model, rank=4)
+    found = trained(model)
+    assert {"0.mamba.in_proj", "1.self_attn.q_proj"} <= {*found}
+    assert not any("dt_proj" in name for name in found)
+    assert all(found.values())
+
+
+def test_routers_get_adapters_only_by_name() -> None:
+    mixture = {"num_experts": 4, "moe_topk": 2, "head_dim": 8}
+    model = tiny("hunyuan_v1_moe", **mixture)
+    assert lora.add(model, rank=4) == "no adapters are put beside wg (chooses experts)"
+    assert not any("wg" in name for name in trained(model))
+    model = tiny("hunyuan_v1_moe", **mixture)
+    assert lora.add(model, rank=4, targets="wg") == ""
+    found = trained(model)
+    assert {name.partition(".")[2] for name in found} == {"mlp.gate.wg"}
+    assert all(found.values())
+    # Some are a layer of a class of their own, which returns more than a product.
+    model = tiny("llama4_text")
+    assert "router (does more than a product" in lora.add(model, rank=4)
+    assert all(trained(model).values())
+    with pytest.raises(InputError, match="'router', which does more than a product"):
+        lora.add(tiny("phimoe"), rank=4, targets="router")

@@ -22,6 +22,7 @@ from training.models import (
 )
 from training.models.language_models import WithLoss
 from training.models.model_shapes import ModelShape
+from training.recipes.fsdp import estimate
 from training.recipes.fsdp.settings import FsdpConfig
 
 
@@ -200,12 +201,31 @@ def test_a_model_that_reads_the_weight_of_a_packed_layer_is_refused(how: str) ->
         check(model)
 
 
+STATE_SPACE = {
+    **TINY_LLAMA,
+    "model_type": "mamba",
+    "state_size": 8,
+    "intermediate_size": 128,
+    "time_step_rank": 64,
+}
+
+
 def test_state_space_models_are_refused_because_they_read_their_weights() -> None:
-    sizes = {"state_size": 8, "intermediate_size": 128, "time_step_rank": 64}
-    model = built({**TINY_LLAMA, **sizes, "model_type": "mamba"})
-    with pytest.raises(InputError, match=r"peft refuses .*'out_proj'.* --lora-targets"):
-        lora.add(model, rank=4)
-    model = built({**TINY_LLAMA, **sizes, "model_type": "mamba"})
+    shape = built_shapes.shape_of(built(STATE_SPACE))
+    assert " reads the weight of its layer x_proj itself" in shape.why_not_packed
+    # The plan refuses in the words of the run, and proposes only what a run takes.
+    with pytest.raises(InputError) as refused:
+        estimates.make(shape, setup(lora_rank=4, lora_bits=4))
+    assert str(refused.value) == shape.why_not_packed
+    tight = {"num_workers": 1, "seq_len": 2**16}
+    assert {each.lora_bits for each in estimates.smaller(shape, setup(**tight))} == {16}
+    settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
+    config = FsdpConfig(**settings, lora_rank=4)
+    assert "--lora-bits" not in estimate.advice(config, shape)
+    plain = built_shapes.shape_of(built({**TINY_LLAMA, "intermediate_size": 192}))
+    assert "--lora-bits 4" in estimate.advice(config, plain)
+    # A run that could not tell in advance is refused when it first reads.
+    model = built(STATE_SPACE)
     lora.add(model, rank=4, targets="in_proj,x_proj")
     nf4.replace(language_models.blocks(model))
     model_weights.allocate(model, torch.device("cpu"))

@@ -211,6 +211,22 @@ def test_a_revision_does_not_change_a_shape_and_the_name_of_a_folder_is_not_cut(
     assert found == known
 
 
+def test_before_a_job_is_submitted_a_model_is_refused_as_its_run_would(tmp_path: Path) -> None:
+    narrow = {**TINY_LLAMA, "hidden_size": 32, "intermediate_size": 96}
+    (tmp_path / "config.json").write_text(json.dumps(narrow))
+    settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
+    settings |= {"model": str(tmp_path), "max_steps": 10, "lora_rank": 4}
+    machine = instance_type("g5.12xlarge")
+    assert plan.expected(FsdpConfig(**settings), machine, num_bytes=None) is not None
+    for refused, words in (
+        ({"lora_bits": 4}, "no linear layer with a multiple of 64 inputs"),
+        ({"lora_targets": "query"}, "'query', which this model's blocks do not have"),
+    ):
+        config = FsdpConfig(**{**settings, **refused})
+        with pytest.raises(InputError, match=words):
+            plan.expected(config, machine, num_bytes=None)
+
+
 def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
     """Peak bytes of a rank by torch's tracker, which follows tensors that have no memory."""
     rest = {key: value for key, value in values.items() if key != "model_type"}
@@ -330,7 +346,7 @@ def test_a_run_takes_each_set_up_that_is_proposed(changes: dict[str, Any]) -> No
 def test_a_run_that_kept_its_moments_on_the_host_is_not_told_what_would_be_refused() -> None:
     def said(**changes: Any) -> str:
         config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **changes)
-        return estimate.advice(config)
+        return estimate.advice(config, shape("6.9b"))
 
     assert "--optimizer adamw-8bit" in said()
     assert "--offload-moments" in said()

@@ -6,6 +6,7 @@ prints it as JSON: ``training.plan``, which has no torch of its own, asks in thi
 folder with a ``config.json``, that file, or a Hugging Face id, of which nothing else is fetched.
 """
 
+import dataclasses
 import json
 import sys
 from collections import Counter
@@ -18,9 +19,9 @@ from torch import nn
 from contract import exits
 from contract.errors import InputError
 from training.data import hub
-from training.models import language_models, nf4, pretrained
-from training.models.model_shapes import Matrix, ModelShape, read_config
-from training.models.nf4 import PackedLinear, num_weights
+from training.models import language_models, pretrained, uses
+from training.models.model_shapes import ModelShape, read_config
+from training.models.nf4 import num_weights
 
 
 def shape_of(model: nn.Module) -> ModelShape:
@@ -30,10 +31,7 @@ def shape_of(model: nn.Module) -> ModelShape:
     stack = language_models.blocks(model)
     blocks = [_num_parameters(block) for block in stack]
     embedding = of.get_input_embeddings().weight
-    found = Counter(
-        (name.rpartition(".")[2], *_widths(module), nf4.is_plain(module))
-        for name, module in language_models.matrices(model)
-    )
+    found = Counter(uses.matrices_of(model).values())
     return ModelShape(
         hidden=embedding.shape[1],
         layers=len(stack),
@@ -44,24 +42,13 @@ def shape_of(model: nn.Module) -> ModelShape:
         blocks_parameters=sum(blocks),
         idle_parameters=language_models.num_idle_parameters(model),
         is_tied=of.get_output_embeddings().weight is embedding,
-        matrices=tuple(
-            Matrix(name=name, inputs=inputs, outputs=outputs, number=number, is_plain=is_plain)
-            for (name, inputs, outputs, is_plain), number in found.items()
-        ),
+        matrices=tuple(dataclasses.replace(each, number=number) for each, number in found.items()),
     )
 
 
 def _num_parameters(module: nn.Module) -> int:
     """Parameters of a model or a block, without those of adapters."""
     return sum(num_weights(each) for name, each in module.named_parameters() if "lora_" not in name)
-
-
-def _widths(module: Any) -> tuple[int, int]:
-    """Inputs and outputs of a matrix."""
-    if isinstance(module, nn.Linear | PackedLinear):
-        return module.in_features, module.out_features
-    inputs, outputs = module.weight.shape  # transformers' Conv1D, as in GPT-2
-    return int(inputs), int(outputs)
 
 
 def read(model: str) -> ModelShape:

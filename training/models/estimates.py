@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from contract.errors import InputError
 from contract.instance_types import InstanceType
-from training.models.model_shapes import ALL, NOTHING_TO_PACK, ModelShape
+from training.models.model_shapes import ALL, ModelShape
 
 GIB: Final = 2**30
 #: What is computed again instead of kept for the backward pass: nothing, attention, whole blocks.
@@ -153,7 +153,8 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     fp32 and sharded, the rest in bf16.
 
     Raises:
-        InputError: frozen weights are to be in four bits, and there are none that can be.
+        InputError: frozen weights are to be in four bits, or adapters beside matrices, that this
+            model has not or that cannot be.
     """
     shards = setup.num_workers // setup.replicas
     parameters = float(shape.parameters)
@@ -165,8 +166,8 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     held = gathered = 2.0
     unpacked = 0.0
     if setup.lora_bits == 4:
-        if not shape.packed_matrices:
-            raise InputError(NOTHING_TO_PACK)
+        if shape.why_not_packed:
+            raise InputError(shape.why_not_packed)
         held -= (2 - _PACKED) * shape.packed_parameters / shape.parameters
         gathered -= (2 - _PACKED) * shape.packed_parameters / shape.blocks_parameters
         unpacked = _UNPACKING * max(each.parameters for each in shape.packed_matrices)
@@ -319,9 +320,10 @@ def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
     changes.append({**least, "optimizer": "adamw-8bit", "offload_moments": False})
     changes.append({**least, "optimizer": "adamw", "offload_moments": True})
     least["lora_rank"] = setup.lora_rank or 16
-    changes.append(least)
-    if shape.packed_matrices:
-        changes.append({**least, "lora_bits": 4})
+    if shape.takes_adapters:
+        changes.append(least)
+        if not shape.why_not_packed:
+            changes.append({**least, "lora_bits": 4})
     candidates = [make(shape, dataclasses.replace(setup, **change)) for change in changes]
     fitting = [each for each in candidates if each.fits]
     fitting.sort(

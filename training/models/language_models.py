@@ -244,9 +244,14 @@ def num_idle_parameters(model: nn.Module) -> int:
 def _idle_part(config: Any) -> float:
     """Part of the experts of a block that is not chosen for a token."""
     chosen = getattr(config, "num_experts_per_tok", None) or 0
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    num = next((each for name in names if (each := getattr(config, name, None))), 0)
+    num = num_experts(config)
     return 1 - chosen / num if chosen and num else 0.0
+
+
+def num_experts(config: Any) -> int:
+    """Experts of a block; 0 without any."""
+    names = ("num_local_experts", "num_experts", "n_routed_experts")
+    return next((int(each) for name in names if (each := getattr(config, name, None))), 0)
 
 
 def recompute(model: nn.Module, mode: str) -> None:

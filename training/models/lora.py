@@ -5,15 +5,16 @@ peft puts them into the model and reads what ``files`` writes. Their weights are
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from training.models.language_models import matrices
-from training.models.model_shapes import ALL, names_of
+from training.models import language_models, uses
+from training.models.model_shapes import ALL, left_out, with_adapters
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
@@ -29,7 +30,7 @@ def alpha_of(rank: int, alpha: int) -> int:
 
 def add(
     model: nn.Module, *, rank: int, alpha: int = 0, targets: str = ALL, dropout: float = 0.0
-) -> None:
+) -> str:
     """Freeze a model on the meta device and put adapters beside matrices of its blocks.
 
     Args:
@@ -37,8 +38,12 @@ def add(
         targets: names of the matrices, separated by commas, such as ``q_proj,v_proj``; or ``all``.
         dropout: part of an adapter's inputs that is dropped while training.
 
+    Returns:
+        What was left out of ``all``, and why, for the user; empty where nothing was.
+
     Raises:
-        InputError: the package peft is not there, or refuses, or the blocks have no such matrices.
+        InputError: the package peft is not there, or refuses, or the blocks have no such matrices,
+            or adapters beside them would not be trained.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -46,27 +51,26 @@ def add(
         raise InputError(
             "--lora-rank needs the package peft: install it, or leave the option out"
         ) from None
+    matrices = uses.matrices_of(model)
+    chosen = {*with_adapters(matrices.values(), targets)}
     settings = LoraConfig(
         r=rank,
         lora_alpha=alpha_of(rank, alpha),
-        target_modules=_targets(model, targets),
+        target_modules=[name for name, each in matrices.items() if each in chosen],
         lora_dropout=dropout,
     )
     try:
         with torch.device("meta"):
-            inject_adapter_in_model(settings, model)
-    except ValueError as error:  # some layers of state-space models
+            # Not into the whole model: in mixtures peft would take the names of a block's matrices
+            # for those of the experts, which they had in transformers 4.
+            inject_adapter_in_model(settings, language_models.blocks(model))
+    except ValueError as error:
         raise InputError(
             f"peft refuses such adapters ({error}): name other matrices in --lora-targets"
         ) from None
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
-
-
-def _targets(model: nn.Module, targets: str) -> list[str] | str:
-    if targets == ALL:
-        return "all-linear"
-    return [*names_of(targets, {name.rpartition(".")[2] for name, _ in matrices(model)})]
+    return left_out(matrices.values(), targets)
 
 
 def files(
@@ -77,6 +81,7 @@ def files(
     dropout: float,
     base: str,
     revision: str = "",
+    kind: str = "",
 ) -> dict[str, bytes]:
     """The two files of a folder that peft reads, by name.
 
@@ -84,6 +89,10 @@ def files(
         weights: the adapters' own, by the names that they have in the model.
         base: what the folder says that its base model is: a folder or a Hugging Face id.
         revision: of the base model on the Hugging Face Hub; empty: the newest.
+        kind: ``model_type`` of the base model.
+
+    Raises:
+        InputError: peft would put them beside other matrices of such a model.
     """
     from peft import LoraConfig
     from safetensors.torch import save
@@ -99,6 +108,12 @@ def files(
         revision=revision or None,
         inference_mode=True,
     )
+    if not _finds(matrices, kind):
+        raise InputError(
+            f"peft would put the adapters beside other matrices of models of type {kind!r}, whose "
+            "experts had the same names in transformers 4: leave --adapters out to export the "
+            "model with the adapters merged into it"
+        )
     of: Any = settings
     values: dict[str, Any] = of.to_dict()
     values["target_modules"] = matrices  # a set there, which JSON does not have
@@ -108,6 +123,21 @@ def files(
     }
     text = json.dumps(values, indent=1, sort_keys=True, default=str)
     return {WEIGHTS_FILE: save(tensors, {"format": "pt"}), CONFIG_FILE: text.encode()}
+
+
+def _finds(matrices: Sequence[str], kind: str) -> bool:
+    """Whether peft puts adapters for ``matrices`` of a model beside those, and not beside what had
+    their names in transformers 4."""
+    from peft import LoraConfig
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    settings = LoraConfig(target_modules=[*matrices])
+    model: Any = SimpleNamespace(config=SimpleNamespace(model_type=kind))
+    try:
+        convert_peft_config_for_transformers(settings, model, conversions=None)
+    except ValueError:  # what it took for experts lacks a part of them
+        return False
+    return {*(settings.target_modules or ())} == {*matrices}
 
 
 def _matrix(name: str) -> str:

@@ -7,8 +7,9 @@ decoders, or, for all others, from the model itself (``training.models.built_sha
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -25,6 +26,30 @@ NOTHING_TO_PACK: Final = (
 )
 
 
+class Without(StrEnum):
+    """Why a matrix gets no adapters unless it is named, or not at all."""
+
+    NOTHING = ""
+    ROUTER = "router"
+    """It chooses the experts of a token, which fine-tuning leaves as they are; it may be named."""
+    READ = "read"
+    """The model computes with its weight and never calls it: no adapter would be trained."""
+    REFUSED = "refused"
+    """peft has no adapters for it."""
+    MORE = "more"
+    """Its layer does more than a product, as some routers do: no adapter's can be added to that."""
+
+
+# What each means, after the names of matrices.
+_REASONS: Final = {
+    Without.ROUTER: "chooses experts",
+    Without.READ: "is never called, since the model computes with its weight itself: adapters "
+    "would not be trained",
+    Without.REFUSED: "gets none from peft in models of this kind",
+    Without.MORE: "does more than a product, to which those of adapters could be added",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matrix:
     """Matrices of one name and size in the blocks of a model."""
@@ -38,11 +63,19 @@ class Matrix:
     is_plain: bool = True
     """Whether it is a linear layer as any other: not GPT-2's transposed matrices, nor a layer that
     does more than a product."""
+    is_read: bool = False
+    """Whether the model asks for its weight, and does not only call it."""
+    without: Without = Without.NOTHING
 
     @property
     def parameters(self) -> int:
         """Of one of them."""
         return self.inputs * self.outputs
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether ``--lora-bits 4`` keeps its weight in four bits."""
+        return self.is_plain and self.inputs % NF4_BLOCK == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +108,20 @@ class ModelShape:
     @property
     def packed_matrices(self) -> Sequence[Matrix]:
         """Those whose weights ``--lora-bits 4`` keeps in four bits."""
-        return [each for each in self.matrices if each.is_plain and each.inputs % NF4_BLOCK == 0]
+        return [each for each in self.matrices if each.is_packed]
+
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether any matrix gets adapters without being named."""
+        return any(not each.without for each in self.matrices)
+
+    @property
+    def why_not_packed(self) -> str:
+        """Why a run with ``--lora-bits 4`` is refused; empty where it is not."""
+        read = [each.name for each in self.packed_matrices if each.is_read]
+        if read:
+            return reads_weight(read[0])
+        return "" if self.packed_matrices else NOTHING_TO_PACK
 
     @property
     def packed_parameters(self) -> int:
@@ -97,22 +143,19 @@ class ModelShape:
             targets: names of matrices, separated by commas; or ``all``.
 
         Raises:
-            InputError: the blocks have no matrices of such a name.
+            InputError: as for ``with_adapters``.
         """
-        names = names_of(targets, {each.name for each in self.matrices})
-        widths = (
-            each.number * (each.inputs + each.outputs)
-            for each in self.matrices
-            if each.name in names
-        )
-        return rank * sum(widths)
+        chosen = with_adapters(self.matrices, targets)
+        return rank * sum(each.number * (each.inputs + each.outputs) for each in chosen)
 
     def to_json(self) -> dict[str, object]:
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        matrices = tuple(Matrix(**each) for each in values["matrices"])
+        matrices = tuple(
+            Matrix(**{**each, "without": Without(each["without"])}) for each in values["matrices"]
+        )
         return cls(**{**values, "matrices": matrices})
 
     @classmethod
@@ -192,21 +235,55 @@ class UnknownKindError(InputError):
     """The shape of a model does not follow from its configuration by what is known here."""
 
 
-def names_of(targets: str, known: set[str]) -> Sequence[str]:
-    """The names of matrices that ``targets`` lists, or all that are known.
+def with_adapters(matrices: Iterable[Matrix], targets: str) -> Sequence[Matrix]:
+    """Those matrices of a model that adapters stand beside: of runs and of plans.
+
+    Args:
+        targets: names of matrices, separated by commas; or ``all``, which is all but those with a
+            reason against it (``Matrix.without``).
 
     Raises:
-        InputError: there is none of such a name.
+        InputError: there are none of such a name, or adapters beside them are impossible.
     """
-    if targets == ALL:
-        return sorted(known)
-    names = [each.strip() for each in targets.split(",")]
-    if unknown := [each for each in names if each not in known]:
+    matrices = [*matrices]
+    known = {each.name for each in matrices}
+    names = known if targets == ALL else {each.strip() for each in targets.split(",")}
+    if unknown := sorted(names - known):
         raise InputError(
             f"--lora-targets names {', '.join(map(repr, unknown))}, which this model's blocks do "
             f"not have: choose of {', '.join(sorted(known))}, separated by commas, or {ALL}"
         )
-    return names
+    allowed = {Without.NOTHING} if targets == ALL else {Without.NOTHING, Without.ROUTER}
+    chosen = [each for each in matrices if each.name in names and each.without in allowed]
+    if targets != ALL and (none := sorted(names - {each.name for each in chosen})):
+        why = next(each.without for each in matrices if each.name == none[0])
+        rest = sorted({each.name for each in matrices if each.without in allowed})
+        raise InputError(
+            f"--lora-targets names {none[0]!r}, which {_REASONS[why]}: choose of {', '.join(rest)}"
+        )
+    if not chosen:
+        raise InputError("this model's blocks have no matrices for adapters: leave --lora-rank out")
+    return chosen
+
+
+def left_out(matrices: Iterable[Matrix], targets: str) -> str:
+    """Names what ``with_adapters`` leaves out though its name was meant, and why; or nothing."""
+    if targets != ALL:
+        return ""
+    names: dict[Without, set[str]] = {}
+    for each in matrices:
+        if each.without:
+            names.setdefault(each.without, set()).add(each.name)
+    parts = [f"{', '.join(sorted(names[why]))} ({_REASONS[why]})" for why in sorted(names)]
+    return f"no adapters are put beside {'; '.join(parts)}" if parts else ""
+
+
+def reads_weight(layer: str) -> str:
+    """Why a model that reads the weight of a layer is refused with ``--lora-bits 4``."""
+    return (
+        f"--lora-bits is 4, and this kind of model reads the weight of its layer {layer} itself, "
+        "where four bits cannot stand for it: leave --lora-bits out"
+    )
 
 
 # What the arithmetic of ``from_config`` is for; a test compares it with the models.

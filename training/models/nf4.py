@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from training.models.model_shapes import NF4_BLOCK, NOTHING_TO_PACK
+from training.models.model_shapes import NF4_BLOCK, NOTHING_TO_PACK, reads_weight
 
 #: Bytes of a row per weight: half a byte, and four for each block.
 _BYTES: Final = (1, 2), (4, NF4_BLOCK)
@@ -107,10 +107,7 @@ class PackedLinear(nn.Module):
         """
         if getattr(self.packed, "_is_hf_initialized", False):
             return self.packed
-        raise InputError(
-            f"--lora-bits is 4, and this kind of model reads the weight of its layer {self._name} "
-            "itself, where four bits cannot stand for it: leave --lora-bits out"
-        )
+        raise InputError(reads_weight(self._name))
 
     def forward(self, inputs: Tensor) -> Tensor:
         if not inputs.is_floating_point():

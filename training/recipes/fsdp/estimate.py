@@ -9,8 +9,12 @@ from training.models.model_shapes import ModelShape
 from training.recipes.fsdp.settings import FsdpConfig
 
 
-def advice(config: FsdpConfig) -> str:
-    """What a run that ran out of memory could do, in a sentence."""
+def advice(config: FsdpConfig, shape: ModelShape) -> str:
+    """What a run that ran out of memory could do, in a sentence.
+
+    Args:
+        shape: of its model.
+    """
     options = []
     if config.reduce_gradients != "pass" and config.num_microbatches > 1:
         options.append("--reduce-gradients pass")
@@ -25,8 +29,9 @@ def advice(config: FsdpConfig) -> str:
     if config.optimizer == "adamw" and not config.offload_moments:
         options += ["--optimizer adamw-8bit (another --run)", "--offload-moments"]
     if not config.lora_rank:
-        options.append("--lora-rank 16 (another --run)")
-    elif config.lora_bits == 16:
+        if shape.takes_adapters:
+            options.append("--lora-rank 16 (another --run)")
+    elif config.lora_bits == 16 and not shape.why_not_packed:
         options.append("--lora-bits 4 (another --run)")
     if not options:
         return "Give more --workers; training.plan computes what fits"

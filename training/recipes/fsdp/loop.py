@@ -60,7 +60,10 @@ def train(worker: Worker, config: FsdpConfig) -> None:
     try:
         _train(worker, config)
     except torch.OutOfMemoryError as error:
-        advice = estimate.advice(config)
+        # Of the model as it was before adapters; building it takes none of the GPU's memory.
+        model_config = pretrained.model_config(config.model, runs=config.storage)
+        shape = built_shapes.shape_of(language_models.build_on_meta(model_config))
+        advice = estimate.advice(config, shape)
         raise checkpoints.out_of_memory(error, worker, advice=advice) from None
 
 
@@ -94,7 +97,9 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         worker.emit(*(Warned(message=each) for each in warnings))
     held_out = HeldOut(parts, config)
 
-    model, model_config = build(config, stores[0])
+    model, model_config, note = build(config, stores[0])
+    if note:
+        worker.emit(Warned(message=note))
     if on_gpu:
         gpu_name = torch.cuda.get_device_name(device)
         if tight := estimate.warning(built_shapes.shape_of(model), config, gpu_name):

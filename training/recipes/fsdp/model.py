@@ -8,16 +8,25 @@ from torch import nn
 
 from contract.errors import InputError
 from training.data.text import TokenStore
-from training.models import language_models, lora, model_weights, nf4, pretrained, serving
+from training.models import (
+    built_shapes,
+    language_models,
+    lora,
+    model_weights,
+    nf4,
+    pretrained,
+    serving,
+)
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import PACKED_BITS, FsdpConfig
 
 
-def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any]:
-    """The model on the meta device, and its transformers configuration.
+def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any, str]:
+    """The model on the meta device, its transformers configuration, and what to tell the user.
 
     Raises:
-        InputError: there is no such model, or it is not for this text or length of sequence.
+        InputError: there is no such model, or it is not for this text, length of sequence, adapters
+            or bits.
     """
     model_config = pretrained.model_config(
         config.model, runs=config.storage, vocab_size=store.info.vocab_size
@@ -34,8 +43,13 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any]:
             f"most {longest}"
         )
     model = language_models.build_on_meta(model_config)
+    note = ""
+    if config.lora_bits == PACKED_BITS:
+        shape = built_shapes.shape_of(model)
+        if shape.why_not_packed:
+            raise InputError(shape.why_not_packed)
     if config.lora_rank:
-        lora.add(
+        note = lora.add(
             model,
             rank=config.lora_rank,
             alpha=config.lora_alpha,
@@ -44,7 +58,7 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any]:
         )
     if config.lora_bits == PACKED_BITS:
         nf4.replace(language_models.blocks(model))
-    return model, model_config
+    return model, model_config, note
 
 
 def fill(model: nn.Module, config: FsdpConfig) -> None:
@@ -66,7 +80,7 @@ def rebuild(settings: Mapping[str, object], device: torch.device) -> nn.Module:
         InputError: the model or the text that it starts from is no longer available.
     """
     config = FsdpConfig.from_json({**settings, "num_workers": 1, "replicas": 1})
-    model, _ = build(config, inputs.stores_of(config)[0])
+    model, _, _ = build(config, inputs.stores_of(config)[0])
     model_weights.allocate(model, device)
     fill(model, config)
     return model
