@@ -28,8 +28,10 @@ from training.data.pictures.pool import ReadingError
 from training.data.pictures.reader import Reader
 from training.recipes.imagenet import RECIPE, loop
 from training.recipes.imagenet.settings import PRESETS, ImagenetConfig
-from training.record.events import Evaluation, Event, Step
+from training.record.events import Evaluation, Event, Finished, Step
+from training.record.lines import Line, Metrics
 from training.runtime.torchrun import TorchrunWorker
+from training.study.series import Point
 
 SMALL: dict[str, Any] = {
     "model": "efficientnet-b0",
@@ -215,25 +217,41 @@ def test_top1_and_top5_are_exact_over_uneven_parts(tmp_path: Path) -> None:
 
 
 def trained_in_pieces(rank: int, folder: str) -> None:
-    def run(name: str, *, stop_at: int = 0) -> None:
+    def run(name: str, *, stop_at: int = 0, max_steps: int = 0) -> list[Event]:
         worker = joined(rank, 1, free_port(), f"{folder}/{name}")
+        found: list[Event] = []
 
         def notice(*events: Event) -> None:
+            found.extend(events)
             if any(isinstance(event, Step) and event.step == stop_at for event in events):
                 os.kill(os.getpid(), signal.SIGTERM)
 
         worker.on_events = notice
-        loop.train(worker, config(run=name))
+        loop.train(worker, config(run=name, max_steps=max_steps))
         worker.close()
+        return found
 
     run("whole")
     run("pieces", stop_at=2)
     assert checkpoints.names(f"{folder}/pieces") == ["step-00000003"]
+    # It ends in mid-epoch, evaluated and saved, and what is left is what it was without an end.
+    ended = run("pieces", max_steps=6)
+    assert [each.step for each in ended if isinstance(each, Step)] == [4, 5, 6]
+    assert [(each.step, each.epoch) for each in ended if isinstance(each, Evaluation)] == [
+        (4, 1),
+        (6, 1.5),
+    ]
+    assert [each.step for each in ended if isinstance(each, Finished)] == [6]
+    assert checkpoints.names(f"{folder}/pieces")[-1] == "step-00000006"
+    # For a study, too, an epoch has all of its steps.
+    lines = [Line(text="", event=each, step=None) for each in ended]
+    point = Point.of(Metrics(lines=lines), run="pieces")
+    assert (point.workers, point.steps_per_epoch) == (1, 4)
     run("pieces")
 
 
 @pytest.mark.slow
-def test_weights_and_their_average_are_equal_to_the_bit_after_a_resume_in_mid_epoch(
+def test_weights_and_their_average_are_equal_to_the_bit_after_ends_and_resumes_in_mid_epoch(
     tmp_path: Path,
 ) -> None:
     forked(trained_in_pieces, (str(tmp_path),), num=1)
