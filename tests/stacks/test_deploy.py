@@ -16,6 +16,7 @@ import pytest
 
 from contract import nodes, runs
 from contract import outputs as stack_outputs
+from contract.instance_types import instance_type
 from contract.job import DEFAULT_ATTEMPTS, JOB_GROUP, JobSpec
 from contract.ranges import Range
 from rehearsal.cdk import Cdk
@@ -307,8 +308,9 @@ def test_a_bucket_that_is_to_be_retained_is_all_that_stays(aws: LocalAws, cdk: C
 
 @pytest.mark.long
 def test_a_shared_file_system_grows_in_place_and_is_not_destroyed_before_all_is_exported(
-    cdk: Cdk,
+    aws: LocalAws, cdk: Cdk
 ) -> None:
+    before = inventory(aws.endpoint)
     settings = (*SETTINGS, "-c", "preset=fsdp", "-c", "efa=on", "-c", "shared_storage=fsx")
     deploy = ("deploy", stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
     unasked = ("--require-approval", "never", "--progress", "events")
@@ -318,17 +320,23 @@ def test_a_shared_file_system_grows_in_place_and_is_not_destroyed_before_all_is_
     (link,) = fsx.describe_data_repository_associations()["Associations"]
     bucket = outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
     assert link["DataRepositoryPath"] == f"s3://{bucket}/datasets/"
-    (interface,) = worker_interfaces()
-    assert len(interface["Groups"]) == 1, "the emulator shows no type of an interface"
+    machine = json.loads(outputs(stack_outputs.TRAINING_STACK)[stack_outputs.SHAPE])
+    shown = [
+        (each["NetworkCardIndex"], each["DeviceIndex"], each["InterfaceType"], len(each["Groups"]))
+        for each in worker_interfaces()
+    ]
+    plan = instance_type(machine["worker_instance_type"]).efa_plan
+    kinds = {True: "efa", False: "efa-only"}
+    assert shown == [(each.card, each.device, kinds[each.has_ip], 1) for each in plan]
 
     # A larger one is the same one.
     cdk(*deploy, *unasked, *settings, "-c", "fsx_capacity_gib=2400")
     (now,) = fsx.describe_file_systems()["FileSystems"]
     assert now["FileSystemId"] == files["FileSystemId"]
     assert now["StorageCapacity"] == 2400
+    core = physical_ids(stack_outputs.CORE_STACK)
 
-    # What cannot be exported stops the deletion. AWS keeps what the failed part depends on; the
-    # emulator deletes it, so nothing can follow in this account.
+    # What cannot be exported stops the deletion: the file system stays, with all that it needs.
     def unexported(number: int) -> None:
         tag = {"Key": "rehearsal:unexported", "Value": str(number)}
         fsx.tag_resource(ResourceARN=files["ResourceARN"], Tags=[tag])
@@ -337,3 +345,13 @@ def test_a_shared_file_system_grows_in_place_and_is_not_destroyed_before_all_is_
     with pytest.raises(CommandError) as caught:
         cdk("destroy", "--all", "--force", again=True)
     assert f"7 files of {files['FileSystemId']} are not in the bucket" in str(caught.value)
+    (link,) = fsx.describe_data_repository_associations()["Associations"]
+    assert link["S3"]["AutoExportPolicy"]["Events"], "they go on being exported"
+    (kept,) = fsx.describe_file_systems()["FileSystems"]
+    ec2 = boto3.client("ec2")
+    assert ec2.describe_subnets(SubnetIds=kept["SubnetIds"])["Subnets"]
+    assert physical_ids(stack_outputs.CORE_STACK) == core
+
+    unexported(0)
+    cdk("destroy", "--all", "--force", again=True)
+    assert difference(before, inventory(aws.endpoint)) == {}
