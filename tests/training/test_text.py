@@ -18,7 +18,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from contract.errors import InputError
-from training.data import text
+from training.data import store_info, text
 from training.data.sequences import SequenceOrder, positions_in_documents
 from training.data.text import TokenStore, store_for
 
@@ -221,7 +221,7 @@ def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: P
     (folder / text.TRAIN_FILE).write_bytes(b"123")
     with pytest.raises(InputError, match=r"has 3 bytes instead of 432: .* remove"):
         TokenStore.open(folder)
-    (folder / text.STORE_FILE).write_text("{")
+    (folder / store_info.STORE_FILE).write_text("{")
     with pytest.raises(InputError, match="is no token store"):
         TokenStore.open(folder)
 

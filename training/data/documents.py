@@ -12,10 +12,12 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final, cast
+from typing import IO, Any, Final, TypeVar, cast
 
 from contract.errors import InputError
+from contract.text import byte_size
 from training import storage
 from training.data import PYTHON_HELP, catalog, hub_text, sources
 from training.data.conversations import Conversation, columns_of, content_of
@@ -23,9 +25,37 @@ from training.data.conversations import Conversation, columns_of, content_of
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
 _BATCH_ROWS: Final = 1024
+_BATCH_DOCUMENTS: Final = 1024
+#: Are read at a time.
+_READ_BYTES: Final = 4 << 20
+
+_Content = TypeVar("_Content")
 
 Report = Callable[[int, int], None]
 """Is called with the bytes read so far and the bytes to read."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RemoteFile:
+    """A file in S3 that is read through the network, and never kept as a whole."""
+
+    address: str
+    size: int
+    """Bytes."""
+    etag: str
+    """Tells one content from another. A file that is replaced while it is read is an error."""
+
+    @property
+    def name(self) -> str:
+        return self.address.rpartition("/")[2]
+
+    def open(self) -> IO[bytes]:
+        fs = storage.filesystem(self.address)
+        found: IO[bytes] = fs.open(self.address, "rb", block_size=_READ_BYTES)
+        return found
+
+    def __str__(self) -> str:
+        return self.address
 
 
 def text_files(source: str, report: Report | None = None) -> list[Path]:
@@ -63,19 +93,41 @@ def text_files(source: str, report: Report | None = None) -> list[Path]:
     return files
 
 
-def _s3_files(source: str) -> list[Path]:
+def remote_files(source: str) -> list[RemoteFile]:
+    """The files of a text in S3, sorted by their keys.
+
+    Raises:
+        InputError: there is nothing at ``source``, or nothing of a kind that can be read.
+    """
     try:
-        found = storage.filesystem(source).find(source)
+        found = storage.filesystem(source).find(source.rstrip("/"), detail=True)
     except Exception as error:  # s3fs lets botocore's many exceptions through
         raise InputError(f"text {source} cannot be read: {error}") from None
-    bucket = source.removeprefix("s3://").partition("/")[0]
-    names = sorted(each.removeprefix(f"{bucket}/") for each in found if each.endswith(KINDS))
-    if not names:
-        raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
-    return [
-        sources.local_files(f"s3://{bucket}/{Path(each).parent}", [Path(each).name])[0]
-        for each in names
+    files = [
+        RemoteFile(address=f"s3://{key}", size=int(each["size"]), etag=str(each["ETag"]))
+        for key, each in sorted(found.items())
+        if key.endswith(KINDS)
     ]
+    if not files:
+        raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
+    return files
+
+
+def _s3_files(source: str) -> list[Path]:
+    files = remote_files(source)
+    places = [each.address.rpartition("/") for each in files]
+    missing = sum(
+        max(0, each.size - sources.bytes_here(folder, name))
+        for each, (folder, _, name) in zip(files, places, strict=True)
+    )
+    # Tokens of two or four bytes are about as large as the text, or half.
+    if (free := sources.bytes_free()) < 2 * missing:
+        raise InputError(
+            f"{source} has {byte_size(missing)} of text that is not here yet, which takes about as "
+            f"much again as tokens, and {sources.cache_dir()} has {byte_size(free)} free: give "
+            "--stream, which keeps only a small part of it on the disk at a time"
+        )
+    return [sources.local_files(folder, [name])[0] for folder, _, name in places]
 
 
 def _python_help() -> Path:
@@ -92,24 +144,24 @@ def _python_help() -> Path:
 
 
 def documents(
-    files: Sequence[Path], field: str, report: Report | None
+    files: Sequence[Path | RemoteFile], field: str, report: Report | None
 ) -> Iterator[str | Conversation]:
     """The documents or conversations of all files, in order; only one is in memory.
 
     Raises:
         InputError: a file cannot be read, or a line or a row holds neither.
     """
-    total = sum(file.stat().st_size for file in files)
+    total = sum(map(_size, files))
     done = 0
     for file in files:
         if file.name.endswith(".parquet"):
             yield from _parquet_rows(file, field)
-            done += file.stat().st_size
+            done += _size(file)
             if report:
                 report(done, total)
             continue
         with ExitStack() as stack:
-            raw = stack.enter_context(file.open("rb"))
+            raw = stack.enter_context(_open(file))
             is_packed = file.name.endswith(".gz")
             content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
             lines = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8"))
@@ -128,7 +180,27 @@ def documents(
                 ) from None
             except (OSError, EOFError, zlib.error) as error:
                 raise InputError(f"{file} cannot be read: {error}; fetch it again") from None
-        done += file.stat().st_size
+        done += _size(file)
+
+
+def batches(contents: Iterable[_Content]) -> Iterator[list[_Content]]:
+    """As many at a time as the tokenizer works on with all processors."""
+    batch: list[_Content] = []
+    for each in contents:
+        batch.append(each)
+        if len(batch) == _BATCH_DOCUMENTS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _size(file: Path | RemoteFile) -> int:
+    return file.size if isinstance(file, RemoteFile) else file.stat().st_size
+
+
+def _open(file: Path | RemoteFile) -> IO[bytes]:
+    return file.open() if isinstance(file, RemoteFile) else file.open("rb")
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
@@ -146,34 +218,40 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
         yield "".join(block).rstrip("\n")
 
 
-def _parquet_rows(file: Path, field: str) -> Iterator[str | Conversation]:
+def _parquet_rows(file: Path | RemoteFile, field: str) -> Iterator[str | Conversation]:
     """What some columns of a table hold, a thousand rows at a time."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(file)
-        columns = columns_of(table.schema_arrow.names, field)
-        if not columns:
-            raise InputError(
-                f"{file} has no column {field!r} but {', '.join(table.schema_arrow.names)}: give "
-                "--text-field one of them"
-            )
-        number = 0
-        for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-            for row in batch.to_pylist():
-                number += 1
-                try:
-                    content = content_of(row, field)
-                except ValueError as error:
-                    raise InputError(f"{file}, row {number}: {error}") from None
-                if content:
-                    yield content
-    except pa.ArrowInvalid as error:
+        with _open(file) as content:
+            yield from _rows_of(pq.ParquetFile(content, buffer_size=_READ_BYTES), file, field)
+    except (pa.ArrowInvalid, OSError) as error:
         raise InputError(f"{file} cannot be read: {error}") from None
 
 
-def _json_lines(lines: Iterable[str], file: Path, field: str) -> Iterator[str | Conversation]:
+def _rows_of(table: Any, file: Path | RemoteFile, field: str) -> Iterator[str | Conversation]:
+    columns = columns_of(table.schema_arrow.names, field)
+    if not columns:
+        raise InputError(
+            f"{file} has no column {field!r} but {', '.join(table.schema_arrow.names)}: give "
+            "--text-field one of them"
+        )
+    number = 0
+    for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
+        for row in batch.to_pylist():
+            number += 1
+            try:
+                content = content_of(row, field)
+            except ValueError as error:
+                raise InputError(f"{file}, row {number}: {error}") from None
+            if content:
+                yield content
+
+
+def _json_lines(
+    lines: Iterable[str], file: Path | RemoteFile, field: str
+) -> Iterator[str | Conversation]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

@@ -32,7 +32,11 @@ class TextFeed:
         """
         self._store, self._seq_len, self._isolates = store, seq_len, isolates
         self._order = SequenceOrder(
-            num_tokens=len(store.train), seq_len=seq_len, global_batch=global_batch, seed=seed
+            num_tokens=store.info.num_train_tokens,
+            seq_len=seq_len,
+            global_batch=global_batch,
+            seed=seed,
+            shuffle=store.shuffle(seq_len),
         )
         self.isolates = isolates
         self.num_sequences = self._order.num_sequences
@@ -62,7 +66,7 @@ class TextFeed:
 
     def batch(self, sequences: Tokens) -> Batch:
         """Some sequences of the training part."""
-        return self._batch(windows(self._store.train, sequences, self._seq_len))
+        return self._batch(self._store.windows(sequences, self._seq_len))
 
     def held_out(self, sequences: Tokens) -> Batch:
         """Some of the held-out sequences; ``NOTHING`` stands for one that does not count."""

@@ -1,6 +1,7 @@
 """Which sequences of a token store each step trains on, and what belongs to which document."""
 
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +9,8 @@ import numpy.typing as npt
 from contract.errors import InputError
 
 Tokens = npt.NDArray[np.int64]
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
 
 
 class Order(Protocol):
@@ -36,6 +39,83 @@ class Shuffle:
         return self._order[places]
 
 
+class BlockShuffle:
+    """Shuffled so that those needed at one time lie together: neighbors form blocks, the blocks
+    come in a seeded order, and some consecutive ones of it are shuffled with each other.
+
+    A function of only the seed and the epoch, as ``Shuffle``. In memory is the order of the blocks
+    and that of the last two groups.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int,
+        num: int,
+        block: int,
+        group: int,
+        begins: Callable[[Sequence[int]], None] = lambda _blocks: None,
+    ) -> None:
+        """
+        Args:
+            block: how many lie in a block; in the last one fewer.
+            group: blocks that are shuffled with each other.
+            begins: called as a group begins, with its blocks and those of the group after it.
+        """
+        self.num, self._seed, self._block, self._group = num, seed, block, group
+        self._num_blocks = -(-num // block)
+        self._begins = begins
+        self._epochs: dict[int, tuple[Tokens, Tokens]] = {}
+        self._groups: dict[tuple[int, int], Tokens] = {}
+
+    def pick(self, epoch: int, places: Tokens) -> Tokens:
+        _, ends = self._order(epoch)
+        groups = np.searchsorted(ends, places, side="right")
+        found = np.empty_like(places)
+        for group in np.unique(groups).tolist():
+            own = groups == group
+            first = int(ends[group - 1]) if group else 0
+            found[own] = self._members(epoch, group)[places[own] - first]
+        return found
+
+    def _order(self, epoch: int) -> tuple[Tokens, Tokens]:
+        """Order of an epoch's blocks, and where each group ends."""
+        if epoch not in self._epochs:
+            order = np.random.default_rng([self._seed, epoch]).permutation(self._num_blocks)
+            sizes = np.minimum(self._block, self.num - order * self._block)
+            firsts = np.arange(0, self._num_blocks, self._group)
+            _keep(self._epochs, epoch, (order, np.cumsum(np.add.reduceat(sizes, firsts))))
+        return self._epochs[epoch]
+
+    def _blocks(self, epoch: int, group: int) -> list[int]:
+        order, ends = self._order(epoch)
+        if group == len(ends):
+            return self._blocks(epoch + 1, 0)
+        found: list[int] = order[group * self._group :][: self._group].tolist()
+        return found
+
+    def _members(self, epoch: int, group: int) -> Tokens:
+        if (epoch, group) not in self._groups:
+            blocks = self._blocks(epoch, group)
+            self._begins([*blocks, *self._blocks(epoch, group + 1)])
+            members = np.concatenate(
+                [
+                    np.arange(each * self._block, min((each + 1) * self._block, self.num))
+                    for each in blocks
+                ]
+            )
+            order = np.random.default_rng([self._seed, epoch, group]).permutation(len(members))
+            _keep(self._groups, (epoch, group), members[order])
+        return self._groups[epoch, group]
+
+
+def _keep(kept: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Add to what is kept, of which the last two stay: a step may lie in both."""
+    kept[key] = value
+    while len(kept) > 2:
+        del kept[next(iter(kept))]
+
+
 def endless(order: Order, places: Tokens) -> Tokens:
     """What has these places where epochs follow each other without end."""
     epochs, within = np.divmod(places, order.num)
@@ -61,10 +141,13 @@ class SequenceOrder:
         seq_len: int,
         global_batch: int,
         seed: int,
+        shuffle: Callable[[int, int], Order] | None = None,
     ) -> None:
         """
         Args:
             global_batch: sequences per optimizer update, over all workers.
+            shuffle: makes the order, of the seed and the number of sequences; without it, all of
+                them are shuffled with each other.
 
         Raises:
             InputError: they do not fill a step.
@@ -77,7 +160,8 @@ class SequenceOrder:
                 f"fewer than the {global_batch} of one step: give more text, or a smaller "
                 "batch or sequence"
             )
-        self.order = Shuffle(seed=seed, num=self.num_sequences)
+        num = self.num_sequences
+        self.order = shuffle(seed, num) if shuffle else Shuffle(seed=seed, num=num)
         self.steps_per_epoch = self.num_sequences // global_batch
 
     def sequences(self, step: int) -> Tokens:

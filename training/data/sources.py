@@ -10,6 +10,7 @@ fetched again when its ETag has changed.
 import contextlib
 import hashlib
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -70,6 +71,19 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
         there = "is empty" if not any(folder.iterdir()) else f"has no {', '.join(missing)}"
         raise InputError(f"data folder {source} {there}: it must hold {', '.join(names)}")
     return [folder / name for name in names]
+
+
+def bytes_here(source: str, name: str) -> int:
+    """Bytes of a file of a remote source that are in the node's cache; 0 where it is not."""
+    file = safe_join(cache_dir() / _folder_name(source), name)
+    return file.stat().st_size if file.exists() else 0
+
+
+def bytes_free() -> int:
+    """Bytes that are free on the disk of the node's cache."""
+    folder = cache_dir().absolute()
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return shutil.disk_usage(there).free
 
 
 def _published(data: DataSet, report: Report | None) -> list[Path]:

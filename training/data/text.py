@@ -25,11 +25,11 @@ from contract.errors import InputError
 from training import storage
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded
-from training.data.documents import Report, documents, text_files
+from training.data.documents import Report, batches, documents, text_files
+from training.data.sequences import Order, Tokens, windows
+from training.data.store_info import FORMAT, STORE_FILE, StoreInfo, read_info
 from training.data.vocabulary import Vocabulary
 
-FORMAT: Final = 1
-STORE_FILE: Final = "store.json"
 TRAIN_FILE: Final = "train.bin"
 HELD_OUT_FILE: Final = "held-out.bin"
 #: How often each token of the vocabulary is learned from in the training part, int64.
@@ -38,44 +38,12 @@ COUNTS_FILE: Final = "counts.bin"
 #: begins, int64, with the end of the last one.
 LEARNED: Final = ".learned"
 STARTS: Final = ".starts"
-_BATCH_DOCUMENTS: Final = 1024  # the tokenizer works on one batch with all processors
 _COUNTED: Final = 1 << 24  # tokens that are counted at a time
 _MIXED: Final = (
     "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
 )
 
 _Encode = Callable[[Sequence[str | Conversation]], Iterator[Encoded]]
-
-Tokens = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StoreInfo:
-    """What a store holds; ``store.json`` beside the tokens."""
-
-    format: int
-    key: str
-    """Hash of the text's files, the tokenizer and the split: the same key, the same tokens."""
-    tokenizer: str
-    """SHA-256 of the tokenizer's file."""
-    vocab_size: int
-    end_of_text: int
-    """Id of the token that ends each document."""
-    dtype: str
-    num_documents: int
-    num_train_tokens: int
-    num_held_out_tokens: int
-    num_train_conversations: int = 0
-    """0: the store is of text."""
-    num_held_out_conversations: int = 0
-    num_left_out: int = 0
-    """Conversations without an answer to learn."""
-    stops: tuple[int, ...] = ()
-    """Ids of the tokens that end answers."""
-
-    @property
-    def is_chat(self) -> bool:
-        return self.num_train_conversations > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,14 +73,16 @@ class TokenStore:
         Raises:
             InputError: there is none, or its files do not have the sizes that it names.
         """
-        try:
-            values = json.loads((folder / STORE_FILE).read_text(encoding="utf-8"))
-            info = StoreInfo(**{**values, "stops": tuple(values.get("stops", ()))})
-        except (OSError, ValueError, TypeError) as error:
-            raise InputError(f"{folder} is no token store ({error}): build it again") from None
-        if info.format != FORMAT:
-            raise InputError(f"{folder} has format {info.format}, not {FORMAT}: remove it")
-        return cls(folder, info)
+        return cls(folder, read_info(folder))
+
+    def windows(self, sequences: Tokens, seq_len: int) -> Tokens:
+        """Some sequences of the training part, ``[len(sequences), seq_len + 1]``."""
+        return windows(self.train, sequences, seq_len)
+
+    def shuffle(self, seq_len: int) -> Callable[[int, int], Order] | None:
+        """What makes the order of its sequences, of a seed and their number; None: any does."""
+        del seq_len
+        return None
 
     def conversations(self, *, held_out: bool) -> Part:
         """A part of a store of conversations."""
@@ -215,8 +185,9 @@ def store_for(
     contents = documents(files, field, report)
     first = next(contents, None)
     is_chat = isinstance(first, tuple)
-    key = _key(files, tokenizer_file, held_out_every, field, words, is_chat=is_chat)
-    folder = _place(key)
+    marks = [f"{file.name}:{sha256(file)}" for file in files]
+    key = key_of(marks, tokenizer_file, held_out_every, field, words, is_chat=is_chat)
+    folder = place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
         if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
             build(
@@ -224,7 +195,7 @@ def store_for(
                 words,
                 folder,
                 key=key,
-                tokenizer_digest=_sha256(tokenizer_file),
+                tokenizer_digest=sha256(tokenizer_file),
                 held_out_every=held_out_every,
                 is_chat=is_chat,
             )
@@ -235,14 +206,15 @@ def store_for(
 
 def open_store(key: str, *, shared: str | None) -> TokenStore | None:
     """The store of a key, from the node's cache or from where the nodes share them; or None."""
-    folder = _place(key)
+    folder = place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
         if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
             return None
     return TokenStore.open(folder)
 
 
-def _place(key: str) -> Path:
+def place_of(key: str) -> Path:
+    """Where the store of a key is kept on this node."""
     return sources.cache_dir() / "tokens" / key
 
 
@@ -287,17 +259,17 @@ def build(
     if held_out_every < 2:
         raise InputError(f"one document in {held_out_every} cannot be held out: use 2 or more")
     dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
-    encode = _chats(ChatWriter(words)) if is_chat else _texts(words)
+    encode = _chats(ChatWriter(words)) if is_chat else texts(words)
     number = num_left_out = 0
     stops: set[int] = set()
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with ExitStack() as stack:
             train, held_out = (
-                _Output(part / name, dtype, words.size, stack, is_chat=is_chat)
+                Output(part / name, dtype, words.size, stack, is_chat=is_chat)
                 for name in (TRAIN_FILE, HELD_OUT_FILE)
             )
-            for batch in _batches(contents, _BATCH_DOCUMENTS):
+            for batch in batches(contents):
                 for row in encode(batch):
                     if is_chat and not any(row.learned):
                         num_left_out += 1
@@ -334,8 +306,8 @@ def build(
         shutil.rmtree(part, ignore_errors=True)
 
 
-class _Output:
-    """Writes one part of a store."""
+class Output:
+    """Writes one part of a store, or of a part."""
 
     def __init__(
         self, path: Path, dtype: np.dtype[Any], size: int, stack: ExitStack, *, is_chat: bool
@@ -362,7 +334,7 @@ class _Output:
             self._beside[1].write(np.int64(self.num_tokens).tobytes())
 
 
-def _texts(words: Vocabulary) -> _Encode:
+def texts(words: Vocabulary) -> _Encode:
     """Tokens of documents, with what the tokenizer puts before each, and the end of text."""
 
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
@@ -389,21 +361,8 @@ def _chats(writer: ChatWriter) -> _Encode:
     return encode
 
 
-def _batches(
-    documents: Iterable[str | Conversation], size: int
-) -> Iterator[list[str | Conversation]]:
-    batch: list[str | Conversation] = []
-    for document in documents:
-        batch.append(document)
-        if len(batch) == size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-def _key(
-    files: Sequence[Path],
+def key_of(
+    contents: Sequence[str],
     tokenizer_file: Path,
     held_out_every: int,
     field: str,
@@ -411,14 +370,23 @@ def _key(
     *,
     is_chat: bool,
 ) -> str:
-    parts = [f"{FORMAT}", f"{held_out_every}", field, _sha256(tokenizer_file)]
-    parts += [f"{file.name}:{_sha256(file)}" for file in files]
+    """The key of a store.
+
+    Args:
+        contents: a line for each file, which has another one for another content.
+    """
+    parts = [f"{FORMAT}", f"{held_out_every}", field, sha256(tokenizer_file), *contents]
     # The number counts the ways of telling which tokens of a conversation are learned.
     parts += [f"chat-2:{words.digest_of_template()}"] if is_chat else words.marks
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
-def _sha256(file: Path) -> str:
+def sha256(file: Path) -> str:
+    """Of a file, or of the tokenizer of a folder.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     path = vocabulary.tokenizer_file(file)
     try:
         with path.open("rb") as content:

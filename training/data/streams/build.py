@@ -1,0 +1,241 @@
+"""Makes shards of tokens of a text in S3; neither text nor tokens are ever whole on a disk.
+
+Files are read through the network one after the other. Tokens go to the bucket a shard at a time,
+with a note of how far that is: a build that was interrupted resumes after the last shard.
+"""
+
+import io
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from contract.errors import InputError
+from training import storage
+from training.data import sources, vocabulary
+from training.data.conversations import Conversation
+from training.data.documents import RemoteFile, Report, batches, documents, remote_files
+from training.data.store_info import FORMAT, STORE_FILE, StoreInfo
+from training.data.streams.store import (
+    HELD_OUT_SHARD,
+    PREFIX,
+    TRAIN_SHARD,
+    StreamedStore,
+    open_stream,
+)
+from training.data.text import COUNTS_FILE, Output, key_of, place_of, sha256, texts
+from training.data.vocabulary import Vocabulary
+
+#: Tokens of a shard, to the end of the thousand documents in which they are reached.
+SHARD_TOKENS: Final = 1 << 26
+#: How far a build has come; removed at its end.
+PROGRESS_FILE: Final = "progress.npz"
+_NO_CHATS: Final = (
+    "--stream is for text, and {} holds conversations: how they are packed follows from the "
+    "lengths of all of them. Leave out --stream, or give them as a source that is not in S3"
+)
+
+
+def stream_for(
+    source: str,
+    tokenizer_file: Path,
+    *,
+    held_out_every: int,
+    text_field: str,
+    shared: str,
+    report: Report | None = None,
+) -> StreamedStore:
+    """The store of a text in S3, built now unless it is in the bucket already; one process of a
+    node builds it.
+
+    Args:
+        source: ``s3://``, a file or a folder.
+        tokenizer_file: a ``tokenizer.json``, or its folder.
+        held_out_every: one document in so many is held out.
+        text_field: of a line or a row, the one that holds the document.
+        shared: address of the folder in which the nodes of a cluster share stores.
+        report: called with the bytes read and the bytes there are.
+
+    Raises:
+        InputError: there is no text, it is no text, or the tokenizer cannot be used.
+    """
+    files = remote_files(source)
+    words = vocabulary.read(tokenizer_file)
+    # What a listing tells of the contents: nothing needs to be read to know the key.
+    marks = [f"{each.name}:{each.size}:{each.etag}" for each in files]
+    found = key_of(marks, tokenizer_file, held_out_every, text_field, words, is_chat=False)
+    key = f"{PREFIX}{found}"
+    with sources.locked(place_of(key).with_name(f"{key}.build.lock")):
+        store = open_stream(key, shared=shared)
+        if store is None:
+            build = Build(words, storage.join(shared, "tokens", key), held_out_every=held_out_every)
+            build.run(files, text_field, report)
+            build.finish(key, sha256(tokenizer_file), source)
+            store = open_stream(key, shared=shared)
+    assert store is not None
+    return store
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Progress:
+    """What of a text has become shards."""
+
+    file: int = 0
+    """Number of the file that is being read."""
+    read: int = 0
+    """Documents that were read of it."""
+    num_documents: int = 0
+    """Documents that were read of all files."""
+    train_shards: tuple[int, ...] = ()
+    held_out_shards: tuple[int, ...] = ()
+    counts: Any = field(compare=False)
+    """How often each token is in the training part, int64."""
+
+    def to_bytes(self) -> bytes:
+        values = {**asdict(self), "counts": None}
+        content = io.BytesIO()
+        np.savez_compressed(content, values=np.array(json.dumps(values)), counts=self.counts)
+        return content.getvalue()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> "_Progress":
+        with np.load(io.BytesIO(content), allow_pickle=False) as found:
+            values = json.loads(str(found["values"]))
+            shards = {name: tuple(values[name]) for name in ("train_shards", "held_out_shards")}
+            return cls(**{**values, **shards, "counts": found["counts"]})
+
+
+class Build:
+    """Writes the shards of a store."""
+
+    def __init__(self, words: Vocabulary, uri: str, *, held_out_every: int) -> None:
+        self._words, self._uri, self._held_out_every = words, uri, held_out_every
+        self._dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
+        content = storage.read_bytes(storage.join(uri, PROGRESS_FILE))
+        self._done = (
+            _Progress(counts=np.zeros(words.size, np.int64))
+            if content is None
+            else _Progress.from_bytes(content)
+        )
+
+    def run(self, files: Sequence[RemoteFile], text_field: str, report: Report | None) -> None:
+        """Write all shards that are not there yet."""
+        encode = texts(self._words)
+        place = sources.cache_dir() / "tokens"
+        contents = batches(_documents(files, self._done, text_field, report))
+        batch = next(contents, None)
+        while batch is not None:
+            local = Path(tempfile.mkdtemp(prefix=".shard-", dir=place))
+            try:
+                with ExitStack() as stack:
+                    train, held_out = (
+                        Output(local / name, self._dtype, self._words.size, stack, is_chat=False)
+                        for name in (TRAIN_SHARD, HELD_OUT_SHARD)
+                    )
+                    done = self._done
+                    while batch is not None and train.num_tokens < SHARD_TOKENS:
+                        for row in encode([each.text for each in batch]):
+                            last = self._held_out_every - 1
+                            is_held_out = done.num_documents % self._held_out_every == last
+                            (held_out if is_held_out else train).add(row.ids, row.learned)
+                            done = replace(done, num_documents=done.num_documents + 1)
+                        done = replace(done, file=batch[-1].file, read=batch[-1].number)
+                        batch = next(contents, None)
+                self._store(local, done, train, held_out)
+            finally:
+                shutil.rmtree(local, ignore_errors=True)
+
+    def _store(self, local: Path, done: _Progress, train: Output, held_out: Output) -> None:
+        fs = storage.filesystem(self._uri)
+        shards = {}
+        for name, output, sizes in (
+            (TRAIN_SHARD, train, done.train_shards),
+            (HELD_OUT_SHARD, held_out, done.held_out_shards),
+        ):
+            if output.num_tokens:
+                target = storage.join(self._uri, name.format(len(sizes)))
+                fs.put_file(str(local / name), target)
+                sizes = (*sizes, output.num_tokens)
+            shards[name] = sizes
+        self._done = replace(
+            done,
+            train_shards=shards[TRAIN_SHARD],
+            held_out_shards=shards[HELD_OUT_SHARD],
+            counts=done.counts + train.counts,
+        )
+        progress = storage.join(self._uri, PROGRESS_FILE)
+        storage.write_bytes(progress, self._done.to_bytes())
+
+    def finish(self, key: str, tokenizer: str, source: str) -> None:
+        """Mark the shards as complete.
+
+        Raises:
+            InputError: there is too little text.
+        """
+        done = self._done
+        if done.num_documents < self._held_out_every:
+            raise InputError(
+                f"{source} has {done.num_documents} documents, and one in {self._held_out_every} "
+                "is to be held out: give more text. In .txt files an empty line ends a document"
+            )
+        info = StoreInfo(
+            format=FORMAT,
+            key=key,
+            tokenizer=tokenizer,
+            vocab_size=self._words.size,
+            end_of_text=self._words.end_of_text,
+            dtype=self._dtype.name,
+            num_documents=done.num_documents,
+            num_train_tokens=sum(done.train_shards),
+            num_held_out_tokens=sum(done.held_out_shards),
+            train_shards=done.train_shards,
+            held_out_shards=done.held_out_shards,
+        )
+        storage.write_bytes(storage.join(self._uri, COUNTS_FILE), done.counts.tobytes())
+        written = json.dumps(asdict(info), indent=1).encode()
+        storage.write_bytes(storage.join(self._uri, STORE_FILE), written)
+        storage.remove_file(storage.join(self._uri, PROGRESS_FILE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    text: str | Conversation
+    file: int
+    number: int
+    """Of those in its file, from 1."""
+
+
+def _documents(
+    files: Sequence[RemoteFile], done: _Progress, text_field: str, report: Report | None
+) -> Iterator[_Document]:
+    """What of a text has not become shards.
+
+    Raises:
+        InputError: it holds conversations, or a file cannot be read.
+    """
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    total = sum(each.size for each in files)
+    for number, file in enumerate(files):
+        if number < done.file:
+            continue
+        before = sum(each.size for each in files[:number])
+
+        def told(size: int, _all: int, before: int = before) -> None:
+            if report is not None:
+                report(before + size, total)
+
+        try:
+            for place, text in enumerate(documents([file], text_field, told), start=1):
+                if not isinstance(text, str):
+                    raise InputError(_NO_CHATS.format(file))
+                if number > done.file or place > done.read:
+                    yield _Document(text, number, place)
+        except (BotoCoreError, ClientError) as error:
+            raise InputError(f"{file} cannot be read: {error}; try again") from None
