@@ -121,7 +121,7 @@ test-engine: venv-dev venv-aws node ## the tests in containers
 	$(in_containers) $(ARGS)
 
 fuzz: venv-dev ## damage what others may have written, SECONDS for each reader
-	FUZZ_SECONDS=$(SECONDS) $(PYTHON) -m pytest -q tests/training/test_untrusted.py $(ARGS)
+	FUZZ_SECONDS=$(SECONDS) $(PYTHON) -m pytest -q tests/*/test_untrusted*.py $(ARGS)
 
 test-fast: venv-dev node ## the quick tests
 	$(call parallel,not slow and not audit) $(ARGS)

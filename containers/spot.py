@@ -90,7 +90,7 @@ def parse(body: str, *, now: float) -> Notice:
         found = json.loads(body)
         at = datetime.fromisoformat(found["time"].replace("Z", "+00:00")).timestamp()
         return Notice(action=str(found["action"]), at=at)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Notice(action="terminate", at=now + times.SPOT_NOTICE_S)
 
 

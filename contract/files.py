@@ -99,7 +99,7 @@ class Manifest:
                 files=tuple(SavedFile(**each) for each in values["files"]),
                 empty=tuple(str(each) for each in values["empty"]),
             )
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{_WHAT} cannot be read: {str(text[:100])!r}") from None

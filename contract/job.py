@@ -396,7 +396,7 @@ def _wrong(name: str, value: object, allowed: str) -> InputError:
 def _object(text: str, *, what: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise InputError(f"{what} is not a JSON object: {str(text)[:100]!r}")

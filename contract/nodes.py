@@ -89,7 +89,7 @@ def is_shared(path: str) -> bool:
 
 
 # What the head says in its log whenever nodes join or leave; ``trainctl cluster`` reads it.
-_CLUSTER = re.compile(r"cluster: (\d+) nodes, (\d+) CPUs, (\d+) GPUs$")
+_CLUSTER = re.compile(r"cluster: (\d{1,9}) nodes, (\d{1,9}) CPUs, (\d{1,9}) GPUs$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

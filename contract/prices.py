@@ -152,7 +152,7 @@ class Prices:
                 shared_usd_per_hour=_usd(values.get("shared_usd_per_hour", 0.0)),  # older: none
                 **hosts,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(
                 f"prices of a job's order are not understood ({error!r}): trainctl submit sets them"
             ) from None

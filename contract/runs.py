@@ -70,7 +70,7 @@ def checkpoint_name(step: int) -> str:
 
 def checkpoint_step(name: str) -> int | None:
     """Step of a checkpoint's name, or None when ``name`` is not one."""
-    match = re.fullmatch(r"step-(\d{8,})", name)
+    match = re.fullmatch(r"step-(\d{8,18})", name)
     return int(match[1]) if match else None
 
 

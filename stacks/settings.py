@@ -6,6 +6,7 @@ command. Whatever is wrong is refused here, in one sentence, before anything is 
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -410,7 +411,8 @@ def _parse(name: str, value: Any, kind: type) -> Any:
     if kind is int:
         if isinstance(value, str) and re.fullmatch(r"-?\d{1,9}", value):
             return int(value)
-        if isinstance(value, int | float) and not isinstance(value, bool) and value == int(value):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and math.isfinite(value) and value == int(value):
             return int(value)  # CDK hands numbers of cdk.json on as floats
         checks.refuse(name, value, "a whole number")
     if not isinstance(value, str):

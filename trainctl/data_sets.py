@@ -69,7 +69,7 @@ class StoredSet:
             values = json.loads(text)
             files = {name: StoredFile(**each) for name, each in values["files"].items()}
             return cls(name=values["name"], files=files, uploaded=values["uploaded"])
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
 

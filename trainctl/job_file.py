@@ -48,7 +48,7 @@ class JobFile:
             return cls(path, tomllib.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise UsageError(f"--file {path} cannot be read: {error.strerror}") from None
-        except ValueError as error:  # of TOML, or of UTF-8
+        except (ValueError, RecursionError) as error:  # of TOML, or of UTF-8
             raise UsageError(f"--file {path} is not TOML: {error}") from None
 
     def options(self, parameters: Sequence[Any]) -> dict[str, object]:

@@ -170,6 +170,6 @@ def _is_complete(bucket: Bucket, parts: Mapping[str, Stored]) -> bool:
     try:
         listed: dict[str, Any] = json.loads(bucket.read(manifest.key) or b"{}")["files"]
         sizes = {str(PurePosixPath(name)): each["bytes"] for name, each in listed.items()}
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
     return all(name in parts and parts[name].size == size for name, size in sizes.items())

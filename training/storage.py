@@ -44,7 +44,10 @@ def runs_root(storage: str) -> str:
         return f"s3://{bucket}/{prefix.strip('/') or runs.RUNS_PREFIX}"
     if not storage or "://" in storage:
         raise InputError(f"storage {storage!r} is not usable: give a folder or s3://BUCKET/PREFIX")
-    return str(Path(storage).expanduser().absolute())
+    try:
+        return str(Path(storage).expanduser().absolute())
+    except (RuntimeError, ValueError) as error:  # no such user; a character that no path has
+        raise InputError(f"storage {storage!r} is not usable: {error}") from None
 
 
 def join(uri: str, *names: str) -> str:

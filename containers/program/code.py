@@ -11,6 +11,7 @@ import json
 import os
 import stat
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -200,7 +201,10 @@ def unpack(archive: Path, folder: Path) -> None:
                 code.extract(entry, folder)
                 if not entry.is_dir():
                     path.chmod(0o755 if mode & stat.S_IXUSR else 0o644)
-    except (OSError, zipfile.BadZipFile, UnicodeDecodeError) as error:
+    except InputError:
+        raise
+    # RuntimeError: it is encrypted, or compressed in a way that zipfile does not know.
+    except (OSError, zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, ValueError) as error:
         raise InputError(f"the code cannot be unpacked: {error}") from None
     # Only now: no file is written through a link.
     for path, target in links.items():

@@ -55,5 +55,5 @@ class Told:
         """Raises KeyError, TypeError or ValueError where it is not what ``to_json`` writes."""
         values = json.loads(text)
         values["words"] = tuple(values["words"])
-        values["workers"] = Range.parse(values["workers"], option="workers")
+        values["workers"] = Range.parse(str(values["workers"]), option="workers")
         return cls(**values)

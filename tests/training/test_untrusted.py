@@ -1,15 +1,11 @@
 """Proves that what others may have written is read without harm: whatever a file of a run says, the
 reader takes it, or refuses it with its own error, and runs nothing of it.
 
-Files are damaged at random, from fixed seeds: FUZZ_SECONDS for each reader (`make fuzz`).
+Files are damaged at random, from fixed seeds (``tests/fuzzing.py``).
 """
 
 import json
-import os
 import pickle
-import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +17,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
+from tests.fuzzing import fuzz
 from training import storage
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
@@ -29,11 +26,6 @@ from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.recipes.command import Recorded
 from training.record.events import Event, Phase, Step, to_json
 from training.record.lines import parse_metrics
-
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "0.6"))
-SEED = 20261122
-
-ODD: list[Any] = [None, True, -1, 0, 2**70, 1e400, 0.5, "", "../../x", "\0", [], {}, [[]], {"a": 1}]
 
 
 class Evil:
@@ -145,62 +137,6 @@ def test_metadata_that_names_other_files_is_refused(sharded: Path) -> None:
     assert moved != content
     with pytest.raises(DamagedError, match="is refused"):
         parse_metadata(moved)
-
-
-def damaged_bytes(content: bytes, draw: random.Random) -> bytes:
-    """Some bytes changed, left out or repeated."""
-    found = bytearray(content)
-    for _ in range(draw.randint(1, 4)):
-        at, other = draw.randrange(len(found) + 1), draw.randrange(len(found) + 1)
-        match draw.randrange(4):
-            case 0:
-                found[at : at + 1] = bytes([draw.randrange(256)])
-            case 1:
-                del found[min(at, other) : max(at, other)]
-            case 2:
-                found[at:at] = found[min(at, other) : max(at, other)][:64]
-            case _:
-                found[at:at] = draw.choice(
-                    [b"\0", b"\xff", b"9" * 5000, b"[" * 3000, b"e999", b"-"]
-                )
-    return bytes(found)
-
-
-def damaged_value(value: Any, draw: random.Random) -> Any:
-    """JSON in which one value, somewhere, is another one or missing."""
-    if isinstance(value, dict) and value and draw.random() < 0.9:
-        key = draw.choice(sorted(value))
-        if draw.random() < 0.2:
-            return {name: each for name, each in value.items() if name != key}
-        return {**value, key: damaged_value(value[key], draw)}
-    if isinstance(value, list) and value and draw.random() < 0.8:
-        at = draw.randrange(len(value))
-        return [*value[:at], damaged_value(value[at], draw), *value[at + 1 :]]
-    return draw.choice(ODD)
-
-
-def damaged(content: bytes, draw: random.Random) -> bytes:
-    if draw.random() < 0.5:
-        try:
-            return json.dumps(damaged_value(json.loads(content), draw)).encode()
-        except ValueError:
-            pass
-    return damaged_bytes(content, draw)
-
-
-def fuzz(content: bytes, read: Callable[[bytes], object], *errors: type[Exception]) -> None:
-    """Read damaged forms of a file for a while; only these errors may come of it."""
-    draw, deadline, number = random.Random(SEED), time.monotonic() + SECONDS, 0
-    read(content)
-    while time.monotonic() < deadline or number < 50:
-        number += 1
-        given = damaged(content, draw)
-        try:
-            read(given)
-        except errors:
-            continue
-        except Exception as error:
-            raise AssertionError(f"input {number}: {given[:2000]!r}") from error
 
 
 def test_manifests(sharded: Path) -> None:

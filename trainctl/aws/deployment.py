@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final, Self
 
 from contract import nodes
 from contract import outputs as stack_outputs
-from contract.errors import InputError
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.cluster import StandingCluster
@@ -161,7 +160,7 @@ class Deployment:
     def shape(self) -> Shape:
         try:
             return Shape.from_json(self.output(stack_outputs.SHAPE))
-        except (KeyError, ValueError, InputError) as error:
+        except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise CliError(
                 f"the output {stack_outputs.SHAPE} is not understood ({error}): another version of "
                 "this project has deployed the stacks; make deploy brings them up to date"

@@ -44,9 +44,11 @@ class Shape:
         """
         Raises:
             InputError: these stacks take other job orders than this trainctl writes.
-            KeyError, ValueError: it is no shape.
+            KeyError, ValueError, TypeError, OverflowError, RecursionError: it is no shape.
         """
         values = json.loads(text)
+        if not isinstance(values, dict):
+            raise ValueError("it is no JSON object")
         # Stacks of the first version had no number.
         if (order := values.get("order", 1)) != ORDER_VERSION:
             raise InputError(
@@ -55,8 +57,8 @@ class Shape:
             )
         return cls(
             preset=values["preset"],
-            head=instance_type(values["head_instance_type"]),
-            worker=instance_type(values["worker_instance_type"]),
+            head=instance_type(str(values["head_instance_type"])),
+            worker=instance_type(str(values["worker_instance_type"])),
             head_trains=values["head_trains"],
             max_workers=values["max_workers"],
             spot=values["spot"],

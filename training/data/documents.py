@@ -226,7 +226,7 @@ def _parquet_rows(file: Path | RemoteFile, field: str) -> Iterator[str | Convers
     try:
         with _open(file) as content:
             yield from _rows_of(pq.ParquetFile(content, buffer_size=_READ_BYTES), file, field)
-    except (pa.ArrowInvalid, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read: {error}") from None
 
 
@@ -257,7 +257,7 @@ def _json_lines(
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise InputError(f"{file}, line {number}: no JSON object")

@@ -9,6 +9,7 @@ from contract.errors import InputError
 
 FORMAT: Final = 1
 STORE_FILE: Final = "store.json"
+DTYPES: Final = ("uint16", "uint32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,8 +64,14 @@ def read_info(folder: Path) -> StoreInfo:
     """
     try:
         info = StoreInfo.from_json((folder / STORE_FILE).read_bytes())
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{folder} is no token store ({error}): build it again") from None
     if info.format != FORMAT:
         raise InputError(f"{folder} has format {info.format}, not {FORMAT}: remove it")
+    # Of other types numpy would make other things of the file, such as addresses in memory.
+    numbers = [info.vocab_size, info.end_of_text, info.num_train_tokens, *info.stops]
+    numbers += [info.num_train_conversations, info.num_held_out_conversations]
+    numbers += [info.num_held_out_tokens]
+    if info.dtype not in DTYPES or not all(type(each) is int for each in numbers):
+        raise InputError(f"{folder} is no token store ({STORE_FILE}): build it again")
     return info

@@ -3,6 +3,7 @@ tokens that have a name, and the chat template. Needs neither torch nor transfor
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,7 +118,9 @@ def tokenizer_file(place: Path) -> Path:
 def _content(value: object) -> str:
     """A token as ``tokenizer_config.json`` has it: its text, or an object that holds it."""
     found = value.get("content") if isinstance(value, Mapping) else value
-    return found if isinstance(found, str) else ""
+    if not isinstance(found, str) or re.search("[\ud800-\udfff]", found):
+        return ""  # halves of characters, which no tokenizer takes
+    return found
 
 
 def _by_id(tokenizer: Any, folder: Path, special: set[int]) -> str | None:
@@ -177,6 +180,6 @@ def read_json(path: Path) -> Mapping[str, object]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
     return values if isinstance(values, Mapping) else {}

@@ -144,7 +144,7 @@ def _files(folder: Path) -> list[Path]:
     try:
         places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
         names = sorted({check_relative(name, what=f"{index}: file") for name in places})
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise InputError(f"{index} is not an index of weights: {error!r}") from None
     lacking = [name for name in names if not (folder / name).exists()]
     if lacking:

@@ -181,7 +181,7 @@ class ModelShape:
             key_value_heads = int(config.get("num_key_value_heads") or heads)
             head_dim = int(config.get("head_dim") or hidden // heads)
             vocab = int(config["vocab_size"])
-        except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
             raise InputError(f"the model's config.json is not complete: {error!r}") from None
         sizes = (hidden, heads, layers, intermediate, key_value_heads, head_dim, vocab)
         if min(sizes) < 1:
@@ -326,7 +326,7 @@ def read_config(file: Path) -> dict[str, object]:
         values = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{file} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{file} is no JSON: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{file} holds no JSON object")

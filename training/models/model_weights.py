@@ -26,6 +26,8 @@ from training.models.language_models import local
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
+#: Of weights and files, in characters; those of known models have less than a hundred.
+LONGEST_NAME: Final = 200
 #: Weights that are drawn at the same time, each of them whole in memory.
 _DRAWING: Final = 4
 
@@ -243,9 +245,11 @@ def _files(folder: Path) -> dict[str, Path]:
     if index.exists():
         try:
             places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError) as error:
+            files = {check_relative(name, what=f"{index}: file") for name in places.values()}
+            if max(map(len, (*places, *files)), default=0) > LONGEST_NAME:
+                raise ValueError(f"a name has more than {LONGEST_NAME} characters")
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise InputError(f"{index} is not an index of safetensors: {error!r}") from None
-        files = {check_relative(name, what=f"{index}: file") for name in places.values()}
         lacking = {name for name in files if not (folder / name).exists()}
         if lacking:
             raise InputError(f"{folder} lacks {', '.join(sorted(lacking))}: download it again")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from contract.errors import InputError
 from training.data import vocabulary
 from training.data.vocabulary import (
     CONFIG_FILE,
@@ -60,8 +61,16 @@ def files(tokenizer: Path, *, template: str, stops: Sequence[int]) -> dict[str, 
 
 
 def stops_of(generation: bytes | None) -> list[int]:
-    """Ids of the tokens that end an answer, from a ``generation_config.json``."""
-    return ids(json.loads(generation).get("eos_token_id")) if generation else []
+    """Ids of the tokens that end an answer, from a ``generation_config.json``.
+
+    Raises:
+        InputError: it is no JSON.
+    """
+    try:
+        values = json.loads(generation or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{GENERATION_FILE} cannot be read: {error}") from None
+    return ids(values.get("eos_token_id")) if isinstance(values, dict) else []
 
 
 def _bytes(values: dict[str, Any]) -> bytes:

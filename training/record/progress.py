@@ -13,7 +13,7 @@ from contract.prices import Prices
 from contract.text import duration
 from training.record import fields
 from training.record.events import Start, Step
-from training.record.fields import Rate
+from training.record.fields import Rate, number
 
 #: Between two lines of a log. Steps that take longer have a line each.
 EVERY_S: Final = 30.0
@@ -49,8 +49,8 @@ class Progress:
         parts = [f"step {self.step:,}/{self.total_steps:,}, loss {self.loss:.4f}"]
         if self.rate and self.rate.per_s is not None:
             parts.append(f"{self.rate.per_s:,.0f} {self.rate.items}/s")
-        if self.left_s is not None:
-            parts.append(f"{duration(round(self.left_s))} left")
+        if (left_s := number(self.left_s)) is not None:
+            parts.append(f"{duration(round(left_s))} left")
         if self.usd is not None:
             parts.append(f"about ${self.usd:,.2f} so far")
         return ", ".join(parts)
@@ -58,7 +58,8 @@ class Progress:
     def short(self) -> str:
         """``6%, 2 h 5 min left``."""
         share = f"{self.step / max(1, self.total_steps):.0%}"
-        left = "" if self.left_s is None else f", {duration(round(self.left_s))} left"
+        left_s = number(self.left_s)
+        left = "" if left_s is None else f", {duration(round(left_s))} left"
         return share + left
 
     def to_json(self) -> dict[str, object]:

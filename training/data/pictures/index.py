@@ -144,7 +144,7 @@ class Index:
                 values["classes"] = tuple(values["classes"])
                 values["damaged"] = tuple(values["damaged"])
                 return cls(**values)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise InputError(
                 f"{where}/{INDEX_FILE} is no index of pictures: prepare the set again"
             ) from None

@@ -1,0 +1,131 @@
+"""Proves that what AWS and the bucket hold is read or left out, whatever it says, by commands that
+list what others have started (``tests/fuzzing.py``)."""
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from contract.errors import InputError
+from contract.job import JobSpec, JobStatus, Outcome
+from contract.ranges import Range
+from stacks.settings import load
+from tests.conftest import ROOT
+from tests.fuzzing import fuzz_text, fuzz_values
+from trainctl import run_list
+from trainctl.aws.files import Stored
+from trainctl.aws.jobs import Job
+from trainctl.aws.shape import Shape
+from trainctl.data_sets import StoredFile, StoredSet
+from trainctl.errors import UsageError
+from trainctl.job_file import JobFile
+
+SPEC = JobSpec(run="r", command=("true",), nodes=Range(1, 1))
+SHAPE = {
+    "order": 4,
+    "preset": "ddp",
+    "head_instance_type": "m5.large",
+    "worker_instance_type": "g5.xlarge",
+    "head_trains": False,
+    "max_workers": 2,
+    "spot": False,
+    "efa": False,
+    "image_tag": "x",
+    "max_heads": 1,
+    "root_volume_gib": 0,
+    "max_job_hours": 100,
+    "confirm_above_usd": 50.0,
+    "log_retention_days": 30,
+    "shared": {"deployment": "scratch", "capacity_gib": 1200, "mbps_per_tib": 200},
+}
+
+
+def test_executions_that_were_started_by_hand() -> None:
+    now = datetime.now(UTC)
+
+    def described(**more: Any) -> Any:
+        return cast("Any", {"name": "job", "startDate": now, "stopDate": now, **more})
+
+    def shown(job: Job) -> object:
+        return job.run, job.status, job.reason, job.deadline, job.shell_code, job.is_over
+
+    def by_input(text: str) -> object:
+        return shown(Job.from_execution(described(status="RUNNING", input=text)))
+
+    def by_output(text: str) -> object:
+        found = described(status="SUCCEEDED", input=SPEC.to_json(), output=text)
+        return shown(Job.from_execution(found))
+
+    def by_cause(text: str) -> object:
+        found = described(status="FAILED", input=SPEC.to_json(), error="x", cause=text)
+        return shown(Job.from_execution(found))
+
+    fuzz_text(SPEC.to_json(), by_input)
+    outcome = Outcome(status=JobStatus.FAILED, reason="x", exit_code=3, attempts=1)
+    fuzz_text(outcome.to_json(), by_output)
+    fuzz_text(outcome.to_json(), by_cause)
+
+
+def test_what_a_deployment_says_of_itself() -> None:
+    fuzz_text(
+        json.dumps(SHAPE),
+        Shape.from_json,
+        KeyError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        RecursionError,
+    )
+
+
+def test_lists_of_data_sets() -> None:
+    files = {"a.bin": StoredFile(size=3, sha256="0" * 64)}
+    stored = StoredSet(name="set", files=files, uploaded="2026-01-31 12:00")
+    fuzz_text(stored.to_json(), lambda text: StoredSet.from_json(text.encode()))
+
+
+@dataclass
+class OneFile:
+    """A bucket with one object."""
+
+    content: bytes = b""
+
+    def read(self, _key: str) -> bytes:
+        return self.content
+
+
+def test_manifests_of_checkpoints() -> None:
+    bucket = OneFile()
+    stored = Stored(key="k", size=3, modified=datetime.now(UTC))
+
+    def read(text: str) -> object:
+        bucket.content = text.encode()
+        parts = {"manifest.json": stored, "model.safetensors": stored}
+        return run_list._is_complete(cast("Any", bucket), parts)
+
+    manifest = {"files": {"model.safetensors": {"bytes": 3, "sha256": "0" * 64}}}
+    fuzz_text(json.dumps(manifest), read)
+
+
+def test_settings_of_a_deployment() -> None:
+    context = json.loads((ROOT / "cdk.json").read_text())["context"]
+    # Of the command-line's own flags nothing is looked at.
+    own = {name: value for name, value in context.items() if "/" not in name and ":" not in name}
+
+    def read(values: object) -> object:
+        return load(values if isinstance(values, dict) else own)
+
+    fuzz_values(own | {"image_tag": "x"}, read, InputError)
+
+
+def test_job_files(tmp_path: Path) -> None:
+    file = tmp_path / "job.toml"
+    text = 'recipe = "ddp"\nnodes = "1:2"\nmax_hours = 1.5\n[env]\nA = "b"\n[settings]\nlr = 0.1\n'
+
+    def read(content: str) -> object:
+        file.write_text(content)
+        found = JobFile.read(file)
+        return found.pairs("env"), found.words([])
+
+    fuzz_text(text, read, UsageError)

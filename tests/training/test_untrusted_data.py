@@ -1,0 +1,229 @@
+"""Proves that data, models and records that others have written are read or refused, whatever they
+say (``tests/fuzzing.py``); ``test_untrusted`` has what training itself writes.
+"""
+
+import gzip
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import save
+
+from contract.errors import InputError
+from tests.fuzzing import fuzz, fuzz_text, fuzz_values
+from training.data import idx, vocabulary
+from training.data.documents import documents
+from training.data.pictures.index import Entry, Index, StoredFile
+from training.data.text import TokenStore
+from training.models import model_weights
+from training.models.model_shapes import ModelShape, read_config
+from training.models.pretrained import config_of
+from training.models.serving import stops_of
+from training.record.page import write_report
+from training.record.progress import Progress
+from training.record.result import Result, evaluated_from_json
+from training.storage import runs_root
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "intermediate_size": 128,
+    "vocab_size": 256,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+
+
+def test_storage_addresses() -> None:
+    for text in ("~/runs", "s3://bucket/prefix", "/tmp/runs"):
+        fuzz_text(text, runs_root, InputError)
+
+
+def test_idx() -> None:
+    content = b"\0\0\x08\x03" + b"".join(n.to_bytes(4, "big") for n in (2, 3, 4)) + bytes(24)
+    fuzz(content, lambda given: idx.parse(given, "x"), InputError)
+
+
+def test_compressed_idx(tmp_path: Path) -> None:
+    file = tmp_path / "x.gz"
+    fuzz(gzip.compress(b"\0\0\x08\x01\0\0\0\x04abcd"), at(file, idx.decompress), InputError)
+
+
+def at(file: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    """A reader of files as one of bytes."""
+
+    def reader(content: bytes) -> object:
+        file.write_bytes(content)
+        return read(file)
+
+    return reader
+
+
+CONVERSATION = {
+    "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+}
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz", "b.jsonl"])
+def test_texts(tmp_path: Path, name: str) -> None:
+    text = "one\ntwo\n\nthree é\n"
+    if ".jsonl" in name:
+        rows: list[dict[str, Any]] = [{"text": "one"}, {"text": "two"}, {"text": ""}]
+        rows = [CONVERSATION] * 2 if name.startswith("b") else rows
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    content = text.encode()
+    content = gzip.compress(content) if name.endswith(".gz") else content
+    fuzz(content, at(tmp_path / name, lambda file: [*documents([file], "text", None)]), InputError)
+
+
+def test_tables(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": ["one", "two", None]}), file)
+    read = at(tmp_path / "a.parquet", lambda path: [*documents([path], "text", None)])
+    fuzz(file.getvalue(), read, InputError)
+
+
+def test_stores_of_tokens(tmp_path: Path) -> None:
+    for name, count in (("train.bin", 64), ("held-out.bin", 16)):
+        np.zeros(count, np.uint16).tofile(tmp_path / name)
+    info = {
+        "format": 1,
+        "key": "k",
+        "tokenizer": "t",
+        "vocab_size": 256,
+        "end_of_text": 0,
+        "dtype": "uint16",
+        "num_documents": 3,
+        "num_train_tokens": 64,
+        "num_held_out_tokens": 16,
+        "stops": [0],
+    }
+
+    def read(_file: Path) -> object:
+        store = TokenStore.open(tmp_path)
+        assert store.train.dtype.kind == "u"
+        return store.train.sum(), store.held_out.sum()
+
+    fuzz(json.dumps(info).encode(), at(tmp_path / "store.json", read), InputError)
+    for kind in ("O", "uint32", "float64", ">u2", "i2"):
+        (tmp_path / "store.json").write_text(json.dumps(info | {"dtype": kind}))
+        with pytest.raises(InputError):
+            TokenStore.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])
+def test_tokenizers(tmp_path: Path, name: str) -> None:
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "<end>": 2}, unk_token="a"))
+    tokenizer.add_special_tokens(["<end>"])
+    contents = {
+        "tokenizer.json": tokenizer.to_str(),
+        "tokenizer_config.json": json.dumps({"eos_token": "<end>", "chat_template": "{{ 1 }}"}),
+        "config.json": json.dumps({"eos_token_id": [2]}),
+    }
+    for other, text in contents.items():
+        (tmp_path / other).write_text(text)
+    fuzz(
+        contents[name].encode(),
+        at(tmp_path / name, lambda _: vocabulary.read(tmp_path)),
+        InputError,
+    )
+
+
+def test_tokens_that_end_answers() -> None:
+    fuzz_text('{"eos_token_id": [2, 3]}', lambda text: stops_of(text.encode()), InputError)
+
+
+def test_configurations_of_models(tmp_path: Path) -> None:
+    def shape(file: Path) -> object:
+        return ModelShape.from_config(read_config(file))
+
+    def config(file: Path) -> object:
+        return config_of(read_config(file))
+
+    content = json.dumps(CONFIG).encode()
+    fuzz(content, at(tmp_path / "config.json", shape), InputError)
+    fuzz(content, at(tmp_path / "config.json", config), InputError, cases=100)
+
+
+def test_weights(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    make: Any = AutoModelForCausalLM.from_config  # it has no types
+
+    small = {"hidden_size": 8, "intermediate_size": 8, "vocab_size": 8}
+    model = make(config_of(CONFIG | small))
+    weights = {name: each.clone() for name, each in model.state_dict().items()}
+    content = save(weights)
+
+    def read(_file: Path) -> None:
+        model_weights.load(model, tmp_path)
+
+    fuzz(content, at(tmp_path / "model.safetensors", read), InputError, cases=100)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "part.safetensors").write_bytes(content)
+    places = dict.fromkeys(weights, "part.safetensors")
+    index = json.dumps({"metadata": {}, "weight_map": places}).encode()
+    fuzz(index, at(tmp_path / "model.safetensors.index.json", read), InputError, cases=100)
+
+
+def test_indexes_of_pictures() -> None:
+    entry = Entry(
+        label=0, name="a/1.jpg", file="train-0.bin", size=3, sha256="0", height=1, width=1
+    )
+    fuzz_text(entry.to_line(), Entry.from_line, InputError)
+    files = {"train.tsv": StoredFile(size=3, sha256="0" * 64)}
+    found = Index(
+        form="tree",
+        classes=("a",),
+        counts={"train": 1},
+        fingerprint="0",
+        files=files,
+        damaged=("x",),
+    )
+    fuzz_text(found.to_json(), lambda text: Index.from_json(text, where="s3://x"), InputError)
+
+
+def test_records_of_runs() -> None:
+    result = {"status": "succeeded", "steps": 3, "world_size": 2, "parameters": 5, "hosts": ["a"]}
+    fuzz_values(result, lambda value: Result.from_json(as_object(value)), ValueError)
+    evaluated = {"confusion": [[1, 0], [0, 1]], "classes": ["a", "b"], "samples": []}
+    fuzz_values(evaluated, lambda value: evaluated_from_json(as_object(value)))
+    progress = {"step": 1, "total_steps": 3, "loss": 0.1, "left_s": 3.0}
+    fuzz_values(progress, lambda value: line_of(as_object(value)), ValueError)
+
+
+def as_object(value: object) -> dict[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def line_of(values: dict[str, object]) -> tuple[str, str]:
+    found = Progress.from_json(values)
+    return found.line(), found.short()
+
+
+@pytest.mark.parametrize("name", ["result.json", "metrics.jsonl", "evaluation.json", "config.json"])
+def test_reports(tmp_path: Path, name: str) -> None:
+    """Whatever one file says, the report is written."""
+    step = {"type": "step", "step": 1, "epoch": 0.5, "loss": 1.0, "lr": 0.1, "grad_norm": 1.0}
+    contents = {
+        "config.json": {"recipe": "ddp", "run": "r", "epochs": 3},
+        "result.json": {"status": "succeeded", "steps": 3, "world_size": 2, "parameters": 5},
+        "evaluation.json": {"confusion": [[1, 0], [0, 1]], "classes": ["a", "b"], "samples": []},
+        "metrics.jsonl": step | {"time": 1.0},
+    }
+    for other, values in contents.items():
+        (tmp_path / other).write_text(json.dumps(values) + "\n")
+    content = (tmp_path / name).read_bytes()
+    fuzz(content, at(tmp_path / name, lambda _: write_report(tmp_path)), InputError, cases=3)
