@@ -156,7 +156,7 @@ def release(instances: set[str]) -> None:
             (found,) = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=these)[
                 "containerInstances"
             ]
-            if running(instance=instance):
+            if is_used(found):
                 ecs.update_container_instances_state(
                     cluster=CLUSTER, containerInstances=these, status="ACTIVE"
                 )
@@ -166,6 +166,34 @@ def release(instances: set[str]) -> None:
             )
         except Exception as error:
             print(f"{instance} is left to the next sweep: {error}")
+
+
+def is_used(host: "ContainerInstanceTypeDef") -> bool:
+    """Whether a task runs on a host, or comes to it, that was not told to stop.
+
+    The lists of tasks are eventually consistent and may lack one that has just started; the numbers
+    that ECS keeps of a host have it, and those that stop or have just stopped.
+    """
+    instance = host["containerInstanceArn"]
+    if running(instance=instance):
+        return True
+    since = time.time() - times.CONSISTENT_S
+    ending = [
+        task
+        for task in stopped_on(instance)
+        if (end := task.get("stoppedAt")) is None or end.timestamp() > since
+    ]
+    return host["runningTasksCount"] + host["pendingTasksCount"] > len(ending)
+
+
+def stopped_on(instance: str) -> "list[TaskTypeDef]":
+    """Tasks of a host that have ended, or were told to."""
+    pages = (
+        boto3.client("ecs")
+        .get_paginator("list_tasks")
+        .paginate(cluster=CLUSTER, containerInstance=instance, desiredStatus="STOPPED")
+    )
+    return described([arn for page in pages for arn in page["taskArns"]])
 
 
 def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
@@ -208,16 +236,7 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
 
 def unused_since(host: "ContainerInstanceTypeDef") -> float:
     """Unix time since which nothing has run on a host that runs nothing."""
-    pages = (
-        boto3.client("ecs")
-        .get_paginator("list_tasks")
-        .paginate(
-            cluster=CLUSTER,
-            containerInstance=host["containerInstanceArn"],
-            desiredStatus="STOPPED",
-        )
-    )
-    tasks = described([arn for page in pages for arn in page["taskArns"]])
+    tasks = stopped_on(host["containerInstanceArn"])
     ends = [task["stoppedAt"] for task in tasks if task.get("stoppedAt")]
     return max(each.timestamp() for each in [host["registeredAt"], *ends])
 

@@ -593,6 +593,27 @@ def test_the_sweep_ends_hosts_that_have_had_no_task_for_a_while(
     }
 
 
+def test_a_task_that_no_list_has_yet_keeps_its_host(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came between the sweep's look at the host and the host's draining."""
+    aws.hosts |= {"idle": 10_000, "taken": 10_000}
+    stock, looks = aws.describe_container_instances, 0
+
+    def describe(**which: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        found = stock(**which)
+        for host in found["containerInstances"]:
+            host["pendingTasksCount"] = int(looks > 1 and host["ec2InstanceId"] == "i-taken")
+        return found
+
+    monkeypatch.setattr(aws, "describe_container_instances", describe)
+    keeper.handler({}, None)
+    assert aws.terminated == ["i-idle"]
+    assert aws.states["taken"] == ["DRAINING", "ACTIVE"]
+
+
 def test_no_host_is_ended_while_a_task_waits_for_one(keeper: ModuleType, aws: Aws) -> None:
     aws.hosts, aws.groups = {"surplus": 9000}, {"workers": (4, 2)}
     aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")

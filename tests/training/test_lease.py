@@ -84,6 +84,14 @@ def test_a_run_that_was_refused_before_it_began_leaves_nothing(run: str) -> None
     assert not Path(run).exists()
 
 
+def test_a_holder_whose_clock_is_ahead_is_told_as_such(run: str) -> None:
+    elsewhere(run, 1, age_s=-3600)
+    with pytest.raises(InputError) as raised:
+        Lease.take(run)
+    assert "said so at a time that is 1 h 0 min ahead of this machine's clock" in str(raised.value)
+    assert "the run is free in 1 h 2 min" in str(raised.value)
+
+
 def test_the_command_refuses_a_run_that_is_being_trained(
     run: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -212,11 +212,15 @@ def check(run_uri: str, number: int) -> None:
 
 
 def _refusal(run_uri: str, other: Holder, now: float) -> str:
-    ago = max(0, round(now - other.confirmed))
+    ago = round(now - other.confirmed)
     left = max(1, round(LEASE_S - ago))
+    said = f"said so {duration(ago)} ago"
+    if ago < 0:
+        # As long as it is ahead, and the time of a lease, after its last word.
+        said = f"said so at a time that is {duration(-ago)} ahead of this machine's clock"
     return (
-        f"run {run_uri.rpartition('/')[2]!r} is being trained by {other}, which said so "
-        f"{duration(ago)} ago: wait until that has ended, or give --take-over to end it; if it is "
+        f"run {run_uri.rpartition('/')[2]!r} is being trained by {other}, which {said}: wait until "
+        "that has ended, or give --take-over to end it; if it is "
         f"gone already, the run is free in {duration(left)}"
     )
 
