@@ -69,9 +69,15 @@ def read_info(folder: Path) -> StoreInfo:
     if info.format != FORMAT:
         raise InputError(f"{folder} has format {info.format}, not {FORMAT}: remove it")
     # Of other types numpy would make other things of the file, such as addresses in memory.
-    numbers = [info.vocab_size, info.end_of_text, info.num_train_tokens, *info.stops]
+    numbers = [info.vocab_size, info.end_of_text, info.num_train_tokens, info.num_held_out_tokens]
     numbers += [info.num_train_conversations, info.num_held_out_conversations]
-    numbers += [info.num_held_out_tokens]
-    if info.dtype not in DTYPES or not all(type(each) is int for each in numbers):
+    lists = (info.stops, info.train_shards, info.held_out_shards)
+    is_whole = all(isinstance(each, tuple) for each in lists)
+    numbers += [number for each in lists if is_whole for number in each]
+    if (
+        info.dtype not in DTYPES
+        or not is_whole
+        or not all(type(each) is int and each >= 0 for each in numbers)
+    ):
         raise InputError(f"{folder} is no token store ({STORE_FILE}): build it again")
     return info
