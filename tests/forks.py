@@ -1,10 +1,23 @@
 """Processes of tests that need torch: forked from one that has imported it, once for all of them.
 
 A process that imports torch and transformers itself takes five CPU seconds before it does anything.
-Not for tests that change variables of the environment: a fork has those of the first.
+``ranks`` are started with the variables that torchrun sets; what torchrun itself does is tested
+with one run of a recipe and with the launcher of the nodes. Not for variables that torch reads
+while it is imported: a fork has what the first process read.
 """
 
+import faulthandler
 import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Final
 
 #: ``multiprocessing`` knows the method by this name.
@@ -21,3 +34,109 @@ FORKS.set_forkserver_preload(
         *("transformers.models.resnet.modeling_resnet",),
     ]
 )
+#: Before it prints the stacks of what it does, for a test that has waited too long.
+_STACKS_AFTER_S: Final = 240
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """The processes of one start, one per rank."""
+
+    processes: Sequence[BaseProcess]
+    out: Path
+    """What all of them print, appended."""
+    err: Path
+
+    def poll(self) -> int | None:
+        """The exit code, once all have ended: that of the first which failed."""
+        codes = [process.exitcode for process in self.processes]
+        return None if None in codes else next((code for code in codes if code), 0)
+
+    def wait(self, timeout_s: float = 90) -> list[int | None]:
+        """Exit codes, by rank; None of those that do not end."""
+        deadline = time.monotonic() + timeout_s
+        for process in self.processes:
+            process.join(max(deadline - time.monotonic(), 0))
+        return [process.exitcode for process in self.processes]
+
+    def communicate(self, timeout: float = 90) -> tuple[str, str]:
+        """What all have printed and reported, after their end.
+
+        Raises:
+            TimeoutError: they do not end.
+        """
+        if None in self.wait(timeout):
+            raise TimeoutError(self.text())
+        return self.out.read_text(), self.err.read_text()
+
+    def kill(self) -> None:
+        """SIGKILL to all that still run; they have ended then."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+    def terminate(self) -> None:
+        for process in self.processes:
+            process.terminate()
+
+    def text(self) -> str:
+        return "".join(each.read_text() for each in {self.out, self.err} if each.exists())
+
+    def wait_for(self, words: str, timeout_s: float = 90) -> None:
+        """Wait until they have printed ``words``."""
+        deadline = time.monotonic() + timeout_s
+        while words not in self.text():
+            assert time.monotonic() < deadline, f"{words!r} is not in:\n{self.text()}"
+            assert self.poll() is None, self.text()
+            time.sleep(0.01)
+
+
+def ranks(command: Sequence[str], *, folder: Path, out: Path, err: Path, world: int = 2) -> Ranks:
+    """Start a program as so many ranks.
+
+    Args:
+        command: what would follow ``python``: a script or ``-m`` and a module, and arguments.
+        folder: in which it runs.
+        out, err: files to which the two streams are appended; may be the same.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = []
+    for rank in range(world):
+        variables = {
+            **os.environ,
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": "none",
+        }
+        process = FORKS.Process(target=_run, args=(tuple(command), folder, variables, out, err))
+        process.start()
+        processes.append(process)
+    return Ranks(processes=processes, out=out, err=err)
+
+
+def _run(
+    command: Sequence[str], folder: Path, variables: dict[str, str], out: Path, err: Path
+) -> None:
+    """What a forked process does."""
+    for number, path in ((1, out), (2, err)):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), number)
+    faulthandler.dump_traceback_later(_STACKS_AFTER_S, file=2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(variables)
+    if command[0] == "-m":
+        sys.argv = [*command[1:]]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [*command]
+        sys.path.insert(0, str(Path(command[0]).parent))
+        runpy.run_path(command[0], run_name="__main__")

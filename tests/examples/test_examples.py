@@ -6,14 +6,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.examples.processes import started
+from tests.forks import Ranks, ranks
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +51,16 @@ def folder_of(example: Example, place: Path) -> Path:
     if (place / "prepare.py").exists():
         subprocess.run([sys.executable, "prepare.py"], cwd=place, check=True)
     return place
+
+
+@contextmanager
+def started(script: Path, *arguments: str, log: Path) -> Iterator[Ranks]:
+    """The processes of an example; none of them is left afterwards."""
+    group = ranks([str(script), *arguments], folder=script.parent, out=log, err=log)
+    try:
+        yield group
+    finally:
+        group.kill()
 
 
 def result_of(folder: Path) -> dict[str, Any]:

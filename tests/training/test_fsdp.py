@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import meter
 from contract.errors import InputError
-from tests.training.test_local_runs import REPO, Command, launcher
+from tests.training.test_local_runs import REPO, Command, RankedRun, Run, launcher, ranked
 from training.checkpoint import checkpoints
 from training.models import language_models, model_weights, nf4, pretrained
 from training.recipes.fsdp.settings import FsdpConfig
@@ -45,11 +44,18 @@ def whole(start: Callable[..., Command]) -> Command:
     return command
 
 
-def losses(command: Command) -> dict[int, float]:
+@pytest.fixture(scope="module")
+def ranks(whole: Command) -> Iterator[Callable[..., RankedRun]]:
+    """Starts runs beside ``whole``, without Ray."""
+    with ranked(whole.folder, "fsdp") as run:
+        yield run
+
+
+def losses(command: Run) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in command.metrics("step")}
 
 
-def held_out(command: Command) -> dict[int, float]:
+def held_out(command: Run) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in command.metrics("evaluation")}
 
 
@@ -121,11 +127,11 @@ def test_killed_and_resumed_a_run_takes_the_same_steps(
     ],
 )
 def test_another_number_of_workers_finds_the_same_model_and_goes_on(
-    start: Callable[..., Command], whole: Command, workers: int, passes: int
+    ranks: Callable[..., RankedRun], whole: Command, workers: int, passes: int
 ) -> None:
     name = f"on-{workers}"
     copied(whole, name, without="step-00000020")
-    command = start(name, *TINY, "--microbatch", "2", torchrun=workers)
+    command = ranks(name, *TINY, "--microbatch", "2", world=workers)
     code, _, err = command.end()
     assert code == 0, err
     (loaded,) = command.metrics("loaded")
@@ -142,11 +148,13 @@ def test_another_number_of_workers_finds_the_same_model_and_goes_on(
 
 
 @pytest.mark.long
-def test_how_memory_is_saved_changes_no_loss(start: Callable[..., Command], whole: Command) -> None:
+def test_how_memory_is_saved_changes_no_loss(
+    ranks: Callable[..., RankedRun], whole: Command
+) -> None:
     # Two copies of the model, more passes per step, activations made again, moments elsewhere.
     saving = ["--replicas", "2", "--microbatch", "2", "--recompute", "selective"]
     saving += ["--offload-moments"]
-    command = start("saving", *TINY, *saving, torchrun=2)
+    command = ranks("saving", *TINY, *saving, world=2)
     code, _, err = command.end()
     assert code == 0, err
     for step, loss in losses(whole).items():
@@ -181,7 +189,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on_and_every_step_may_be_evaluat
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize("bits", [16, 4])
 def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
-    start: Callable[..., Command], tmp_path: Path, bits: int
+    ranks: Callable[..., RankedRun], tmp_path: Path, bits: int
 ) -> None:
     base = tmp_path / "base"
     model: Any = language_models.build_on_meta(
@@ -194,12 +202,11 @@ def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
     adapters += ["--lora-targets", "query_key_value,dense", "--lora-alpha", "12"]
     adapters += ["--lora-dropout", "0.05", "--recompute", "full", "--lora-bits", str(bits)]
     name = f"lora-{bits}"
-    command = start(name, *TINY, *adapters, torchrun=2)
+    command = ranks(name, *TINY, *adapters, world=2)
     saved = str(command.run_folder)
     command.wait_until(lambda: command.steps_done() >= 10 and checkpoints.names(saved) != [])
-    meter.kill(meter.marked(name))  # torchrun gives each worker a session of its own
-    command.process.communicate()
-    command = start(name, *TINY, *adapters, torchrun=1)
+    command.process.kill()
+    command = ranks(name, *TINY, *adapters, world=1)
     code, _, err = command.end()
     assert code == 0, err
     (loaded,) = command.metrics("loaded")
@@ -233,7 +240,7 @@ def test_adapters_are_trained_resumed_on_another_number_of_workers_and_exported(
 
 @pytest.mark.long
 def test_a_torn_and_a_corrupt_checkpoint_are_passed_over(
-    start: Callable[..., Command], whole: Command
+    ranks: Callable[..., RankedRun], whole: Command
 ) -> None:
     copied(whole, "hurt")
     folder = whole.folder / "runs" / "hurt" / "checkpoints"
@@ -244,7 +251,7 @@ def test_a_torn_and_a_corrupt_checkpoint_are_passed_over(
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    command = start("hurt", *TINY, torchrun=2)
+    command = ranks("hurt", *TINY, world=2)
     code, _, err = command.end()
     assert code == 0, err
     assert "step-00000024 is damaged (manifest.json is missing: its upload was cut off)" in err
@@ -338,11 +345,11 @@ def test_the_commands_export_and_generate_say_what_they_did(whole: Command) -> N
 
 @pytest.mark.long
 def test_shakespeare_is_learned_better_than_its_words_are_frequent(
-    start: Callable[..., Command], data_dir: Path
+    ranks: Callable[..., RankedRun], data_dir: Path
 ) -> None:
     arguments = ["--preset", "tiny", "--data", str(data_dir / "tiny-shakespeare" / "input.txt")]
-    arguments += ["--tokenizer", str(data_dir / "gpt-neox-tokenizer"), "--max-steps", "40"]
-    command = start("shakespeare", *arguments, torchrun=2)
+    arguments += ["--tokenizer", str(data_dir / "gpt-neox-tokenizer"), "--max-steps", "26"]
+    command = ranks("shakespeare", *arguments, world=2)
     code, _, err = command.end()
     assert code == 0, err
     evaluation = json.loads((command.run_folder / "evaluation.json").read_text())

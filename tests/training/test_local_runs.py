@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from benchmarks import meter
+from tests.forks import Ranks, ranks
 from tests.training.test_data import write_images
 from training.record import reader
 from training.record.events import Step
@@ -30,10 +31,10 @@ DIGITS = ["--preset", "digits", "--epochs", "3", "--workers", "2"]
 
 
 @dataclass
-class Command:
-    """The launch command in a process group of its own, as a terminal would start it."""
+class Run:
+    """A run, and what its processes write."""
 
-    process: subprocess.Popen[str]
+    process: "subprocess.Popen[str] | Ranks"
     folder: Path
     run: str
 
@@ -54,7 +55,9 @@ class Command:
 
     def end(self, timeout_s: float = 400) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, out, err
+        code = self.process.poll()
+        assert code is not None
+        return code, out, err
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
         lines = map(json.loads, (self.run_folder / "metrics.jsonl").read_text().splitlines())
@@ -66,26 +69,33 @@ class Command:
         return found
 
 
+@dataclass
+class Command(Run):
+    """The launch command in a process group of its own, as a terminal would start it."""
+
+    process: subprocess.Popen[str]
+
+
+@dataclass
+class RankedRun(Run):
+    """The same loop as so many ranks, as torchrun starts them: half a minute less, for what Ray has
+    no part in."""
+
+    process: Ranks
+
+
 @contextmanager
 def launcher(folder: Path, recipe: str) -> Iterator[Callable[..., Command]]:
     """Start ``python -m training.launch RECIPE --local`` in a folder; whatever is left at the end
     is killed.
-
-    With ``torchrun``, so many processes of it: the same loop, in half a minute less, for what Ray
-    has no part in.
     """
     started: list[subprocess.Popen[str]] = []
 
-    def run(
-        name: str, *arguments: str, local: bool = True, torchrun: int = 0, under: Sequence[str] = ()
-    ) -> Command:
+    def run(name: str, *arguments: str, local: bool = True, under: Sequence[str] = ()) -> Command:
         start = [*under, sys.executable, "-m", "training.launch"]
-        if torchrun:
-            start = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            start += ["--nproc-per-node", str(torchrun), "-m", "training.launch", "--"]
         command = [*start, recipe, "--run", name, *arguments]
         process = subprocess.Popen(
-            [*command, "--local"] if local and not torchrun else command,
+            [*command, "--local"] if local else command,
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -101,6 +111,22 @@ def launcher(folder: Path, recipe: str) -> Iterator[Callable[..., Command]]:
         with process:  # closes its pipes, which would spoil a later test
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+@contextmanager
+def ranked(folder: Path, recipe: str) -> Iterator[Callable[..., RankedRun]]:
+    """Start a recipe as so many ranks in a folder; whatever is left at the end is killed."""
+    started: list[Ranks] = []
+
+    def run(name: str, *arguments: str, world: int) -> RankedRun:
+        command = ("-m", "training.launch", recipe, "--run", name, *arguments)
+        out, err = (folder / f"{name}-{len(started)}.{each}" for each in ("out", "err"))
+        started.append(ranks(command, folder=folder, out=out, err=err, world=world))
+        return RankedRun(started[-1], folder, name)
+
+    yield run
+    for each in started:
+        each.kill()
 
 
 @pytest.fixture(scope="module")
@@ -327,13 +353,13 @@ def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_agai
 def test_fashion_mnist_mini_reaches_its_accuracy(
     start: Callable[..., Command], fashion_mini: Path
 ) -> None:
-    command = start("a", "--workers", "2", "--data", str(fashion_mini), "--epochs", "10")
+    command = start("a", "--workers", "2", "--data", str(fashion_mini), "--epochs", "6")
     code, _, err = command.end()
     assert code == 0, err
     assert command.result()["accuracy"] >= 0.84
-    for epoch in (1, 10):
+    for epoch in (1, 6):
         for rank in (0, 1):
-            assert f"epoch {epoch}/10 rank {rank}: " in err
+            assert f"epoch {epoch}/6 rank {rank}: " in err
 
 
 def test_the_same_loop_runs_under_torchrun_without_ray(
