@@ -348,7 +348,7 @@ def test_shakespeare_is_learned_better_than_its_words_are_frequent(
     ranks: Callable[..., RankedRun], data_dir: Path
 ) -> None:
     arguments = ["--preset", "tiny", "--data", str(data_dir / "tiny-shakespeare" / "input.txt")]
-    arguments += ["--tokenizer", str(data_dir / "gpt-neox-tokenizer"), "--max-steps", "32"]
+    arguments += ["--tokenizer", str(data_dir / "gpt-neox-tokenizer"), "--max-steps", "48"]
     arguments += ["--global-batch", "8", "--eval-sequences", "32", "--sample-tokens", "0"]
     command = ranks("shakespeare", *arguments, world=2)
     code, _, err = command.end()
