@@ -11,6 +11,7 @@ from training.record.events import (
     Evaluation,
     Event,
     Loaded,
+    Noted,
     Preempted,
     RankTimes,
     Start,
@@ -88,6 +89,7 @@ def step(number: int) -> Step:
             "2 of the hosts will be taken away: saving until then",
         ),
         (Warned(message="one is damaged"), "warning: one is damaged"),
+        (Noted(message="web: 9 sequences"), "web: 9 sequences"),
         (step(1), ""),
     ],
 )

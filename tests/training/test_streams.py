@@ -307,6 +307,9 @@ def test_text_in_s3_is_streamed_by_every_node_and_what_does_not_fit_is_told_how(
     with pytest.raises(InputError, match=r"s3://streams/text has .* of text .*: give --stream"):
         inputs.prepare(config("s3://streams/text", stream=False))
     # Another content of a file is another store.
+    before = documents.remote_files("s3://streams/text/")[0]
     storage.write_bytes("s3://streams/text/a.jsonl", b'{"text": "now another"}\n' * 30)
+    with pytest.raises(InputError, match=r"a.jsonl has been replaced since the run began"):
+        before.open()
     with pytest.raises(InputError, match=r"was trained on another text"):
         inputs.prepare(prepared)

@@ -51,8 +51,11 @@ class RemoteFile:
 
     def open(self) -> IO[bytes]:
         fs = storage.filesystem(self.address)
-        found: IO[bytes] = fs.open(self.address, "rb", block_size=_READ_BYTES)
-        return found
+        found: Any = fs.open(self.address, "rb", block_size=_READ_BYTES)
+        # From here on, S3 itself refuses to read on in another content (If-Match).
+        if self.etag and found.details["ETag"] != self.etag:
+            raise InputError(f"{self} has been replaced since the run began: start the run again")
+        return cast("IO[bytes]", found)
 
     def __str__(self) -> str:
         return self.address
