@@ -238,6 +238,15 @@ def test_a_damaged_shard_is_named(bucket: Path) -> None:
         found.windows(np.arange(found.info.num_train_tokens // 16), 16)
 
 
+def test_a_store_that_says_nonsense_is_named_in_the_bucket(bucket: Path) -> None:
+    written = bucket / "tokens" / KEY / "store.json"
+    values = json.loads(written.read_text())
+    for content in ("{", json.dumps({**values, "dtype": "O"})):
+        written.write_text(content)
+        with pytest.raises(InputError, match=r"bucket/tokens/stream-0/store.json is that of no"):
+            opened(bucket)
+
+
 def test_only_the_first_of_much_held_out_text_is_kept_on_a_node(
     tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,14 +29,17 @@ class Shuffle:
 
     def __init__(self, *, seed: int, num: int) -> None:
         self.num, self._seed = num, seed
-        self._epoch, self._order = -1, np.zeros(0, np.int64)
+        self._epoch = -1
+        self._order: npt.NDArray[np.signedinteger] = np.zeros(0, np.int64)
 
     def pick(self, epoch: int, places: Tokens) -> Tokens:
         # Kept, because every step of the epoch asks for it.
         if epoch != self._epoch:
             self._epoch = epoch
-            self._order = np.random.default_rng([self._seed, epoch]).permutation(self.num)
-        return self._order[places]
+            # Half the memory of int64, and the same order.
+            numbers = np.arange(self.num, dtype=np.int32 if self.num < 2**31 else np.int64)
+            self._order = np.random.default_rng([self._seed, epoch]).permutation(numbers)
+        return self._order[places].astype(np.int64)
 
 
 class BlockShuffle:

@@ -7,6 +7,7 @@ removed.
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -204,14 +205,28 @@ def open_stream(key: str, *, shared: str) -> StreamedStore | None:
             content = storage.read_bytes(storage.join(uri, STORE_FILE))
             if content is None:
                 return None
-            info = StoreInfo.from_json(content)
-            folder.mkdir(exist_ok=True)
-            storage.filesystem(uri).get_file(
-                storage.join(uri, COUNTS_FILE), str(folder / COUNTS_FILE)
-            )
-            _fetch_held_out(info, uri, folder / HELD_OUT_FILE)
-            storage.write_bytes(str(folder / STORE_FILE), content)
+            part = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder.parent))
+            try:
+                (part / STORE_FILE).write_bytes(content)
+                info = _read_info(part, uri)
+                counts = storage.join(uri, COUNTS_FILE)
+                storage.filesystem(uri).get_file(counts, str(part / COUNTS_FILE))
+                _fetch_held_out(info, uri, part / HELD_OUT_FILE)
+                part.rename(folder)
+            finally:
+                shutil.rmtree(part, ignore_errors=True)
     return StreamedStore(folder, read_info(folder), uri=uri)
+
+
+def _read_info(folder: Path, uri: str) -> StoreInfo:
+    """Of a copy in a folder of what is in the bucket."""
+    try:
+        return read_info(folder)
+    except InputError:
+        raise InputError(
+            f"{uri}/{STORE_FILE} is that of no token store: remove {uri}, the next run builds it "
+            "again"
+        ) from None
 
 
 def _fetch_held_out(info: StoreInfo, uri: str, target: Path) -> None:
