@@ -193,11 +193,22 @@ def _size(shape: Shape, size: float, where: str) -> Iterator[str]:
         yield f"{where}: {size} is more than {most}"
 
 
+#: Java's words for what patterns of tags, and of most texts of EC2 Auto Scaling, are made of, and
+#: Python's. ``\\w`` is letters, numbers and ``_``, which all of those patterns allow.
+_FROM_JAVA: Mapping[str, str] = {
+    r"\p{L}\p{Z}\p{N}_": r"\w \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000",
+    r"\uD800\uDC00-\uDBFF\uDFFF": r"\U00010000-\U0010FFFF",
+    r"\p{ASCII}": r"[\x00-\x7f]",
+}
+
+
 @functools.cache
 def _pattern(text: str) -> "re.Pattern[str] | None":
-    """A pattern of a model; None for one in words that only Java knows, such as ``\\p{L}``."""
+    """A pattern of a model; None for one in other words that only Java knows, as ``\\p{M}``."""
     if not text:
         return None
+    for java, python in _FROM_JAVA.items():
+        text = text.replace(java, python)
     # A pattern without anchors is meant for the whole text.
     is_anchored = text.startswith("^") or text.endswith("$")
     try:

@@ -45,6 +45,18 @@ TASK = {"Type": "Task", "Resource": "arn:aws:states:::ecs:runTask.sync"}
             {"logGroupName": "a b"},
             r"logGroupName: 'a b' does not match [\.\-_/#A-Za-z0-9]+",
         ),
+        (
+            "ecs",
+            "TagResource",
+            {"resourceArn": "a", "tags": [{"key": "a", "value": "b;c"}]},
+            "tags[0].value: 'b;c' does not match ([",
+        ),
+        (
+            "autoscaling",
+            "TerminateInstanceInAutoScalingGroup",
+            {"InstanceId": "i-\x01", "ShouldDecrementDesiredCapacity": True},
+            "InstanceId: 'i-\\x01' does not match [",
+        ),
         ("stepfunctions", "ListExecutions", {"maxResults": 1001}, "maxResults: 1001 is more than"),
         (
             "stepfunctions",
@@ -65,7 +77,7 @@ def test_what_a_service_would_refuse_is_named(
 def test_what_a_service_takes_passes() -> None:
     given = {
         "taskDefinition": "a",
-        "tags": [{"key": "a", "value": "ü"}],
+        "tags": [{"key": "a", "value": "ü b_1/c@d"}],
         "overrides": {"containerOverrides": [{"name": "a", "environment": []}]},
     }
     assert faults(request_shape("ecs", "RunTask"), given) == []

@@ -113,9 +113,24 @@ UNDOS: Final = (
     Undo(
         switch="consistency",
         file="stacks/job_keeper/index.py",
-        old="if statuses[job] == UNKNOWN and is_new:",
-        new="if not job and is_new:",
+        old="if statuses[job] == UNKNOWN and is_new and not is_over:",
+        new="if not job and is_new and not is_over:",
         test="tests/stacks/test_job_keeper.py::test_the_sweep_ends_what_nobody_looks_after",
+    ),
+    Undo(
+        switch="consistency",
+        file="stacks/job_keeper/index.py",
+        old="if is_used(found):",
+        new="if running(instance=instance):",
+        test="tests/stacks/test_job_keeper.py::test_a_task_that_no_list_has_yet_keeps_its_host",
+    ),
+    Undo(
+        switch="deletion",
+        file="stacks/gpu_cluster.py",
+        old="self.teardown.hosts.node.add_dependency(self.storage.export)",
+        new="pass",
+        test="tests/stacks/test_shared_storage.py::"
+        "test_it_is_exported_when_no_host_is_left_and_before_anything_of_it_goes",
     ),
     Undo(
         switch="errors",
