@@ -19,12 +19,14 @@ from PIL import Image
 
 from contract.errors import InputError
 from tests.training import sample_pictures
+from training import storage
 from training.data import sources
 from training.data.images import BatchOrder
 from training.data.pictures import library, shard_cache
-from training.data.pictures.decode import decode, pixels
+from training.data.pictures.decode import decode, draw, pixels
 from training.data.pictures.destination import Destination
-from training.data.pictures.index import FORMS, RAW, Entry
+from training.data.pictures.files import Files
+from training.data.pictures.index import FORMS, JPEG, RAW, Entry
 from training.data.pictures.library import PictureSet
 from training.data.pictures.picture import DamagedError
 from training.data.pictures.pool import ReadingError
@@ -391,6 +393,36 @@ def test_large_pictures_are_shrunk_and_keep_their_shape() -> None:
     assert found.shape == (100, 200, 3)
     expected = np.asarray(image.resize((200, 100), Image.Resampling.BOX)).astype(int)
     assert np.abs(found.astype(int) - expected).mean() < 3
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+@pytest.mark.parametrize("shape", [(64, 40), (64, 64), (40, 64), (30, 20)])
+def test_a_picture_fills_the_corner_of_its_canvas_and_the_rest_is_black(
+    mode: str, shape: tuple[int, int]
+) -> None:
+    """One that is as wide as its canvas is decoded into it: with the same pixels."""
+    image = Image.radial_gradient("L").resize(shape).convert(mode)
+    content = sample_pictures.as_jpeg(image, quality=95)
+    canvas = np.full((64, 64, 3), 7, np.uint8)
+    width, height = shape
+    entry = Entry(label=0, name="a/b", file="train-00000.tar")
+    assert draw(content, entry, canvas, encoding=JPEG) == (height, width)
+    assert np.array_equal(canvas[:height, :width], decode(content, size=64))
+    assert not canvas[height:].any()
+    assert not canvas[:, width:].any()
+    with pytest.raises(DamagedError):
+        draw(content[:300], entry, canvas, encoding=JPEG)
+
+
+def test_a_host_that_has_all_shards_asks_nothing_of_s3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "filesystem", pytest.fail)
+    path = tmp_path / "shard.tar"
+    path.write_bytes(b"--picture--")
+    files = Files("s3://bucket/set", cached={"train-00000.tar": path})
+    entry = Entry(label=0, name="a/b", file="train-00000.tar", offset=2, size=7)
+    assert [*files.read([entry])] == [b"picture"]
 
 
 def test_raw_pixels_that_are_not_all_there_are_damaged() -> None:

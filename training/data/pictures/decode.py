@@ -15,9 +15,48 @@ except ImportError:  # an environment that was made before it was asked for
     simplejpeg = None
 
 Pixels = npt.NDArray[np.uint8]
+Extent = tuple[int, int]
+"""Height and width."""
 
 #: Whether JPEGs are decoded by simplejpeg.
 FAST: Final = simplejpeg is not None
+
+
+def draw(content: bytes | memoryview, entry: Entry, canvas: Pixels, *, encoding: str) -> Extent:
+    """Write a set's picture into the top left corner of a square canvas, and black beside it.
+
+    Args:
+        canvas: uint8 ``[size, size, 3]``; whatever it held is gone, also where this fails.
+
+    Returns:
+        Height and width of the picture.
+
+    Raises:
+        DamagedError: it is none, or breaks off.
+    """
+    extent = _straight(content, canvas) if encoding != RAW else None
+    if extent is None:
+        found = pixels(content, entry, size=len(canvas), encoding=encoding)
+        height, width = extent = found.shape[0], found.shape[1]
+        canvas[:height, :width] = found
+        canvas[:height, width:] = 0
+    canvas[extent[0] :] = 0
+    return extent
+
+
+def _straight(content: bytes | memoryview, canvas: Pixels) -> Extent | None:
+    """Decode a JPEG that is as wide as its canvas to where it belongs: a copy of its pixels takes a
+    sixth of the time. None for all others."""
+    if simplejpeg is None or content[:2] != b"\xff\xd8":
+        return None
+    try:
+        height, width, colors, _ = simplejpeg.decode_jpeg_header(content)
+        if colors == "CMYK" or width != len(canvas) or height > width:
+            return None
+        simplejpeg.decode_jpeg(content, fastupsample=True, buffer=canvas[:height])
+    except ValueError:
+        return None  # as in _fast
+    return height, width
 
 
 def pixels(content: bytes | memoryview, entry: Entry, *, size: int, encoding: str) -> Pixels:

@@ -45,16 +45,10 @@ def fill(task: Task, orders: Orders, files: Files, ring: Pixels) -> Done:
         try:
             if isinstance(content, DamagedError):
                 raise content
-            found = decode.pixels(content, entry, size=orders.size, encoding=orders.encoding)
+            extents.append(decode.draw(content, entry, canvas, encoding=orders.encoding))
         except DamagedError as error:
             damaged[place] = str(error)
             extents.append((0, 0))
-            continue
-        height, width = found.shape[:2]
-        canvas[:height, :width] = found
-        canvas[:height, width:] = 0
-        canvas[height:] = 0
-        extents.append((height, width))
     return Done(number=task.number, extents=tuple(extents), damaged=damaged)
 
 

@@ -39,7 +39,7 @@ class Files:
         self._cached = cached
         self._open: dict[str, int] = {}
         self._buffer = bytearray()
-        self._s3: Any = storage.filesystem(root) if storage.is_s3(root) else None
+        self._is_in_s3 = storage.is_s3(root)
 
     def read(self, entries: Sequence[Entry]) -> Iterator[Content]:
         """Bytes of each picture, in their order; each is valid until the next is asked for.
@@ -56,7 +56,7 @@ class Files:
 
     def _path(self, entry: Entry) -> str | None:
         """Where a picture is on this node; None: in S3."""
-        if self._s3 is None:
+        if not self._is_in_s3:
             return f"{self._root}/{entry.file}"  # its line was checked to stay below
         cached = self._cached.get(entry.file)
         if cached is None or (str(cached) not in self._open and not cached.exists()):
@@ -91,7 +91,10 @@ class Files:
         paths = [storage.join(self._root, each.file) for each in entries]
         starts = [each.offset if each.size >= 0 else None for each in entries]
         ends = [each.offset + each.size if each.size >= 0 else None for each in entries]
-        answers = self._s3.cat_ranges(paths, starts, ends, on_error="return")
+        # Only now: its modules take longer to import than all others, and a host that has kept the
+        # shards of another job asks for nothing.
+        s3: Any = storage.filesystem(self._root)
+        answers = s3.cat_ranges(paths, starts, ends, on_error="return")
         for answer, each in zip(answers, entries, strict=True):
             yield _checked(answer, each)
 
