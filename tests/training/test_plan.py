@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from contract.errors import InputError
 from contract.instance_types import instance_type
@@ -235,7 +236,9 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
         mesh = init_device_mesh("cpu", (planned.num_workers,), mesh_dim_names=("shard",))
         with FakeTensorMode():
             config = AutoConfig.for_model(values["model_type"], **rest)
-            model = language_models.build_on_meta(config)
+            config.use_cache = False
+            make: Any = AutoModelForCausalLM.from_config
+            model: Any = make(config)
             language_models.recompute(model, planned.recompute)
             trained: Any = WithLoss(model)
             trained._bend = Bend()  # found out from values, which there are none of
@@ -246,10 +249,13 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
                 reduce_bf16=planned.reduce_dtype == "bf16",
                 keeps_blocks=planned.keep_blocks,
             )
-            model.to_empty(device="cpu")
             # The other implementations count moments twice where tensors have no memory.
             optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-            tracker = FSDPMemTracker(trained, optimizer)
+            tracker: Any = MemTracker()
+            if planned.num_workers > 1:
+                tracker = FSDPMemTracker(trained, optimizer)
+            else:
+                tracker.track_external(trained, optimizer)
             with tracker:
                 for _ in range(2):
                     for number in range(planned.num_microbatches):
@@ -285,10 +291,38 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
     ],
 )
 def test_the_memory_of_a_step_is_what_torch_tracks(changes: dict[str, Any]) -> None:
-    values = {**SHAPES["tiny"], "hidden_size": 512, "num_attention_heads": 8, "vocab_size": 8192}
+    values: dict[str, Any] = {
+        **SHAPES["tiny"],
+        "hidden_size": 512,
+        "num_attention_heads": 8,
+        "vocab_size": 8192,
+    }
     values |= {"intermediate_size": 2048, "num_hidden_layers": 3}
     planned = setup(microbatch=4, seq_len=256, **changes)
     assert planned.num_microbatches == (1 if planned.recompute == "none" else 2)
+    found = estimates.memory(ModelShape.from_config(values), planned).total
+    assert found == pytest.approx(tracked(values, planned), rel=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "num_workers"), [("llama", 1), ("llama", 8), ("qwen3", 1)])
+def test_the_memory_of_a_gated_block_is_what_torch_tracks(kind: str, num_workers: int) -> None:
+    sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_key_value_heads": 8}
+    sizes |= {
+        "vocab_size": 8192,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+        "num_hidden_layers": 2,
+    }
+    values = {**TINY_LLAMA, **sizes, "model_type": kind, "head_dim": 64}
+    # Most of it are activations; a single worker computes under autocast.
+    planned = setup(
+        num_workers=num_workers,
+        recompute="none",
+        microbatch=16,
+        seq_len=256,
+        global_batch=16 * num_workers,
+    )
     found = estimates.memory(ModelShape.from_config(values), planned).total
     assert found == pytest.approx(tracked(values, planned), rel=0.1)
 

@@ -32,15 +32,19 @@ def shape_of(model: nn.Module) -> ModelShape:
     blocks = [_num_parameters(block) for block in stack]
     embedding = of.get_input_embeddings().weight
     found = Counter(uses.matrices_of(model).values())
+    width = language_models.attention_width(text)
+    keys = {each.outputs for each in found if each.name == "k_proj"}
+    has_norms = any(name.endswith(".q_norm") for name, _ in stack.named_modules())
     return ModelShape(
         hidden=embedding.shape[1],
         layers=len(stack),
-        attention=language_models.attention_width(text),
+        attention=width,
         vocab=embedding.shape[0],
         parameters=_num_parameters(model),
         block_parameters=max(blocks),
         blocks_parameters=sum(blocks),
         idle_parameters=language_models.num_idle_parameters(model),
+        normed=width + max(keys, default=width) if has_norms else 0,
         is_tied=of.get_output_embeddings().weight is embedding,
         matrices=tuple(dataclasses.replace(each, number=number) for each, number in found.items()),
     )

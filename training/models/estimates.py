@@ -29,10 +29,8 @@ _UNPACKING: Final = 8.0
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
 _RESERVED_GIB: Final = 1.2
 _FRAGMENTED: Final = 0.06
-#: Bytes per token and unit of width that a block keeps for backward, bf16 (after arXiv 2205.05198,
-#: equation 2, without the attention matrix, which flash attention does not store).
-_KEPT: Final = {"none": 34.0, "selective": 22.0, "full": 2.0}
-#: The same of what is outside of the blocks: embedding, last norm, and the gradient of its output.
+#: Bytes per token and unit of width that are kept outside of the blocks: embedding, last norm, and
+#: the gradient of its output.
 _OUTSIDE: Final = 8.0
 #: Tokens whose logits exist at once, and the fp32 copies of them (``training.losses``).
 _LOGIT_TOKENS: Final = 512
@@ -178,10 +176,13 @@ def memory(shape: ModelShape, setup: Setup) -> Memory:
     waiting = sent * trained if has_passes and setup.reduce_gradients == "step" else 0.0
     block, embedding = shape.block_parameters, shape.embedding_parameters
     learned_block, learned = (0, 0) if setup.lora_rank else (block, embedding)
-    kept = _KEPT[setup.recompute] * shape.layers
-    if setup.recompute != "none":
-        kept += _KEPT["none"]  # the block that is being computed again
-    activations = (kept + _OUTSIDE) * setup.microbatch * setup.seq_len * shape.hidden
+    kept = shape.kept[setup.recompute] * shape.layers
+    again = shape.cast_again if setup.num_workers == 1 else 0.0
+    if setup.recompute == "none":
+        kept += again * shape.layers
+    else:
+        kept += shape.kept["none"] + again  # the block that is being computed again
+    activations = (kept + _OUTSIDE * shape.hidden) * setup.microbatch * setup.seq_len
     arriving = gathered * block if shards > 1 else 0.0
     keeps_blocks = setup.keep_blocks and shards > 1
     if keeps_blocks:

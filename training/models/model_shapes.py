@@ -95,6 +95,8 @@ class ModelShape:
     """Of all blocks together."""
     idle_parameters: int = 0
     """Of experts that a token does not pass through."""
+    normed: int = 0
+    """Width of the queries and keys of a block together, where norms of their own follow them."""
     is_tied: bool
     """Whether the output embedding is the input embedding."""
     matrices: tuple[Matrix, ...]
@@ -127,6 +129,47 @@ class ModelShape:
     def packed_parameters(self) -> int:
         """Parameters that four bits each can take."""
         return sum(each.number * each.parameters for each in self.packed_matrices)
+
+    @property
+    def kept(self) -> Mapping[str, float]:
+        """Bytes per token that a block keeps for its backward pass in bf16, by what is computed
+        again: counted operation by operation, without the attention matrix, which flash attention
+        does not store. At least those of a GPT (34 and 22 per unit of width, after arXiv
+        2205.05198), because the experts of a mixture are not among its matrices."""
+        outputs = self._per_block(each.number * each.outputs for each in self.matrices)
+        widest = max((each.inputs for each in self.matrices), default=0)
+        halves = self._per_block(
+            each.number * each.outputs / widest
+            for each in self.matrices
+            if each.outputs in (widest, 2 * widest)
+        )
+        # Inputs of all matrices, each once, and outputs, but for the two that are added at the end.
+        none = 2 * (2 * self.hidden + self.attention + widest) + 2 * (outputs - 2 * self.hidden)
+        # A gated block keeps its gate before and after the function, and has an RMSNorm, which
+        # computes in fp32; others have a LayerNorm, which keeps its input.
+        is_gated = halves >= 2
+        none += (2 * widest + 12 * self.hidden) if is_gated else 8 * self.hidden
+        none += 6 * self.normed
+        selective = 2 * (outputs + self.attention + self.hidden)
+        return {
+            "none": max(34.0 * self.hidden, none),
+            "selective": max(22.0 * self.hidden, selective),
+            "full": 2.0 * self.hidden,
+        }
+
+    @property
+    def cast_again(self) -> float:
+        """Bytes per token that a block keeps besides under autocast, which casts what a norm gives
+        to bf16 for each matrix by itself: for more than the two that a GPT has."""
+        reading = self._per_block(
+            each.number for each in self.matrices if each.inputs == self.hidden
+        )
+        if self.attention == self.hidden:
+            reading -= 1  # of what attention gives
+        return 2.0 * self.hidden * max(0.0, reading - 2)
+
+    def _per_block(self, numbers: Iterable[float]) -> float:
+        return sum(numbers) / self.layers
 
     def flops_per_token(self, seq_len: int) -> float:
         """Operations of forward and backward per token: six per parameter that multiplies, and 12
@@ -223,6 +266,7 @@ class ModelShape:
             parameters=layers * block + vocab * hidden * (1 if is_tied else 2) + norm,
             block_parameters=block,
             blocks_parameters=layers * block,
+            normed=query + key_value if kind == "qwen3" else 0,
             is_tied=is_tied,
             matrices=tuple(
                 Matrix(name=name, inputs=inputs, outputs=outputs, number=layers)
