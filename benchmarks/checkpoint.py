@@ -1,6 +1,6 @@
 """What a checkpoint costs training: how long it waits, and how much slower it is meanwhile.
 
-    python -m benchmarks.checkpoint [--storage PLACE] [--mb 600] [--json]
+    python -m benchmarks.checkpoint [--storage PLACE] [--mb 600] [--rounds 5] [--json]
 
 Two ranks share a model and its AdamW state. In this project's way and in the competent one,
 ``torch.distributed.checkpoint.async_save`` as torch has it, each rank copies its shards to host
@@ -123,7 +123,7 @@ class Killed:
     loaded_step: int
 
 
-def measure(run_uri: str, mb: int) -> Rounds:
+def measure(run_uri: str, mb: int, rounds: int) -> Rounds:
     """Save in all ways, in turn."""
     from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
     from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -144,7 +144,7 @@ def measure(run_uri: str, mb: int) -> Rounds:
         return lambda: not saving.done()
 
     owns, others, gathers, steps = [], [], [], []
-    for step in range(1, ROUNDS + 2):
+    for step in range(1, rounds + 2):
         dist.barrier()
         began = time.perf_counter()
         for _ in range(_UNDISTURBED):
@@ -157,7 +157,7 @@ def measure(run_uri: str, mb: int) -> Rounds:
         steps.append(step_s)
         if state.worker.rank == 0:
             say(
-                f"round {step - 1} of {ROUNDS}: waited {owns[-1].waited:.3f} s, async_save "
+                f"round {step - 1} of {rounds}: waited {owns[-1].waited:.3f} s, async_save "
                 f"{others[-1].waited:.3f} s, gathered {gathers[-1]:.2f} s"
             )
     return Rounds(  # the first makes the buffers
@@ -277,10 +277,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
     parser.add_argument("--storage", help="folder or s3:// address (default: the emulator's S3)")
     parser.add_argument("--mb", type=int, default=600, help="size of the state (default: 600)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"(default: {ROUNDS})")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     with place(options.storage) as root:
-        found = processes.run(WORKERS, measure, storage.join(root, "timed"), options.mb)
+        found = processes.run(
+            WORKERS, measure, storage.join(root, "timed"), options.mb, options.rounds
+        )
         kills = []
         for number, after_s in enumerate((0.02, 0.15)):
             uri = storage.join(root, f"killed-{number}")

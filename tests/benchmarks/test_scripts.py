@@ -66,6 +66,6 @@ def test_pictures_that_were_packed_raw_cost_less_than_the_plain_way() -> None:
 
 @pytest.mark.long
 def test_a_kill_while_a_checkpoint_is_written_loses_nothing_that_was_saved() -> None:
-    found = printed("benchmarks.checkpoint", "--mb", "60")
+    found = printed("benchmarks.checkpoint", "--mb", "60", "--rounds", "1")
     assert found["state_bytes"] > 50e6
     assert [each["loaded_step"] for each in found["killed_while_writing"]] in ([1, 1], [1, 2])
