@@ -22,7 +22,7 @@ from trainctl import completion, gate
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError
 from trainctl.job_file import File, JobFile, written
-from trainctl.options import NoWorkers
+from trainctl.options import Env, NoWorkers
 from training import recipes
 
 MAX_HOURS: Final = MAX_SECONDS / 3600
@@ -130,10 +130,7 @@ class JobOptions:
             show_default="what was deployed",
         ),
     ] = None
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="A variable for the code."),
-    ] = None
+    env: Env = None
     secret: Annotated[
         list[str] | None,
         typer.Option(

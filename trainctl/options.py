@@ -44,6 +44,10 @@ def refuse_workers(given: str | None) -> None:
         )
 
 
+Env = Annotated[
+    list[str] | None,
+    typer.Option("--env", "-e", metavar="NAME[=VALUE]", help="A variable for the code."),
+]
 #: ``--workers`` counts processes wherever it exists; here it would be taken for hosts.
 NoWorkers = Annotated[
     str | None,

@@ -84,8 +84,7 @@ def wanted(
         for each in nodes:
             run = check_run_name("-".join(filter(None, (name, network, str(each)))))
             own: api.Options = {**options, "run": run, "nodes": each}
-            if variables := NETWORKS.get(network):
-                own["env"] = variables
+            own["env"] = {**options.get("env", {}), **NETWORKS.get(network, {})}
             found.append(Wanted(words=words, run=run, nodes=each, network=network, options=own))
     return found
 

@@ -66,9 +66,10 @@ def test_each_number_of_nodes_is_a_job_of_the_same_training(
 ) -> None:
     trains(account, monkeypatch)
     given = ["study", "ddp", "--nodes", "2,1", "--steps", "200", "--batch-per-worker", "64"]
-    assert main([*given, "--max-hours", "1", "--yes"]) == 0
+    assert main([*given, "--max-hours", "1", "--env", "OMP_NUM_THREADS=1", "--yes"]) == 0
     said = capsys.readouterr()
     one, two = orders(account)
+    assert one.variables["OMP_NUM_THREADS"] == two.variables["OMP_NUM_THREADS"] == "1"
     assert (one.run, two.run) == ("study-ddp-1", "study-ddp-2")
     assert (one.nodes.high, two.nodes.high) == (1, 2)
     assert one.max_seconds == 3600

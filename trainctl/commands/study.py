@@ -11,8 +11,9 @@ from trainctl import api, completion, output
 from trainctl import study as studies
 from trainctl.aws.deployment import Deployment
 from trainctl.errors import CliError, UsageError
-from trainctl.options import AsJson, NoWorkers, Profile, Region, Yes
+from trainctl.options import AsJson, Env, NoWorkers, Profile, Region, Yes
 from trainctl.pricing import dollars
+from trainctl.variables import variables
 from training.study.series import Point, Series, command_of, comparisons, text
 
 
@@ -54,6 +55,7 @@ def study(
     max_hours: Annotated[
         float, typer.Option("--max-hours", metavar="HOURS", help="Deadline of each job.")
     ] = 2.0,
+    env: Env = None,
     to: Annotated[
         str,
         typer.Option(
@@ -80,7 +82,12 @@ def study(
         raise UsageError("give a recipe and its settings: trainctl study ddp --nodes 1,2")
     command = command_of(words[0], words[1:], steps=steps)
     called = name or f"study-{words[0]}"
-    options: api.Options = {"max_hours": max_hours, "profile": profile, "region": region}
+    options: api.Options = {
+        "max_hours": max_hours,
+        "env": variables(env or []),
+        "profile": profile,
+        "region": region,
+    }
     numbers = numbers_of(nodes, option="--nodes")
     shape = Deployment.find(profile=profile, region=region, to_start=True).shape
     networks = studies.networks(network, has_efa=shape.efa)
