@@ -36,6 +36,7 @@ SWEEP_GRACE_S: Final = 300  # an execution cleans up; after this the sweep ends 
 SWEEP_EVERY_S: Final = 300  # what escapes is found within this, and a day of it costs nothing
 CONSISTENT_S: Final = 10  # answers of ECS and Step Functions show what has just changed
 IDLE_HOST_S: Final = 300  # a host without a task is terminated; another job may come before
+DISCONNECTED_S: Final = 540  # agents reconnect within minutes, says AWS; three sweeps have seen it
 KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the next sweep begins
 JOB_STOP_S: Final = 300  # ``trainctl stop`` waits this long for the last node to be gone
 JOB_TAIL_S: Final = HEAD_GRACE_S + STOP_TIMEOUT_S + KEEPER_TIMEOUT_S  # until its hosts are gone

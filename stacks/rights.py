@@ -226,6 +226,11 @@ def of_keeper(
                 resources=[cluster.cluster_arn],
             ),
             iam.PolicyStatement(
+                sid="MarkDisconnectedHosts",
+                actions=["ecs:DeleteAttributes", "ecs:PutAttributes"],
+                resources=[in_cluster(cluster, "container-instance")],
+            ),
+            iam.PolicyStatement(
                 sid="FindGroups",
                 actions=["autoscaling:DescribeAutoScalingGroups"],
                 resources=["*"],

@@ -29,7 +29,6 @@ from contract import runs, times
 from contract.endings import Ending
 from contract.errors import InputError
 from contract.job import (
-    JOB_GROUP,
     JobSpec,
     JobStatus,
     Outcome,
@@ -37,11 +36,13 @@ from contract.job import (
     record_json,
     stop_reason,
 )
-from contract.nodes import ENV_DEADLINE, ENV_JOB_SPEC
+from contract.nodes import ENV_JOB_SPEC
+from contract.tasks import DISCONNECTED_SINCE, deadline_of, disconnected_since, job_of, told
 from contract.verdicts import ending_of, verdict
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
     from mypy_boto3_ecs.type_defs import (
+        AttributeTypeDef,
         ContainerInstanceTypeDef,
         ListTasksRequestPaginateTypeDef,
         TaskTypeDef,
@@ -82,30 +83,6 @@ def running(*, started_by: str = "", family: str = "", instance: str = "") -> "l
     tasks = described([arn for page in pages for arn in page["taskArns"]])
     # The list is eventually consistent: it may still have tasks that have been told to stop.
     return [task for task in tasks if task["desiredStatus"] != "STOPPED"]
-
-
-def job_of(task: "TaskTypeDef") -> str:
-    """The job that a task belongs to; "" for one of the standing cluster."""
-    group = str(task.get("group") or "")
-    return group.removeprefix(JOB_GROUP) if group.startswith(JOB_GROUP) else ""
-
-
-def told(task: "TaskTypeDef", name: str) -> str | None:
-    """A variable of the environment that a task was started with."""
-    for container in (task.get("overrides") or {}).get("containerOverrides") or []:
-        for each in container.get("environment") or []:
-            if each["name"] == name:
-                return str(each["value"])
-    return None
-
-
-def deadline_of(task: "TaskTypeDef", *, default: float) -> float:
-    """Unix time at which the job of a task ends."""
-    value = told(task, ENV_DEADLINE)
-    try:
-        return float(value) if value else default
-    except ValueError:  # the state machine writes none that is no number
-        return 0
 
 
 def patience_of(task: "TaskTypeDef") -> float:
@@ -202,7 +179,8 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
     Managed scaling keeps a surplus host, and one whose task ended by itself, for a quarter of an
     hour at least; EC2 Auto Scaling keeps asking for hosts that no task waits for any more. While a
     task waits for a host of a group nothing is done to that group: a host that just came would be
-    taken from it. A host that drains takes no task, so it is no host for one that waits.
+    taken from it. A host that drains, or whose agent stays disconnected, takes no task, so it is no
+    host for one that waits. A disconnected agent also never reports that a task has stopped.
 
     Args:
         tasks: all that run in the cluster.
@@ -218,9 +196,12 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
             cluster=CLUSTER, containerInstances=arns[first : first + 100]
         )
         for host in page["containerInstances"]:
-            is_used = host["runningTasksCount"] or host["pendingTasksCount"]
+            if disconnected_s(host) >= times.DISCONNECTED_S:
+                idle |= set() if is_used(host) else {host["containerInstanceArn"]}
+                continue
+            has_tasks = host["runningTasksCount"] or host["pendingTasksCount"]
             is_wanted = wanted & {"", host.get("capacityProviderName", "")}
-            if is_used or (is_wanted and host["status"] != "DRAINING"):
+            if has_tasks or (is_wanted and host["status"] != "DRAINING"):
                 continue
             if time.time() - unused_since(host) >= idle_s:
                 idle.add(host["containerInstanceArn"])
@@ -232,6 +213,25 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
             print(f"{name} asks for {there} hosts, not {group['DesiredCapacity']}")
             groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)
     return sorted(idle)
+
+
+def disconnected_s(host: "ContainerInstanceTypeDef") -> float:
+    """How long a host's agent has been disconnected, as far as sweeps have seen; 0: it is not.
+
+    ECS does not tell since when, so the sweep that sees it first writes that on the host.
+    """
+    ecs, since = boto3.client("ecs"), disconnected_since(host)
+    mark: AttributeTypeDef = {"name": DISCONNECTED_SINCE, "targetId": host["containerInstanceArn"]}
+    mark["targetType"] = "container-instance"
+    if host["agentConnected"]:
+        if since is not None:
+            ecs.delete_attributes(cluster=CLUSTER, attributes=[mark])
+        return 0
+    if since is None:
+        print(f"the agent of {host['ec2InstanceId']} is disconnected")
+        since = round(time.time())
+        ecs.put_attributes(cluster=CLUSTER, attributes=[{**mark, "value": str(since)}])
+    return time.time() - since
 
 
 def unused_since(host: "ContainerInstanceTypeDef") -> float:

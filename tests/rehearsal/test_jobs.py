@@ -507,6 +507,8 @@ UNUSED = {
     "ssmmessages:OpenDataChannel": "the same",
     "autoscaling:TerminateInstanceInAutoScalingGroup": "there are no hosts in the emulator",
     "autoscaling:SetDesiredCapacity": "the same",
+    "ecs:DeleteAttributes": "the local AWS's hosts have no agent that disconnects",
+    "ecs:PutAttributes": "the same",
     "ecs:DescribeContainerInstances": "the same",
     "ecs:UpdateContainerInstancesState": "the same",
     "ecs:StopTask": "Step Functions stops the head of an execution that is aborted",

@@ -31,6 +31,7 @@ from contract.job import (
     stop_reason,
 )
 from contract.ranges import Range
+from contract.tasks import DISCONNECTED_SINCE
 from stacks.job_runner import KEEPER
 from stacks.lambda_code import stage
 from tests.conftest import ROOT
@@ -214,6 +215,9 @@ class Aws:
         """Hosts in the cluster, and how many seconds ago they have joined it."""
         self.providers: dict[str, str] = {}
         """Of hosts that are not workers': their capacity providers."""
+        self.disconnected: set[str] = set()
+        self.marks: dict[str, str] = {}
+        """Of hosts that a sweep has found disconnected: since when."""
         self.groups: dict[str, tuple[int, int]] = {}
         """Of groups of hosts: how many are asked for, and how many there are."""
         self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError, ClientError=ClientError)
@@ -297,12 +301,27 @@ class Aws:
                     "registeredAt": now - timedelta(seconds=self.hosts.get(name, 0)),
                     "runningTasksCount": alive.count(name),
                     "pendingTasksCount": 0,
+                    "agentConnected": name not in self.disconnected,
+                    "attributes": [
+                        {"name": DISCONNECTED_SINCE, "value": value}
+                        for host, value in self.marks.items()
+                        if host == name
+                    ],
                     "status": self.states.get(name, ["ACTIVE"])[-1],
                     "capacityProviderName": self.providers.get(name, "for-workers"),
                 }
                 for name in containerInstances
             ]
         }
+
+    def put_attributes(self, *, attributes: list[dict[str, str]], **_: Any) -> None:
+        for each in attributes:
+            assert each["name"] == DISCONNECTED_SINCE
+            self.marks[each["targetId"]] = each["value"]
+
+    def delete_attributes(self, *, attributes: list[dict[str, str]], **_: Any) -> None:
+        for each in attributes:
+            del self.marks[each["targetId"]]
 
     def describe_auto_scaling_groups(self, *, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
         assert AutoScalingGroupNames == ["heads", "workers"]
@@ -636,6 +655,30 @@ def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(
     aws.states.clear()
     assert keeper.handler({}, None)["released"] == []
     assert aws.groups["heads"] == (2, 1)
+
+
+def test_a_host_whose_agent_stays_disconnected_is_no_host_for_a_task_that_waits(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ECS counts it among the provider's hosts, so it asks EC2 for no other one."""
+    aws.hosts = dict.fromkeys(("deaf", "short", "trains", "told", "here"), 9000)
+    aws.disconnected = {"deaf", "short", "trains", "told"}
+    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
+    aws.add("trainer", host="trains", group="service:worker")
+    aws.add("late", host="told", group="service:worker", desiredStatus="STOPPED")
+    assert keeper.handler({}, None)["released"] == [], "agents reconnect within minutes"
+    aws.disconnected.remove("short")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + times.SWEEP_EVERY_S)
+    aws.tasks["waiting"]["createdAt"] += timedelta(seconds=times.SWEEP_EVERY_S)
+    assert keeper.handler({}, None)["released"] == []
+    assert aws.marks.keys() == {"deaf", "trains", "told"}
+    aws.disconnected.add("short")
+    monkeypatch.setattr(time, "time", lambda: now + 2 * times.SWEEP_EVERY_S)
+    # ECS does not hear that the task ended that it told to stop.
+    assert keeper.handler({}, None)["released"] == ["deaf", "told"]
+    assert sorted(aws.terminated) == ["i-deaf", "i-told"], "what still trains stays"
+    assert "trainer" in aws.running()
 
 
 def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(

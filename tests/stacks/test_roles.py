@@ -175,6 +175,7 @@ NEEDLESS: Final[list[tuple[str, str, str, dict[str, str]]]] = [
     ("JobsKeeperRole", "s3:PutObject", "{bucket}/runs/r/result.json", {}),
     ("JobsKeeperRole", "s3:GetObject", "{bucket}/runs/r/jobs/j.json", {}),
     ("JobsKeeperRole", "autoscaling:SetDesiredCapacity", "{other_group}", {}),
+    ("JobsKeeperRole", "ecs:PutAttributes", "{other_host}", {}),
     ("JobsKeeperRole", "states:StopExecution", "{execution}", {}),
     # What runs when the stack goes, hosts, ECS itself, flow logs, CDK's functions, the pipeline.
     ("ClusterTeardownRole", "ecs:StopTask", "{other_task}", {}),
@@ -201,6 +202,7 @@ def names(deployed: Deployed) -> dict[str, str]:
         "other_cluster": arn("ecs", "cluster/other"),
         "task": arn("ecs", f"task/{cluster}/0123"),
         "other_task": arn("ecs", "task/other/0123"),
+        "other_host": arn("ecs", "container-instance/other/0123"),
         "secret": arn("secretsmanager", "secret:training/key-AbCdEf"),
         "other_secret": arn("secretsmanager", "secret:database-AbCdEf"),
         "machine": arn("states", "stateMachine:TrainingStack-jobs"),

@@ -101,6 +101,8 @@ class Account:
         self.rollout = "COMPLETED"
         self.hosts: dict[str, str] = {}
         """Types of the hosts by name, none of which runs a task."""
+        self.disconnected: dict[str, list[dict[str, str]]] = {}
+        """Hosts whose agent ECS does not hear of, and what a sweep has written on them."""
         self.function_error: dict[str, str] = {}
         # Jobs.
         self.executions: dict[str, Any] = {}
@@ -223,10 +225,14 @@ class Account:
                 {
                     "ec2InstanceId": name,
                     "status": "ACTIVE",
+                    "agentConnected": name not in self.disconnected,
                     "runningTasksCount": 0,
                     "pendingTasksCount": 0,
                     "registeredAt": datetime.now(tz=UTC) - timedelta(minutes=7),
-                    "attributes": [{"name": "ecs.instance-type", "value": self.hosts[name]}],
+                    "attributes": [
+                        {"name": "ecs.instance-type", "value": self.hosts[name]},
+                        *self.disconnected.get(name, []),
+                    ],
                 }
                 for name in containerInstances
             ]

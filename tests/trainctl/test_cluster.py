@@ -9,6 +9,7 @@ import pytest
 
 from contract import exits
 from contract.nodes import ClusterSize
+from contract.tasks import DISCONNECTED_SINCE
 from tests.trainctl.account import SHAPE as JOB_SHAPE
 from tests.trainctl.account import Account, refused
 from trainctl import pace
@@ -256,6 +257,27 @@ def test_hosts_that_are_billed_are_shown_whether_or_not_the_cluster_is_up(
     assert main(["cluster", "status", "--json"]) == 0
     hosts = json.loads(capsys.readouterr().out)["hosts"]
     assert [host["id"] for host in hosts] == ["i-0123456789abcdef0", "i-1"]
+
+
+def test_a_host_whose_agent_is_disconnected_is_shown_as_such(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.hosts = dict.fromkeys(("i-here", "i-away", "i-new"), "g5.xlarge")
+    since = (datetime.now(tz=UTC) - timedelta(minutes=12)).timestamp()
+    account.disconnected = {
+        "i-away": [{"name": DISCONNECTED_SINCE, "value": str(round(since))}],
+        "i-new": [],  # no sweep has seen it yet
+    }
+    assert main(["cluster", "status"]) == 0
+    printed = capsys.readouterr().out
+    rows = {line.split()[0]: line for line in printed.splitlines() if line.startswith("i-")}
+    assert "ACTIVE, agent disconnected 12 min" in rows["i-away"]
+    assert "ACTIVE, agent disconnected  " in rows["i-new"]
+    assert "disconnected" not in rows["i-here"]
+    assert main(["cluster", "status", "--json"]) == 0
+    hosts = {each["id"]: each for each in json.loads(capsys.readouterr().out)["hosts"]}
+    assert [hosts[name]["is_connected"] for name in rows] == [True, False, False]
+    assert hosts["i-away"]["disconnected_since"]
 
 
 def test_down_stops_the_workers_before_their_head_and_then_terminates_the_hosts(

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from contract import nodes
+from contract.tasks import disconnected_since
 from trainctl.aws.clients import Clients
 from trainctl.aws.tasks import DESCRIBE_MOST, Task, Tasks
 from trainctl.errors import CliError
@@ -40,6 +41,11 @@ class Host:
     instance_type: str
     state: str
     """``ACTIVE``, or ``DRAINING`` where no task may come any more."""
+    is_connected: bool
+    """Whether ECS hears of its agent. If not, no task comes to it, and none on it can be stopped;
+    agents reconnect several times an hour, within minutes."""
+    disconnected_since: datetime | None
+    """When a sweep first saw that it is not; None while no sweep has."""
     num_tasks: int
     since: datetime
     """When it joined."""
@@ -47,10 +53,14 @@ class Host:
     @classmethod
     def from_ecs(cls, found: "ContainerInstanceTypeDef") -> Self:
         attributes = {each["name"]: each.get("value", "") for each in found.get("attributes", [])}
+        is_connected = found["agentConnected"]
+        away = None if is_connected else disconnected_since(found)
         return cls(
             id=found["ec2InstanceId"],
             instance_type=attributes.get("ecs.instance-type", ""),
             state=found["status"],
+            is_connected=is_connected,
+            disconnected_since=datetime.fromtimestamp(away, tz=UTC) if away else None,
             num_tasks=found["runningTasksCount"] + found["pendingTasksCount"],
             since=found["registeredAt"],
         )

@@ -70,7 +70,7 @@ def _print_hosts(deployment: Deployment, hosts: Sequence[Host]) -> None:
         [
             host.id,
             host.instance_type,
-            host.state,
+            words.state(host),
             str(host.num_tasks),
             words.age(host.since),
             words.an_hour(deployment, host),

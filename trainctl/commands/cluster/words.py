@@ -57,6 +57,13 @@ def age(since: datetime | None) -> str:
     return "" if since is None else duration(round((datetime.now(tz=UTC) - since).total_seconds()))
 
 
+def state(host: Host) -> str:
+    """What ECS does with a host: ``ACTIVE, agent disconnected 12 min`` can take no task."""
+    if host.is_connected:
+        return host.state
+    return f"{host.state}, agent disconnected {age(host.disconnected_since)}".rstrip()
+
+
 def an_hour(deployment: Deployment, host: Host) -> str:
     """The list price of a host with its disk."""
     disk = deployment.shape.root_volume_gib
