@@ -186,10 +186,14 @@ def test_weights_that_do_not_fit_are_refused_by_name(name: str, saved: Path) -> 
 
 
 def test_what_is_no_language_model_is_refused() -> None:
-    from transformers import ResNetConfig
+    from transformers import LlamaConfig, ResNetConfig
 
     with pytest.raises(InputError, match="no causal language model for 'resnet'"):
         language_models.build_on_meta(ResNetConfig())
+    wrong: Any = LlamaConfig()
+    wrong.hidden_size = "large"
+    with pytest.raises(InputError, match="transformers cannot build a 'llama' of this config"):
+        language_models.build_on_meta(wrong)
 
 
 # --- several processes ----------------------------------------------------------------------------

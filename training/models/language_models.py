@@ -165,7 +165,7 @@ def build_on_meta(config: Any) -> nn.Module:
     """A causal language model of a transformers configuration, without memory for its weights.
 
     Raises:
-        InputError: transformers has no causal language model of that kind.
+        InputError: transformers has no causal language model of that kind, or none of these sizes.
     """
     from transformers import AutoModelForCausalLM
 
@@ -175,6 +175,11 @@ def build_on_meta(config: Any) -> nn.Module:
             model: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise InputError(f"no causal language model for {config.model_type!r}: {error}") from None
+    except Exception as error:  # of a configuration that lacks or mistakes something, any
+        raise InputError(
+            f"transformers cannot build a {config.model_type!r} of this configuration "
+            f"({type(error).__name__}: {error}): compare its config.json with a published one"
+        ) from None
     return model
 
 
