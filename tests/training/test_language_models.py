@@ -191,7 +191,7 @@ def test_what_is_no_language_model_is_refused() -> None:
     with pytest.raises(InputError, match="no causal language model for 'resnet'"):
         language_models.build_on_meta(ResNetConfig())
     wrong: Any = LlamaConfig()
-    wrong.hidden_size = "large"
+    wrong.rope_parameters = {"rope_type": "bent"}
     with pytest.raises(InputError, match="transformers cannot build a 'llama' of this config"):
         language_models.build_on_meta(wrong)
 
