@@ -12,6 +12,7 @@ from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from contract import nodes, times
@@ -19,6 +20,7 @@ from contract.instance_types import InstanceType
 from stacks import fabric, findings, rights
 from stacks.core_stack import CoreStack
 from stacks.host_setup import host_setup
+from stacks.log_groups import log_group
 from stacks.settings import Settings
 from stacks.shared_storage import SharedStorage
 from stacks.teardown import Teardown
@@ -42,6 +44,8 @@ class GpuCluster(Construct):
     """Cluster, placement group, security group, host role, and the two groups of hosts."""
 
     cluster: ecs.Cluster
+    shell_logs: logs.LogGroup
+    """What was typed and printed in shells of ECS Exec."""
     security_group: ec2.SecurityGroup
     head: HostGroup
     worker: HostGroup
@@ -50,11 +54,18 @@ class GpuCluster(Construct):
 
     def __init__(self, scope: Construct, id_: str, *, settings: Settings, core: CoreStack) -> None:
         super().__init__(scope, id_)
+        self.shell_logs = log_group(self, "ShellLogs", settings=settings)
         self.cluster = ecs.Cluster(
             self,
             "Cluster",
             vpc=core.vpc,
             container_insights_v2=ecs.ContainerInsights.ENABLED,
+            execute_command_configuration=ecs.ExecuteCommandConfiguration(
+                logging=ecs.ExecuteCommandLogging.OVERRIDE,
+                log_configuration=ecs.ExecuteCommandLogConfiguration(
+                    cloud_watch_log_group=self.shell_logs
+                ),
+            ),
         )
         self.security_group = self._security_group(core)
         self.storage = (

@@ -131,7 +131,9 @@ class RayNodes(Construct):
             description=what,
             assumed_by=rights.of_this_account(self, "ecs-tasks.amazonaws.com"),
         )
-        rights.of_training_code(role, bucket=self._core.bucket).grant(role)
+        rights.of_training_code(
+            role, bucket=self._core.bucket, shell_logs=self._cluster.shell_logs
+        ).grant(role)
         return role
 
     def task(

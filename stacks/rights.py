@@ -13,6 +13,7 @@ from aws_cdk import ArnFormat, Stack
 from aws_cdk import aws_ecr as ecr
 from aws_cdk import aws_ecs as ecs
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
 from constructs import IConstruct
 
@@ -116,14 +117,13 @@ def of_execution(scope: IConstruct) -> Rights:
     """ECS itself, which pulls images and reads the token; CDK writes the statements."""
     return Rights(
         reasons={
-            wildcard(scope): "ecr:GetAuthorizationToken has no resource; "
-            "the pull itself is limited to the two repositories.",
+            wildcard(scope): "Logging in to ECR has no resource; pulls are limited to two images.",
         }
     )
 
 
-def of_training_code(scope: IConstruct, *, bucket: s3.Bucket) -> Rights:
-    """All code that trains: its bucket, and a shell for its owner."""
+def of_training_code(scope: IConstruct, *, bucket: s3.Bucket, shell_logs: logs.LogGroup) -> Rights:
+    """All code that trains: its bucket, and a shell for its owner, which is logged."""
     core = Stack.of(bucket)
     return Rights(
         statements=(
@@ -147,10 +147,11 @@ def of_training_code(scope: IConstruct, *, bucket: s3.Bucket) -> Rights:
                 ],
                 resources=[bucket.arn_for_objects("*")],
             ),
-            # The agent that ECS Exec puts into the container.
+            # The agent that ECS Exec puts into the container; it also looks for its log group.
             iam.PolicyStatement(
                 sid="Shell",
                 actions=[
+                    "logs:DescribeLogGroups",
                     "ssmmessages:CreateControlChannel",
                     "ssmmessages:CreateDataChannel",
                     "ssmmessages:OpenControlChannel",
@@ -158,11 +159,16 @@ def of_training_code(scope: IConstruct, *, bucket: s3.Bucket) -> Rights:
                 ],
                 resources=["*"],
             ),
+            iam.PolicyStatement(
+                sid="LogShell",
+                actions=["logs:CreateLogStream", "logs:DescribeLogStreams", "logs:PutLogEvents"],
+                resources=[shell_logs.log_group_arn],
+            ),
         ),
         reasons={
             wildcard(core, core.export_value(bucket.bucket_arn) + "/*"): "Any object "
             "of the one bucket is data or a checkpoint of some run.",
-            wildcard(scope): "The channels of ECS Exec have no resource.",
+            wildcard(scope): "The channels of ECS Exec, and finding its logs, have no resource.",
         },
     )
 
@@ -185,7 +191,7 @@ def of_job_head(
         ),
         reasons={
             wildcard(scope): "Listing tasks has no resource; it is limited to this cluster. "
-            "Neither have the channels of ECS Exec.",
+            "Neither have the channels of ECS Exec and finding its logs.",
             wildcard(scope, secrets): "The users' own secrets, by the prefix of names "
             "that are meant for jobs.",
         },

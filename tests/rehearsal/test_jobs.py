@@ -501,6 +501,8 @@ UNUSED = {
     "s3:ListMultipartUploadParts": "a large upload that is taken up again",
     "s3:ListBucketMultipartUploads": "the same",
     "s3:GetBucketLocation": "asked by some S3 clients before the first request",
+    "logs:DescribeLogGroups": "ECS Exec, which an emulator has not",
+    "logs:DescribeLogStreams": "the same",
     "ssmmessages:CreateControlChannel": "ECS Exec, which an emulator has not",
     "ssmmessages:CreateDataChannel": "the same",
     "ssmmessages:OpenControlChannel": "the same",
@@ -514,8 +516,8 @@ UNUSED = {
     "ecs:StopTask": "Step Functions stops the head of an execution that is aborted",
     "ecs:DescribeTasks": "Step Functions looks at the head itself",
     "states:GetExecutionHistory": "asked after an abort, which tests/stacks/test_deploy.py has",
-    "logs:CreateLogStream": "Lambda's own runtime",
-    "logs:PutLogEvents": "Lambda's own runtime",
+    "logs:CreateLogStream": "Lambda's own runtime, and ECS Exec",
+    "logs:PutLogEvents": "the same",
 }
 
 

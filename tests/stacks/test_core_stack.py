@@ -251,7 +251,7 @@ def test_log_groups_have_a_retention_and_go_with_their_stack(synth: Synth) -> No
         for name, resource in templates.resources.items()
         if resource["Type"] == "AWS::Logs::LogGroup"
     }
-    assert len(groups) == 7
+    assert len(groups) == 8
     for resource in groups.values():
         assert resource["Properties"]["RetentionInDays"] == 7
         assert resource["DeletionPolicy"] == "Delete"

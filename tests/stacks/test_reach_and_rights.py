@@ -31,6 +31,7 @@ ON_ANY_RESOURCE = {
     "ecs:ListTaskDefinitions": "has no resource",
     "autoscaling:DescribeAutoScalingGroups": "has no resource",
     "ec2:DescribeInstances": "has no resource",
+    "logs:DescribeLogGroups": "finds one by its name among all; shows names only",
     "ssmmessages:CreateControlChannel": "has no resource",
     "ssmmessages:CreateDataChannel": "has no resource",
     "ssmmessages:OpenControlChannel": "has no resource",
@@ -95,7 +96,7 @@ def test_training_code_reaches_one_bucket_and_nothing_that_starts_or_ends_machin
     for role in ("NodesHeadRole", "NodesWorkerRole"):
         of_role = [each for name, each in policies(templates) if name.startswith(role)]
         actions = {action for each in of_role for action in each["Action"]}
-        assert {action.partition(":")[0] for action in actions} == {"s3", "ssmmessages"}
+        assert {action.partition(":")[0] for action in actions} == {"logs", "s3", "ssmmessages"}
         buckets = {
             resource
             for each in of_role

@@ -153,6 +153,9 @@ NEEDLESS: Final[list[tuple[str, str, str, dict[str, str]]]] = [
     ("NodesWorkerRole", "ecs:StopTask", "{task}", {}),
     ("NodesWorkerRole", "s3:GetObject", "arn:aws:s3:::other/key", {}),
     ("NodesWorkerRole", "s3:PutBucketPolicy", "{bucket}", {}),
+    ("NodesWorkerRole", "logs:PutLogEvents", "{other_logs}", {}),
+    ("NodesWorkerRole", "logs:GetLogEvents", "{shell_logs}", {}),
+    ("NodesWorkerRole", "logs:DeleteLogStream", "{shell_logs}", {}),
     ("NodesWorkerRole", "iam:PassRole", "{worker_role}", {}),
     # The head of a job: workers only, in its cluster only, and the secrets that are for jobs.
     ("JobsRole", "ecs:RunTask", "{job_task}", {"ecs_cluster": "{cluster}"}),
@@ -210,6 +213,10 @@ def names(deployed: Deployed) -> dict[str, str]:
         "other_function": arn("lambda", "function:other"),
         "other_rule": arn("events", "rule/other"),
         "other_group": arn("autoscaling", f"{group}other"),
+        "shell_logs": arn(
+            "logs",
+            f"log-group:{deployed.id('ClusterShellLogs', 'AWS::Logs::LogGroup')}:log-stream:some",
+        ),
         "other_logs": arn("logs", "log-group:other:log-stream:some"),
         "other_security_group": arn("ec2", "security-group/sg-other"),
         "repository": arn("ecr", f"repository/{deployed.id('Worker', 'AWS::ECR::Repository')}"),

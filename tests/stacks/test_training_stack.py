@@ -341,6 +341,28 @@ def test_a_deploy_waits_for_no_task(synth: Synth, preset: str) -> None:
     assert {service["DesiredCount"] for service in services.values()} == {0}
 
 
+def test_shells_are_logged_in_a_group_of_their_own_that_their_tasks_may_write(
+    synth: Synth,
+) -> None:
+    templates = synth()
+    shells = templates.only("AWS::ECS::Cluster")["Configuration"]["ExecuteCommandConfiguration"]
+    group = shells["LogConfiguration"]["CloudWatchLogGroupName"]["Ref"]
+    # "true" would refuse sessions: the group has no key of the account's.
+    assert shells == {
+        "Logging": "OVERRIDE",
+        "LogConfiguration": {"CloudWatchLogGroupName": {"Ref": group}},
+    }
+    assert templates.resources[group]["Type"] == "AWS::Logs::LogGroup"
+    policies = templates.of_type("AWS::IAM::Policy").items()
+    writers = {
+        name.partition("RoleDefault")[0]
+        for name, policy in policies
+        for each in policy["PolicyDocument"]["Statement"]
+        if each.get("Resource") == {"Fn::GetAtt": [group, "Arn"]}
+    }
+    assert writers == {"NodesHead", "NodesWorker", "Jobs"}
+
+
 def test_services_replace_tasks_without_a_spare_gpu(synth: Synth) -> None:
     for service in synth().of_type("AWS::ECS::Service").values():
         deployment = service["DeploymentConfiguration"]
@@ -525,8 +547,9 @@ def test_alarms_are_sent_where_an_address_is_given(synth: Synth) -> None:
 def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
     templates = synth(preset="fsdp", github_repository="a/b")
     outputs = {*templates.core["Outputs"], *templates.training["Outputs"]}
-    stacks = {stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK}
-    wanted = {value for name, value in vars(stack_outputs).items() if name.isupper()} - stacks
+    names = {value for name, value in vars(stack_outputs).items() if name.isupper()}
+    # There is a file system only where the settings ask for one (test_shared_storage).
+    wanted = names - {stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK, stack_outputs.SHARED}
     assert len(wanted) > 15
     assert wanted <= outputs
     shape = json.loads(templates.training["Outputs"][stack_outputs.SHAPE]["Value"])
