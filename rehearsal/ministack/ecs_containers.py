@@ -17,14 +17,20 @@ import docker
 from docker.errors import APIError, DockerException, NotFound
 from docker.types import EndpointConfig, Ulimit
 
+from contract.errors import InputError
 from contract.exits import KILLED
 from contract.nodes import CONTAINER_USER
+from contract.runs import safe_join
 from rehearsal.engine import LABEL
 from rehearsal.ministack import ecs_records
 from rehearsal.ministack.internals import ecs, responses
 from rehearsal.ministack.switches import Strict, is_strict
 
 log = logging.getLogger("ecs-runtime")
+
+#: What the emulator hands to Docker of any task definition, by Docker's names, and no task of the
+#: deployment has: with it a container could take over this machine.
+POWERS = ("privileged", "cap_add", "pid_mode", "network_mode")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +114,7 @@ class ContainerEngine:
 
     def build_run_kwargs(self, definition: dict[str, Any], *arguments: Any) -> dict[str, Any]:
         """Arguments of ``docker run`` for a container definition."""
-        stock: dict[str, Any] = self._stock_build_run_kwargs(definition, *arguments)
+        stock = without_powers(self._stock_build_run_kwargs(definition, *arguments))
         is_host_mode, task_id, task_arn = arguments[4], arguments[5], arguments[6]
         linux = definition.get("linuxParameters") or {}
         found: dict[str, Any] = {
@@ -133,7 +139,8 @@ class ContainerEngine:
         wanted = stock | {name: value for name, value in found.items() if value}
         if binds := wanted.get("volumes"):
             provider = ecs._tasks[task_arn].get("capacityProviderName") or "host"
-            wanted["volumes"] = [self._on_host(each, provider) for each in binds]
+            folders = [self._on_host(each, provider) for each in binds]
+            wanted["volumes"] = [each for each in folders if each]
         wanted["labels"] = stock["labels"] | {LABEL: self.settings.name}
         if not is_host_mode:
             names = [name for _id, name in ecs_records.registered_names(ecs._tasks[task_arn])]
@@ -147,9 +154,15 @@ class ContainerEngine:
 
     def _on_host(self, bind: str, provider: str) -> str:
         """A folder of a host, as ``docker run --volume`` takes it: all hosts of a capacity provider
-        share one below this rehearsal's folder, which user data has set up on AWS."""
+        share one below this rehearsal's folder, which user data has set up on AWS; "" where a path
+        would lead out of it."""
         source, target, mode = bind.rsplit(":", 2)
-        folder = self.settings.folder / "hosts" / provider / source.lstrip("/")
+        place = self.settings.folder / "hosts" / provider
+        try:
+            folder = safe_join(place, source.strip("/"), what="folder of a host")
+        except InputError as error:
+            log.warning("%s is not mounted: %s", target, error)
+            return ""
         folder.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
             os.chown(folder, CONTAINER_USER, CONTAINER_USER)
@@ -225,6 +238,14 @@ class ContainerEngine:
         except DockerException as error:
             log.warning("container %s: %s", container_id, error)
             return KILLED
+
+
+def without_powers(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``docker run`` without those that open this machine to a container."""
+    for name in POWERS:
+        if arguments.get(name):
+            log.warning("%s runs without %s, which no task needs", arguments["name"], name)
+    return {name: value for name, value in arguments.items() if name not in POWERS}
 
 
 def mebibytes(number: Any) -> str | None:

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +63,64 @@ def test_an_image_for_other_processors_does_not_start(
     )
     found = json.loads(run.stdout.splitlines()[-1])
     assert found == {"started": [] if error else ["own:1"], "error": error}
+
+
+#: What Docker is asked to run for a task definition that wants this whole machine.
+ASK = """
+import json, sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import docker
+from rehearsal.ministack import ecs_containers
+from rehearsal.ministack.internals import ecs
+
+docker.from_env = lambda **_: SimpleNamespace(
+    version=lambda: {"Arch": "amd64"}, networks=SimpleNamespace(get=str), api=None
+)
+settings = ecs_containers.RuntimeSettings(
+    name="a", network="a", gateway="a", registry="", metadata="a", folder=Path(sys.argv[1])
+)
+ecs._tasks["t"] = {"capacityProviderName": "p"}
+container = {
+    "name": "main",
+    "image": "own:1",
+    "privileged": True,
+    "linuxParameters": {"capabilities": {"add": ["SYS_ADMIN"]}},
+    "mountPoints": [{"sourceVolume": name, "containerPath": f"/{name}"} for name in "abcd"],
+}
+task = {"pidMode": "host", "networkMode": "host", "volumes": [
+    {"name": "a", "host": {"sourcePath": "/var/cache/train"}},
+    {"name": "b", "host": {"sourcePath": "/../../.."}},
+    {"name": "c", "host": {"sourcePath": "/"}},
+    {"name": "d", "host": {"sourcePath": "/var/cache/train/link"}},
+]}
+engine = ecs_containers.ContainerEngine(settings)
+given = (container, task, {}, {}, None, True, "t", "t", None, "c")
+stock = engine._stock_build_run_kwargs(*given)
+print(json.dumps({"stock": [*stock], "own": engine.build_run_kwargs(*given)}, default=str))
+"""
+
+
+@pytest.mark.skipif(not PYTHON.exists(), reason="no AWS emulator: `make venv-aws` installs it")
+def test_no_task_definition_opens_this_machine(tmp_path: Path) -> None:
+    cache = tmp_path / "hosts" / "p" / "var" / "cache" / "train"
+    cache.mkdir(parents=True)
+    (cache / "link").symlink_to("/etc")  # as a container could leave it there
+    run = subprocess.run(
+        [PYTHON, "-c", ASK, tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = json.loads(run.stdout.splitlines()[-1])
+    powers = {"privileged", "cap_add", "pid_mode", "network_mode"}
+    assert powers <= {*found["stock"]}, "the emulator would ask for them"
+    assert not powers & found["own"].keys()
+    assert found["own"]["volumes"] == [f"{cache}:/a:rw"]
+    assert run.stderr.count("which no task needs") == 4
+    assert run.stderr.count("is not mounted") == 3
 
 
 def test_a_job_with_an_image_for_other_processors_is_not_tried_again() -> None:
