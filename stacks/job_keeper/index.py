@@ -21,6 +21,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import boto3
@@ -123,20 +124,16 @@ def release(instances: set[str]) -> None:
     What goes wrong here is done again by the next sweep, so it does not fail a job.
     """
     ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
+    until = time.monotonic() + times.CONSISTENT_S  # of all: the function's own time is limited
     for instance in sorted(instances):
-        these = [instance]
+        set_status = partial(
+            ecs.update_container_instances_state, cluster=CLUSTER, containerInstances=[instance]
+        )
         try:
             # Drained first, or another job's task comes while this looks whether it may go.
-            ecs.update_container_instances_state(
-                cluster=CLUSTER, containerInstances=these, status="DRAINING"
-            )
-            (found,) = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=these)[
-                "containerInstances"
-            ]
-            if is_used(found):
-                ecs.update_container_instances_state(
-                    cluster=CLUSTER, containerInstances=these, status="ACTIVE"
-                )
+            set_status(status="DRAINING")
+            if not (found := unused(instance, until=until)):
+                set_status(status="ACTIVE")
                 continue
             groups.terminate_instance_in_auto_scaling_group(
                 InstanceId=found["ec2InstanceId"], ShouldDecrementDesiredCapacity=True
@@ -145,22 +142,30 @@ def release(instances: set[str]) -> None:
             print(f"{instance} is left to the next sweep: {error}")
 
 
-def is_used(host: "ContainerInstanceTypeDef") -> bool:
-    """Whether a task runs on a host, or comes to it, that was not told to stop.
+def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | None":
+    """A host, if no task runs on it, or comes to it, that was not told to stop.
 
     The lists of tasks are eventually consistent and may lack one that has just started; the numbers
-    that ECS keeps of a host have it, and those that stop or have just stopped.
+    that ECS keeps of a host have it. They may still have one that has just stopped: until ``until``
+    (``time.monotonic()``) the host is looked at again, as to subtract that could hide a new one.
     """
-    instance = host["containerInstanceArn"]
-    if running(instance=instance):
-        return True
-    since = time.time() - times.CONSISTENT_S
-    ending = [
-        task
-        for task in stopped_on(instance)
-        if (end := task.get("stoppedAt")) is None or end.timestamp() > since
-    ]
-    return host["runningTasksCount"] + host["pendingTasksCount"] > len(ending)
+    ecs, these = boto3.client("ecs"), [instance]
+    while True:
+        found = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=these)
+        host = found["containerInstances"][0]
+        if running(instance=instance):
+            return None
+        ended = stopped_on(instance)
+        stopping = [task for task in ended if not task.get("stoppedAt")]
+        never_ran = [task for task in stopping if not task.get("startedAt")]
+        pending, alive = host["pendingTasksCount"], host["runningTasksCount"]
+        if pending <= len(never_ran) and pending + alive <= len(stopping):
+            return host
+        since = time.time() - times.CONSISTENT_S
+        ends = [end.timestamp() for task in ended if (end := task.get("stoppedAt"))]
+        if max(ends, default=0) < since or time.monotonic() >= until:
+            return None
+        time.sleep(1)
 
 
 def stopped_on(instance: str) -> "list[TaskTypeDef]":
@@ -197,7 +202,8 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
         )
         for host in page["containerInstances"]:
             if disconnected_s(host) >= times.DISCONNECTED_S:
-                idle |= set() if is_used(host) else {host["containerInstanceArn"]}
+                arn = host["containerInstanceArn"]
+                idle |= {arn} if unused(arn) else set()
                 continue
             has_tasks = host["runningTasksCount"] or host["pendingTasksCount"]
             is_wanted = wanted & {"", host.get("capacityProviderName", "")}
@@ -241,18 +247,13 @@ def unused_since(host: "ContainerInstanceTypeDef") -> float:
     return max(each.timestamp() for each in [host["registeredAt"], *ends])
 
 
-def execution_of(job: str) -> str:
-    """ARN of a job's execution."""
-    return execution_arn(STATE_MACHINE, job)
-
-
 def heads_started(job: str) -> int | None:
     """How often the head of a job was started, from its execution's history."""
     try:
         pages = (
             boto3.client("stepfunctions")
             .get_paginator("get_execution_history")
-            .paginate(executionArn=execution_of(job))
+            .paginate(executionArn=execution_arn(STATE_MACHINE, job))
         )
         events = [event for page in pages for event in page["events"]]
         submitted = [event.get("taskSubmittedEventDetails") for event in events]
@@ -368,7 +369,7 @@ def described_abort(job: str) -> "Mapping[str, Any]":
     while True:
         found: Mapping[str, Any] = {}
         with suppress(states.exceptions.ExecutionDoesNotExist):
-            found = states.describe_execution(executionArn=execution_of(job))
+            found = states.describe_execution(executionArn=execution_arn(STATE_MACHINE, job))
         if found.get("status") == "ABORTED" or time.monotonic() > until:
             return found
         time.sleep(1)
@@ -433,7 +434,7 @@ def status_of(job: str) -> str:
     """Status of a job's execution; ``UNKNOWN`` where there is none."""
     states = boto3.client("stepfunctions")
     try:
-        return states.describe_execution(executionArn=execution_of(job))["status"]
+        return states.describe_execution(executionArn=execution_arn(STATE_MACHINE, job))["status"]
     except states.exceptions.ExecutionDoesNotExist:
         return UNKNOWN
 

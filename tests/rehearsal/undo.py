@@ -120,8 +120,8 @@ UNDOS: Final = (
     Undo(
         switch="consistency",
         file="stacks/job_keeper/index.py",
-        old="if is_used(found):",
-        new="if running(instance=instance):",
+        old="if pending <= len(never_ran) and pending + alive <= len(stopping):",
+        new="if host:",
         test="tests/stacks/test_job_keeper.py::test_a_task_that_no_list_has_yet_keeps_its_host",
     ),
     Undo(

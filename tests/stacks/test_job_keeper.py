@@ -633,6 +633,50 @@ def test_a_task_that_no_list_has_yet_keeps_its_host(
     assert aws.states["taken"] == ["DRAINING", "ACTIVE"]
 
 
+@pytest.mark.parametrize("status", ["STOPPED", "DEACTIVATING"])
+def test_a_task_that_ends_does_not_hide_one_that_no_list_has_yet(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch, status: str
+) -> None:
+    """The numbers may have left the one out by now: the one that they have is the other."""
+    waited: list[float] = []
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: sum(waited))
+    monkeypatch.setattr(keeper.time, "sleep", waited.append)
+    now = datetime.now(tz=UTC)
+    aws.add("ended", host="h", lastStatus=status, desiredStatus="STOPPED", startedAt=now)
+    if status == "STOPPED":
+        aws.tasks["ended"]["stoppedAt"] = now
+    stock = aws.describe_container_instances
+    counts = {"pendingTasksCount": 1, "runningTasksCount": 0}
+
+    def describe(**which: Any) -> Any:
+        return {
+            "containerInstances": [host | counts for host in stock(**which)["containerInstances"]]
+        }
+
+    monkeypatch.setattr(aws, "describe_container_instances", describe)
+    keeper.release({"h"})
+    assert (aws.terminated, aws.states["h"]) == ([], ["DRAINING", "ACTIVE"])
+    assert sum(waited) <= times.CONSISTENT_S
+
+
+def test_a_host_goes_once_its_numbers_show_that_its_task_has_ended(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: sum(waited))
+    task = aws.tasks["own-1"] | {"desiredStatus": "STOPPED", "stoppedAt": datetime.now(tz=UTC)}
+    aws.tasks["own-1"] = task
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if sum(waited) >= 3:
+            task["lastStatus"] = "STOPPED"
+
+    monkeypatch.setattr(keeper.time, "sleep", sleep)
+    keeper.release({"h2"})
+    assert (aws.terminated, sum(waited)) == (["i-h2"], 3)
+
+
 def test_no_host_is_ended_while_a_task_waits_for_one(keeper: ModuleType, aws: Aws) -> None:
     aws.hosts, aws.groups = {"surplus": 9000}, {"workers": (4, 2)}
     aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
