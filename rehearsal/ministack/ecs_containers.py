@@ -18,9 +18,9 @@ from docker.errors import APIError, DockerException, NotFound
 from docker.types import EndpointConfig, Ulimit
 
 from contract.exits import KILLED
-from contract.nodes import CONTAINER_USER
+from contract.nodes import CONTAINER_USER, ENV_NUM_GPUS
 from rehearsal.engine import LABEL
-from rehearsal.ministack import ecs_records
+from rehearsal.ministack import ecs_hosts, ecs_records
 from rehearsal.ministack.internals import ecs, responses
 from rehearsal.ministack.switches import Strict, is_strict
 
@@ -135,6 +135,9 @@ class ContainerEngine:
             provider = ecs._tasks[task_arn].get("capacityProviderName") or "host"
             wanted["volumes"] = [self._on_host(each, provider) for each in binds]
         wanted["labels"] = stock["labels"] | {LABEL: self.settings.name}
+        if ecs_hosts.is_bad(ecs._tasks[task_arn]):
+            # One GPU more than there is: the node's own check finds that.
+            wanted["environment"] = {**wanted["environment"], ENV_NUM_GPUS: "1"}
         if not is_host_mode:
             names = [name for _id, name in ecs_records.registered_names(ecs._tasks[task_arn])]
             names.append(f"{definition['name']}-{task_id[:8]}")
