@@ -12,7 +12,7 @@ process; nothing in the project's environment imports the modules in here.
     ecs_requests.py       what ECS refuses
     consistency.py        what has just changed, and does not show yet
     ecs_placing.py        hosts for tasks
-    ecs_hosts.py          the same for tasks that are only records, and how a test ends those
+    ecs_hosts.py          what hosts are: taken, drained and terminated; some lack their GPU
     step_functions.py     runTask.sync as on AWS
     events.py             log groups as targets of EventBridge rules
     fsx.py                file systems, their links with buckets, and exports, as records

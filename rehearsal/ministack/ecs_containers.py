@@ -19,10 +19,14 @@ from docker.types import EndpointConfig, Ulimit
 
 from contract.errors import InputError
 from contract.exits import KILLED
+<<<<<<< HEAD
 from contract.nodes import CONTAINER_USER
 from contract.runs import safe_join
+=======
+from contract.nodes import CONTAINER_USER, ENV_NUM_GPUS
+>>>>>>> origin/hosts-in-containers
 from rehearsal.engine import LABEL
-from rehearsal.ministack import ecs_records
+from rehearsal.ministack import ecs_hosts, ecs_records
 from rehearsal.ministack.internals import ecs, responses
 from rehearsal.ministack.switches import Strict, is_strict
 
@@ -142,6 +146,9 @@ class ContainerEngine:
             folders = [self._on_host(each, provider) for each in binds]
             wanted["volumes"] = [each for each in folders if each]
         wanted["labels"] = stock["labels"] | {LABEL: self.settings.name}
+        if ecs_hosts.is_bad(ecs._tasks[task_arn]):
+            # One GPU more than there is: the node's own check finds that.
+            wanted["environment"] = {**wanted["environment"], ENV_NUM_GPUS: "1"}
         if not is_host_mode:
             names = [name for _id, name in ecs_records.registered_names(ecs._tasks[task_arn])]
             names.append(f"{definition['name']}-{task_id[:8]}")

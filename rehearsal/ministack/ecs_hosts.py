@@ -1,14 +1,16 @@
-"""Hosts of tasks that are only records, and how a test ends such a task. Imported inside
-``.venv-aws`` only.
+"""Hosts as records, and how a test ends a task that is only one. In ``.venv-aws`` only.
 
 A task of a capacity provider takes a host that is free, or a new one of the provider's group, and
-the host stays until it is terminated: by that a task on it ends as on AWS. ``ends.json`` in the
-local AWS's folder has exit codes of tasks, by ARN, that are to end by themselves. Tasks that run as
-containers have no such hosts.
+the host stays until it is terminated: by that a task on it ends as on AWS, its containers with it.
+Files in the local AWS's folder tell more:
+
+    ends.json      exit codes of tasks, by ARN, that are to end by themselves
+    bad_hosts.json how many of the next hosts of a capacity provider lack their GPU, by its name
 """
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,20 @@ Record = dict[str, Any]
 
 _hosts: dict[str, Record] = {}
 _stock: dict[str, Any] = {}
+#: What ends a task's containers at once, where it has some.
+_kill: list[Callable[[Record], None]] = []
 
 
 def take(task: Record, most: int | None) -> bool:
     """Give a task a host of its provider; False where none is free and there are ``most``."""
     provider = task["capacityProviderName"]
+    forget_gone()
     mine = [host for host in _hosts.values() if host["capacityProviderName"] == provider]
-    for host in mine:
-        if host["status"] == "ACTIVE" and not tasks_of(host):
+    free = [host for host in mine if not tasks_of(host)]
+    if most is not None and len(mine) - len(free) >= most:
+        return False
+    for host in free:
+        if host["status"] == "ACTIVE":
             task["containerInstanceArn"] = host["containerInstanceArn"]
             return True
     if most is not None and len(mine) >= most:
@@ -42,6 +50,8 @@ def take(task: Record, most: int | None) -> bool:
         "agentConnected": True,
         "registeredAt": ecs._iso(),
         "_cluster": cluster,
+        "_is_bad": next_is_bad(provider),
+        "_leaves": False,
     }
     task["containerInstanceArn"] = arn
     if group := group_of(provider):
@@ -56,6 +66,40 @@ def take(task: Record, most: int | None) -> bool:
             }
         )
     return True
+
+
+def next_is_bad(provider: str) -> bool:
+    """Whether the next host of a capacity provider lacks its GPU; it is counted."""
+    file = folder() / "bad_hosts.json"
+    try:
+        planned: dict[str, int] = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return False
+    if planned.get(provider, 0) < 1:
+        return False
+    file.write_text(json.dumps(planned | {provider: planned[provider] - 1}))
+    return True
+
+
+def is_bad(task: Record) -> bool:
+    """Whether a task's host lacks its GPU."""
+    return bool(_hosts.get(task.get("containerInstanceArn", ""), {}).get("_is_bad"))
+
+
+def folder() -> Path:
+    """Of the local AWS."""
+    return Path(os.environ["REHEARSAL_FOLDER"])
+
+
+def forget_gone() -> None:
+    """Drop the hosts that were terminated and whose tasks have ended by now."""
+    for arn, host in [*_hosts.items()]:
+        if host["_leaves"] and not tasks_of(host):
+            del _hosts[arn]
+            if group := group_of(host["capacityProviderName"]):
+                gone = host["ec2InstanceId"]
+                left = [each for each in group["Instances"] if each["InstanceId"] != gone]
+                group["Instances"][:] = left
 
 
 def tasks_of(host: Record) -> list[Record]:
@@ -79,6 +123,7 @@ def group_of(provider: str) -> Record | None:
 # --- calls ----------------------------------------------------------------------------------------
 def list_instances(request: Record) -> Any:
     """ListContainerInstances."""
+    forget_gone()
     cluster = ecs._resolve_cluster_name(request.get("cluster", "default"))
     arns = [arn for arn, host in _hosts.items() if host["_cluster"] == cluster]
     return ecs.json_response({"containerInstanceArns": arns})
@@ -86,6 +131,7 @@ def list_instances(request: Record) -> Any:
 
 def describe_instances(request: Record) -> Any:
     """DescribeContainerInstances."""
+    forget_gone()
     found = [_hosts[arn] for arn in request["containerInstances"] if arn in _hosts]
     return ecs.json_response({"containerInstances": [described(each) for each in found]})
 
@@ -98,9 +144,11 @@ def described(host: Record) -> Record:
 
 def update_state(request: Record) -> Any:
     """UpdateContainerInstancesState."""
+    forget_gone()
     found = [_hosts[arn] for arn in request["containerInstances"] if arn in _hosts]
     for host in found:
-        host["status"] = request["status"]
+        if not host["_leaves"]:
+            host["status"] = request["status"]
     return ecs.json_response({"containerInstances": [described(each) for each in found]})
 
 
@@ -108,28 +156,37 @@ def deregister(request: Record) -> Any:
     """DeregisterContainerInstance, by force."""
     host = _hosts.pop(request["containerInstance"], {})
     for task in tasks_of(host) if host else ():
-        ecs._mark_task_stopped(task["taskArn"], task, "Host deregistered.", "UserInitiated", KILLED)
+        lose(task, "Host deregistered.", "UserInitiated")
     return ecs.json_response({"containerInstance": ecs._sanitize(host)})
 
 
 def terminate(request: Record) -> Any:
-    """TerminateInstanceInAutoScalingGroup: what still runs there ends with its host."""
+    """TerminateInstanceInAutoScalingGroup: what still runs there ends with its host, and the host
+    waits for what was told to stop, as managed draining has it."""
     instance = autoscaling._p(request, "InstanceId")
-    for arn, host in [*_hosts.items()]:
+    for host in [*_hosts.values()]:
         if host["ec2InstanceId"] != instance:
             continue
+        is_first = not host["_leaves"]
+        # First: no task that is started meanwhile may come to it.
+        host["status"], host["_leaves"] = "DRAINING", True
         for task in tasks_of(host):
-            why = f"Host EC2 (instance {instance}) terminated."
-            ecs._mark_task_stopped(task["taskArn"], task, why, "TerminationNotice", KILLED)
-        del _hosts[arn]
-        if group := group_of(host["capacityProviderName"]):
-            left = [each for each in group["Instances"] if each["InstanceId"] != instance]
-            group["Instances"][:] = left
-            if autoscaling._p(request, "ShouldDecrementDesiredCapacity") == "true":
-                group["DesiredCapacity"] -= 1
+            if task["desiredStatus"] != "STOPPED":
+                lose(task, f"Host EC2 (instance {instance}) terminated.", "TerminationNotice")
+        forget_gone()
+        lowers = autoscaling._p(request, "ShouldDecrementDesiredCapacity") == "true"
+        if is_first and lowers and (group := group_of(host["capacityProviderName"])):
+            group["DesiredCapacity"] -= 1
         name = "TerminateInstanceInAutoScalingGroup"
         return autoscaling._xml(200, f"{name}Response", f"<{name}Result/>")
     return autoscaling._error("ValidationError", f"Instance Id not found - {instance}")
+
+
+def lose(task: Record, why: str, stop_code: str) -> None:
+    """End a task with its host."""
+    ecs._mark_task_stopped(task["taskArn"], task, why, stop_code, KILLED)
+    for kill in _kill:
+        kill(task)
 
 
 def set_desired(request: Record) -> Any:
@@ -147,9 +204,8 @@ def set_desired(request: Record) -> Any:
 # --- ends -----------------------------------------------------------------------------------------
 def end_tasks() -> None:
     """End the tasks that are to end by themselves."""
-    file = Path(os.environ["REHEARSAL_FOLDER"]) / "ends.json"
     try:
-        ends = json.loads(file.read_text())
+        ends = json.loads((folder() / "ends.json").read_text())
     except (OSError, ValueError):
         return
     for arn, code in ends.items():
@@ -158,8 +214,10 @@ def end_tasks() -> None:
             ecs._mark_task_stopped(arn, task, why, "EssentialContainerExited", code)
 
 
-def install() -> None:
-    """Give the emulator these hosts."""
+def install(kill: Callable[[Record], None] | None = None) -> None:
+    """Give the emulator these hosts. ``kill``: ends a task's containers at once."""
+    if kill:
+        _kill.append(kill)
     stock = ecs._describe_tasks
 
     def describe_tasks(request: Record) -> Any:

@@ -9,7 +9,6 @@ import json
 import os
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 from rehearsal.ministack import ecs_hosts
@@ -26,24 +25,13 @@ _placing = threading.Lock()
 
 def has_host(task: dict[str, Any]) -> bool:
     """Whether a host is free: ``capacity.json`` in the local AWS's folder may say how many there
-    are for a capacity provider; without, there is always one more. A task that is only a record
-    has it then."""
+    are for a capacity provider; without, there is always one more. The task has it then."""
     provider = task.get("capacityProviderName") or ""
-    file = Path(os.environ["REHEARSAL_FOLDER"]) / "capacity.json"
     try:
-        most = json.loads(file.read_text()).get(provider)
+        most = json.loads((ecs_hosts.folder() / "capacity.json").read_text()).get(provider)
     except (OSError, ValueError):
         most = None
-    if provider and not os.environ.get("REHEARSAL_NETWORK"):
-        return ecs_hosts.take(task, most)
-    taken = [
-        other
-        for other in ecs._tasks.values()
-        if other is not task
-        and other.get("capacityProviderName") == provider
-        and other["lastStatus"] not in ("PROVISIONING", "STOPPED")
-    ]
-    return most is None or len(taken) < most
+    return not provider or ecs_hosts.take(task, most)
 
 
 def place(task: dict[str, Any], become: Any) -> bool:

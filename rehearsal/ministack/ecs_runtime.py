@@ -16,7 +16,7 @@ from typing import Any
 from docker.errors import DockerException, NotFound
 
 from contract.exits import KILLED
-from rehearsal.ministack import ecs_placing, ecs_records
+from rehearsal.ministack import ecs_hosts, ecs_placing, ecs_records
 from rehearsal.ministack.ecs_containers import ContainerEngine, RuntimeSettings
 from rehearsal.ministack.ecs_records import Task
 from rehearsal.ministack.internals import concurrency, ecs, responses, servicediscovery
@@ -64,6 +64,7 @@ class Runtime:
         ecs._stop_task = self.stop_task
         ecs._record_service_task_failure = self.record_service_task_failure
         ecs._reconcile_service_tasks = self.reconcile_service_tasks
+        ecs_hosts.install(self.kill)
         ecs._ACTION_MAP["StopTask"] = lambda data: self.stop_task(data, "UserInitiated")
 
     # --- the life of a task -------------------------------------------------------------------
@@ -76,6 +77,8 @@ class Runtime:
 
     def mark_task_pending(self, arn: str, task: Task) -> bool:
         """Place a task on a host, when there is one: until then it is PROVISIONING."""
+        if task.get("capacityProviderName"):
+            task.pop("containerInstanceArn")  # the emulator makes one up
         return ecs_placing.place(task, lambda: self._stock_mark_task_pending(arn, task))
 
     def mark_task_running(self, arn: str, task: Task) -> bool:
@@ -127,6 +130,11 @@ class Runtime:
         concurrency.spawn_background(
             follow, thread_name=f"ecs-watch-{ecs_records.task_id(task['taskArn'])[:8]}"
         )
+
+    def kill(self, task: Task) -> None:
+        """End a task's containers at once, as their host's end does."""
+        for container in task.get("_docker_ids", ()):
+            self.engine.remove(container)
 
     def _look_at(self, task: Task, ids: list[str]) -> None:
         try:

@@ -13,15 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from contract import exits, runs
 from contract import outputs as stack_outputs
-from contract.job import JOB_GROUP
+from contract.job import DEFAULT_ATTEMPTS, JOB_GROUP, STOPPED_BY_USER
 from contract.nodes import (
     CONTAINER,
     ENV_DEADLINE,
@@ -31,6 +32,7 @@ from contract.nodes import (
     HEAD,
     WORKER,
 )
+from contract.ranges import Range
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT
@@ -38,17 +40,21 @@ from rehearsal.policies import parse
 from rehearsal.watch import Watch
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP, command, trainctl
+from tests.stacks.orders import ABORTED, BAD_HOST, KILLED, Attempt, Order, Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 
+#: An order with what a head can meet.
+SEED = 853
 #: Digits, on one thread in each process: all nodes share this machine's processors.
 QUICK = ("--preset", "digits", "--env", "OMP_NUM_THREADS=1")
 
 
 @pytest.fixture(scope="module")
 def rehearsal(deployment: Rehearsal) -> Rehearsal:
-    """A deployment without a standing cluster."""
+    """A deployment without a standing cluster, nor the hosts of one."""
     assert not deployment.engine.labelled("container", deployment.name)
+    Orders.of(deployment).clean_up()
     return deployment
 
 
@@ -129,12 +135,37 @@ def eventually(what: str, condition: Callable[[], Any], *, timeout_s: float) -> 
     return found
 
 
-def nothing_is_left(rehearsal: Rehearsal) -> None:
+def nothing_is_left(rehearsal: Rehearsal, *, retried: bool = False) -> None:
+    """``retried``: a host of an attempt before may wait for the sweep, which comes at once here."""
     eventually(
         "no task of the job is left",
         lambda: not rehearsal.engine.labelled("container", rehearsal.name),
         timeout_s=60,
     )
+    stage = Orders.of(rehearsal)
+    if retried:
+        stage.clean_up()
+    eventually("no host of the job is left", lambda: not stage.hosts(), timeout_s=30)
+
+
+class Orders(Stage):
+    """Jobs whose heads are containers, without workers, that end by no command of theirs."""
+
+    command = ("sleep", "600")
+    nodes = Range(0, 0)
+    patience_s = 180
+
+    @classmethod
+    def of(cls, rehearsal: Rehearsal) -> Self:
+        core, training = (
+            rehearsal.outputs(each)
+            for each in (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
+        )
+        account = account_at(rehearsal.state()["endpoint"])
+        return cls(rehearsal.folder / "aws", core, training, account.client)
+
+    def wait_until_it_runs(self, task: str) -> None:
+        self.eventually(f"{task} runs", lambda: self.is_running(task))
 
 
 def container_of(rehearsal: Rehearsal, job: str, node: str) -> str:
@@ -311,7 +342,7 @@ def test_neither_the_laptop_nor_the_first_head_is_needed_to_the_end(rehearsal: R
     assert record(rehearsal, "lost", job)["attempts"] == 2
     result = json.loads(read(rehearsal, "runs/lost/result.json"))
     assert result["resumed_from"] in (result["steps"] // 3, result["steps"] * 2 // 3)
-    nothing_is_left(rehearsal)
+    nothing_is_left(rehearsal, retried=True)
 
 
 def test_what_escapes_is_swept(rehearsal: Rehearsal) -> None:
@@ -377,6 +408,28 @@ def test_what_escapes_is_swept(rehearsal: Rehearsal) -> None:
     nothing_is_left(rehearsal)
 
 
+def test_heads_on_bad_hosts_lost_hosts_lost_answers_and_an_abort(rehearsal: Rehearsal) -> None:
+    """The order of a seed, behind a host without the GPU that it should have."""
+    stage, seeded = Orders.of(rehearsal), Order.from_seed(SEED, most=DEFAULT_ATTEMPTS - 1)
+    assert [each.end for each in seeded.attempts] == [KILLED, ABORTED]
+    assert [each.faults for each in seeded.attempts] == [("lost",), ("throttled",)]
+    bad = Attempt(faults=(), end=BAD_HOST)
+    order = replace(seeded, attempts=(bad, *seeded.attempts))
+    stage.have_bad_hosts(1, of=stage.head_provider)
+    stage.play(order)
+    nothing_is_left(rehearsal, retried=True)
+    (found,) = stage.records(order.job)
+    assert (found["status"], found["attempts"]) == ("stopped", 3)
+    assert found["reason"] == STOPPED_BY_USER
+    first, *others = stage.tasks(order.job)
+    assert (first["containers"][0]["exitCode"], first["stopCode"]) == (
+        exits.BAD_HOST,
+        "EssentialContainerExited",
+    )
+    assert len(others) == 3, "one of them was started by a request whose answer was lost"
+    assert first["containerInstanceArn"] not in {each["containerInstanceArn"] for each in others}
+
+
 # --- hosts that come and go -----------------------------------------------------------------------
 class Metadata(http.server.BaseHTTPRequestHandler):
     """Instances' metadata, version 2; one of them has a notice."""
@@ -419,11 +472,14 @@ def metadata_of_instances(rehearsal: Rehearsal) -> Iterator[None]:
 
 
 def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: Rehearsal) -> None:
-    """One host at first, then two, then one of them is taken away; a user follows it."""
+    """One host at first, after one without its GPU, then two, then one of them is taken away; a
+    user follows it."""
     # A host that goes with notice is no failure, of which none is forgiven here.
     long = ("--epochs", "90", "--max-failures", "0")
     settings = ("--run", "elastic", "--nodes", "1:2", "--yes", *QUICK, *long)
+    stage = Orders.of(rehearsal)
     with metadata_of_instances(rehearsal), hosts(rehearsal, 1) as have:
+        stage.have_bad_hosts(1, of=stage.worker_provider)
         following = subprocess.Popen(
             **command(rehearsal, "submit", "ddp", *settings, "--follow"),
             stdout=subprocess.PIPE,
@@ -435,6 +491,11 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
             if ", 1 workers on" in line:
                 break
         assert "1 x m5.large" in shown(rehearsal, job)["waiting"]
+        # A host without its GPU has cost one task, and is gone.
+        bad, *others = [each for each in stage.tasks(job) if each.get("startedBy") == job]
+        assert bad["containers"][0]["exitCode"] == exits.BAD_HOST
+        assert [each["lastStatus"] for each in others] == ["RUNNING"]
+        assert bad["containerInstanceArn"] not in stage.hosts()
         have(2)
         following.send_signal(signal.SIGINT)
         _, note = following.communicate(timeout=60)
@@ -467,8 +528,7 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
         eventually("training is told", lambda: printed(watch, "will be taken away"), timeout_s=45)
         while time.time() < goes and runs_still(rehearsal, victim["runtime_id"]):
             time.sleep(0.5)
-        # What AWS does to a host whose node has not ended by then.
-        rehearsal.engine("kill", "--signal", "KILL", victim["runtime_id"], check=False)
+        stage.take_host(victim["host"])  # whether its node has ended by then or not
         Metadata.noticed = ""
         eventually(
             "it goes on with what is left",
@@ -507,12 +567,9 @@ UNUSED = {
     "ssmmessages:CreateDataChannel": "the same",
     "ssmmessages:OpenControlChannel": "the same",
     "ssmmessages:OpenDataChannel": "the same",
-    "autoscaling:TerminateInstanceInAutoScalingGroup": "there are no hosts in the emulator",
-    "autoscaling:SetDesiredCapacity": "the same",
+    "autoscaling:SetDesiredCapacity": "the sweep, where a group asks for hosts that do not come",
     "ecs:DeleteAttributes": "the local AWS's hosts have no agent that disconnects",
     "ecs:PutAttributes": "the same",
-    "ecs:DescribeContainerInstances": "the same",
-    "ecs:UpdateContainerInstancesState": "the same",
     "ecs:StopTask": "Step Functions stops the head of an execution that is aborted",
     "ecs:DescribeTasks": "Step Functions looks at the head itself",
     "states:GetExecutionHistory": "asked after an abort, which tests/stacks/test_deploy.py has",

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import boto3
 
@@ -22,17 +22,9 @@ from contract.job import JOB_GROUP, STOP_ERROR, STOPPED_BY_USER, JobSpec, execut
 from contract.ranges import Range
 
 KILLED, ABORTED, ABORTED_LATE = "killed", "aborted", "aborted at its end"
+#: By itself, on a host that a test has made one.
+BAD_HOST = "bad host"
 SUCCEEDS, FAILS = "exit 0", "exit 3"
-PATIENCE_S: Final = 60
-
-
-def eventually(what: str, condition: Callable[[], Any]) -> Any:
-    """What it is, once it is true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"not within {PATIENCE_S} s: {what}"
-        time.sleep(0.1)
-    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +63,7 @@ class Order:
         last = self.attempts[-1].end
         return {
             KILLED: {"host_lost"},
+            BAD_HOST: {"host_lost"},
             ABORTED: {"stopped"},
             # Which of the two comes first, the end or the abort, is open.
             ABORTED_LATE: {"succeeded", "stopped"},
@@ -82,16 +75,28 @@ class Order:
 class Stage:
     """A deployment, and what a test does to its jobs."""
 
-    def __init__(self, folder: Path, core: dict[str, str], training: dict[str, str]) -> None:
+    #: Of its jobs.
+    command: tuple[str, ...] = ("true",)
+    nodes = Range(1, 1)
+    patience_s = 60
+
+    def __init__(
+        self,
+        folder: Path,
+        core: dict[str, str],
+        training: dict[str, str],
+        client: Any = boto3.client,
+    ) -> None:
         """``folder``: of the local AWS."""
         self._folder, self._lock = folder, Lock()
         self._bucket = core[stack_outputs.BUCKET]
         self._machine = training[stack_outputs.JOBS]
         self._cluster = training[stack_outputs.CLUSTER]
         self.head_provider = training[stack_outputs.HEAD_PROVIDER]
-        self._states, self._ecs = boto3.client("stepfunctions"), boto3.client("ecs")
-        self._s3, self._lambda = boto3.client("s3"), boto3.client("lambda")
-        self._groups = boto3.client("autoscaling")
+        self.worker_provider = training[stack_outputs.WORKER_PROVIDER]
+        self._states, self._ecs = client("stepfunctions"), client("ecs")
+        self._s3, self._lambda = client("s3"), client("lambda")
+        self._groups = client("autoscaling")
         (self._keeper,) = [
             each["FunctionName"]
             for each in self._lambda.list_functions()["Functions"]
@@ -100,12 +105,16 @@ class Stage:
 
     # --- what a test does -----------------------------------------------------------------------
     def start(self, job: str) -> None:
-        spec = JobSpec(run=job, command=("true",), nodes=Range(1, 1), max_seconds=3600)
+        spec = JobSpec(run=job, command=self.command, nodes=self.nodes, max_seconds=3600)
         self._states.start_execution(stateMachineArn=self._machine, name=job, input=spec.to_json())
 
     def have_hosts(self, number: int) -> None:
         """So many for heads."""
         self._write("capacity.json", {self.head_provider: number})
+
+    def have_bad_hosts(self, number: int, *, of: str) -> None:
+        """So many of the next new hosts of a capacity provider lack their GPU."""
+        self._write("bad_hosts.json", {of: number})
 
     def plan(self, job: str, faults: Sequence[str]) -> None:
         """Faults of the next requests for a job's head."""
@@ -121,12 +130,17 @@ class Stage:
     def kill(self, task: str) -> None:
         """Take a task's host away."""
         (found,) = self._ecs.describe_tasks(cluster=self._cluster, tasks=[task])["tasks"]
-        (host,) = self._ecs.describe_container_instances(
-            cluster=self._cluster, containerInstances=[found["containerInstanceArn"]]
+        self.take_host(found["containerInstanceArn"])
+
+    def take_host(self, host: str) -> None:
+        """The same by its ARN; one that has gone already stays so."""
+        found = self._ecs.describe_container_instances(
+            cluster=self._cluster, containerInstances=[host]
         )["containerInstances"]
-        self._groups.terminate_instance_in_auto_scaling_group(
-            InstanceId=host["ec2InstanceId"], ShouldDecrementDesiredCapacity=False
-        )
+        for each in found:
+            self._groups.terminate_instance_in_auto_scaling_group(
+                InstanceId=each["ec2InstanceId"], ShouldDecrementDesiredCapacity=False
+            )
 
     def abort(self, job: str) -> None:
         """As ``trainctl stop`` does; a job that has just ended stays as it is."""
@@ -172,11 +186,11 @@ class Stage:
             found = self._states.describe_execution(executionArn=execution_arn(self._machine, job))
         except self._states.exceptions.ExecutionDoesNotExist:
             return ""
-        return found["status"]
+        return str(found["status"])
 
     def is_running(self, task: str) -> bool:
         (found,) = self._ecs.describe_tasks(cluster=self._cluster, tasks=[task])["tasks"]
-        return found["lastStatus"] == "RUNNING"
+        return bool(found["lastStatus"] == "RUNNING")
 
     def records(self, job: str) -> list[dict[str, Any]]:
         """All records of a job."""
@@ -184,6 +198,20 @@ class Stage:
         found = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=prefix).get("Contents", [])
         bodies = [self._s3.get_object(Bucket=self._bucket, Key=each["Key"]) for each in found]
         return [json.loads(each["Body"].read()) for each in bodies]
+
+    def tasks(self, job: str) -> list[Any]:
+        """All tasks of a job, those that have ended too, the oldest first."""
+        states = ("RUNNING", "STOPPED")
+        arns = {
+            arn
+            for each in states
+            for arn in self._ecs.list_tasks(cluster=self._cluster, desiredStatus=each)["taskArns"]
+        }
+        if not arns:
+            return []
+        found = self._ecs.describe_tasks(cluster=self._cluster, tasks=[*arns])["tasks"]
+        mine = [each for each in found if each["group"] == f"{JOB_GROUP}{job}"]
+        return sorted(mine, key=lambda each: each["createdAt"])
 
     def alive(self) -> list[str]:
         """Tasks that have not ended."""
@@ -194,9 +222,21 @@ class Stage:
         return [each["taskArn"] for each in found if each["lastStatus"] != "STOPPED"]
 
     def hosts(self) -> list[str]:
-        return self._ecs.list_container_instances(cluster=self._cluster)["containerInstanceArns"]
+        found = self._ecs.list_container_instances(cluster=self._cluster)
+        return [*found["containerInstanceArns"]]
+
+    def wait_until_it_runs(self, task: str) -> None:
+        """A task that is only a record may end at any time."""
 
     # --- the two together -----------------------------------------------------------------------
+    def eventually(self, what: str, condition: Callable[[], Any]) -> Any:
+        """What it is, once it is true."""
+        deadline = time.monotonic() + self.patience_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"not within {self.patience_s} s: {what}"
+            time.sleep(0.1)
+        return found
+
     def wait_for_heads(self, job: str, number: int) -> list[str]:
         """ARNs of the heads of a job, once there have been so many."""
 
@@ -204,7 +244,7 @@ class Stage:
             heads = self.heads(job)
             return heads if len(heads) >= number else []
 
-        found: list[str] = eventually(f"head {number} of {job}", look)
+        found: list[str] = self.eventually(f"head {number} of {job}", look)
         return found
 
     def play(self, order: Order) -> None:
@@ -217,6 +257,9 @@ class Stage:
             assert len(heads) == number
             after = order.attempts[number] if number < len(order.attempts) else None
             self.plan(job, after.faults if after else ())
+            if attempt.end == BAD_HOST:
+                continue
+            self.wait_until_it_runs(heads[-1])
             if attempt.end == KILLED:
                 self.kill(heads[-1])
             elif attempt.end == ABORTED:
@@ -226,8 +269,8 @@ class Stage:
             if attempt.end == ABORTED_LATE:
                 time.sleep(random.Random(job).random())
                 self.abort(job)
-        eventually(f"{job} ends", lambda: self.status(job) not in ("", "RUNNING"))
-        eventually(f"{job} has a record", lambda: self.records(job))
+        self.eventually(f"{job} ends", lambda: self.status(job) not in ("", "RUNNING"))
+        self.eventually(f"{job} has a record", lambda: self.records(job))
 
     def play_all(self, orders: Sequence[Order]) -> None:
         """All of them, several at a time, while the keeper sweeps as if minutes went by."""
@@ -241,7 +284,7 @@ class Stage:
     def clean_up(self) -> None:
         """As the sweeps of the next minutes do."""
 
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.patience_s
         answers: list[Any] = []
         while (left := (self.alive(), self.hosts())) != ([], []):
             assert time.monotonic() < deadline, f"left: {left}; the keeper: {answers}"
