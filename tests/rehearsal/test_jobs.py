@@ -200,10 +200,9 @@ def test_a_study_and_other_jobs_share_no_node_and_a_gate_stops_one_on_a_slow_net
     Before that one the network is measured, and before a third, of which a node is slowed down.
     """
     assert not rehearsal.engine.labelled("container", rehearsal.name)
-    settings = ("--preset", "digits")
     series = ("--nodes", "1,2", "--name", "size", "--steps", "60", "--output", str(tmp_path))
     studying = subprocess.Popen(
-        **command(rehearsal, "study", "ddp", *series, *settings, "--yes", "--json"),
+        **command(rehearsal, "study", "ddp", *series, *QUICK, "--yes", "--json"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -258,7 +257,7 @@ def test_a_study_and_other_jobs_share_no_node_and_a_gate_stops_one_on_a_slow_net
     assert [(each["nodes"], each["workers"]) for each in figures["points"]] == [(1, 1), (2, 2)]
     assert all(each["efficiency"] > 0 and each["usd_per_epoch"] > 0 for each in figures["points"])
     assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
-    table = trainctl(rehearsal, "study", "ddp", *series, *settings)
+    table = trainctl(rehearsal, "study", "ddp", *series, *QUICK)
     assert table.returncode == 0, table.stderr
     assert "efficiency" in table.stdout.splitlines()[0]
     assert len(table.stdout.splitlines()) > 3
