@@ -209,43 +209,99 @@ def hosts(rehearsal: Rehearsal, number: int) -> Iterator[Callable[[int], None]]:
 
 
 # --- several at a time ----------------------------------------------------------------------------
-def test_two_jobs_at_a_time_share_no_node(rehearsal: Rehearsal) -> None:
+def slow_down(rehearsal: Rehearsal, container: str) -> str:
+    """Limit what a container receives to 300 Mbit/s; return its host name."""
+    link = rehearsal.engine("exec", container, "cat", "/sys/class/net/eth0/iflink").strip()
+    (device,) = (
+        place.parent.name
+        for place in Path("/sys/class/net").glob("*/ifindex")
+        if place.read_text().strip() == link
+    )
+    limit = ("root", "tbf", "rate", "300mbit", "burst", "256kb", "latency", "50ms")
+    subprocess.run(("tc", "qdisc", "add", "dev", device, *limit), check=True)
+    return rehearsal.engine("exec", container, "hostname").strip()
+
+
+@pytest.mark.timeout(900)
+def test_a_study_and_other_jobs_share_no_node_and_a_gate_stops_one_on_a_slow_network(
+    rehearsal: Rehearsal, tmp_path: Path
+) -> None:
+    """Two jobs at a time: the study takes the second one, which is of its series, as its own.
+
+    Before that one the network is measured, and before a third, of which a node is slowed down.
+    """
     assert not rehearsal.engine.labelled("container", rehearsal.name)
-    short = ("--nodes", "1", "--yes", *QUICK, "--epochs", "2")
-    left = submit(rehearsal, "ddp", "--run", "left", *short)
-    # The other one is followed from the beginning, as `make rehearse` follows one alone.
+    series = ("--nodes", "1,2", "--name", "size", "--steps", "60", "--output", str(tmp_path))
+    studying = subprocess.Popen(
+        **command(rehearsal, "study", "ddp", *series, *QUICK, "--yes", "--json"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert studying.stderr is not None
+    left = next(line.split()[-1] for line in studying.stderr if line.startswith("size-1: job "))
+    gated = ("--nodes", "2", "--before", "bandwidth", "--yes", *QUICK, "--max-steps", "60")
+    # Followed from the beginning, as `make rehearse` follows one alone.
     following = subprocess.Popen(
-        **command(rehearsal, "submit", "ddp", "--run", "right", *short, "--follow"),
+        **command(rehearsal, "submit", "ddp", "--run", "size-2", *gated, "--follow"),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     assert following.stdout is not None
     right = following.stdout.readline().strip()
-    again = trainctl(rehearsal, "submit", "ddp", "--run", "left", "--yes")
+    again = trainctl(rehearsal, "submit", "ddp", "--run", "size-2", "--yes")
     assert again.returncode == exits.BAD_INPUT
-    assert f"is being trained already, by job {left}" in again.stderr
+    assert f"is being trained already, by job {right}" in again.stderr
     nodes: list[set[str]] = []
     for job in (left, right):
         container_of(rehearsal, job, WORKER)
         nodes.append({task["address"] for task in shown(rehearsal, job)["tasks"]})
-    assert [len(each) for each in nodes] == [2, 2]
+    assert [len(each) for each in nodes] == [2, 3]
     assert not nodes[0] & nodes[1]
+
     log, notes = following.communicate(timeout=400)
     assert following.returncode == 0, notes
     assert "at most   $" in notes, "what it may cost is said before"
     assert "succeeded, after" in notes
-    assert "epoch 2: train loss" in log
-    assert wait(rehearsal, left)[0] == 0
+    assert log.index("before the job's command: python -m training.launch bandwidth") < log.index(
+        "epoch 2: train loss"
+    )
+    slow = submit(rehearsal, "ddp", "--run", "slow", *gated)
+    watch = Watch(rehearsal, slow)
+
+    def look() -> list[str]:
+        watch.has_ended()
+        found = watch.containers(WORKER, 2)
+        return found if len(found) == 2 else []
+
+    slowed = slow_down(rehearsal, eventually("its nodes run", look, timeout_s=180)[0])
+    code, found = wait(rehearsal, slow)
+    text = said(rehearsal, slow)
+    assert (code, found["reason"]) == (exits.FAILED, "failed: user code exit 1"), text
+    assert "below the floor of 0.06562 GB/s; the link from host" in text
+    assert f"to host {slowed} is slow" in text
+    assert "train loss" not in text
+    printed_json, notes = studying.communicate(timeout=400)
+    assert studying.returncode == 0, notes
+    assert f"size-2: job {right}" in notes
+    assert json.loads(printed_json) == json.loads((tmp_path / "study.json").read_text())
+    (figures,) = json.loads(printed_json)
+    assert [(each["nodes"], each["workers"]) for each in figures["points"]] == [(1, 1), (2, 2)]
+    assert all(each["efficiency"] > 0 and each["usd_per_epoch"] > 0 for each in figures["points"])
+    assert (tmp_path / "study.png").read_bytes().startswith(b"\x89PNG")
+    table = trainctl(rehearsal, "study", "ddp", *series, *QUICK)
+    assert table.returncode == 0, table.stderr
+    assert "efficiency" in table.stdout.splitlines()[0]
+    assert len(table.stdout.splitlines()) > 3
+
     nothing_is_left(rehearsal)
-    for job, run, own in ((left, "left", nodes[0]), (right, "right", nodes[1])):
+    for job, run, own in ((left, "size-1", nodes[0]), (right, "size-2", nodes[1])):
         found = record(rehearsal, run, job)
         assert (found["status"], found["exit_code"], found["attempts"]) == ("succeeded", 0, 1)
         assert {*json.loads(read(rehearsal, f"runs/{run}/result.json"))["hosts"]} <= own
-        price = json.loads(trainctl(rehearsal, "cost", job, "--json").stdout)
-        assert price["node_seconds"]["head"] > price["node_seconds"]["worker"] > 10
-        assert price["usd"] > 0
+        seconds = json.loads(trainctl(rehearsal, "cost", job, "--json").stdout)["node_seconds"]
+        assert seconds["head"] > seconds["worker"] / (len(own) - 1) > 10
     listed = json.loads(trainctl(rehearsal, "ls", "--json").stdout)
-    assert {each["run"] for each in listed} == {"left", "right"}
+    assert {each["run"] for each in listed} == {"size-1", "size-2", "slow"}
 
 
 # --- your own code --------------------------------------------------------------------------------
