@@ -19,12 +19,8 @@ from docker.types import EndpointConfig, Ulimit
 
 from contract.errors import InputError
 from contract.exits import KILLED
-<<<<<<< HEAD
-from contract.nodes import CONTAINER_USER
-from contract.runs import safe_join
-=======
 from contract.nodes import CONTAINER_USER, ENV_NUM_GPUS
->>>>>>> origin/hosts-in-containers
+from contract.runs import safe_join
 from rehearsal.engine import LABEL
 from rehearsal.ministack import ecs_hosts, ecs_records
 from rehearsal.ministack.internals import ecs, responses
