@@ -1,12 +1,15 @@
 """Proves that text which is streamed has the tokens that it would have on a disk, in an order that
 any number of workers and a resumed run share, and that neither text nor tokens fill the disk."""
 
+import errno
 import gzip
 import hashlib
+import io
 import json
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,9 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract import exits
 from contract.errors import InputError
 from tests.conftest import ROOT
-from training import storage
+from training import recipes, storage
 from training.data import documents, sources, vocabulary
 from training.data.documents import RemoteFile
 from training.data.feed import TextFeed
@@ -28,6 +32,8 @@ from training.data.text import TokenStore, store_for, texts
 from training.models.pretrained import tokenizer_file
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
+from training.runtime import torchrun
+from training.storage import UnreachableError
 
 NUM = 90
 KEY = "stream-0"
@@ -234,8 +240,67 @@ def test_a_damaged_shard_is_named(bucket: Path) -> None:
     found = opened(bucket)
     shard = bucket / "tokens" / KEY / store.TRAIN_SHARD.format(1)
     shard.write_bytes(shard.read_bytes()[:-600])
-    with pytest.raises(InputError, match=r"train-00001.bin is damaged: remove .*tokens/stream-0"):
+    with pytest.raises(InputError, match=r"train-00001.bin is damaged or missing: start the run"):
         found.windows(np.arange(found.info.num_train_tokens // 16), 16)
+
+
+class Refusing:
+    """A file system whose files end in a refusal of S3."""
+
+    def open(self, path: str, *_: Any, **__: Any) -> Any:
+        file = io.BytesIO(Path(path).read_bytes())
+        half = len(file.getvalue()) // 2
+
+        def readinto(buffer: Any) -> int:
+            if file.tell() + len(buffer) > half:
+                self.cat_file(path)
+            return io.BytesIO.readinto(file, buffer)
+
+        file.readinto = readinto  # type: ignore[method-assign]
+        return file
+
+    def cat_file(self, path: str, **_: Any) -> bytes:
+        raise OSError(errno.EBUSY, f"Please reduce your request rate: {path}")
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "b.parquet", "c.txt.gz"])
+def test_that_s3_refuses_is_no_mistake_of_the_user_and_a_damaged_file_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = corpus(tmp_path / "text") / name
+    file = RemoteFile(address=str(path), size=path.stat().st_size, etag="")
+    assert len([*documents.documents([file], "text", None)]) == 30
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "filesystem", lambda _: Refusing())
+        with pytest.raises(UnreachableError, match=rf"{name} cannot be read: .*reduce your"):
+            [*documents.documents([file], "text", None)]
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(InputError, match=name):
+        [*documents.documents([file], "text", None)]
+
+
+def test_blocks_that_s3_refuses_are_no_mistake_of_the_user(
+    bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = opened(bucket)
+    monkeypatch.setattr(storage, "filesystem", lambda _: Refusing())
+    with pytest.raises(UnreachableError, match=r"train-00000.bin cannot be read: .*reduce your"):
+        found.windows(np.arange(1), 16)
+
+
+def test_torchrun_prints_the_mistake_that_stops_any_of_its_processes(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(_worker: Any, _config: Any) -> None:
+        raise InputError("train-00001.bin is damaged")
+
+    recipe = SimpleNamespace(prepare=lambda each: each, variables={}, train=lambda: train)
+    monkeypatch.setattr(recipes, "by_name", lambda _: recipe)
+    worker = SimpleNamespace(rank=1, close=lambda: None)
+    monkeypatch.setattr(torchrun, "TorchrunWorker", lambda **_: worker)
+    code = torchrun.run_torchrun(config("s3://streams/text"), lease=None, as_json=False)
+    assert code == exits.BAD_INPUT
+    assert capsys.readouterr().err == "error: train-00001.bin is damaged\n"
 
 
 def test_a_store_that_says_nonsense_is_named_in_the_bucket(bucket: Path) -> None:

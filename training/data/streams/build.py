@@ -38,7 +38,7 @@ SHARD_TOKENS: Final = 1 << 26
 PROGRESS_FILE: Final = "progress.npz"
 _NO_CHATS: Final = (
     "--stream is for text, and {} holds conversations: how they are packed follows from the "
-    "lengths of all of them. Leave out --stream, or give them as a source that is not in S3"
+    "lengths of all of them. Leave out --stream, on hosts whose disk holds them twice"
 )
 
 
@@ -218,9 +218,8 @@ def _documents(
 
     Raises:
         InputError: it holds conversations, or a file cannot be read.
+        UnreachableError: S3 does not answer.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
     total = sum(each.size for each in files)
     for number, file in enumerate(files):
         if number < done.file:
@@ -231,11 +230,8 @@ def _documents(
             if report is not None:
                 report(before + size, total)
 
-        try:
-            for place, text in enumerate(documents([file], text_field, told), start=1):
-                if not isinstance(text, str):
-                    raise InputError(_NO_CHATS.format(file))
-                if number > done.file or place > done.read:
-                    yield _Document(text, number, place)
-        except (BotoCoreError, ClientError) as error:
-            raise InputError(f"{file} cannot be read: {error}; try again") from None
+        for place, text in enumerate(documents([file], text_field, told), start=1):
+            if not isinstance(text, str):
+                raise InputError(_NO_CHATS.format(file))
+            if number > done.file or place > done.read:
+                yield _Document(text, number, place)

@@ -122,7 +122,8 @@ class Blocks:
         """The tokens of a block, memory-mapped.
 
         Raises:
-            InputError: it cannot be fetched.
+            InputError: its shard is damaged.
+            UnreachableError: S3 does not answer.
         """
         if number not in self._maps:
             coming = self._coming.pop(number, None)
@@ -177,13 +178,14 @@ class Blocks:
     def _read(self, shard: int, begin: int, end: int) -> bytes:
         address, size = storage.join(self._uri, TRAIN_SHARD.format(shard)), self._dtype.itemsize
         try:
-            fs = storage.filesystem(address)
-            content = bytes(fs.cat_file(address, start=begin * size, end=end * size))
-        except Exception as error:  # s3fs lets botocore's many exceptions through
-            raise InputError(f"{address} could not be read: {error}") from None
+            with storage.reading(address):
+                fs = storage.filesystem(address)
+                content = bytes(fs.cat_file(address, start=begin * size, end=end * size))
+        except FileNotFoundError:
+            content = b""
         if len(content) != (end - begin) * size:
             raise InputError(
-                f"{address} is damaged: remove {self._uri}, the next run builds it again"
+                f"{address} is damaged or missing: start the run again, it builds {self._uri} again"
             )
         return content
 
