@@ -1,15 +1,15 @@
 """Proves that text which is streamed has the tokens that it would have on a disk, in an order that
 any number of workers and a resumed run share, and that neither text nor tokens fill the disk."""
 
-import errno
 import gzip
 import hashlib
-import io
 import json
+import os
+import queue
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contract import exits
 from contract.errors import InputError
 from tests.conftest import ROOT
-from training import recipes, storage
+from training import storage
 from training.data import documents, sources, vocabulary
 from training.data.documents import RemoteFile
 from training.data.feed import TextFeed
@@ -32,7 +31,6 @@ from training.data.text import TokenStore, store_for, texts
 from training.models.pretrained import tokenizer_file
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
-from training.runtime import torchrun
 from training.storage import UnreachableError
 
 NUM = 90
@@ -232,8 +230,19 @@ def test_blocks_have_bounded_room_on_the_disk_and_come_before_they_are_needed(
             for each in files:
                 each.unlink(missing_ok=True)
     assert most <= kept + 4  # and those that four threads have just written
-    for coming in blocks._coming.values():
-        coming.exception(timeout=60)
+    blocks._coming.clear()
+    for thread in threading.enumerate():
+        if thread.name == "blocks":
+            thread.join(60)
+    # Nor does this process hold the room of files that are removed, but of those it needs.
+    assert len(blocks._maps) <= 2 * store.GROUP_BLOCKS
+    part = blocks._folder / ".block-killed"
+    part.touch()
+    os.utime(part, (0, 0))
+    next(iter(blocks._folder.glob("*.bin"))).unlink()
+    for number in range(3):
+        blocks._fetch(number)
+    assert not part.exists()
 
 
 def test_a_damaged_shard_is_named(bucket: Path) -> None:
@@ -244,63 +253,88 @@ def test_a_damaged_shard_is_named(bucket: Path) -> None:
         found.windows(np.arange(found.info.num_train_tokens // 16), 16)
 
 
-class Refusing:
-    """A file system whose files end in a refusal of S3."""
-
-    def open(self, path: str, *_: Any, **__: Any) -> Any:
-        file = io.BytesIO(Path(path).read_bytes())
-        half = len(file.getvalue()) // 2
-
-        def readinto(buffer: Any) -> int:
-            if file.tell() + len(buffer) > half:
-                self.cat_file(path)
-            return io.BytesIO.readinto(file, buffer)
-
-        file.readinto = readinto  # type: ignore[method-assign]
-        return file
-
-    def cat_file(self, path: str, **_: Any) -> bytes:
-        raise OSError(errno.EBUSY, f"Please reduce your request rate: {path}")
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "b.parquet", "c.txt.gz"])
-def test_that_s3_refuses_is_no_mistake_of_the_user_and_a_damaged_file_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+@pytest.mark.parametrize("missing", ["train-00001.bin", "held-out-00000.bin", "counts.bin", "*"])
+def test_a_store_whose_files_have_expired_is_built_again(
+    tmp_path: Path, bucket: Path, missing: str
 ) -> None:
-    path = corpus(tmp_path / "text") / name
-    file = RemoteFile(address=str(path), size=path.stat().st_size, etag="")
-    assert len([*documents.documents([file], "text", None)]) == 30
+    before = content(bucket)
+    sequences = np.arange(40)
+    expected = opened(bucket).windows(sequences, 16)
+    for path in (bucket / "tokens" / KEY).glob(missing):
+        path.unlink()
+    assert open_stream(KEY, shared=str(bucket)) is None
+    assert not (sources.cache_dir() / "tokens" / KEY).exists()
+    built(tmp_path / "text", bucket)
+    assert content(bucket) == before
+    assert np.array_equal(opened(bucket).windows(sequences, 16), expected)
+
+
+def test_a_build_of_which_shards_have_expired_starts_over(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = tmp_path / "again"
     with monkeypatch.context() as patch:
-        patch.setattr(storage, "filesystem", lambda _: Refusing())
-        with pytest.raises(UnreachableError, match=rf"{name} cannot be read: .*reduce your"):
-            [*documents.documents([file], "text", None)]
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(InputError, match=name):
-        [*documents.documents([file], "text", None)]
+        patch.setattr(Build, "finish", lambda *_: None)
+        built(tmp_path / "text", again)
+    (again / "tokens" / KEY / "train-00000.bin").unlink()
+    killed = sources.cache_dir() / "tokens" / f".shard-{KEY}-0"
+    killed.mkdir()
+    built(tmp_path / "text", again)
+    assert content(again) == content(bucket)
+    assert not killed.exists()
 
 
-def test_blocks_that_s3_refuses_are_no_mistake_of_the_user(
-    bucket: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_build_ends_once_another_host_has_completed_the_store(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = opened(bucket)
-    monkeypatch.setattr(storage, "filesystem", lambda _: Refusing())
-    with pytest.raises(UnreachableError, match=r"train-00000.bin cannot be read: .*reduce your"):
-        found.windows(np.arange(1), 16)
+    real, again = Build._store, tmp_path / "again"
+    later = builder(again)
+    calls = 0
+
+    def overtaken(self: Build, *arguments: Any) -> None:
+        nonlocal calls
+        if self is not later:
+            real(self, *arguments)
+            return
+        calls += 1
+        with monkeypatch.context() as patch:  # another host has a cache of its own
+            patch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "other"))
+            faster = builder(again)
+            assert faster.run(as_remote(tmp_path / "text"), "text", None)
+        further = (again / "tokens" / KEY / build.PROGRESS_FILE).read_bytes()
+        real(self, *arguments)
+        assert (again / "tokens" / KEY / build.PROGRESS_FILE).read_bytes() == further
+        faster.finish(KEY, "", "source")
+
+    monkeypatch.setattr(Build, "_store", overtaken)
+    assert not later.run(as_remote(tmp_path / "text"), "text", None)
+    assert calls == 1
+    assert content(again) == content(bucket)
 
 
-def test_torchrun_prints_the_mistake_that_stops_any_of_its_processes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def train(_worker: Any, _config: Any) -> None:
-        raise InputError("train-00001.bin is damaged")
+def test_a_run_ends_while_s3_does_not_answer(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = opened(bucket)._blocks_of(16)
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    answer = threading.Event()
 
-    recipe = SimpleNamespace(prepare=lambda each: each, variables={}, train=lambda: train)
-    monkeypatch.setattr(recipes, "by_name", lambda _: recipe)
-    worker = SimpleNamespace(rank=1, close=lambda: None)
-    monkeypatch.setattr(torchrun, "TorchrunWorker", lambda **_: worker)
-    code = torchrun.run_torchrun(config("s3://streams/text"), lease=None, as_json=False)
-    assert code == exits.BAD_INPUT
-    assert capsys.readouterr().err == "error: train-00001.bin is damaged\n"
+    def fetch(number: int) -> None:
+        asked.put(number)
+        answer.wait(60)
+        raise UnreachableError("no answer")
+
+    monkeypatch.setattr(blocks, "_fetch", fetch)
+    blocks.fetch_ahead(range(20))
+    first = {asked.get(timeout=60) for _ in range(4)}
+    threads = [each for each in threading.enumerate() if each.name == "blocks"]
+    assert all(each.daemon for each in threads), "else the interpreter waits for them"
+    answer.set()
+    for each in threads:
+        each.join(60)
+    # A failure ends the queue: the other blocks would fail as well, minutes each.
+    assert first == {0, 1, 2, 3}
+    assert asked.qsize() < 4
+    with pytest.raises(UnreachableError, match="no answer"):
+        blocks.read(9)
 
 
 def test_a_store_that_says_nonsense_is_named_in_the_bucket(bucket: Path) -> None:

@@ -29,6 +29,12 @@ _BATCH_ROWS: Final = 1024
 _BATCH_DOCUMENTS: Final = 1024
 #: Are read at a time.
 _READ_BYTES: Final = 4 << 20
+#: Of a document, which is in memory as a whole.
+_MAX_CHARACTERS: Final = 1 << 28
+_TOO_LONG: Final = (
+    f"the text has a {{}} of more than {_MAX_CHARACTERS:,} characters. In .txt files an empty line "
+    "ends a document; or give .jsonl, with a document a line"
+)
 
 _Content = TypeVar("_Content")
 
@@ -229,7 +235,8 @@ def documents(
             raw = stack.enter_context(_open(file))
             is_packed = file.name.endswith(".gz")
             content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
-            lines = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8"))
+            text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8"))
+            lines = _lines(text)
             try:
                 is_json = file.name.removesuffix(".gz").endswith(".jsonl")
                 found: Iterator[str | Conversation] = (
@@ -268,10 +275,21 @@ def _open(file: Path | RemoteFile) -> IO[bytes]:
     return file.open() if isinstance(file, RemoteFile) else file.open("rb")
 
 
+def _lines(text: IO[str]) -> Iterator[str]:
+    while line := text.readline(_MAX_CHARACTERS + 1):
+        if len(line) > _MAX_CHARACTERS:
+            raise InputError(_TOO_LONG.format("line"))
+        yield line
+
+
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
     """Blocks of lines between empty lines, without the line feed at their end."""
     block: list[str] = []
+    size = 0
     for line in lines:
+        size = size + len(line) if block else len(line)
+        if size > _MAX_CHARACTERS:
+            raise InputError(_TOO_LONG.format("document"))
         if "\0" in line:
             raise InputError("the text holds zero bytes: it is binary, or not UTF-8")
         if line.strip():
