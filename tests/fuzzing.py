@@ -31,6 +31,10 @@ ODD: Final[list[Any]] = [
 ]
 
 
+class TooLongError(BaseException):
+    """One input was read for too long; no Exception, as a reader may catch those."""
+
+
 def damaged_bytes(content: bytes, draw: random.Random) -> bytes:
     """Some bytes changed, left out or repeated."""
     found = bytearray(content)
@@ -88,19 +92,23 @@ def fuzz(
     """
     draw, deadline, number = random.Random(SEED), time.monotonic() + SECONDS, 0
     read(content)
-    with limits():
+    with limits() as hangs:
         while time.monotonic() < deadline or (not SECONDS and number < cases):
             number += 1
             given = damage(content, draw)
             signal.alarm(CASE_S)
+            error: BaseException | None = None
             try:
                 read(given)
             except errors:
-                continue
-            except Exception as error:
-                raise AssertionError(f"input {number}: {given[:300]!r}") from error
+                pass
+            except (Exception, TooLongError) as other:
+                error = other
             finally:
                 signal.alarm(0)
+            # A reader may have made something else of it, or have gone on after it.
+            if error or hangs:
+                raise AssertionError(f"input {number}: {[*hangs, given[:300]]}") from error
 
 
 def fuzz_text(
@@ -126,11 +134,17 @@ def fuzz_values(value: Any, read: Callable[[Any], object], *errors: type[Excepti
 
 
 @contextmanager
-def limits() -> Iterator[None]:
-    """A hang and a blow-up of memory are errors here, and no end of the machine."""
+def limits() -> Iterator[list[str]]:
+    """A hang and a blow-up of memory are errors here, and no end of the machine.
+
+    Yields:
+        the hangs so far.
+    """
+    hangs: list[str] = []
 
     def on_alarm(_number: int, _frame: FrameType | None) -> None:
-        raise AssertionError(f"one input took more than {CASE_S} s")
+        hangs.append(f"it took more than {CASE_S} s")
+        raise TooLongError(hangs[-1])
 
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
@@ -141,7 +155,7 @@ def limits() -> Iterator[None]:
     stock = signal.signal(signal.SIGALRM, on_alarm)
     resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
     try:
-        yield
+        yield hangs
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
         signal.signal(signal.SIGALRM, stock)

@@ -197,9 +197,7 @@ class _Merged:
     def __init__(self, found: sharded_checkpoints.Found) -> None:
         model: nn.Module = recipe_of(found).rebuilt(found.config, torch.device("cpu"))
         nf4.restore(model)  # adapters were trained beside these values
-        trained = found.read_weights(found.weights())
-        missing = model.load_state_dict(trained, strict=False)
-        assert not missing.unexpected_keys, missing.unexpected_keys
+        found.load_weights(model)
         self._merged: dict[str, torch.Tensor] = {}
         for name, module in model.named_modules():
             if hasattr(module, "merge") and hasattr(module, "base_layer"):

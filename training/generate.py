@@ -71,8 +71,7 @@ def continuations(
     texts = []
     for is_trained in (False, True):
         if is_trained:
-            # Frozen weights are not in it.
-            model.load_state_dict(found.read_weights(found.weights()), strict=False)
+            found.load_weights(model)
         drawn = language_models.generate(
             WithLoss(model), tokens, num=num, seed=seed, stops=stops, greedy=greedy
         )

@@ -4,10 +4,12 @@ fsspec does the work (torch brings it, s3fs adds S3), so that a recipe saves the
 Ray, under torchrun and on a box without pyarrow. Addresses are plain strings.
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,10 @@ from contract.times import S3_QUICK_S, S3_TIMEOUT_S
 _ATTEMPTS: Final = 10
 #: By s3fs, around those of botocore, which do not know of an answer that breaks off.
 _ROUNDS: Final = 2
+
+
+class UnreachableError(Exception):
+    """S3 does not answer, or refuses; another attempt may help. The message has its words."""
 
 
 def is_s3(uri: str) -> bool:
@@ -115,6 +121,23 @@ def check_writable(root: str) -> None:
             f"storage {root} cannot be written ({error.strerror or error}): give --storage a "
             "folder that you may write, or s3://BUCKET/PREFIX"
         ) from None
+
+
+@contextlib.contextmanager
+def reading(uri: str) -> Iterator[None]:
+    """Names what could not be read.
+
+    Raises:
+        FileNotFoundError: there is no such object.
+        UnreachableError: it cannot be read, for another reason.
+    """
+    try:
+        yield
+    except (FileNotFoundError, InputError):
+        raise
+    except Exception as error:  # s3fs lets botocore's many exceptions through
+        why = str(error) or type(error).__name__
+        raise UnreachableError(f"{uri} cannot be read: {why}") from error
 
 
 def exists(uri: str) -> bool:

@@ -16,7 +16,7 @@ from contract.errors import InputError
 from tests.training.test_nf4 import STATE_SPACE
 from tests.training.test_plan import TINY_LLAMA, built
 from training import export
-from training.checkpoint.sharded_checkpoints import STATE_FILE, Found
+from training.checkpoint.sharded_checkpoints import STATE_FILE, Found, state_of
 from training.models import built_shapes, lora, model_weights
 from training.models.language_models import WithLoss
 
@@ -65,6 +65,34 @@ def test_adapters_that_peft_would_put_elsewhere_are_exported_merged_only(tmp_pat
         export.export_adapters(found, str(tmp_path / "adapters"))
     (tmp_path / "checkpoint" / "config.json").write_text('{"model_type": "llama"}')
     export.export_adapters(found, str(tmp_path / "adapters"))
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_adapters_that_the_model_does_not_have_are_refused_and_not_left_out(
+    tmp_path: Path,
+) -> None:
+    """An earlier version put adapters beside other matrices, under the same --lora-targets."""
+    model = built(TINY_LLAMA)
+    lora.add(model, rank=2, targets="up_proj,q_proj")
+    model_weights.allocate(model, torch.device("cpu"))
+    model_weights.initialise(model, seed=0)
+    optimizer = torch.optim.SGD(each for each in model.parameters() if each.requires_grad)
+    writer = FsspecWriter(str(tmp_path))
+    save(state_of(model, optimizer), storage_writer=writer, no_dist=True)
+    (tmp_path / STATE_FILE).write_text(json.dumps({"position": {"step": 1}, "config": {}}))
+    found = Found(str(tmp_path))
+    found.load(model, optimizer)
+    found.load_weights(model)
+
+    other = built(TINY_LLAMA)
+    lora.add(other, rank=2, targets="up_proj")
+    model_weights.allocate(other, torch.device("cpu"))
+    optimizer = torch.optim.SGD(each for each in other.parameters() if each.requires_grad)
+    words = r"also holds model\.layers\.0\.self_attn\.q_proj\.lora_A.* more; give the model and the"
+    with pytest.raises(InputError, match=words):
+        found.load(other, optimizer)
+    with pytest.raises(InputError, match=words):
+        found.load_weights(other)
 
 
 def tiny(kind: str, **changes: Any) -> Any:

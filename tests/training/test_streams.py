@@ -4,6 +4,9 @@ any number of workers and a resumed run share, and that neither text nor tokens 
 import gzip
 import hashlib
 import json
+import os
+import queue
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +31,7 @@ from training.data.text import TokenStore, store_for, texts
 from training.models.pretrained import tokenizer_file
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
+from training.storage import UnreachableError
 
 NUM = 90
 KEY = "stream-0"
@@ -226,16 +230,111 @@ def test_blocks_have_bounded_room_on_the_disk_and_come_before_they_are_needed(
             for each in files:
                 each.unlink(missing_ok=True)
     assert most <= kept + 4  # and those that four threads have just written
-    for coming in blocks._coming.values():
-        coming.exception(timeout=60)
+    blocks._coming.clear()
+    for thread in threading.enumerate():
+        if thread.name == "blocks":
+            thread.join(60)
+    # Nor does this process hold the room of files that are removed, but of those it needs.
+    assert len(blocks._maps) <= 2 * store.GROUP_BLOCKS
+    part = blocks._folder / ".block-killed"
+    part.touch()
+    os.utime(part, (0, 0))
+    next(iter(blocks._folder.glob("*.bin"))).unlink()
+    for number in range(3):
+        blocks._fetch(number)
+    assert not part.exists()
 
 
 def test_a_damaged_shard_is_named(bucket: Path) -> None:
     found = opened(bucket)
     shard = bucket / "tokens" / KEY / store.TRAIN_SHARD.format(1)
     shard.write_bytes(shard.read_bytes()[:-600])
-    with pytest.raises(InputError, match=r"train-00001.bin is damaged: remove .*tokens/stream-0"):
+    with pytest.raises(InputError, match=r"train-00001.bin is damaged or missing: start the run"):
         found.windows(np.arange(found.info.num_train_tokens // 16), 16)
+
+
+@pytest.mark.parametrize("missing", ["train-00001.bin", "held-out-00000.bin", "counts.bin", "*"])
+def test_a_store_whose_files_have_expired_is_built_again(
+    tmp_path: Path, bucket: Path, missing: str
+) -> None:
+    before = content(bucket)
+    sequences = np.arange(40)
+    expected = opened(bucket).windows(sequences, 16)
+    for path in (bucket / "tokens" / KEY).glob(missing):
+        path.unlink()
+    assert open_stream(KEY, shared=str(bucket)) is None
+    assert not (sources.cache_dir() / "tokens" / KEY).exists()
+    built(tmp_path / "text", bucket)
+    assert content(bucket) == before
+    assert np.array_equal(opened(bucket).windows(sequences, 16), expected)
+
+
+def test_a_build_of_which_shards_have_expired_starts_over(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = tmp_path / "again"
+    with monkeypatch.context() as patch:
+        patch.setattr(Build, "finish", lambda *_: None)
+        built(tmp_path / "text", again)
+    (again / "tokens" / KEY / "train-00000.bin").unlink()
+    killed = sources.cache_dir() / "tokens" / f".shard-{KEY}-0"
+    killed.mkdir()
+    built(tmp_path / "text", again)
+    assert content(again) == content(bucket)
+    assert not killed.exists()
+
+
+def test_a_build_ends_once_another_host_has_completed_the_store(
+    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, again = Build._store, tmp_path / "again"
+    later = builder(again)
+    calls = 0
+
+    def overtaken(self: Build, *arguments: Any) -> None:
+        nonlocal calls
+        if self is not later:
+            real(self, *arguments)
+            return
+        calls += 1
+        with monkeypatch.context() as patch:  # another host has a cache of its own
+            patch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "other"))
+            faster = builder(again)
+            assert faster.run(as_remote(tmp_path / "text"), "text", None)
+        further = (again / "tokens" / KEY / build.PROGRESS_FILE).read_bytes()
+        real(self, *arguments)
+        assert (again / "tokens" / KEY / build.PROGRESS_FILE).read_bytes() == further
+        faster.finish(KEY, "", "source")
+
+    monkeypatch.setattr(Build, "_store", overtaken)
+    assert not later.run(as_remote(tmp_path / "text"), "text", None)
+    assert calls == 1
+    assert content(again) == content(bucket)
+
+
+def test_a_run_ends_while_s3_does_not_answer(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = opened(bucket)._blocks_of(16)
+    asked: queue.SimpleQueue[int] = queue.SimpleQueue()
+    answer = threading.Event()
+
+    def fetch(number: int) -> None:
+        asked.put(number)
+        answer.wait(60)
+        raise UnreachableError("no answer")
+
+    monkeypatch.setattr(blocks, "_fetch", fetch)
+    blocks.fetch_ahead(range(20))
+    first = {asked.get(timeout=60) for _ in range(4)}
+    threads = [each for each in threading.enumerate() if each.name == "blocks"]
+    assert all(each.daemon for each in threads), "else the interpreter waits for them"
+    answer.set()
+    for each in threads:
+        each.join(60)
+    # A failure ends the queue: the other blocks would fail as well, minutes each.
+    assert first == {0, 1, 2, 3}
+    assert asked.qsize() < 4
+    with pytest.raises(UnreachableError, match="no answer"):
+        blocks.read(9)
 
 
 def test_a_store_that_says_nonsense_is_named_in_the_bucket(bucket: Path) -> None:

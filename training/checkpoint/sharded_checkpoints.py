@@ -220,9 +220,10 @@ class Found:
         """Put it into a model and its optimizer, written by any number of workers.
 
         Raises:
-            InputError: it is of another model.
+            InputError: it is of another model, or of one with other adapters.
         """
         state = state_of(model, optimizer)
+        self._check_none_left(state[_MODEL])
         try:
             load(state, storage_reader=Reader(self.uri), planner=LoadPlanner())
         except _UNREADABLE as error:
@@ -233,6 +234,28 @@ class Found:
         options = StateDictOptions(strict=False)  # frozen weights are not in it
         set_model_state_dict(model, state[_MODEL], options=options)
         set_optimizer_state_dict(model, optimizer, state[_OPTIMIZER], options=options)
+
+    def load_weights(self, model: nn.Module) -> None:
+        """Put the weights into a whole model, in one process by itself.
+
+        Raises:
+            InputError: they are those of another model, or of one with other adapters.
+        """
+        self._check_none_left(model.state_dict())
+        model.load_state_dict(self.read_weights(self.weights()), strict=False)  # the rest is frozen
+
+    def _check_none_left(self, names: Iterable[str]) -> None:
+        """
+        Raises:
+            InputError: it holds weights besides these, which torch would leave out silently.
+        """
+        if left := sorted({*self.weights()} - {*names}):
+            raise InputError(
+                f"checkpoint {self.uri} does not fit the model: it also holds {', '.join(left[:2])}"
+                f"{f' and {len(left) - 2} more' if left[2:] else ''}; give the model and the "
+                "adapters that the run began with, use the version of this project that it began "
+                "with, or give another --run"
+            )
 
     def read_weights(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
         """Whole weights, for one process by itself; what is not asked for is not read."""

@@ -11,7 +11,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
@@ -21,6 +21,7 @@ from contract.text import byte_size
 from training import storage
 from training.data import PYTHON_HELP, catalog, hub_text, sources
 from training.data.conversations import Conversation, columns_of, content_of
+from training.storage import UnreachableError
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
@@ -28,6 +29,12 @@ _BATCH_ROWS: Final = 1024
 _BATCH_DOCUMENTS: Final = 1024
 #: Are read at a time.
 _READ_BYTES: Final = 4 << 20
+#: Of a document, which is in memory as a whole.
+_MAX_CHARACTERS: Final = 1 << 28
+_TOO_LONG: Final = (
+    f"the text has a {{}} of more than {_MAX_CHARACTERS:,} characters. In .txt files an empty line "
+    "ends a document; or give .jsonl, with a document a line"
+)
 
 _Content = TypeVar("_Content")
 
@@ -50,15 +57,65 @@ class RemoteFile:
         return self.address.rpartition("/")[2]
 
     def open(self) -> IO[bytes]:
-        fs = storage.filesystem(self.address)
-        found: Any = fs.open(self.address, "rb", block_size=_READ_BYTES)
-        # From here on, S3 itself refuses to read on in another content (If-Match).
-        if self.etag and found.details["ETag"] != self.etag:
-            raise InputError(f"{self} has been replaced since the run began: start the run again")
-        return cast("IO[bytes]", found)
+        """
+        Raises:
+            InputError: it is gone or has been replaced, which reading also finds.
+            UnreachableError: S3 does not answer, which reading also finds.
+        """
+        with self.reading():
+            fs = storage.filesystem(self.address)
+            found: Any = fs.open(self.address, "rb", block_size=_READ_BYTES)
+            # From here on, S3 itself refuses to read on in another content (If-Match).
+            if self.etag and found.details["ETag"] != self.etag:
+                raise self._replaced()
+        return io.BufferedReader(_RemoteReads(self, found))
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        try:
+            with storage.reading(self.address):
+                yield
+        except FileNotFoundError:
+            raise self._replaced() from None
+        except UnreachableError as error:
+            if type(error.__cause__).__name__ == "FileExpired":  # s3fs's, for a failed If-Match
+                raise self._replaced() from None
+            raise
+
+    def _replaced(self) -> InputError:
+        return InputError(
+            f"{self} has been replaced since the run began, or removed: start the run again"
+        )
 
     def __str__(self) -> str:
         return self.address
+
+
+class _RemoteReads(io.RawIOBase):
+    """Tells a store that does not answer from a file whose content is damaged."""
+
+    def __init__(self, file: RemoteFile, content: Any) -> None:
+        self._file, self._content = file, content
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with self._file.reading():
+            return int(self._content.readinto(buffer))
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        return int(self._content.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._content.tell())
+
+    def close(self) -> None:
+        self._content.close()
+        super().close()
 
 
 def text_files(source: str, report: Report | None = None) -> list[Path]:
@@ -100,12 +157,22 @@ def remote_files(source: str) -> list[RemoteFile]:
     """The files of a text in S3, sorted by their keys.
 
     Raises:
-        InputError: there is nothing at ``source``, or nothing of a kind that can be read.
+        InputError: there is nothing at ``source``, or nothing of a kind that can be read, or it
+            may not be read.
+        UnreachableError: S3 does not answer.
     """
+    from botocore.exceptions import NoCredentialsError, ParamValidationError
+
     try:
-        found = storage.filesystem(source).find(source.rstrip("/"), detail=True)
-    except Exception as error:  # s3fs lets botocore's many exceptions through
+        with storage.reading(source):
+            found = storage.filesystem(source).find(source.rstrip("/"), detail=True)
+    except FileNotFoundError as error:
         raise InputError(f"text {source} cannot be read: {error}") from None
+    except UnreachableError as error:
+        of_user = (PermissionError, NoCredentialsError, ParamValidationError)
+        if isinstance(error.__cause__, of_user):
+            raise InputError(f"text {error}") from None
+        raise
     files = [
         RemoteFile(address=f"s3://{key}", size=int(each["size"]), etag=str(each["ETag"]))
         for key, each in sorted(found.items())
@@ -128,7 +195,8 @@ def _s3_files(source: str) -> list[Path]:
         raise InputError(
             f"{source} has {byte_size(missing)} of text that is not here yet, which takes about as "
             f"much again as tokens, and {sources.cache_dir()} has {byte_size(free)} free: give "
-            "--stream, which keeps only a small part of it on the disk at a time"
+            "--stream, which keeps only a small part of it on the disk at a time (only text: "
+            "conversations need hosts with a larger disk)"
         )
     return [sources.local_files(folder, [name])[0] for folder, _, name in places]
 
@@ -167,7 +235,8 @@ def documents(
             raw = stack.enter_context(_open(file))
             is_packed = file.name.endswith(".gz")
             content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
-            lines = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8"))
+            text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8"))
+            lines = _lines(text)
             try:
                 is_json = file.name.removesuffix(".gz").endswith(".jsonl")
                 found: Iterator[str | Conversation] = (
@@ -206,10 +275,21 @@ def _open(file: Path | RemoteFile) -> IO[bytes]:
     return file.open() if isinstance(file, RemoteFile) else file.open("rb")
 
 
+def _lines(text: IO[str]) -> Iterator[str]:
+    while line := text.readline(_MAX_CHARACTERS + 1):
+        if len(line) > _MAX_CHARACTERS:
+            raise InputError(_TOO_LONG.format("line"))
+        yield line
+
+
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
     """Blocks of lines between empty lines, without the line feed at their end."""
     block: list[str] = []
+    size = 0
     for line in lines:
+        size = size + len(line) if block else len(line)
+        if size > _MAX_CHARACTERS:
+            raise InputError(_TOO_LONG.format("document"))
         if "\0" in line:
             raise InputError("the text holds zero bytes: it is binary, or not UTF-8")
         if line.strip():

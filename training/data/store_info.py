@@ -63,8 +63,21 @@ def read_info(folder: Path) -> StoreInfo:
         InputError: it is no store, or one of another version.
     """
     try:
-        info = StoreInfo.from_json((folder / STORE_FILE).read_bytes())
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        content = (folder / STORE_FILE).read_bytes()
+    except OSError as error:
+        raise InputError(f"{folder} is no token store ({error}): build it again") from None
+    return info_of(content, str(folder))
+
+
+def info_of(content: bytes, folder: str) -> StoreInfo:
+    """Of what ``store.json`` of a folder holds.
+
+    Raises:
+        InputError: it is no store, or one of another version.
+    """
+    try:
+        info = StoreInfo.from_json(content)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(f"{folder} is no token store ({error}): build it again") from None
     if info.format != FORMAT:
         raise InputError(f"{folder} has format {info.format}, not {FORMAT}: remove it")

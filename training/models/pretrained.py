@@ -85,6 +85,8 @@ def config_of(values: Mapping[str, object], *, model: str = "") -> Any:
     kind = rest.pop("model_type", None)
     try:
         return AutoConfig.for_model(kind, **rest)
+    except MemoryError:
+        raise
     except Exception as error:  # whatever the checks of a kind come upon
         raise InputError(
             f"model {model}: transformers cannot use its {CONFIG_FILE}: {error}"

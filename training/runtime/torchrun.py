@@ -62,7 +62,8 @@ def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> in
         code = exits.BAD_INPUT
         if kept is not None:
             kept.handle(Failed(message=str(error)))
-            print(f"error: {error}", file=sys.stderr)
+        # Of every rank: what stops one may be unknown to rank 0, which keeps the record.
+        print(f"error: {error}", file=sys.stderr)
     finally:
         worker.close()
         if lease is not None:

@@ -17,10 +17,11 @@ import numpy as np
 from contract.errors import InputError
 from training.data.pictures import decode
 from training.data.pictures.decode import Pixels
-from training.data.pictures.files import Files, UnreachableError
+from training.data.pictures.files import Files
 from training.data.pictures.index import Entry
 from training.data.pictures.messages import Done, Orders, Task, Unreachable
 from training.data.pictures.picture import DamagedError
+from training.storage import UnreachableError
 
 
 def ring_of(descriptor: int, orders: Orders) -> Pixels:

@@ -12,6 +12,7 @@ from typing import Any, Final
 from training import storage
 from training.data.pictures.index import Entry
 from training.data.pictures.picture import DamagedError
+from training.storage import UnreachableError
 
 #: Shards are kept open; files of trees are not.
 _MOST_OPEN: Final = 512
@@ -20,10 +21,6 @@ _SHORT: Final = "its file ends before it does"
 
 Content = bytes | memoryview | DamagedError
 """Bytes of a picture, or why there are none."""
-
-
-class UnreachableError(Exception):
-    """Where a set lies does not answer; the message has the store's words."""
 
 
 class Files:

@@ -27,6 +27,7 @@ from training.data.streams.store import (
     PREFIX,
     TRAIN_SHARD,
     StreamedStore,
+    are_there,
     open_stream,
 )
 from training.data.text import COUNTS_FILE, Output, key_of, place_of, sha256, texts
@@ -38,7 +39,7 @@ SHARD_TOKENS: Final = 1 << 26
 PROGRESS_FILE: Final = "progress.npz"
 _NO_CHATS: Final = (
     "--stream is for text, and {} holds conversations: how they are packed follows from the "
-    "lengths of all of them. Leave out --stream, or give them as a source that is not in S3"
+    "lengths of all of them. Leave out --stream, on hosts whose disk holds them twice"
 )
 
 
@@ -75,8 +76,8 @@ def stream_for(
         store = open_stream(key, shared=shared)
         if store is None:
             build = Build(words, storage.join(shared, "tokens", key), held_out_every=held_out_every)
-            build.run(files, text_field, report)
-            build.finish(key, sha256(tokenizer_file), source)
+            if build.run(files, text_field, report):
+                build.finish(key, sha256(tokenizer_file), source)
             store = open_stream(key, shared=shared)
     assert store is not None
     return store
@@ -117,21 +118,34 @@ class Build:
     def __init__(self, words: Vocabulary, uri: str, *, held_out_every: int) -> None:
         self._words, self._uri, self._held_out_every = words, uri, held_out_every
         self._dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
-        content = storage.read_bytes(storage.join(uri, PROGRESS_FILE))
-        self._done = (
-            _Progress(counts=np.zeros(words.size, np.int64))
-            if content is None
-            else _Progress.from_bytes(content)
-        )
+        done = self._stored()
+        # Shards may have been removed since, by the bucket's rules or a user.
+        is_there = are_there(done.train_shards, done.held_out_shards, self._dtype, uri)
+        self._done = done if is_there else self._nothing()
 
-    def run(self, files: Sequence[RemoteFile], text_field: str, report: Report | None) -> None:
-        """Write all shards that are not there yet."""
+    def _nothing(self) -> _Progress:
+        return _Progress(counts=np.zeros(self._words.size, np.int64))
+
+    def _stored(self) -> _Progress:
+        """What the bucket has of this or another host's build."""
+        content = storage.read_bytes(storage.join(self._uri, PROGRESS_FILE))
+        return self._nothing() if content is None else _Progress.from_bytes(content)
+
+    def run(self, files: Sequence[RemoteFile], text_field: str, report: Report | None) -> bool:
+        """Write all shards that are not there yet.
+
+        Returns:
+            False: another host, whose shards are the same, has completed the store meanwhile.
+        """
         encode = texts(self._words)
         place = sources.cache_dir() / "tokens"
+        prefix = f".shard-{self._uri.rpartition('/')[2]}-"
+        for each in place.glob(f"{prefix}*"):  # of builds that were killed
+            shutil.rmtree(each, ignore_errors=True)
         contents = batches(_documents(files, self._done, text_field, report))
         batch = next(contents, None)
         while batch is not None:
-            local = Path(tempfile.mkdtemp(prefix=".shard-", dir=place))
+            local = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
             try:
                 with ExitStack() as stack:
                     train, held_out = (
@@ -147,9 +161,12 @@ class Build:
                             done = replace(done, num_documents=done.num_documents + 1)
                         done = replace(done, file=batch[-1].file, read=batch[-1].number)
                         batch = next(contents, None)
+                if storage.exists(storage.join(self._uri, STORE_FILE)):
+                    return False
                 self._store(local, done, train, held_out)
             finally:
                 shutil.rmtree(local, ignore_errors=True)
+        return True
 
     def _store(self, local: Path, done: _Progress, train: Output, held_out: Output) -> None:
         fs = storage.filesystem(self._uri)
@@ -169,8 +186,13 @@ class Build:
             held_out_shards=shards[HELD_OUT_SHARD],
             counts=done.counts + train.counts,
         )
-        progress = storage.join(self._uri, PROGRESS_FILE)
-        storage.write_bytes(progress, self._done.to_bytes())
+        # Another host may be further; its shards are these. A build that starts over is not behind
+        # progress whose shards are gone.
+        stored = self._stored()
+        if stored.num_documents < self._done.num_documents or not are_there(
+            stored.train_shards, stored.held_out_shards, self._dtype, self._uri
+        ):
+            storage.write_bytes(storage.join(self._uri, PROGRESS_FILE), self._done.to_bytes())
 
     def finish(self, key: str, tokenizer: str, source: str) -> None:
         """Mark the shards as complete.
@@ -218,9 +240,8 @@ def _documents(
 
     Raises:
         InputError: it holds conversations, or a file cannot be read.
+        UnreachableError: S3 does not answer.
     """
-    from botocore.exceptions import BotoCoreError, ClientError
-
     total = sum(each.size for each in files)
     for number, file in enumerate(files):
         if number < done.file:
@@ -231,11 +252,8 @@ def _documents(
             if report is not None:
                 report(before + size, total)
 
-        try:
-            for place, text in enumerate(documents([file], text_field, told), start=1):
-                if not isinstance(text, str):
-                    raise InputError(_NO_CHATS.format(file))
-                if number > done.file or place > done.read:
-                    yield _Document(text, number, place)
-        except (BotoCoreError, ClientError) as error:
-            raise InputError(f"{file} cannot be read: {error}; try again") from None
+        for place, text in enumerate(documents([file], text_field, told), start=1):
+            if not isinstance(text, str):
+                raise InputError(_NO_CHATS.format(file))
+            if number > done.file or place > done.read:
+                yield _Document(text, number, place)

@@ -9,8 +9,10 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +24,7 @@ from contract.errors import InputError
 from training import storage
 from training.data import sources
 from training.data.sequences import BlockShuffle, Order, Tokens, windows
-from training.data.store_info import STORE_FILE, StoreInfo, read_info
+from training.data.store_info import STORE_FILE, StoreInfo, info_of
 from training.data.text import COUNTS_FILE, HELD_OUT_FILE, TokenStore, place_of
 
 #: How the keys of such stores begin.
@@ -40,6 +42,9 @@ _GROUPS_KEPT: Final = 3
 HELD_OUT_TOKENS: Final = 1 << 24
 _THREADS: Final = 4
 _LOCKS: Final = 16
+#: Age of a part of a block at which it is taken for that of a process that was killed.
+_PART_MAX_AGE_S: Final = 3600.0
+_PART: Final = ".block-"
 
 
 class StreamedStore(TokenStore):
@@ -104,31 +109,44 @@ class Blocks:
         self._folder = folder / f"blocks-{size}"
         self._kept = _GROUPS_KEPT * GROUP_BLOCKS
         self._maps: dict[int, npt.NDArray[Any]] = {}
-        self._threads: ThreadPoolExecutor | None = None
-        self._coming: dict[int, Future[None]] = {}
+        self._lock = threading.Lock()
+        self._coming: deque[int] = deque()
+        self._num_threads = 0
 
     def fetch_ahead(self, blocks: Sequence[int]) -> None:
-        """Fetch blocks in the background, in this order; those asked for before are no longer
-        wanted, unless they are among these."""
-        if self._threads is None:  # not before it is needed: threads do not survive a fork
-            self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="blocks")
-        for number in [each for each in self._coming if each not in blocks]:
-            self._coming.pop(number).cancel()
-        for number in blocks:
-            if number not in self._coming and number not in self._maps:
-                self._coming[number] = self._threads.submit(self._fetch, number)
+        """Fetch blocks in the background, in this order; others are no longer wanted."""
+        # A map keeps the room of its file, also after another process has removed that.
+        self._maps = {each: found for each, found in self._maps.items() if each in blocks}
+        with self._lock:
+            self._coming = deque(each for each in blocks if each not in self._maps)
+            for _ in range(min(_THREADS - self._num_threads, len(self._coming))):
+                self._num_threads += 1
+                # Daemons: the end of a run does not wait for an S3 that does not answer.
+                threading.Thread(target=self._fetch_coming, name="blocks", daemon=True).start()
+
+    def _fetch_coming(self) -> None:
+        while True:
+            with self._lock:
+                if not self._coming:
+                    self._num_threads -= 1
+                    return
+                number = self._coming.popleft()
+            try:
+                self._fetch(number)
+            except Exception:  # ``read`` tries this one again, and reports what is wrong
+                with self._lock:
+                    self._coming.clear()
 
     def read(self, number: int) -> npt.NDArray[Any]:
         """The tokens of a block, memory-mapped.
 
         Raises:
-            InputError: it cannot be fetched.
+            InputError: its shard is damaged.
+            UnreachableError: S3 does not answer.
         """
         if number not in self._maps:
-            coming = self._coming.pop(number, None)
-            if coming is not None and not coming.cancel():
-                with contextlib.suppress(Exception):  # it is tried again
-                    coming.result()
+            with self._lock, contextlib.suppress(ValueError):
+                self._coming.remove(number)
             self._maps[number] = self._map(number)
             while len(self._maps) > self._kept:
                 del self._maps[next(iter(self._maps))]
@@ -155,7 +173,7 @@ class Blocks:
                 return
             first = number * self._size
             last = min(first + self._size + 1, self._total)
-            handle, name = tempfile.mkstemp(prefix=".block-", dir=self._folder)
+            handle, name = tempfile.mkstemp(prefix=_PART, dir=self._folder)
             try:
                 with os.fdopen(handle, "wb") as file:
                     for shard, begin, end in self._pieces(first, last):
@@ -177,13 +195,14 @@ class Blocks:
     def _read(self, shard: int, begin: int, end: int) -> bytes:
         address, size = storage.join(self._uri, TRAIN_SHARD.format(shard)), self._dtype.itemsize
         try:
-            fs = storage.filesystem(address)
-            content = bytes(fs.cat_file(address, start=begin * size, end=end * size))
-        except Exception as error:  # s3fs lets botocore's many exceptions through
-            raise InputError(f"{address} could not be read: {error}") from None
+            with storage.reading(address):
+                fs = storage.filesystem(address)
+                content = bytes(fs.cat_file(address, start=begin * size, end=end * size))
+        except FileNotFoundError:
+            content = b""
         if len(content) != (end - begin) * size:
             raise InputError(
-                f"{address} is damaged: remove {self._uri}, the next run builds it again"
+                f"{address} is damaged or missing: start the run again, it builds {self._uri} again"
             )
         return content
 
@@ -195,38 +214,79 @@ class Blocks:
                 found.append((path.stat().st_mtime_ns, path))
         for _, path in sorted(found)[: max(0, len(found) - self._kept)]:
             path.unlink(missing_ok=True)
+        for path in self._folder.glob(f"{_PART}*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > _PART_MAX_AGE_S:
+                    path.unlink()
 
 
 def open_stream(key: str, *, shared: str) -> StreamedStore | None:
-    """The store of a key, if its shards are complete; its small files are brought to this node."""
+    """The store of a key, if its shards are complete; its small files are brought to this node.
+
+    The bucket is asked even where this node has them: its rules may have removed shards, or a user
+    the store. What is left then counts no longer, so that the next build makes it again.
+    """
     folder, uri = place_of(key), storage.join(shared, "tokens", key)
     with sources.locked(folder.with_name(f"{key}.lock")):
-        if not (folder / STORE_FILE).exists():
-            content = storage.read_bytes(storage.join(uri, STORE_FILE))
-            if content is None:
-                return None
+        content = storage.read_bytes(storage.join(uri, STORE_FILE))
+        info = None if content is None else _info_of(content, uri)
+        if info is not None and not _is_whole(info, uri):
+            storage.remove_file(storage.join(uri, STORE_FILE))
+            info = None
+        here = folder / STORE_FILE
+        if here.exists() and (info is None or here.read_bytes() != content):
+            shutil.rmtree(folder, ignore_errors=True)
+        if info is None or content is None:
+            return None
+        if not here.exists():
+            for each in folder.parent.glob(f".{key}.*"):  # of processes that were killed
+                shutil.rmtree(each, ignore_errors=True)
             part = Path(tempfile.mkdtemp(prefix=f".{key}.", dir=folder.parent))
             try:
                 (part / STORE_FILE).write_bytes(content)
-                info = _read_info(part, uri)
                 counts = storage.join(uri, COUNTS_FILE)
                 storage.filesystem(uri).get_file(counts, str(part / COUNTS_FILE))
                 _fetch_held_out(info, uri, part / HELD_OUT_FILE)
                 part.rename(folder)
             finally:
                 shutil.rmtree(part, ignore_errors=True)
-    return StreamedStore(folder, read_info(folder), uri=uri)
+    return StreamedStore(folder, info, uri=uri)
 
 
-def _read_info(folder: Path, uri: str) -> StoreInfo:
-    """Of a copy in a folder of what is in the bucket."""
+def _info_of(content: bytes, uri: str) -> StoreInfo:
     try:
-        return read_info(folder)
+        return info_of(content, uri)
     except InputError:
         raise InputError(
             f"{uri}/{STORE_FILE} is that of no token store: remove {uri}, the next run builds it "
             "again"
         ) from None
+
+
+def _is_whole(info: StoreInfo, uri: str) -> bool:
+    counts = {COUNTS_FILE: info.vocab_size * np.dtype(np.int64).itemsize}
+    return are_there(info.train_shards, info.held_out_shards, np.dtype(info.dtype), uri, counts)
+
+
+def are_there(
+    train: Sequence[int],
+    held_out: Sequence[int],
+    dtype: np.dtype[Any],
+    uri: str,
+    others: Mapping[str, int] | None = None,
+) -> bool:
+    """Whether a folder has all shards, of so many tokens, and other files, of so many bytes."""
+    wanted = {
+        TRAIN_SHARD.format(number): each * dtype.itemsize for number, each in enumerate(train)
+    }
+    for number, each in enumerate(held_out):
+        wanted[HELD_OUT_SHARD.format(number)] = each * dtype.itemsize
+    try:
+        found = storage.filesystem(uri).ls(uri, detail=True)
+    except FileNotFoundError:
+        found = []
+    sizes = {each["name"].rpartition("/")[2]: each["size"] for each in found}
+    return (wanted | dict(others or {})).items() <= sizes.items()
 
 
 def _fetch_held_out(info: StoreInfo, uri: str, target: Path) -> None:
