@@ -13,6 +13,7 @@ import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_ecs as ecs
+from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from contract.instance_types import INSTANCE_TYPES, InstanceType
@@ -30,6 +31,7 @@ class Nodes(cdk.Stack):
         super().__init__(scope, id_)
         cluster = ecs.Cluster(self, "Cluster", vpc=core.vpc)
         group = ec2.SecurityGroup(self, "Group", vpc=core.vpc)
+        shells = logs.LogGroup(self, "ShellLogs")
         settings = deployment.load(context())
         for number, machine in enumerate(types):
             scope = Construct(self, f"Type{number}")
@@ -41,6 +43,7 @@ class Nodes(cdk.Stack):
                 head=host,
                 worker=host,
                 storage=None,
+                shell_logs=shells,
                 teardown=SimpleNamespace(stop_tasks=cluster, stops=lambda *_, **__: None),
             )
             RayNodes(
