@@ -324,11 +324,7 @@ def _rows_of(table: Any, file: Path | RemoteFile, field: str) -> Iterator[str | 
     for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
         for row in batch.to_pylist():
             number += 1
-            try:
-                content = content_of(row, field)
-            except ValueError as error:
-                raise InputError(f"{file}, row {number}: {error}") from None
-            if content:
+            if content := _content(row, field, f"{file}, row {number}"):
                 yield content
 
 
@@ -344,9 +340,12 @@ def _json_lines(
             row = None
         if not isinstance(row, dict):
             raise InputError(f"{file}, line {number}: no JSON object")
-        try:
-            content = content_of(row, field)
-        except ValueError as error:
-            raise InputError(f"{file}, line {number}: {error}") from None
-        if content:
+        if content := _content(row, field, f"{file}, line {number}"):
             yield content
+
+
+def _content(row: dict[str, Any], field: str, where: str) -> str | Conversation | None:
+    try:
+        return content_of(row, field)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from None
