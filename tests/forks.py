@@ -34,8 +34,8 @@ FORKS.set_forkserver_preload(
         *("transformers.models.resnet.modeling_resnet",),
     ]
 )
-#: Before it prints the stacks of what it does, for a test that has waited too long.
-_STACKS_AFTER_S: Final = 240
+#: A process prints the stacks of what it does so often: a test that waits in vain shows where.
+_STACKS_EVERY_S: Final = 85
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,7 +128,7 @@ def _run(
     for number, path in ((1, out), (2, err)):
         with path.open("ab") as file:
             os.dup2(file.fileno(), number)
-    faulthandler.dump_traceback_later(_STACKS_AFTER_S, file=2)
+    faulthandler.dump_traceback_later(_STACKS_EVERY_S, repeat=True, file=2)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(folder)
     os.environ.clear()
