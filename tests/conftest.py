@@ -42,6 +42,16 @@ def _matplotlib_writes_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> It
         yield
 
 
+@pytest.fixture(autouse=True)
+def _where_the_tests_began() -> Iterator[None]:
+    """A folder that one test leaves the process in is gone for those after it."""
+    begun = Path.cwd()
+    yield
+    stayed = Path().samefile(begun)
+    os.chdir(begun)
+    assert stayed, "the test has left its process in another folder: use monkeypatch.chdir"
+
+
 @pytest.fixture(scope="session")
 def data_dir() -> Path:
     """Folder of the real data sets, beside the repository. Skips the test where there is none."""

@@ -112,6 +112,7 @@ def test_a_sharded_run_grows_from_one_host_of_four_to_two_and_its_passes_do_not(
     monkeypatch.setenv(nodes.ENV_WORKER_GPUS, "4")  # only whole hosts are a number of workers
     config, workers = launch.configured(command.parse(words))
     monkeypatch.setattr(trainer, "_RESIZE_EVERY_S", 1.0)
+    monkeypatch.chdir(tmp_path)  # as a task of its own would
     submission = Submission(
         config=config,
         run_uri=RunPaths.of(config.storage, config.run).uri,
