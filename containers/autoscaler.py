@@ -117,10 +117,16 @@ class EcsNodeProvider(NodeProvider):
         self._lock = threading.Lock()
         self._tasks: dict[str, TaskTypeDef] = {}
         self._started: dict[str, tuple[float, dict[str, str]]] = {}
+        self._shown: set[str] = set()
+        self._ended: set[str] = set()
 
     # --- what is there ------------------------------------------------------------------------
     def non_terminated_nodes(self, tag_filters: dict[str, str]) -> list[str]:
-        """Ids of the nodes with these tags, the head among them; asks ECS."""
+        """Ids of the nodes with these tags, the head among them; asks ECS.
+
+        A node that has ended before Ray saw it is among them once: Ray would else count it as one
+        that is still to come, and ask for no other in its place for ten minutes.
+        """
         listed = self._listed()
         now = self._clock()
         with self._lock:
@@ -130,19 +136,22 @@ class EcsNodeProvider(NodeProvider):
                 if now - at < _SETTLES_S
             }
             recent = dict(self._started)
-            known = {*self._tasks}
-        tasks = {task["taskArn"]: task for task in self._described({*listed, *recent, *known})}
+            known = {*recent, *self._tasks}
+        tasks = {task["taskArn"]: task for task in self._described({*listed, *known})}
         for arn, (_, tags) in recent.items():
             # Started a moment ago, and ECS does not know it everywhere yet.
             tasks.setdefault(arn, {"taskArn": arn, "lastStatus": "PROVISIONING", "tags": _to(tags)})
-        ended = [arn for arn, task in tasks.items() if _has_ended(task)]
+        ended = {arn for arn, task in tasks.items() if _has_ended(task)}
         for arn in ended:
-            if _bad_host(tasks[arn]):
+            if arn not in self._ended and _bad_host(tasks[arn]):
                 self._end_bad_host(arn)  # before Ray asks for a node that would come to it
         with self._lock:
             for arn in ended:
                 self._started.pop(arn, None)
-            self._tasks = {arn: task for arn, task in tasks.items() if arn not in ended}
+            self._ended = ended & known - self._shown
+            gone = ended - self._ended
+            self._tasks = {arn: task for arn, task in tasks.items() if arn not in gone}
+            self._shown = {*self._tasks}
         nodes = [self._settings.head, *(arn for arn in self._tasks if arn != self._settings.head)]
         return [node for node in nodes if tag_filters.items() <= self.node_tags(node).items()]
 

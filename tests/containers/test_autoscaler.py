@@ -224,6 +224,8 @@ class Autoscaler(RuleBasedStateMachine):
         self.ecs = SimulatedEcs()
         self.provider = provider(self.ecs)
         self.wanted = 0
+        self.started: set[str] = set()
+        self.shown: set[str] = set()
 
     @rule(count=st.integers(0, 25))
     def want(self, count: int) -> None:
@@ -234,8 +236,11 @@ class Autoscaler(RuleBasedStateMachine):
         """One round of Ray's autoscaler: look, then launch or terminate the difference."""
         try:
             there = self.provider.non_terminated_nodes(WORKERS)
+            self.shown |= {*there}
             if len(there) < self.wanted:
+                before = {*self.ecs.tasks}
                 self.provider.create_node({}, TAGS, self.wanted - len(there))
+                self.started |= {*self.ecs.tasks} - before
             else:
                 self.provider.terminate_nodes(there[self.wanted :])
         except (ClientError, ReadTimeoutError, NodeLaunchException):
@@ -265,6 +270,7 @@ class Autoscaler(RuleBasedStateMachine):
     @rule()
     def restart_the_head(self) -> None:
         self.provider = provider(self.ecs)
+        self.started -= {*self.ecs.tasks} - self.shown  # this Ray has asked for none of them
 
     @rule(seconds=st.floats(0, 90))
     def wait(self, seconds: float) -> None:
@@ -287,6 +293,7 @@ class Autoscaler(RuleBasedStateMachine):
         found = {*self.provider.non_terminated_nodes(WORKERS)}
         assert found == self.ecs.running()
         assert len(found) == self.wanted
+        assert self.started <= self.shown, "Ray waits for what it has asked for and never seen"
         # And at the end of the job nothing of it is left.
         self.wanted = 0
         self.update()
@@ -385,6 +392,19 @@ def test_a_host_with_a_bad_gpu_ends_before_another_task_can_come_to_it(end: dict
     assert ecs.ended_hosts == [f"i-{number}"], "the other host is good for another task"
     own.non_terminated_nodes(WORKERS)
     assert len(ecs.ended_hosts) == 1
+
+
+def test_a_node_that_ends_before_ray_has_seen_it_is_shown_once() -> None:
+    ecs = SimulatedEcs()
+    own = provider(ecs)
+    own.create_node({}, TAGS, 2)
+    bad, good = sorted(ecs.running())
+    ecs.end(bad, exits.BAD_HOST)
+    assert own.non_terminated_nodes(WORKERS) == [bad, good]
+    assert not own.is_running(bad)
+    assert own.non_terminated_nodes(WORKERS) == [good]
+    assert own.is_terminated(bad)
+    assert ecs.ended_hosts == [f"i-{bad.rpartition('/')[2]}"], "once, and before Ray asks again"
 
 
 def test_a_task_that_the_list_has_lost_still_counts_while_it_runs() -> None:

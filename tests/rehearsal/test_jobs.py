@@ -528,12 +528,14 @@ def metadata_of_instances(rehearsal: Rehearsal) -> Iterator[None]:
 
 
 def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: Rehearsal) -> None:
-    """One host at first, then two, then one of them is taken away; a user follows it."""
+    """One host at first, after one without its GPU, then two, then one of them is taken away; a
+    user follows it."""
     # A host that goes with notice is no failure, of which none is forgiven here.
     long = ("--epochs", "90", "--max-failures", "0")
     settings = ("--run", "elastic", "--nodes", "1:2", "--yes", *QUICK, *long)
     stage = Orders.of(rehearsal)
     with metadata_of_instances(rehearsal), hosts(rehearsal, 1) as have:
+        stage.have_bad_hosts(1, of=stage.worker_provider)
         following = subprocess.Popen(
             **command(rehearsal, "submit", "ddp", *settings, "--follow"),
             stdout=subprocess.PIPE,
@@ -545,6 +547,11 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
             if ", 1 workers on" in line:
                 break
         assert "1 x m5.large" in shown(rehearsal, job)["waiting"]
+        # A host without its GPU has cost one task, and is gone.
+        bad, good, *_waits = [each for each in stage.tasks(job) if each.get("startedBy") == job]
+        assert bad["containers"][0]["exitCode"] == exits.BAD_HOST
+        assert good["lastStatus"] == "RUNNING"
+        assert bad["containerInstanceArn"] not in stage.hosts()
         have(2)
         following.send_signal(signal.SIGINT)
         _, note = following.communicate(timeout=60)

@@ -93,6 +93,7 @@ class Stage:
         self._machine = training[stack_outputs.JOBS]
         self._cluster = training[stack_outputs.CLUSTER]
         self.head_provider = training[stack_outputs.HEAD_PROVIDER]
+        self.worker_provider = training[stack_outputs.WORKER_PROVIDER]
         self._states, self._ecs = client("stepfunctions"), client("ecs")
         self._s3, self._lambda = client("s3"), client("lambda")
         self._groups = client("autoscaling")
