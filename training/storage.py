@@ -140,6 +140,28 @@ def reading(uri: str) -> Iterator[None]:
         raise UnreachableError(f"{uri} cannot be read: {why}") from error
 
 
+@contextlib.contextmanager
+def given(uri: str) -> Iterator[None]:
+    """The same for an address that a user has given: what is wrong with it is the user's mistake.
+
+    Raises:
+        InputError: there is nothing at ``uri``, or it may not be read.
+        UnreachableError: it cannot be read, for another reason.
+    """
+    from botocore.exceptions import NoCredentialsError, ParamValidationError
+
+    try:
+        with reading(uri):
+            yield
+    except FileNotFoundError:
+        raise InputError(f"{uri} does not exist, or these credentials may not read it") from None
+    except UnreachableError as error:
+        of_user = (PermissionError, NoCredentialsError, ParamValidationError)
+        if isinstance(error.__cause__, of_user):
+            raise InputError(str(error)) from None
+        raise
+
+
 def exists(uri: str) -> bool:
     return bool(filesystem(uri).exists(uri))
 

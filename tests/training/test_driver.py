@@ -124,8 +124,8 @@ def test_a_sharded_run_grows_from_one_host_of_four_to_two_and_its_passes_do_not(
         folder=str(tmp_path),
     )
     events = trainer.start_events()
-    prepared, wrong = trainer._prepare(submission, events)
-    assert prepared is not None, wrong
+    prepared = trainer._prepare(submission, events)
+    assert not isinstance(prepared, Exception), prepared
     submission = replace(submission, config=prepared)
     seen: list[Event] = []
 

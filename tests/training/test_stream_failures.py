@@ -13,8 +13,8 @@ import pytest
 from contract import exits
 from contract.errors import InputError
 from tests.training.test_streams import built, config, corpus, opened
-from training import recipes, storage
-from training.data import documents
+from training import launch, recipes, storage
+from training.data import documents, sources
 from training.data.documents import RemoteFile
 from training.runtime import torchrun
 from training.storage import UnreachableError
@@ -64,6 +64,46 @@ def test_blocks_that_s3_refuses_are_no_mistake_of_the_user(
     monkeypatch.setattr(storage, "filesystem", lambda _: Refusing())
     with pytest.raises(UnreachableError, match=r"train-00000.bin cannot be read: .*reduce your"):
         found.windows(np.arange(1), 16)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        (FileNotFoundError("no such key"), InputError, "may not read it"),
+        (PermissionError("Forbidden"), InputError, "cannot be read: Forbidden"),
+        (OSError(errno.EBUSY, "Please reduce your request rate"), UnreachableError, "reduce your"),
+    ],
+)
+def test_a_file_that_s3_refuses_is_no_mistake_of_the_user_and_one_that_is_not_there_is(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: Exception,
+    kind: type[Exception],
+    words: str,
+) -> None:
+    def info(_: str) -> Any:
+        raise fault
+
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(storage, "filesystem", lambda _: SimpleNamespace(info=info))
+    with pytest.raises(kind, match=f"^s3://bucket/data/a.gz .*{words}"):
+        sources.local_files("s3://bucket/data", ["a.gz"])
+
+
+def test_a_command_whose_data_cannot_be_reached_says_so_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def start(_: Any) -> int:
+        raise UnreachableError("s3://bucket/data cannot be read: slow down")
+
+    monkeypatch.setattr(launch, "start", start)
+    assert launch.main(["ddp", "--local"]) == exits.FAILED
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == (
+        "error: s3://bucket/data cannot be read: slow down; the same command goes on once it "
+        "answers\n"
+    )
 
 
 def test_torchrun_prints_the_mistake_that_stops_any_of_its_processes(

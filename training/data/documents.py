@@ -161,18 +161,8 @@ def remote_files(source: str) -> list[RemoteFile]:
             may not be read.
         UnreachableError: S3 does not answer.
     """
-    from botocore.exceptions import NoCredentialsError, ParamValidationError
-
-    try:
-        with storage.reading(source):
-            found = storage.filesystem(source).find(source.rstrip("/"), detail=True)
-    except FileNotFoundError as error:
-        raise InputError(f"text {source} cannot be read: {error}") from None
-    except UnreachableError as error:
-        of_user = (PermissionError, NoCredentialsError, ParamValidationError)
-        if isinstance(error.__cause__, of_user):
-            raise InputError(f"text {error}") from None
-        raise
+    with storage.given(source):
+        found = storage.filesystem(source).find(source.rstrip("/"), detail=True)
     files = [
         RemoteFile(address=f"s3://{key}", size=int(each["size"]), etag=str(each["ETag"]))
         for key, each in sorted(found.items())

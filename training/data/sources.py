@@ -24,6 +24,7 @@ from training import storage
 from training.data import catalog, download
 from training.data.catalog import DataSet
 from training.data.download import Report
+from training.storage import UnreachableError
 
 # The data set that needs no source: scikit-learn's, which comes with the package.
 DIGITS: Final = "digits"
@@ -54,6 +55,7 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
 
     Raises:
         InputError: The folder or a file is missing or empty, or the mirror does not serve it.
+        UnreachableError: the mirror or S3 does not answer.
     """
     if data := catalog.find(source):
         return _published(data, report)
@@ -179,28 +181,23 @@ def _download_http(url: str, part: Path) -> None:
                         file.write(chunk)
                         size += len(chunk)
                 promised = response.headers.get("Content-Length")
-        except requests.RequestException as error:
+        except (requests.HTTPError, requests.exceptions.InvalidURL) as error:
+            # The server has answered: what it was busy with is over after the retries.
             raise InputError(f"{url} could not be fetched: {error}") from None
+        except requests.RequestException as error:
+            raise UnreachableError(f"{url} could not be fetched: {error}") from None
     if promised is not None and size != int(promised):
-        raise InputError(f"{url} broke off after {size:,} of {int(promised):,} bytes: try again")
+        raise UnreachableError(
+            f"{url} broke off after {size:,} of {int(promised):,} bytes: try again"
+        )
 
 
 def _download_s3(url: str, part: Path) -> None:
-    with _s3_errors(url):
+    with storage.given(url):
         storage.filesystem(url).get_file(url, str(part))
 
 
 def _etag(url: str) -> bytes:
     """What tells one content of an object in S3 from another."""
-    with _s3_errors(url):
+    with storage.given(url):
         return str(storage.filesystem(url).info(url)["ETag"]).encode()
-
-
-@contextlib.contextmanager
-def _s3_errors(url: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError:
-        raise InputError(f"{url} does not exist, or these credentials may not read it") from None
-    except Exception as error:  # s3fs lets botocore's many exceptions through
-        raise InputError(f"{url} could not be fetched: {error}") from None

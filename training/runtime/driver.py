@@ -162,17 +162,18 @@ class Driver:
 
         Raises:
             InputError: the data cannot be used.
+            UnreachableError: nor reached.
         """
         task = trainer.start_prepare(self._submission(), events)
         while not self._has_ended(task):
             if self._signals or not self._take(events):
                 return False
-        config, wrong = self._result_of(task) or (None, "")
-        if wrong:
-            raise InputError(wrong)
-        if config is None:
+        found = self._result_of(task)
+        if found is None:
             return False
-        self._config = config
+        if isinstance(found, Exception):
+            raise found
+        self._config = found
         return True
 
     def _submission(self) -> Submission:

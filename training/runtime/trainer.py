@@ -18,6 +18,7 @@ from training import machine, recipes
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Reading, Start
 from training.runtime.forkserver import PRELOAD, SWITCH
+from training.storage import UnreachableError
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
 #: start of all workers and the steps since the last checkpoint.
@@ -103,8 +104,8 @@ class _Events:
         self._stop = True
 
 
-def _prepare(submission: Submission, events: Any) -> tuple[RunConfig | None, str]:
-    """Look at the data; return the settings with what was decided, or None and what is wrong."""
+def _prepare(submission: Submission, events: Any) -> RunConfig | InputError | UnreachableError:
+    """Look at the data; return the settings with what was decided, or what is wrong."""
     _take_over(submission)
     _start_coordinator()
 
@@ -113,9 +114,9 @@ def _prepare(submission: Submission, events: Any) -> tuple[RunConfig | None, str
 
     try:
         config = submission.config
-        return recipes.by_name(config.recipe).prepare(config, report), ""
-    except InputError as error:
-        return None, str(error)
+        return recipes.by_name(config.recipe).prepare(config, report)
+    except (InputError, UnreachableError) as error:
+        return error.with_traceback(None)
 
 
 def _fit(submission: Submission, events: Any) -> str:
