@@ -31,7 +31,7 @@ from stacks.core_stack import CoreStack
 from stacks.gpu_cluster import GpuCluster
 from stacks.job_machine import job_states
 from stacks.lambda_code import staged
-from stacks.log_groups import log_group
+from stacks.lambda_functions import lambda_function
 from stacks.ray_nodes import RayNodes
 from stacks.settings import Settings
 
@@ -102,34 +102,21 @@ class JobRunner(Construct):
     def _keeper(self, state_machine_arn: str) -> lambda_.Function:
         """The function that cleans up."""
         cluster, core = self._cluster, self._core
-        what = "Ends what jobs leave behind, and writes down why they ended"
-        logs = log_group(self, "KeeperLogs", settings=self._settings)
-        role = iam.Role(
-            self,
-            "KeeperRole",
-            description=what,
-            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
-        )
-        rights.of_keeper(
-            self,
-            cluster=cluster.cluster,
-            groups=[cluster.head.name, cluster.worker.name],
-            bucket=core.bucket,
-            state_machine_arn=state_machine_arn,
-        ).grant(role)
-        logs.grant_write(role)
         with staged(KEEPER / "index.py") as code:
-            return lambda_.Function(
+            return lambda_function(
                 self,
                 "Keeper",
-                description=what,
-                runtime=lambda_.Runtime.PYTHON_3_14,
-                handler="index.handler",
+                what="Ends what jobs leave behind, and writes down why they ended",
+                settings=self._settings,
+                rights=rights.of_keeper(
+                    self,
+                    cluster=cluster.cluster,
+                    groups=[cluster.head.name, cluster.worker.name],
+                    bucket=core.bucket,
+                    state_machine_arn=state_machine_arn,
+                ),
                 code=lambda_.Code.from_asset(code),
                 timeout=Duration.seconds(times.KEEPER_TIMEOUT_S),
-                memory_size=256,
-                role=role,
-                log_group=logs,
                 environment={
                     "CLUSTER": cluster.cluster.cluster_name,
                     "BUCKET": core.bucket.bucket_name,

@@ -24,7 +24,7 @@ from contract.shared_storage import PERSISTENT
 from stacks import rights
 from stacks.core_stack import CoreStack
 from stacks.findings import wildcard
-from stacks.log_groups import log_group
+from stacks.lambda_functions import custom_resource, lambda_function
 from stacks.settings import Settings
 
 HANDLER: Final = Path(__file__).parent / "export_handler" / "index.py"
@@ -143,37 +143,26 @@ class SharedStorage(Construct):
         reports: str,
     ) -> CustomResource:
         what = "Writes what is only on the shared file system into the bucket before it is deleted"
-        logs = log_group(self, "ExportLogs", settings=settings)
-        role = iam.Role(
-            self,
-            "ExportRole",
-            description=what,
-            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
-        )
-        rights_of_export(
-            self, file_system=files.attr_resource_arn, association=association.attr_resource_arn
-        ).grant(role)
-        logs.grant_write(role)
-        function = lambda_.Function(
+        function = lambda_function(
             self,
             "Export",
-            description=what,
-            runtime=lambda_.Runtime.PYTHON_3_14,
-            handler="index.handler",
+            what=what,
+            settings=settings,
+            rights=rights_of_export(
+                self,
+                file_system=files.attr_resource_arn,
+                association=association.attr_resource_arn,
+            ),
             code=lambda_.Code.from_inline(HANDLER.read_text()),
             timeout=Duration.minutes(15),
-            memory_size=256,
-            role=role,
-            log_group=logs,
         )
-        found = CustomResource(
+        found = custom_resource(
             self,
             "ExportFiles",
-            service_token=function.function_arn,
-            resource_type="Custom::ExportFiles",
+            function=function,
             properties={"FileSystem": files.ref, "Reports": reports, "Exports": EXPORTS},
         )
-        found.node.add_dependency(role, logs, association)
+        found.node.add_dependency(association)
         return found
 
 

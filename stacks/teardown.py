@@ -18,12 +18,11 @@ from typing import Final
 from aws_cdk import CfnResource, CustomResource, Duration
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ecs as ecs
-from aws_cdk import aws_iam as iam
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct, IConstruct
 
 from stacks import rights
-from stacks.log_groups import log_group
+from stacks.lambda_functions import custom_resource, lambda_function
 from stacks.settings import Settings
 
 HANDLER: Final = Path(__file__).parent / "teardown_handler" / "index.py"
@@ -50,33 +49,20 @@ class Teardown(Construct):
     ) -> None:
         super().__init__(scope, id_)
         names = [group.auto_scaling_group_name for group in groups]
-        logs = log_group(self, "Logs", settings=settings)
-        role = iam.Role(
+        function = lambda_function(
             self,
-            "Role",
-            description="Ends tasks and hosts when the stack is deleted",
-            assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"),
-        )
-        rights.of_teardown(self, cluster=cluster, groups=names).grant(role)
-        logs.grant_write(role)
-        # Inline: no asset to upload, and nothing to trust but what is in the template.
-        function = lambda_.Function(
-            self,
-            "Function",
-            description="Ends tasks and hosts when the stack is deleted",
-            runtime=lambda_.Runtime.PYTHON_3_14,
-            handler="index.handler",
+            "",
+            what="Ends tasks and hosts when the stack is deleted",
+            settings=settings,
+            rights=rights.of_teardown(self, cluster=cluster, groups=names),
+            # Inline: no asset to upload, and nothing to trust but what is in the template.
             code=lambda_.Code.from_inline(HANDLER.read_text()),
             timeout=Duration.minutes(15),
-            memory_size=256,
-            role=role,
-            log_group=logs,
         )
-        self.hosts = CustomResource(
+        self.hosts = custom_resource(
             self,
             "TerminateHosts",
-            service_token=function.function_arn,
-            resource_type="Custom::TerminateHosts",
+            function=function,
             properties={
                 "Action": "TerminateHosts",
                 "Cluster": cluster.cluster_name,
@@ -84,21 +70,15 @@ class Teardown(Construct):
             },
         )
         self._definitions: list[str] = []
-        self.stop_tasks = CustomResource(
+        self.stop_tasks = custom_resource(
             self,
             "StopTasks",
-            service_token=function.function_arn,
-            resource_type="Custom::StopTasks",
-            properties={
-                "Action": "StopTasks",
-                "Cluster": cluster.cluster_name,
-            },
+            function=function,
+            properties={"Action": "StopTasks", "Cluster": cluster.cluster_name},
         )
-        # The function needs its permissions until the last of the two has run.
-        self.hosts.node.add_dependency(role, logs)
         for provider in capacity_providers:
             provider.node.add_dependency(self.hosts)
-        self.stop_tasks.node.add_dependency(role, logs, associations)
+        self.stop_tasks.node.add_dependency(associations)
 
     def stops(self, task: ecs.TaskDefinition, *, beside: Sequence[IConstruct]) -> None:
         """End tasks of a definition while they can still save and log, then forget its revisions.

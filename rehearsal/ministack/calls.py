@@ -23,6 +23,7 @@ from rehearsal.ministack.internals import (
     router,
     stepfunctions,
 )
+from rehearsal.ministack.refusals import Answer, Request, refuse
 from rehearsal.ministack.step_functions import RUN_AND_WAIT, current_execution
 from rehearsal.policies import Call
 
@@ -65,10 +66,9 @@ class Calls:
 
 
 # --- what a request asks for ----------------------------------------------------------------------
-def requested(
-    method: str, path: str, headers: dict[str, str], body: bytes, query: dict[str, Any]
-) -> tuple[str, list[Call]]:
+def requested(request: Request) -> tuple[str, list[Call]]:
     """The service of a request, and the calls that it is for policies; none if it is not signed."""
+    method, path, headers, body, query, _id = request
     params = app._routing_params(method, path, headers, body, query)
     service = router.detect_service(method, path, headers, params)
     if "authorization" not in headers:
@@ -195,47 +195,39 @@ def of_state_machine(resource: str, arguments: dict[str, Any]) -> list[Call]:
 def install(file: Path) -> None:
     """Note every request, and give Lambda functions the name of their role."""
     calls = Calls(file)
-    stock, stock_credentials = app._dispatch_service_request, lambda_runtime.execution_credentials
-    stock_resource = stepfunctions._invoke_resource
+    stock_credentials = lambda_runtime.execution_credentials
 
-    async def dispatch(
-        method: str,
-        path: str,
-        headers: dict[str, str],
-        body: bytes,
-        query: dict[str, Any],
-        request: str,
-    ) -> Any:
+    def of_request(request: Request) -> Answer | None:
         try:
-            service, wanted = requested(method, path, headers, body, query)
+            service, wanted = requested(request)
         except Exception as error:  # a request that is not understood is the service's to refuse
-            service = ""
-            wanted = [Call(caller="?", action=f"{method} {path}", resource=repr(error))]
-        if refused := calls.refused(wanted):
-            return iam_actions.access_denied_response(
-                service,
-                refused.action,
-                refused.caller,
-                request,
-                headers=headers,
-                resource_arn=refused.resource,
-            )
-        return await stock(method, path, headers, body, query, request)
+            service, action = "", f"{request.method} {request.path}"
+            wanted = [Call(caller="?", action=action, resource=repr(error))]
+        if not (refused := calls.refused(wanted)):
+            return None
+        answer: Answer = iam_actions.access_denied_response(
+            service,
+            refused.action,
+            refused.caller,
+            request.id_,
+            headers=request.headers,
+            resource_arn=refused.resource,
+        )
+        return answer
+
+    def of_state(resource: str, arguments: dict[str, Any]) -> tuple[str, str] | None:
+        if not (refused := calls.refused(of_state_machine(resource, arguments))):
+            return None
+        # As Step Functions names it: by the service, or for Lambda by its client's error.
+        error = {INVOKE_FUNCTION: "Lambda.AWSLambdaException"}.get(
+            resource, "ECS.AccessDeniedException"
+        )
+        why = f"{refused.caller} is not authorized to perform: {refused.action} on resource: "
+        return error, why + refused.resource
 
     def credentials(config: dict[str, Any]) -> dict[str, str]:
         found: dict[str, str] = stock_credentials(config)
         return found | {"AWS_SESSION_TOKEN": config.get("Role", "")}
 
-    def invoke(resource: str, arguments: dict[str, Any]) -> Any:
-        if refused := calls.refused(of_state_machine(resource, arguments)):
-            # As Step Functions names it: by the service, or for Lambda by its client's error.
-            error = {INVOKE_FUNCTION: "Lambda.AWSLambdaException"}.get(
-                resource, "ECS.AccessDeniedException"
-            )
-            why = f"{refused.caller} is not authorized to perform: {refused.action} on resource: "
-            raise stepfunctions._ExecutionError(error, why + refused.resource)
-        return stock_resource(resource, arguments)
-
-    app._dispatch_service_request = dispatch
+    refuse(of_request, of_state)
     lambda_runtime.execution_credentials = credentials
-    stepfunctions._invoke_resource = invoke

@@ -9,7 +9,8 @@ import json
 from typing import Any
 
 from rehearsal.ministack import wire
-from rehearsal.ministack.internals import app, iam_actions, provisioners, router, stepfunctions
+from rehearsal.ministack.internals import app, iam_actions, provisioners, router
+from rehearsal.ministack.refusals import Answer, Request, refuse
 from rehearsal.ministack.switches import Strict, is_strict
 from rehearsal.models import faults, pascal, request_shape, state_faults, task_faults
 
@@ -36,21 +37,42 @@ CALLS = {
 STATE_MACHINE = "AWS::StepFunctions::StateMachine"
 
 
-def refusal(
-    service: str, code: str, found: list[str], request: str, headers: dict[str, str]
-) -> tuple[int, dict[str, str], bytes]:
+def refusal(service: str, code: str, found: list[str], request: Request) -> Answer:
     """A service's answer to a request that it does not take."""
     number = f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: "
     _forbidden, answer, body = iam_actions.access_denied_response(
         service,
         "",
         "",
-        request,
+        request.id_,
         error_code=code,
         message=number + "; ".join(found),
-        headers=headers,
+        headers=request.headers,
     )
     return 400, answer, body
+
+
+def of_request(request: Request) -> Answer | None:
+    """The answer to a request that its service would refuse; None to any other."""
+    if not is_strict(Strict.REQUESTS):
+        return None
+    method, path, headers, body, query, _id = request
+    params = app._routing_params(method, path, headers, body, query)
+    service = router.detect_service(method, path, headers, params)
+    if found := wire.found_in(method, path, headers, body, query):
+        return refusal(service, CODES.get(service, ANY_OTHER), found, request)
+    if found := of_machine(headers.get("x-amz-target", ""), body):
+        return refusal(service, "InvalidDefinition", found, request)
+    return None
+
+
+def of_state(resource: str, arguments: Any) -> tuple[str, str] | None:
+    """Error and cause of a state's call that its service would refuse; None of any other."""
+    if is_strict(Strict.REQUESTS):
+        found = task_faults({"Resource": resource, "Arguments": arguments})
+        if found:
+            return "States.Runtime", "; ".join(found)
+    return None
 
 
 def of_machine(target: str, body: bytes) -> list[str]:
@@ -96,32 +118,5 @@ def check_resources() -> None:
 
 def install() -> None:
     """Give the emulator this. Before what asks for rights: AWS answers that first."""
-    stock, stock_resource = app._dispatch_service_request, stepfunctions._invoke_resource
-
-    async def dispatch(
-        method: str,
-        path: str,
-        headers: dict[str, str],
-        body: bytes,
-        query: dict[str, Any],
-        request: str,
-    ) -> Any:
-        if is_strict(Strict.REQUESTS):
-            params = app._routing_params(method, path, headers, body, query)
-            service = router.detect_service(method, path, headers, params)
-            if found := wire.found_in(method, path, headers, body, query):
-                return refusal(service, CODES.get(service, ANY_OTHER), found, request, headers)
-            if found := of_machine(headers.get("x-amz-target", ""), body):
-                return refusal(service, "InvalidDefinition", found, request, headers)
-        return await stock(method, path, headers, body, query, request)
-
-    def invoke(resource: str, arguments: Any) -> Any:
-        if is_strict(Strict.REQUESTS):
-            found = task_faults({"Resource": resource, "Arguments": arguments})
-            if found:
-                raise stepfunctions._ExecutionError("States.Runtime", "; ".join(found))
-        return stock_resource(resource, arguments)
-
-    app._dispatch_service_request = dispatch
-    stepfunctions._invoke_resource = invoke
+    refuse(of_request, of_state)
     check_resources()
