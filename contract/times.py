@@ -48,6 +48,7 @@ HEAD_ASKED_AGAIN_S: Final = 30  # after ECS has given up on a host for the head;
 HEAD_ASKED_LATER_S: Final = 1800  # the same for a job that has waited for days
 HEAD_WAIT_S: Final = 600  # a worker waits for its head, whose host may still pull the image
 RAY_START_S: Final = 120  # Ray on a job's head is up
+NODE_ASKED_S: Final = 180  # Ray asks again for a node that does not show; its default is 600
 WORKER_REGISTER_S: Final = 600  # a process of Ray reports; Ray's default is a minute
 WORKER_GROUP_START_S: Final = 10  # after a loss, Ray Train looks again which nodes there are
 HEAD_DNS_TTL_S: Final = 10  # a replaced head has another address

@@ -122,6 +122,17 @@ def test_ray_takes_the_configuration_as_valid() -> None:
     validate_config(autoscaling(head))
 
 
+def test_ray_knows_how_long_it_may_wait_for_a_node_to_show() -> None:
+    # Read when the module is imported, so in a process of its own.
+    program = (
+        "from ray.autoscaler.v2.instance_manager.config import InstanceReconcileConfig as C; "
+        "print(C().request_status_timeout_s)"
+    )
+    variables = os.environ | {job.ASKED_VARIABLE: str(times.NODE_ASKED_S)}
+    asked = subprocess.run((sys.executable, "-c", program), env=variables, capture_output=True)
+    assert int(asked.stdout) == times.NODE_ASKED_S
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
