@@ -57,9 +57,9 @@ HEAD_DNS_TTL_S: Final = 10  # a replaced head has another address
 S3_TIMEOUT_S: Final = 20  # S3 says nothing in the middle of an answer; botocore's default is 60
 S3_QUICK_S: Final = 5  # the same for what is written again later: the command has more to do
 
-# --- who trains a run -----------------------------------------------------------------------------
-LEASE_RENEW_S: Final = 20  # a run's writer says that it is still there
-LEASE_S: Final = 120  # one that has not said so for this long has lost the run to who wants it
+# --- who trains a run, or builds a store of tokens ------------------------------------------------
+LEASE_RENEW_S: Final = 20  # its writer says that it is still there
+LEASE_S: Final = 120  # one that has not said so for this long has lost it to who wants it
 
 # --- workers that do not train any more -----------------------------------------------------------
 WORKER_ANSWER_S: Final = 60  # a worker's process that is stopped; Ray Train's default is 600

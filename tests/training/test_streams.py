@@ -284,34 +284,6 @@ def test_a_build_of_which_shards_have_expired_starts_over(
     assert not killed.exists()
 
 
-def test_a_build_ends_once_another_host_has_completed_the_store(
-    tmp_path: Path, bucket: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, again = Build._store, tmp_path / "again"
-    later = builder(again)
-    calls = 0
-
-    def overtaken(self: Build, *arguments: Any) -> None:
-        nonlocal calls
-        if self is not later:
-            real(self, *arguments)
-            return
-        calls += 1
-        with monkeypatch.context() as patch:  # another host has a cache of its own
-            patch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "other"))
-            faster = builder(again)
-            assert faster.run(as_remote(tmp_path / "text"), "text", None)
-        further = (again / "tokens" / KEY / build.PROGRESS_FILE).read_bytes()
-        real(self, *arguments)
-        assert (again / "tokens" / KEY / build.PROGRESS_FILE).read_bytes() == further
-        faster.finish(KEY, "", "source")
-
-    monkeypatch.setattr(Build, "_store", overtaken)
-    assert not later.run(as_remote(tmp_path / "text"), "text", None)
-    assert calls == 1
-    assert content(again) == content(bucket)
-
-
 def test_a_run_ends_while_s3_does_not_answer(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = opened(bucket)._blocks_of(16)
     asked: queue.SimpleQueue[int] = queue.SimpleQueue()

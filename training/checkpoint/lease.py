@@ -1,12 +1,12 @@
-"""Who may write a run: one process at a time, the one that holds the run's lease.
+"""Who may write a run, or build a store of tokens: one process at a time, which holds its lease.
 
-    <run>/leases/00000007.json   who holds it, and when that was last confirmed
+    <folder>/leases/00000007.json   who holds it, and when that was last confirmed
 
 The highest number counts. It is taken by creating its file, which the storage lets one process do
 and no second one; its holder confirms it every few seconds, and no other process writes that file.
 So a process that stalls and comes back finds a higher number, and stops. The number also stands in
 the manifest of each checkpoint: one that a holder of an earlier lease has still written is told
-apart.
+apart. A store has no need of that: each process that builds it writes the same bytes.
 """
 
 import contextlib
@@ -28,13 +28,17 @@ from contract.times import LEASE_RENEW_S, LEASE_S
 from training import machine, storage
 
 
+class HeldError(InputError):
+    """Another process holds the lease."""
+
+
 class LostError(InputError):
-    """Another process has taken the run over."""
+    """Another process has taken the lease over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Holder:
-    """A process that writes a run, or did."""
+    """A process that holds a lease, or did."""
 
     job: str = ""
     """Id of its job; empty without one."""
@@ -82,10 +86,10 @@ class Holder:
     def as_json(self) -> bytes:
         return json.dumps(asdict(self), indent=1).encode()
 
-    def is_gone(self, own: "Holder") -> bool:
+    def is_gone(self, own: "Holder", *, one_per_job: bool) -> bool:
         """Whether it cannot write any more, as far as can be told at once."""
-        if self.released or (self.job and self.job == own.job):
-            return True  # a job has one head at a time: this one follows the one before
+        if self.released or (one_per_job and self.job and self.job == own.job):
+            return True
         if not self.machine or self.machine != own.machine:
             return False
         return self.pid == own.pid or machine.born(self.pid) != self.born
@@ -95,14 +99,14 @@ class Holder:
 
 
 class Lease:
-    """A run's lease, while this process holds it."""
+    """The lease of a folder, while this process holds it."""
 
     def __init__(
-        self, run_uri: str, number: int, holder: Holder, *, clock: Callable[[], float]
+        self, uri: str, number: int, holder: Holder, *, clock: Callable[[], float]
     ) -> None:
         """For ``take``."""
         self.number = number
-        self._run_uri, self._holder, self._clock = run_uri, holder, clock
+        self._uri, self._holder, self._clock = uri, holder, clock
         self._lost = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -110,31 +114,35 @@ class Lease:
     @classmethod
     def take(
         cls,
-        run_uri: str,
+        uri: str,
         *,
         take_over: bool = False,
+        one_per_job: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Take the lease of a run, which need not exist yet.
+        """Take the lease of a folder, which need not exist yet.
 
         Args:
             take_over: also from a holder that is still there. A job does that once: started again
                 after it lost the run to another one, it leaves the run alone.
+            one_per_job: only one process of a job at a time takes this lease, its head: what an
+                earlier one held is free at once. False: any of its nodes may.
             clock: Unix time in seconds.
 
         Raises:
-            InputError: another process holds it.
+            HeldError: another process holds it.
         """
         own = Holder.here(clock())
         while True:
-            number = newest_number(run_uri)
+            number = newest_number(uri)
             if number:
-                other = _read(run_uri, number)
-                held = not other.is_gone(own) and clock() - other.confirmed < LEASE_S
-                if held and (not take_over or _had(run_uri, number, own.job)):
-                    raise InputError(_refusal(run_uri, other, clock()))
-            if storage.create_bytes(_file(run_uri, number + 1), own.as_json()):
-                return cls(run_uri, number + 1, own, clock=clock)
+                other = _read(uri, number)
+                is_gone = other.is_gone(own, one_per_job=one_per_job)
+                held = not is_gone and clock() - other.confirmed < LEASE_S
+                if held and (not take_over or _had(uri, number, own.job)):
+                    raise HeldError(_refusal(uri, other, clock()))
+            if storage.create_bytes(_file(uri, number + 1), own.as_json()):
+                return cls(uri, number + 1, own, clock=clock)
 
     @property
     def lost(self) -> str:
@@ -154,9 +162,9 @@ class Lease:
                 self.confirm()
 
     def confirm(self) -> None:
-        """Say that this process is still there, unless another one has taken the run."""
+        """Say that this process is still there, unless another one has taken the lease."""
         try:
-            check(self._run_uri, self.number)
+            check(self._uri, self.number)
         except LostError as error:
             self._lost = str(error)
             return
@@ -173,27 +181,27 @@ class Lease:
                 self._remove_unborn()
 
     def _remove_unborn(self) -> None:
-        """Leave nothing of a run that was refused before it began."""
-        paths = RunPaths(self._run_uri)
-        if self.number == newest_number(self._run_uri) == 1 and not storage.exists(
+        """Leave nothing of a run that was refused before it began, nor of a build."""
+        paths = RunPaths(self._uri)
+        if self.number == newest_number(self._uri) == 1 and not storage.exists(
             paths.file(CONFIG_FILE)
         ):
             storage.remove_folder(paths.file(LEASES_DIR))
-            if not storage.is_s3(self._run_uri):
-                Path(self._run_uri).rmdir()  # only if it is empty
+            if not storage.is_s3(self._uri):
+                Path(self._uri).rmdir()  # only if it is empty
 
     def _write(self, holder: Holder) -> None:
-        storage.write_bytes(_file(self._run_uri, self.number), holder.as_json())
+        storage.write_bytes(_file(self._uri, self.number), holder.as_json())
 
 
-def newest_number(run_uri: str) -> int:
-    """Number of the run's newest lease; 0 where it never had one."""
-    names = storage.list_files(RunPaths(run_uri).file(LEASES_DIR))
+def newest_number(uri: str) -> int:
+    """Number of a folder's newest lease; 0 where it has none."""
+    names = storage.list_files(RunPaths(uri).file(LEASES_DIR))
     stems = [name.removesuffix(".json") for name in names]
     return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
 
 
-def check(run_uri: str, number: int) -> None:
+def check(uri: str, number: int) -> None:
     """Make sure that a lease is the newest one, before something is written that others would use.
 
     Args:
@@ -202,16 +210,16 @@ def check(run_uri: str, number: int) -> None:
     Raises:
         LostError: it is not.
     """
-    newest = newest_number(run_uri) if number else 0
+    newest = newest_number(uri) if number else 0
     if newest > number:
-        run = run_uri.rpartition("/")[2]
+        run = uri.rpartition("/")[2]
         raise LostError(
-            f"run {run!r} has been taken over by {_read(run_uri, newest)}, which continues it from "
+            f"run {run!r} has been taken over by {_read(uri, newest)}, which continues it from "
             "its last checkpoint: nothing more is written here"
         )
 
 
-def _refusal(run_uri: str, other: Holder, now: float) -> str:
+def _refusal(uri: str, other: Holder, now: float) -> str:
     ago = round(now - other.confirmed)
     left = max(1, round(LEASE_S - ago))
     said = f"said so {duration(ago)} ago"
@@ -219,23 +227,23 @@ def _refusal(run_uri: str, other: Holder, now: float) -> str:
         # As long as it is ahead, and the time of a lease, after its last word.
         said = f"said so at a time that is {duration(-ago)} ahead of this machine's clock"
     return (
-        f"run {run_uri.rpartition('/')[2]!r} is being trained by {other}, which {said}: wait until "
+        f"run {uri.rpartition('/')[2]!r} is being trained by {other}, which {said}: wait until "
         "that has ended, or give --take-over to end it; if it is "
         f"gone already, the run is free in {duration(left)}"
     )
 
 
-def _had(run_uri: str, newest: int, job: str) -> bool:
+def _had(uri: str, newest: int, job: str) -> bool:
     """Whether a job held one of the leases before the newest one."""
-    return bool(job) and any(_read(run_uri, number).job == job for number in range(1, newest))
+    return bool(job) and any(_read(uri, number).job == job for number in range(1, newest))
 
 
-def _file(run_uri: str, number: int) -> str:
-    return RunPaths(run_uri).file(f"{LEASES_DIR}/{number:08d}.json")
+def _file(uri: str, number: int) -> str:
+    return RunPaths(uri).file(f"{LEASES_DIR}/{number:08d}.json")
 
 
-def _read(run_uri: str, number: int) -> Holder:
-    return Holder.from_json(storage.read_bytes(_file(run_uri, number)))
+def _read(uri: str, number: int) -> Holder:
+    return Holder.from_json(storage.read_bytes(_file(uri, number)))
 
 
 def _machine() -> str:

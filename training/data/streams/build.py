@@ -1,15 +1,19 @@
 """Makes shards of tokens of a text in S3; neither text nor tokens are ever whole on a disk.
 
 Files are read through the network one after the other. Tokens go to the bucket a shard at a time,
-with a note of how far that is: a build that was interrupted resumes after the last shard.
+with a note of how far that is: a build that was interrupted resumes after the last shard. Of the
+processes of all hosts and jobs that need the same store, the one that holds its lease builds it,
+and the others wait. One that stalls until it has lost the lease can do no harm: its shards have the
+same bytes, and a note that is behind costs the next build some shards that are there already.
 """
 
 import io
 import json
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +22,7 @@ import numpy as np
 
 from contract.errors import InputError
 from training import storage
+from training.checkpoint import lease
 from training.data import sources, vocabulary
 from training.data.conversations import Conversation
 from training.data.documents import RemoteFile, Report, batches, documents, remote_files
@@ -37,6 +42,8 @@ from training.data.vocabulary import Vocabulary
 SHARD_TOKENS: Final = 1 << 26
 #: How far a build has come; removed at its end.
 PROGRESS_FILE: Final = "progress.npz"
+#: Between two questions how far another process has come.
+_LOOK_EVERY_S: Final = 5.0
 _NO_CHATS: Final = (
     "--stream is for text, and {} holds conversations: how they are packed follows from the "
     "lengths of all of them. Leave out --stream, on hosts whose disk holds them twice"
@@ -52,8 +59,8 @@ def stream_for(
     shared: str,
     report: Report | None = None,
 ) -> StreamedStore:
-    """The store of a text in S3, built now unless it is in the bucket already; one process of a
-    node builds it.
+    """The store of a text in S3, built now unless it is in the bucket already. One process builds
+    it; one that dies is followed by another once its lease is over.
 
     Args:
         source: ``s3://``, a file or a folder.
@@ -61,7 +68,8 @@ def stream_for(
         held_out_every: one document in so many is held out.
         text_field: of a line or a row, the one that holds the document.
         shared: address of the folder in which the nodes of a cluster share stores.
-        report: called with the bytes read and the bytes there are.
+        report: called with the bytes read, by this process or the one it waits for, and the bytes
+            there are.
 
     Raises:
         InputError: there is no text, it is no text, or the tokenizer cannot be used.
@@ -72,15 +80,41 @@ def stream_for(
     marks = [f"{each.name}:{each.size}:{each.etag}" for each in files]
     found = key_of(marks, tokenizer_file, held_out_every, text_field, words, is_chat=False)
     key = f"{PREFIX}{found}"
+    uri = storage.join(shared, "tokens", key)
+    # Of a node, one process asks the bucket.
     with sources.locked(place_of(key).with_name(f"{key}.build.lock")):
-        store = open_stream(key, shared=shared)
-        if store is None:
-            build = Build(words, storage.join(shared, "tokens", key), held_out_every=held_out_every)
-            if build.run(files, text_field, report):
-                build.finish(key, sha256(tokenizer_file), source)
-            store = open_stream(key, shared=shared)
-    assert store is not None
+        while (store := open_stream(key, shared=shared)) is None:
+            try:
+                with _held(uri) as fence:
+                    # Another one may have completed it just before.
+                    if not storage.exists(storage.join(uri, STORE_FILE)):
+                        build = Build(words, uri, held_out_every=held_out_every, fence=fence)
+                        build.run(files, text_field, report)
+                        build.finish(key, sha256(tokenizer_file), source)
+            except lease.HeldError:
+                if report is not None:
+                    done = _stored(uri)
+                    report(done.num_bytes if done else 0, sum(each.size for each in files))
+                time.sleep(_LOOK_EVERY_S)
+            except lease.LostError:  # this process stalled: now the other one is waited for
+                continue
     return store
+
+
+@contextmanager
+def _held(uri: str) -> Iterator[int]:
+    """Hold the lease of a store; its number.
+
+    Raises:
+        HeldError: another process holds it.
+    """
+    # Under torchrun, any node of a job may need the store first.
+    held = lease.Lease.take(uri, one_per_job=False)
+    held.keep()
+    try:
+        yield held.number
+    finally:
+        held.release()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +127,8 @@ class _Progress:
     """Documents that were read of it."""
     num_documents: int = 0
     """Documents that were read of all files."""
+    num_bytes: int = 0
+    """Bytes that were read of all files, for those who wait."""
     train_shards: tuple[int, ...] = ()
     held_out_shards: tuple[int, ...] = ()
     counts: Any = field(compare=False)
@@ -112,30 +148,36 @@ class _Progress:
             return cls(**{**values, **shards, "counts": found["counts"]})
 
 
+def _stored(uri: str) -> _Progress | None:
+    """How far a build has come, of whichever process; None where there is none."""
+    content = storage.read_bytes(storage.join(uri, PROGRESS_FILE))
+    return None if content is None else _Progress.from_bytes(content)
+
+
 class Build:
     """Writes the shards of a store."""
 
-    def __init__(self, words: Vocabulary, uri: str, *, held_out_every: int) -> None:
+    def __init__(self, words: Vocabulary, uri: str, *, held_out_every: int, fence: int = 0) -> None:
+        """
+        Args:
+            fence: number of the lease that this process holds; 0 without one.
+        """
         self._words, self._uri, self._held_out_every = words, uri, held_out_every
+        self._fence = fence
         self._dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
-        done = self._stored()
+        done = _stored(uri)
         # Shards may have been removed since, by the bucket's rules or a user.
-        is_there = are_there(done.train_shards, done.held_out_shards, self._dtype, uri)
-        self._done = done if is_there else self._nothing()
+        if done is None or not are_there(done.train_shards, done.held_out_shards, self._dtype, uri):
+            done = _Progress(counts=np.zeros(words.size, np.int64))
+        self._done = done
 
-    def _nothing(self) -> _Progress:
-        return _Progress(counts=np.zeros(self._words.size, np.int64))
-
-    def _stored(self) -> _Progress:
-        """What the bucket has of this or another host's build."""
-        content = storage.read_bytes(storage.join(self._uri, PROGRESS_FILE))
-        return self._nothing() if content is None else _Progress.from_bytes(content)
-
-    def run(self, files: Sequence[RemoteFile], text_field: str, report: Report | None) -> bool:
+    def run(self, files: Sequence[RemoteFile], text_field: str, report: Report | None) -> None:
         """Write all shards that are not there yet.
 
-        Returns:
-            False: another host, whose shards are the same, has completed the store meanwhile.
+        Raises:
+            InputError: the text holds conversations, or a file cannot be read.
+            LostError: another process has taken the lease.
+            UnreachableError: S3 does not answer.
         """
         encode = texts(self._words)
         place = sources.cache_dir() / "tokens"
@@ -159,14 +201,18 @@ class Build:
                             is_held_out = done.num_documents % self._held_out_every == last
                             (held_out if is_held_out else train).add(row.ids, row.learned)
                             done = replace(done, num_documents=done.num_documents + 1)
-                        done = replace(done, file=batch[-1].file, read=batch[-1].number)
+                        last_one = batch[-1]
+                        done = replace(
+                            done,
+                            file=last_one.file,
+                            read=last_one.number,
+                            num_bytes=last_one.num_bytes,
+                        )
                         batch = next(contents, None)
-                if storage.exists(storage.join(self._uri, STORE_FILE)):
-                    return False
+                lease.check(self._uri, self._fence)
                 self._store(local, done, train, held_out)
             finally:
                 shutil.rmtree(local, ignore_errors=True)
-        return True
 
     def _store(self, local: Path, done: _Progress, train: Output, held_out: Output) -> None:
         fs = storage.filesystem(self._uri)
@@ -186,13 +232,7 @@ class Build:
             held_out_shards=shards[HELD_OUT_SHARD],
             counts=done.counts + train.counts,
         )
-        # Another host may be further; its shards are these. A build that starts over is not behind
-        # progress whose shards are gone.
-        stored = self._stored()
-        if stored.num_documents < self._done.num_documents or not are_there(
-            stored.train_shards, stored.held_out_shards, self._dtype, self._uri
-        ):
-            storage.write_bytes(storage.join(self._uri, PROGRESS_FILE), self._done.to_bytes())
+        storage.write_bytes(storage.join(self._uri, PROGRESS_FILE), self._done.to_bytes())
 
     def finish(self, key: str, tokenizer: str, source: str) -> None:
         """Mark the shards as complete.
@@ -231,6 +271,8 @@ class _Document:
     file: int
     number: int
     """Of those in its file, from 1."""
+    num_bytes: int
+    """Bytes of the text that were read before it."""
 
 
 def _documents(
@@ -243,17 +285,20 @@ def _documents(
         UnreachableError: S3 does not answer.
     """
     total = sum(each.size for each in files)
+    num_bytes = 0
     for number, file in enumerate(files):
         if number < done.file:
             continue
-        before = sum(each.size for each in files[:number])
+        num_bytes = before = sum(each.size for each in files[:number])
 
         def told(size: int, _all: int, before: int = before) -> None:
+            nonlocal num_bytes
+            num_bytes = before + size
             if report is not None:
-                report(before + size, total)
+                report(num_bytes, total)
 
         for place, text in enumerate(documents([file], text_field, told), start=1):
             if not isinstance(text, str):
                 raise InputError(_NO_CHATS.format(file))
             if number > done.file or place > done.read:
-                yield _Document(text, number, place)
+                yield _Document(text, number, place, num_bytes)
