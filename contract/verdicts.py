@@ -3,6 +3,7 @@
 The function that cleans up after jobs asks (``stacks/job_keeper``).
 """
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -17,6 +18,30 @@ from contract.job import STOPPED_BY_USER, JobStatus, Outcome, status_of_stop
 NO_HOST = r"capacity provider|capacity is unavailable|\bRESOURCE:|No Container Instances"
 #: ECS's own words when a user stops a task without giving a reason.
 NO_REASON_GIVEN = "Task stopped by user"
+
+
+def head_of(event: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    """The task of a head that has ended, empty where there was none, and the error.
+
+    The job has to be cleaned up after whatever they say, so what is not understood is left out.
+
+    Args:
+        event: ``Task``, or ``Error`` and ``Cause`` of Step Functions. The cause is the task, what
+            ECS could not start (a list, or an object with one), or text.
+    """
+    task: Any = event.get("Task") or {}
+    error = str(event.get("Error") or "")
+    if cause := event.get("Cause"):
+        try:
+            task = json.loads(cause)
+        except (TypeError, ValueError, RecursionError):
+            error = f"{error}: {cause}"
+    failures = task.get("Failures") if isinstance(task, dict) else task
+    if failures:
+        listed = failures if isinstance(failures, list) else [failures]
+        said = [(isinstance(each, dict) and each.get("Reason")) or each for each in listed if each]
+        task, error = {}, f"{error}: {'; '.join(str(each) for each in said)}"
+    return task if isinstance(task, dict) else {}, error
 
 
 def verdict(
@@ -39,10 +64,10 @@ def verdict(
         attempt: number of this attempt, from 1.
         attempts: as many as the job may have.
     """
-    container: dict[str, Any] = next(iter(task.get("Containers") or []), {})
-    code = container.get("ExitCode")
-    stopped = task.get("StoppedReason") or ""
-    said = container.get("Reason") or stopped
+    container = _container(task)
+    code = _exit_code(container)
+    stopped = text_of(task, "StoppedReason")
+    said = text_of(container, "Reason") or stopped
     ordered = status_of_stop(stopped)  # by this function's sweep
     how = ending_of(task, error)
 
@@ -96,7 +121,25 @@ def verdict(
 
 def ending_of(task: Mapping[str, Any], error: str = "") -> Ending:
     """How a head's task ended, or how RunTask did."""
-    container: dict[str, Any] = next(iter(task.get("Containers") or []), {})
-    said = container.get("Reason") or task.get("StoppedReason") or error
+    container = _container(task)
+    said = text_of(container, "Reason") or text_of(task, "StoppedReason") or error
+    code = _exit_code(container)
+    return ending(stop_code=text_of(task, "StopCode"), reason=said, exit_code=code)
+
+
+def text_of(values: Mapping[str, Any], name: str) -> str:
+    """A text in what AWS describes; "" where there is none."""
+    found = values.get(name)
+    return found if isinstance(found, str) else ""
+
+
+def _container(task: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The head's container; empty where it has none."""
+    containers = task.get("Containers")
+    first = containers[0] if isinstance(containers, list) and containers else None
+    return first if isinstance(first, dict) else {}
+
+
+def _exit_code(container: Mapping[str, Any]) -> int | None:
     code = container.get("ExitCode")
-    return ending(stop_code=task.get("StopCode") or "", reason=said, exit_code=code)
+    return code if isinstance(code, int) and not isinstance(code, bool) else None

@@ -39,7 +39,7 @@ from contract.job import (
 )
 from contract.nodes import ENV_JOB_SPEC
 from contract.tasks import DISCONNECTED_SINCE, deadline_of, disconnected_since, job_of, told
-from contract.verdicts import ending_of, verdict
+from contract.verdicts import ending_of, head_of, text_of, verdict
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
     from mypy_boto3_ecs.type_defs import (
@@ -297,18 +297,7 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> None:
 def end(event: dict[str, Any]) -> dict[str, Any]:
     """After an attempt: clean up, and say how it ended."""
     job, spec = event["Job"], spec_of(event["Spec"])
-    task: Any = event.get("Task") or {}
-    error = str(event.get("Error") or "")
-    if cause := event.get("Cause"):
-        try:
-            task = json.loads(cause)
-        except ValueError:
-            error = f"{error}: {cause}"
-    # A list, or an object with one, of what ECS could not start.
-    failures = task.get("Failures") if isinstance(task, dict) else task
-    if failures:
-        why = "; ".join(str(each.get("Reason") or each) for each in failures if each)
-        task, error = {}, f"{error}: {why}"
+    task, error = head_of(event)
     outcome = verdict(
         task,
         error,
@@ -330,7 +319,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
         end_tasks(job, reason, hosts=not outcome.again)
         is_bad = ending_of(task) is Ending.BAD_HOST  # the next attempt must not find it
-        if (is_bad or not outcome.again) and (host := task.get("ContainerInstanceArn")):
+        if (is_bad or not outcome.again) and (host := text_of(task, "ContainerInstanceArn")):
             release({host})
     answer: dict[str, Any] = json.loads(outcome.to_json())
     return answer

@@ -3,13 +3,16 @@
 import functools
 import json
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import pytest
 
 import app  # before any test imports the CDK: it decides what is printed about an old Node.js
 from contract.outputs import CORE_STACK, TRAINING_STACK
+from stacks.job_runner import KEEPER
 from tests.conftest import ROOT
+from tests.stacks import lambda_functions
 
 Template = dict[str, Any]
 
@@ -101,3 +104,16 @@ def statements(policy: dict[str, Any]) -> list[dict[str, Any]]:
             one[key] = [text(each) for each in (value if isinstance(value, list) else [value])]
         found.append(one)
     return found
+
+
+@pytest.fixture
+def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of the function that cleans up after jobs, as Lambda loads it."""
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("CLUSTER", "cluster")
+    monkeypatch.setenv("BUCKET", "bucket")
+    monkeypatch.setenv("GROUPS", "heads=for-heads workers=for-workers")
+    monkeypatch.setenv("FAMILIES", "head worker")
+    monkeypatch.setenv("HEAD_FAMILY", "head")
+    monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")
+    return lambda_functions.load(KEEPER / "index.py")

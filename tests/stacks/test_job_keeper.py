@@ -41,19 +41,6 @@ from tests.stacks.conftest import Synth, text
 SPEC = JobSpec(run="r1", command=("true",), nodes=Range(1, 2))
 
 
-@pytest.fixture
-def keeper(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The function's module, as Lambda loads it."""
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("CLUSTER", "cluster")
-    monkeypatch.setenv("BUCKET", "bucket")
-    monkeypatch.setenv("GROUPS", "heads=for-heads workers=for-workers")
-    monkeypatch.setenv("FAMILIES", "head worker")
-    monkeypatch.setenv("HEAD_FAMILY", "head")
-    monkeypatch.setenv("STATE_MACHINE", "arn:aws:states:us-east-1:1:stateMachine:jobs")
-    return lambda_functions.load(KEEPER / "index.py")
-
-
 def test_what_is_packed_needs_nothing_but_lambdas_own_boto3(tmp_path: Path) -> None:
     stage(KEEPER / "index.py", tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"index.py", "contract"}

@@ -195,3 +195,20 @@ def test_a_model_without_weights_is_refused_before_anything_starts(tmp_path: Pat
         pretrained.check_weights(str(tmp_path), runs="runs")
     (tmp_path / PICKLED).touch()
     pretrained.check_weights(str(tmp_path), runs="runs")
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        pytest.param(torch.zeros(1).expand(10**12), id="a value repeated"),
+        pytest.param(torch.eye(3).to_sparse(), id="sparse"),
+        pytest.param(torch.empty(3, device="meta"), id="without values"),
+        pytest.param(torch.zeros(3, dtype=torch.complex128), id="complex"),
+    ],
+)
+def test_a_tensor_that_is_no_models_weight_is_refused_before_it_takes_memory(
+    tmp_path: Path, weight: torch.Tensor
+) -> None:
+    folder = write(tmp_path / "m", {"a": weight})
+    with pytest.raises(InputError, match="give a model that is saved as safetensors"):
+        conversion.convert(folder, tmp_path)

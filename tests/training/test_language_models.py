@@ -170,7 +170,7 @@ def test_weights_that_do_not_fit_are_refused_by_name(name: str, saved: Path) -> 
     with pytest.raises(InputError, match="download it again"):
         model_weights.load(model, saved)
     (saved / model_weights.INDEX_FILE).write_text("{}")
-    with pytest.raises(InputError, match="is not an index of safetensors"):
+    with pytest.raises(InputError, match="is not an index of weights"):
         model_weights.load(model, saved)
     for name in ("../model.safetensors", "/model.safetensors"):
         index = {"weight_map": {"weight": name}}

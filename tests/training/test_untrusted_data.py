@@ -5,24 +5,29 @@ say (``tests/fuzzing.py``); ``test_untrusted`` has what training itself writes.
 import gzip
 import io
 import json
+import random
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import save
 
 from contract.errors import InputError
-from tests.fuzzing import fuzz, fuzz_text, fuzz_values
+from tests.fuzzing import damaged_bytes, fuzz, fuzz_text, fuzz_values
 from training.data import idx, vocabulary
 from training.data.documents import documents
 from training.data.pictures.index import Entry, Index, StoredFile
 from training.data.text import TokenStore
 from training.models import model_weights
+from training.models.conversion import convert
 from training.models.model_shapes import ModelShape, read_config
 from training.models.pretrained import config_of
 from training.models.serving import stops_of
+from training.models.weight_files import PICKLED, PICKLED_INDEX
 from training.record.page import write_report
 from training.record.progress import Progress
 from training.record.result import Result, evaluated_from_json
@@ -176,6 +181,37 @@ def test_weights(tmp_path: Path) -> None:
     places = dict.fromkeys(weights, "part.safetensors")
     index = json.dumps({"metadata": {}, "weight_map": places}).encode()
     fuzz(index, at(tmp_path / "model.safetensors.index.json", read), InputError, cases=100)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("form", ["first", "archive", "pickle"])
+def test_weights_in_pickles(tmp_path: Path, form: str) -> None:
+    """In torch's first format, in an archive, and in one that is whole around a damaged pickle."""
+    saved, into = io.BytesIO(), tmp_path / "converted"
+    into.mkdir()
+    weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}
+    torch.save(weights, saved, _use_new_zipfile_serialization=form != "first")
+
+    def damage(content: bytes, draw: random.Random) -> bytes:
+        found = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(found, "w") as new:
+            for name in old.namelist():
+                part = old.read(name)
+                part = damaged_bytes(part, draw) if name.endswith("/data.pkl") else part
+                new.writestr(name, part)
+        return found.getvalue()
+
+    read = at(tmp_path / PICKLED, lambda _: convert(tmp_path, into))
+    how = damage if form == "pickle" else damaged_bytes
+    fuzz(saved.getvalue(), read, InputError, damage=how, cases=50)
+
+
+def test_indexes_of_weights_in_pickles(tmp_path: Path) -> None:
+    into = tmp_path / "converted"
+    into.mkdir()
+    torch.save({"a": torch.ones(1)}, tmp_path / "part.bin")
+    index = json.dumps({"metadata": {}, "weight_map": {"a": "part.bin"}}).encode()
+    fuzz(index, at(tmp_path / PICKLED_INDEX, lambda _: convert(tmp_path, into)), InputError)
 
 
 def test_indexes_of_pictures() -> None:

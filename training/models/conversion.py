@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contract.errors import InputError
-from contract.runs import check_relative, safe_join
+from contract.runs import safe_join
 from training.data import sources
 from training.models.weight_files import (
     PICKLED,
@@ -24,6 +24,7 @@ from training.models.weight_files import (
     SAFETENSORS_INDEX,
     check_weights,
     has_safetensors,
+    indexed,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +82,13 @@ def convert(folder: Path, into: Path, *, part_bytes: int = PART_BYTES) -> None:
     def finish() -> None:
         nonlocal part, size
         file = f"model-{len({*names.values()}) + 1:05d}.safetensors"
-        save_file(part, into / file, metadata={"format": "pt"})
+        try:
+            save_file(part, into / file, metadata={"format": "pt"})
+        except (KeyError, ValueError) as error:
+            raise InputError(
+                f"{folder} has weights that safetensors cannot hold ({error}): give a model that "
+                "is saved as safetensors"
+            ) from None
         names.update(dict.fromkeys(part, file))
         part, size = {}, 0
 
@@ -116,17 +123,34 @@ def _tensors(folder: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
                 f"{file} holds more than tensors, and loading it could run code: give a model that "
                 "is saved as safetensors"
             ) from None
-        except (RuntimeError, OSError, EOFError, ValueError) as error:
+        except MemoryError:
+            raise
+        except Exception as error:  # torch's reader fails in any way on what is damaged
             first = str(error).partition("\n")[0]
             raise InputError(
-                f"{file} cannot be read ({first}): download it again, or give a model that is "
-                "saved as safetensors"
+                f"{file} cannot be read ({type(error).__name__}: {first}): download it again, or "
+                "give a model that is saved as safetensors"
             ) from None
         if not isinstance(found, dict) or not all(
             isinstance(name, str) and isinstance(each, torch.Tensor) for name, each in found.items()
         ):
             raise InputError(f"{file} does not hold the weights of a model: a tensor for each name")
+        for name, tensor in found.items():
+            if not _is_plain(tensor, most_bytes=file.stat().st_size):
+                raise InputError(
+                    f"{file}: {name!r} is not a plain tensor with all of its values in the file: "
+                    "give a model that is saved as safetensors"
+                )
         yield from found.items()
+
+
+def _is_plain(tensor: "torch.Tensor", *, most_bytes: int) -> bool:
+    """Whether a tensor can be copied, and into no more bytes than its file has: a repeated value
+    may be called a tensor of any size."""
+    import torch
+
+    is_dense = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
+    return is_dense and not tensor.is_meta and tensor.nbytes <= most_bytes
 
 
 def _is_legacy(file: Path) -> bool:
@@ -141,12 +165,4 @@ def _files(folder: Path) -> list[Path]:
     index = folder / PICKLED_INDEX
     if not index.exists():
         return [folder / PICKLED]
-    try:
-        places = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        names = sorted({check_relative(name, what=f"{index}: file") for name in places})
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise InputError(f"{index} is not an index of weights: {error!r}") from None
-    lacking = [name for name in names if not (folder / name).exists()]
-    if lacking:
-        raise InputError(f"{folder} lacks {', '.join(lacking)}: download it again")
-    return [safe_join(folder, name) for name in names]
+    return [safe_join(folder, name) for name in sorted({*indexed(index).values()})]

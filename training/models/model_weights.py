@@ -7,7 +7,6 @@ directions.
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,14 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from contract.runs import check_relative
 from training.models import nf4
 from training.models.language_models import local
+from training.models.weight_files import indexed
 
 INDEX_FILE: Final = "model.safetensors.index.json"
 SINGLE_FILE: Final = "model.safetensors"
-#: Of weights and files, in characters; those of known models have less than a hundred.
-LONGEST_NAME: Final = 200
 #: Weights that are drawn at the same time, each of them whole in memory.
 _DRAWING: Final = 4
 
@@ -243,17 +240,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
     index, single = folder / INDEX_FILE, folder / SINGLE_FILE
     if index.exists():
-        try:
-            places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            files = {check_relative(name, what=f"{index}: file") for name in places.values()}
-            if max(map(len, (*places, *files)), default=0) > LONGEST_NAME:
-                raise ValueError(f"a name has more than {LONGEST_NAME} characters")
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise InputError(f"{index} is not an index of safetensors: {error!r}") from None
-        lacking = {name for name in files if not (folder / name).exists()}
-        if lacking:
-            raise InputError(f"{folder} lacks {', '.join(sorted(lacking))}: download it again")
-        return {name: folder / file for name, file in places.items()}
+        return {name: folder / file for name, file in indexed(index).items()}
     if single.exists():
         try:
             with safe_open(single, framework="pt") as content:

@@ -3,10 +3,13 @@
 A laptop looks at a model's list of files before it submits a job, the node before it trains.
 """
 
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from contract.errors import InputError
+from contract.runs import check_relative
 
 SAFETENSORS: Final = "model.safetensors"
 SAFETENSORS_INDEX: Final = "model.safetensors.index.json"
@@ -14,6 +17,8 @@ PICKLED: Final = "pytorch_model.bin"
 PICKLED_INDEX: Final = "pytorch_model.bin.index.json"
 #: Patterns of all files of a model in that format, parts included.
 PICKLED_FILES: Final = (PICKLED, "pytorch_model-*.bin", PICKLED_INDEX)
+#: Of weights and files, in characters; those of known models have less than a hundred.
+LONGEST_NAME: Final = 200
 
 
 def has_safetensors(names: Iterable[str]) -> bool:
@@ -36,3 +41,22 @@ def check_weights(names: Iterable[str], model: str) -> None:
             "(or their parts with an index); give another model or revision, or new:FOLDER to "
             "train its shape from random weights"
         )
+
+
+def indexed(index: Path) -> dict[str, str]:
+    """What an index of weights says: name of a weight -> name of the file that holds it.
+
+    Raises:
+        InputError: it is no index, names files elsewhere, or some of the files are not there.
+    """
+    try:
+        places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = {check_relative(name, what=f"{index}: file") for name in places.values()}
+        if max(map(len, (*places, *files)), default=0) > LONGEST_NAME:
+            raise ValueError(f"a name has more than {LONGEST_NAME} characters")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise InputError(f"{index} is not an index of weights: {error!r}") from None
+    lacking = sorted(name for name in files if not (index.parent / name).exists())
+    if lacking:
+        raise InputError(f"{index.parent} lacks {', '.join(lacking)}: download it again")
+    return places
