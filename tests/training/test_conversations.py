@@ -228,6 +228,10 @@ def test_rows_are_text_conversations_or_pairs(row: dict[str, Any], expected: obj
         ({"messages": "x", "prompt": 1, "completion": "y"}, None),
         ({"prompt": 1, "completion": "y"}, 'under "prompt" is no text'),
         ({"messages": [{"role": "user"}]}, "a message is no object"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "a part that is no text",
+        ),
         ({"text": 5}, 'under "text" is neither text nor messages'),
     ],
 )

@@ -124,7 +124,7 @@ def test_torchrun_prints_the_mistake_that_stops_any_of_its_processes(
 def test_a_text_without_an_end_of_documents_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_MAX_CHARACTERS", 20)
+    monkeypatch.setattr(documents, "MAX_CHARACTERS", 20)
     path = tmp_path / "a.txt"
     path.write_text("twelve signs\n\ntwelve signs\n")
     assert [*documents.documents([path], "text", None)] == ["twelve signs"] * 2

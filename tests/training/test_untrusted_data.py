@@ -76,15 +76,18 @@ CONVERSATION = {
 }
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz", "b.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["a.txt", "a.txt.gz", "a.jsonl", "a.jsonl.gz", "b.jsonl", "a.json"]
+)
 def test_texts(tmp_path: Path, name: str) -> None:
     text = "one\ntwo\n\nthree é\n"
+    rows: list[dict[str, Any]] = [{"text": "one"}, {"text": "two"}, {"text": ""}]
     if ".jsonl" in name:
-        rows: list[dict[str, Any]] = [{"text": "one"}, {"text": "two"}, {"text": ""}]
         rows = [CONVERSATION] * 2 if name.startswith("b") else rows
         text = "".join(json.dumps(row) + "\n" for row in rows)
     content = text.encode()
     content = gzip.compress(content) if name.endswith(".gz") else content
+    content = json.dumps(rows).encode() if name.endswith(".json") else content
     fuzz(content, at(tmp_path / name, lambda file: [*documents([file], "text", None)]), InputError)
 
 
@@ -94,8 +97,9 @@ def test_tables(tmp_path: Path) -> None:
 
     file = io.BytesIO()
     pq.write_table(pa.table({"text": ["one", "two", None]}), file)
-    read = at(tmp_path / "a.parquet", lambda path: [*documents([path], "text", None)])
-    fuzz(file.getvalue(), read, InputError)
+    for content, name in ((file.getvalue(), "a.parquet"), (b'a,text\n1,"x, ""y"""\n', "a.csv")):
+        read = at(tmp_path / name, lambda path: [*documents([path], "text", None)])
+        fuzz(content, read, InputError)
 
 
 def test_stores_of_tokens(tmp_path: Path) -> None:

@@ -120,9 +120,19 @@ def _message(value: object) -> Message:
     role, content = values.get("role", values.get("from")), values.get("content")
     if content is None:
         content = values.get("value")
+    if isinstance(content, list):
+        content = "".join(map(_text_of, content))
     if not isinstance(role, str) or not isinstance(content, str):
         raise ValueError("a message is no object with a text under role and one under content")
     return Message(role=_ROLES.get(role, role), content=content)
+
+
+def _text_of(part: object) -> str:
+    """The text of a part of a message, which some data sets write in several."""
+    text = part.get("text") if isinstance(part, Mapping) else None
+    if not isinstance(text, str):
+        raise ValueError("a message has a part that is no text: only text can be learned")
+    return text
 
 
 class ChatWriter:

@@ -1,8 +1,9 @@
 """The documents of a text: found where ``--data`` points, and read one after the other.
 
-Text comes as ``.txt`` (documents are separated by empty lines), ``.jsonl`` (a document a line) or
-``.parquet`` (a document a row), the first two also with ``.gz``. A line or a row may also hold a
-conversation (``training.data.conversations``). ``training.data.text`` makes tokens of them.
+Text comes as ``.txt`` (documents are separated by empty lines), ``.jsonl`` (a document a line),
+``.parquet``, ``.json`` or ``.csv`` (a document a row), all but Parquet also with ``.gz``. A line or
+a row may also hold a conversation (``training.data.conversations``). ``training.data.text`` makes
+tokens of them.
 """
 
 import gzip
@@ -19,22 +20,18 @@ from typing import IO, Any, Final, TypeVar, cast
 from contract.errors import InputError
 from contract.text import byte_size
 from training import storage
-from training.data import PYTHON_HELP, catalog, hub_text, sources
-from training.data.conversations import Conversation, columns_of, content_of
+from training.data import PYTHON_HELP, catalog, hub_text, rows, sources
+from training.data.rows import MAX_CHARACTERS, READ_BYTES, TOO_LONG, Content
 from training.storage import UnreachableError
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
-_BATCH_ROWS: Final = 1024
+#: They count where there are none of those: many a folder has such files that only describe it.
+_OTHER_KINDS: Final = (".json", ".json.gz", ".csv", ".csv.gz")
+_ALL_KINDS: Final = (*KINDS, *_OTHER_KINDS)
+#: Are no text, and would be taken for it where they are given by name.
+_TABLES: Final = (".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".orc", ".avro")
 _BATCH_DOCUMENTS: Final = 1024
-#: Are read at a time.
-_READ_BYTES: Final = 4 << 20
-#: Of a document, which is in memory as a whole.
-_MAX_CHARACTERS: Final = 1 << 28
-_TOO_LONG: Final = (
-    f"the text has a {{}} of more than {_MAX_CHARACTERS:,} characters. In .txt files an empty line "
-    "ends a document; or give .jsonl, with a document a line"
-)
 
 _Content = TypeVar("_Content")
 
@@ -64,7 +61,7 @@ class RemoteFile:
         """
         with self.reading():
             fs = storage.filesystem(self.address)
-            found: Any = fs.open(self.address, "rb", block_size=_READ_BYTES)
+            found: Any = fs.open(self.address, "rb", block_size=READ_BYTES)
             # From here on, S3 itself refuses to read on in another content (If-Match).
             if self.etag and found.details["ETag"] != self.etag:
                 raise self._replaced()
@@ -138,19 +135,31 @@ def text_files(source: str, report: Report | None = None) -> list[Path]:
             raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
         return files
     if sources.is_remote(source):
-        if source.endswith(KINDS) or not storage.is_s3(source):
+        if source.endswith(_ALL_KINDS) or not storage.is_s3(source):
             place, _, name = source.rpartition("/")
             return sources.local_files(place, [name])
         return _s3_files(source.rstrip("/"))
     path = Path(source).expanduser()
     if path.is_file():
+        if path.suffix.lower() in _TABLES:
+            raise InputError(f"text {source} is a table of another kind: write it as .parquet")
         return [path]
     if not path.is_dir():
         raise InputError(f"text {source} does not exist: give a file, a folder or an address")
-    files = sorted(each for each in path.rglob("*") if each.name.endswith(KINDS))
-    if not files:
-        raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
-    return files
+    names = _texts_of([str(each) for each in sorted(path.rglob("*"))], source)
+    return [Path(each) for each in names]
+
+
+def _texts_of(names: Iterable[str], source: str) -> list[str]:
+    """The names, in their order, of the files that are text.
+
+    Raises:
+        InputError: there are none.
+    """
+    for kinds in (KINDS, _OTHER_KINDS):
+        if found := [each for each in names if each.endswith(kinds)]:
+            return found
+    raise InputError(f"{source} holds no text: files must end in {', '.join(_ALL_KINDS)}")
 
 
 def remote_files(source: str) -> list[RemoteFile]:
@@ -163,14 +172,10 @@ def remote_files(source: str) -> list[RemoteFile]:
     """
     with storage.given(source):
         found = storage.filesystem(source).find(source.rstrip("/"), detail=True)
-    files = [
+    return [
         RemoteFile(address=f"s3://{key}", size=int(each["size"]), etag=str(each["ETag"]))
-        for key, each in sorted(found.items())
-        if key.endswith(KINDS)
+        for key, each in ((key, found[key]) for key in _texts_of(sorted(found), source))
     ]
-    if not files:
-        raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
-    return files
 
 
 def _s3_files(source: str) -> list[Path]:
@@ -206,7 +211,7 @@ def _python_help() -> Path:
 
 def documents(
     files: Sequence[Path | RemoteFile], field: str, report: Report | None
-) -> Iterator[str | Conversation]:
+) -> Iterator[Content]:
     """The documents or conversations of all files, in order; only one is in memory.
 
     Raises:
@@ -216,7 +221,8 @@ def documents(
     done = 0
     for file in files:
         if file.name.endswith(".parquet"):
-            yield from _parquet_rows(file, field)
+            with _open(file) as table:
+                yield from rows.of_parquet(table, str(file), field)
             done += _size(file)
             if report:
                 report(done, total)
@@ -225,14 +231,10 @@ def documents(
             raw = stack.enter_context(_open(file))
             is_packed = file.name.endswith(".gz")
             content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
-            text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8"))
-            lines = _lines(text)
+            # Some programs put a byte-order mark before their text.
+            text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8-sig"))
             try:
-                is_json = file.name.removesuffix(".gz").endswith(".jsonl")
-                found: Iterator[str | Conversation] = (
-                    _json_lines(lines, file, field) if is_json else _paragraphs(lines)
-                )
-                for document in found:
+                for document in _contents(text, file, field):
                     yield document
                     if report:
                         report(done + raw.tell(), total)
@@ -243,6 +245,18 @@ def documents(
             except (OSError, EOFError, zlib.error) as error:
                 raise InputError(f"{file} cannot be read: {error}; fetch it again") from None
         done += _size(file)
+
+
+def _contents(text: IO[str], file: Path | RemoteFile, field: str) -> Iterator[Content]:
+    match file.name.removesuffix(".gz").rpartition(".")[2]:
+        case "jsonl":
+            return rows.of_json_lines(_lines(text), str(file), field)
+        case "json":
+            return rows.of_json(text, str(file), field)
+        case "csv":
+            return rows.of_csv(_lines(text), str(file), field)
+        case _:
+            return _paragraphs(_lines(text))
 
 
 def batches(contents: Iterable[_Content]) -> Iterator[list[_Content]]:
@@ -266,9 +280,9 @@ def _open(file: Path | RemoteFile) -> IO[bytes]:
 
 
 def _lines(text: IO[str]) -> Iterator[str]:
-    while line := text.readline(_MAX_CHARACTERS + 1):
-        if len(line) > _MAX_CHARACTERS:
-            raise InputError(_TOO_LONG.format("line"))
+    while line := text.readline(MAX_CHARACTERS + 1):
+        if len(line) > MAX_CHARACTERS:
+            raise InputError(TOO_LONG.format("line"))
         yield line
 
 
@@ -278,8 +292,8 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
     size = 0
     for line in lines:
         size = size + len(line) if block else len(line)
-        if size > _MAX_CHARACTERS:
-            raise InputError(_TOO_LONG.format("document"))
+        if size > MAX_CHARACTERS:
+            raise InputError(TOO_LONG.format("document"))
         if "\0" in line:
             raise InputError("the text holds zero bytes: it is binary, or not UTF-8")
         if line.strip():
@@ -289,53 +303,3 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
             block = []
     if block:
         yield "".join(block).rstrip("\n")
-
-
-def _parquet_rows(file: Path | RemoteFile, field: str) -> Iterator[str | Conversation]:
-    """What some columns of a table hold, a thousand rows at a time."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with _open(file) as content:
-            yield from _rows_of(pq.ParquetFile(content, buffer_size=_READ_BYTES), file, field)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{file} cannot be read: {error}") from None
-
-
-def _rows_of(table: Any, file: Path | RemoteFile, field: str) -> Iterator[str | Conversation]:
-    columns = columns_of(table.schema_arrow.names, field)
-    if not columns:
-        raise InputError(
-            f"{file} has no column {field!r} but {', '.join(table.schema_arrow.names)}: give "
-            "--text-field one of them"
-        )
-    number = 0
-    for batch in table.iter_batches(batch_size=_BATCH_ROWS, columns=columns):
-        for row in batch.to_pylist():
-            number += 1
-            if content := _content(row, field, f"{file}, row {number}"):
-                yield content
-
-
-def _json_lines(
-    lines: Iterable[str], file: Path | RemoteFile, field: str
-) -> Iterator[str | Conversation]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if not isinstance(row, dict):
-            raise InputError(f"{file}, line {number}: no JSON object")
-        if content := _content(row, field, f"{file}, line {number}"):
-            yield content
-
-
-def _content(row: dict[str, Any], field: str, where: str) -> str | Conversation | None:
-    try:
-        return content_of(row, field)
-    except ValueError as error:
-        raise InputError(f"{where}: {error}") from None

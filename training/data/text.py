@@ -166,10 +166,10 @@ def store_for(
 
     Args:
         source: a file or folder of ``.txt`` (documents are separated by empty lines), ``.jsonl``
-            (a document a line) or ``.parquet`` (a document a row), the first two also with
-            ``.gz``; the address of one such file, ``http(s)://``, of a file or a folder,
-            ``s3://``, or of a data set of the Hugging Face Hub (``training.data.hub_text``);
-            or ``python-help``.
+            (a document a line), ``.parquet``, ``.json`` or ``.csv`` (a document a row), all but
+            Parquet also with ``.gz``; the address of one such file, ``http(s)://``, of a file or
+            a folder, ``s3://``, or of a data set of the Hugging Face Hub
+            (``training.data.hub_text``); or ``python-help``.
         tokenizer_file: a ``tokenizer.json``, or its folder.
         held_out_every: one document in so many is held out.
         field: of a line or a row, the one that holds the document or the messages.

@@ -26,8 +26,8 @@ RECIPE: Final = Recipe(
     built_in_data=PYTHON_HELP,
     built_in_preset="tiny",
     data_help=f"text: {', '.join(catalog.names(catalog.TEXT))}, a file, a folder, http(s)://, "
-    "s3:// or a Hugging Face data set, hf://owner/name[/CONFIGURATION[/SPLIT]], as .txt, .jsonl "
-    "or .parquet, the last two also of conversations; or several with weights, "
+    "s3:// or a Hugging Face data set, hf://owner/name[/CONFIGURATION[/SPLIT]], as .txt, "
+    ".jsonl, .parquet, .json or .csv, all but .txt also of conversations; or several with weights, "
     "'0.7 FIRST, 0.3 SECOND' (default: Python's help texts)",
     data_kind=catalog.TEXT,
     inputs="training.recipes.fsdp.inputs",

@@ -42,7 +42,7 @@ class FsdpConfig(TrainingConfig):
     )
     text_field: str = option(
         "text",
-        help="field of a .jsonl line or column of a .parquet file that holds a document or "
+        help="field of a .jsonl line or column of a table that holds a document or "
         "messages (default: text; else messages, conversations, or pairs such as prompt and "
         "completion)",
     )

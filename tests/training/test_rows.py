@@ -1,0 +1,113 @@
+"""Proves that rows are read from the kinds of files that data sets come as, and what is none of
+them is refused with the place."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.errors import InputError
+from training.data import documents, rows
+from training.data.conversations import Message
+
+ROWS = [{"text": f'number {i}: [a], {{b}} and "c\\"\n', "more": {"é": [i]}} for i in range(40)]
+TEXTS = [str(each["text"]) for each in ROWS]
+
+
+def read(file: Path, field: str = "text") -> list[Any]:
+    return [*documents.documents(documents.text_files(str(file)), field, None)]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps(ROWS),
+        json.dumps(ROWS, indent=2, ensure_ascii=False) + "\n",
+        "\n".join(map(json.dumps, ROWS)),
+        "\ufeff" + json.dumps(ROWS),
+    ],
+    ids=["a list", "over lines", "one after the other", "with a mark of its byte order"],
+)
+@pytest.mark.parametrize("at_a_time", [1, 7, 4096])
+def test_json_is_read_a_row_at_a_time(
+    content: str, at_a_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "READ_BYTES", at_a_time)
+    (tmp_path / "a.json").write_text(content)
+    assert read(tmp_path / "a.json") == TEXTS
+
+
+def test_only_what_is_read_of_a_list_must_be_there() -> None:
+    content = io.StringIO('[{"text": "one"}, {"text": "two"}, nonsense')
+    found: Iterator[Any] = rows.of_json(content, "a.json", "text")
+    assert [next(found), next(found)] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"text": "a"}, {"text": b}]' + " " * 20, "a.json: row 2 is no JSON: Expecting value"),
+        ('[{"text": "a"}, {"text": "b', "a.json: row 2 is no JSON: Unterminated string"),
+        ('[{"text": "a"},', "a.json: the list does not end"),
+        ('[{"text": "a"}, 5]', "a.json, row 2: no JSON object"),
+        ('{"data": [{"text": "a"}]}', 'a.json, row 1: no text under "text"'),
+        ("[" * 100_000, "a.json: row 1 is no JSON"),
+    ],
+)
+def test_json_that_is_none_is_refused_with_its_row(
+    content: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.json").write_text(content)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / "a.json")
+
+
+def test_a_table_is_read_with_what_its_first_row_names(tmp_path: Path) -> None:
+    file = tmp_path / "a.csv"
+    file.write_bytes(b'\xef\xbb\xbfid,text\r\n1,"one, ""two""\r\nthree"\r\n\r\n2,\r\n3,four\r\n')
+    assert read(file) == ['one, "two"\nthree', "four"]
+    assert read(file, "id") == ["1", "2", "3"]
+    file.write_text("instruction,input,output\nAdd,1 and 2,3\n")
+    asked = Message(role="user", content="Add\n\n1 and 2")
+    assert read(file) == [(asked, Message(role="assistant", content="3"))]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("id,words\n1,a\n", "a.csv has no column 'text' but id, words: give --text-field"),
+        ("id,text\n1,a\n2,b, c\n", "a.csv, line 3: 3 values for 2 columns"),
+        ('id,text\n1,"a\n', "a.csv, line 2: no CSV"),
+        ("", "a.csv has no column 'text'"),
+    ],
+)
+def test_a_table_that_is_none_is_refused_with_its_line(
+    content: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(InputError, match=message):
+        read(tmp_path / "a.csv")
+
+
+def test_files_that_only_describe_a_data_set_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "dataset_info.json").write_text(json.dumps([{"text": "about it"}]))
+    assert read(tmp_path) == ["about it"]
+    (tmp_path / "a.jsonl").write_text('{"text": "itself"}\n')
+    assert read(tmp_path) == ["itself"]
+
+
+def test_a_table_of_another_kind_is_refused_and_not_taken_for_text(tmp_path: Path) -> None:
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
+    with pytest.raises(InputError, match=r"a\.xlsx is a table of another kind: write it as"):
+        read(tmp_path / "a.xlsx")
+
+
+def test_the_parts_of_a_message_are_joined_where_they_are_text(tmp_path: Path) -> None:
+    parts = [{"type": "text", "text": "Who "}, {"type": "text", "text": "are you?"}]
+    row = {"messages": [{"role": "user", "content": parts}, {"role": "assistant", "content": "I"}]}
+    (tmp_path / "a.json").write_text(json.dumps(row))
+    ((asked, answered),) = read(tmp_path / "a.json")
+    assert (asked.content, answered.content) == ("Who are you?", "I")
