@@ -245,12 +245,23 @@ def test_one_that_asks_just_before_the_store_is_complete_makes_none(
 #: What a rank runs that has a node, and so a cache, to itself. Blocks are so small that a run needs
 #: more of them than are fetched ahead.
 NODE = """
-import os, runpy
+import os, runpy, torch
 from training.data import documents
 from training.data.streams import build, store
+torch.set_num_threads(1)  # as torchrun has it: two ranks would wait for each other's threads
 os.environ["TRAINING_CACHE_DIR"] += os.environ["RANK"]
 documents._BATCH_DOCUMENTS, build.SHARD_TOKENS, build._LOOK_EVERY_S = 8, 700, 0.05
 store.BLOCK_TOKENS, store.GROUP_BLOCKS = 100, 4
+texts = build.texts
+
+def counted(words):
+    encode = texts(words)
+    def each(batch):
+        print(f"tokenized {len(batch)}\\n", end="", flush=True)
+        return encode(batch)
+    return each
+
+build.texts = counted
 runpy.run_module("training.launch", run_name="__main__", alter_sys=True)
 """
 RUN = ["--preset", "tiny", "--stream", "--data", "s3://stream-builds/text", "--storage"]
@@ -272,9 +283,11 @@ def test_two_nodes_share_a_build_in_s3_and_lose_what_they_would_with_the_text_on
     script.write_text(NODE)
     nodes = ranks([str(script), "fsdp", *RUN], folder=tmp_path, out=log, err=log)
     try:
-        assert nodes.wait() == [0, 0], nodes.text()
+        assert nodes.wait(240) == [0, 0], nodes.text()
     finally:
         nodes.kill()
+    words = [line.split() for line in nodes.text().splitlines()]
+    assert sum(int(each[1]) for each in words if each[:1] == ["tokenized"]) == NUM
     assert shards("s3://stream-builds/runs/.cache") == expected
     for rank in (0, 1):
         assert [*(tmp_path / f"cache{rank}").rglob("blocks-*/*.bin")]
