@@ -276,6 +276,13 @@ def test_a_file_that_the_mirror_does_not_have_is_named(
         images.load(f"{mirror[0]}/nothing-here")
 
 
+def test_a_folder_of_pictures_is_another_recipes(tmp_path: Path) -> None:
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "train" / "cat" / "1.JPG").touch()
+    with pytest.raises(InputError, match=r"has pictures: the recipe imagenet trains on those"):
+        images.load(str(tmp_path))
+
+
 def test_a_damaged_download_is_forgotten(
     mirror: tuple[str, type[Mirror]], cache: Path, tmp_path: Path
 ) -> None:

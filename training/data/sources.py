@@ -13,6 +13,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -34,6 +35,9 @@ FILES: Final = catalog.IDX_FILES
 CACHE_VARIABLE: Final = download.CACHE_VARIABLE
 cache_dir = download.cache_dir
 
+#: Files that another recipe reads, and how many of a folder are looked at for them.
+_PICTURES: Final = (".jpg", ".jpeg", ".png")
+_LOOKED_AT: Final = 1000
 _CHUNK_BYTES: Final = 1 << 20
 _TIMEOUT_S: Final = 60.0
 _ATTEMPTS: Final = 4
@@ -70,6 +74,11 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
         )
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
+        if any(each.suffix.lower() in _PICTURES for each in islice(folder.rglob("*"), _LOOKED_AT)):
+            raise InputError(
+                f"data folder {source} has pictures: the recipe imagenet trains on those, with "
+                f"train/<class>/*.jpg and val/<class>/*.jpg; this one on {', '.join(names)}"
+            )
         there = "is empty" if not any(folder.iterdir()) else f"has no {', '.join(missing)}"
         raise InputError(f"data folder {source} {there}: it must hold {', '.join(names)}")
     return [folder / name for name in names]
