@@ -122,6 +122,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 _add_product(grad_weight, gradient.t(), learned[part])
             if grad_bias is not None:
                 grad_bias += (gradient * counted[part, None]).sum(0, dtype=torch.float32)
+            del gradient  # before the next logits
         if grad_hidden is not None:
             grad_hidden.mul_(counted[:, None] * factor)
         ctx.save_for_backward(

@@ -21,18 +21,8 @@ from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import OK as EXIT_OK
 from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 from training import recipes
-from training.models.estimates import (
-    GIB,
-    MOMENTS,
-    RECOMPUTE,
-    REDUCE,
-    REDUCE_DTYPES,
-    Plan,
-    Setup,
-    differences,
-    make,
-    smaller,
-)
+from training.models.estimates import Plan, differences, make, smaller
+from training.models.memory import GIB, MOMENTS, RECOMPUTE, REDUCE, REDUCE_DTYPES, Setup
 from training.models.model_shapes import SHAPES, ModelShape, UnknownKindError, read_config
 from training.recipes.settings import RunConfig, fields_of
 

@@ -17,6 +17,7 @@ from training.models import (
     estimates,
     language_models,
     lora,
+    memory,
     model_weights,
     nf4,
 )
@@ -114,7 +115,7 @@ def test_frozen_weights_take_the_memory_that_is_planned() -> None:
     plain = built({**TINY_LLAMA, "intermediate_size": 192, "model_type": "qwen3"})
     assert shape == built_shapes.shape_of(plain)
     assert language_models.num_parameters(plain) == shape.parameters
-    planned = estimates.memory(shape, setup(num_workers=1, lora_rank=4, lora_bits=4))
+    planned = memory.needed(shape, setup(num_workers=1, lora_rank=4, lora_bits=4))
     assert planned.weights == frozen + trained
     assert frozen < 0.45 * 2 * shape.parameters
 
@@ -126,7 +127,7 @@ def test_seven_billion_weights_in_four_bits_leave_most_of_a_small_gpu_free() -> 
     lora_setup = {"num_workers": 1, "seq_len": 1024, "microbatch": 4, "lora_rank": 16}
     sixteen, four = (estimates.make(dolly, setup(**lora_setup, lora_bits=bits)) for bits in (16, 4))
     assert four.fits
-    assert four.memory.total < 8 * estimates.GIB < sixteen.memory.total
+    assert four.memory.total < 8 * memory.GIB < sixteen.memory.total
 
 
 def test_what_cannot_be_packed_is_refused_or_left_in_full() -> None:

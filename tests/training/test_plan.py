@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch._subclasses import fake_impls
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed.device_mesh import init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.activations import ACT2FN
 
 from contract.errors import InputError
 from contract.instance_types import instance_type
@@ -27,11 +29,12 @@ from training.models import (
     estimates,
     language_models,
     lora,
+    memory,
     model_weights,
     pretrained,
 )
 from training.models.language_models import WithLoss
-from training.models.model_shapes import SHAPES, ModelShape
+from training.models.model_shapes import SHAPES, WRITTEN_OUT, Experts, ModelShape
 from training.recipes.fsdp import estimate, loop
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 
@@ -54,7 +57,7 @@ def shape(name: str) -> ModelShape:
     return ModelShape.from_config(SHAPES[name])
 
 
-def setup(**changes: Any) -> estimates.Setup:
+def setup(**changes: Any) -> memory.Setup:
     values: dict[str, Any] = {
         "machine": instance_type("g5.12xlarge"),
         "num_workers": 8,
@@ -64,7 +67,7 @@ def setup(**changes: Any) -> estimates.Setup:
         "recompute": "full",
         "optimizer": "adamw",
     }
-    return estimates.Setup(**{**values, **changes})
+    return memory.Setup(**{**values, **changes})
 
 
 def built(values: Mapping[str, Any]) -> Any:
@@ -103,6 +106,9 @@ def test_a_token_passes_through_the_experts_that_are_chosen_for_it() -> None:
         built_shapes.shape_of(built({**sparse, "num_experts_per_tok": num})) for num in (2, 8)
     ]
     two, all_of_them = shapes
+    held = 8 * 3 * 3 * 64 * 160
+    assert two.experts == Experts(number=8, chosen=2, width=160, is_gated=True, parameters=held)
+    assert ModelShape.from_json(json.loads(json.dumps(two.to_json()))) == two
     assert two.parameters == all_of_them.parameters
     # Three blocks of experts with three matrices each.
     idle = 6 * 3 * 3 * 64 * 160
@@ -154,7 +160,7 @@ def test_weights_gradients_and_moments_are_what_an_optimizer_really_holds() -> N
     moments = sum(
         each.nbytes for state in optimizer.state.values() for each in state.values() if each.dim()
     )
-    found = estimates.memory(shape("tiny"), setup(num_workers=1))
+    found = memory.needed(shape("tiny"), setup(num_workers=1))
     assert (found.weights, found.gradients, found.moments) == (held, gradients, moments)
 
 
@@ -167,7 +173,7 @@ def test_the_references_machine_holds_the_references_model_and_one_gpu_does_not(
 def test_gradients_that_wait_for_the_last_pass_are_whole_on_every_gpu() -> None:
     each, last = (setup(reduce_gradients=when) for when in ("pass", "step"))
     assert each.num_microbatches == 4
-    one, other = estimates.memory(shape("6.9b"), each), estimates.memory(shape("6.9b"), last)
+    one, other = memory.needed(shape("6.9b"), each), memory.needed(shape("6.9b"), last)
     assert other.gradients == 4 * shape("6.9b").parameters
     assert one.gradients == other.gradients / 8
     assert other.total - one.total > 3 * shape("6.9b").parameters
@@ -179,12 +185,12 @@ def test_gradients_that_wait_for_the_last_pass_are_whole_on_every_gpu() -> None:
     assert faster.tokens_per_s > slower.tokens_per_s
     # With one pass there is no difference.
     single = [dataclasses.replace(one, microbatch=8) for one in (each, last)]
-    assert estimates.memory(shape("6.9b"), single[0]) == estimates.memory(shape("6.9b"), single[1])
+    assert memory.needed(shape("6.9b"), single[0]) == memory.needed(shape("6.9b"), single[1])
 
 
 def test_adapters_beside_seven_billion_weights_fit_one_small_gpu() -> None:
     changes = {**PRESETS["lora"], "num_workers": 1, "microbatch": 4, "seq_len": 1024}
-    names = {field.name for field in dataclasses.fields(estimates.Setup)}
+    names = {field.name for field in dataclasses.fields(memory.Setup)}
     lora = setup(**{name: value for name, value in changes.items() if name in names})
     found = estimates.make(shape("6.9b"), lora)
     assert found.fits
@@ -228,7 +234,7 @@ def test_before_a_job_is_submitted_a_model_is_refused_as_its_run_would(tmp_path:
             plan.expected(config, machine, num_bytes=None)
 
 
-def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
+def tracked(values: dict[str, Any], planned: memory.Setup) -> float:
     """Peak bytes of a rank by torch's tracker, which follows tensors that have no memory."""
     rest = {key: value for key, value in values.items() if key != "model_type"}
     dist.init_process_group("fake", rank=0, world_size=planned.num_workers, store=FakeStore())
@@ -300,40 +306,105 @@ def test_the_memory_of_a_step_is_what_torch_tracks(changes: dict[str, Any]) -> N
     values |= {"intermediate_size": 2048, "num_hidden_layers": 3}
     planned = setup(microbatch=4, seq_len=256, **changes)
     assert planned.num_microbatches == (1 if planned.recompute == "none" else 2)
-    found = estimates.memory(ModelShape.from_config(values), planned).total
+    found = memory.needed(ModelShape.from_config(values), planned).total
     assert found == pytest.approx(tracked(values, planned), rel=0.1)
 
 
+BLOCK: dict[str, Any] = {
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "intermediate_size": 1376,
+    "vocab_size": 8192,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "num_hidden_layers": 2,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 4, "moe_intermediate_size": 352}
+# Beside the sizes of all.
+OF_KIND: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 512, "n_head": 8, "n_layer": 2, "n_positions": 256, "bos_token_id": 0}
+    | {"eos_token_id": 0, "tie_word_embeddings": True}
+    | {f"{name}_pdrop": 0.0 for name in ("resid", "embd", "attn")},
+    "gpt_neox": {"intermediate_size": 2048},
+    "llama": {"head_dim": 64},
+    "mixtral": {"num_local_experts": 4},
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 1376},
+    "qwen3": {"head_dim": 64},
+    "qwen3_moe": {**EXPERTS, "head_dim": 64},
+}
+
+
+def _grouped_product(
+    mode: FakeTensorMode, _op: object, one: Any, other: Any, offs: Any = None, *_more: object
+) -> torch.Tensor:
+    """The shape of what CPUs compute in fp32 too, which torch leaves out where nothing is."""
+    is_weight = one.dim() == other.dim() == 2
+    shape = (len(offs), len(one), other.shape[1]) if is_weight else (len(one), other.shape[-1])
+    with mode:
+        return torch.empty(shape, dtype=one.dtype)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "num_workers"), [("llama", 1), ("llama", 8), ("qwen3", 1)])
-def test_the_memory_of_a_gated_block_is_what_torch_tracks(kind: str, num_workers: int) -> None:
-    sizes = {"hidden_size": 512, "intermediate_size": 1376, "num_key_value_heads": 8}
-    sizes |= {
-        "vocab_size": 8192,
-        "max_position_embeddings": 256,
-        "tie_word_embeddings": False,
-        "num_hidden_layers": 2,
-    }
-    values = {**TINY_LLAMA, **sizes, "model_type": kind, "head_dim": 64}
+@pytest.mark.parametrize(
+    ("kind", "num_workers", "recompute"),
+    [
+        ("gpt2", 8, "none"),
+        ("gpt_neox", 1, "none"),
+        ("gpt_neox", 1, "selective"),
+        ("gpt_neox", 1, "full"),
+        ("llama", 1, "none"),
+        ("llama", 8, "none"),
+        ("llama", 8, "full"),
+        ("qwen3", 1, "none"),
+        # Four experts for eight workers: half of the workers hold none.
+        ("mixtral", 8, "full"),
+        ("mixtral", 1, "none"),
+        ("qwen2_moe", 8, "none"),
+        ("qwen2_moe", 1, "full"),
+        ("qwen3_moe", 8, "selective"),
+        ("qwen3_moe", 1, "none"),
+    ],
+)
+def test_the_memory_of_each_kind_of_block_is_what_torch_tracks(
+    kind: str, num_workers: int, recompute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = torch.ops.aten._grouped_mm.default
+    monkeypatch.setitem(fake_impls.op_implementations_dict, product, _grouped_product)
+    values = {**BLOCK, **OF_KIND[kind], "model_type": kind}
     # Most of it are activations; a single worker computes under autocast.
     planned = setup(
         num_workers=num_workers,
-        recompute="none",
+        recompute=recompute,
         microbatch=16,
         seq_len=256,
         global_batch=16 * num_workers,
     )
-    found = estimates.memory(ModelShape.from_config(values), planned).total
+    found = memory.needed(built_shapes.shape_of(built(values)), planned).total
     assert found == pytest.approx(tracked(values, planned), rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_pytorch_tanh", "silu", *WRITTEN_OUT])
+def test_functions_keep_what_is_planned(name: str) -> None:
+    given = torch.zeros(64, dtype=torch.bfloat16, requires_grad=True) * 1
+    kept: dict[int, torch.Tensor] = {}
+
+    def note(each: torch.Tensor) -> torch.Tensor:
+        kept[each.untyped_storage().data_ptr()] = each
+        return each
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda each: each):
+        ACT2FN[name](given)
+    assert sum(each.nbytes for each in kept.values()) == (2 + WRITTEN_OUT.get(name, 0)) * 64
 
 
 def test_more_workers_hold_less_each_and_recomputing_holds_less() -> None:
     sizes = [
-        estimates.memory(shape("6.9b"), setup(num_workers=num)).total for num in (2, 4, 8, 16, 32)
+        memory.needed(shape("6.9b"), setup(num_workers=num)).total for num in (2, 4, 8, 16, 32)
     ]
     assert sizes == sorted(sizes, reverse=True)
     kept = [
-        estimates.memory(shape("6.9b"), setup(recompute=how)).activations
+        memory.needed(shape("6.9b"), setup(recompute=how)).activations
         for how in ("none", "selective", "full")
     ]
     assert kept == sorted(kept, reverse=True)
@@ -458,7 +529,8 @@ def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -
     assert said("NVIDIA H200", recompute="none") == ""
     alone = said("NVIDIA A10G", num_workers=1)
     assert alone.endswith("--microbatch 1 --lora-rank 16 would fit")
-    assert said("Tesla T4", num_workers=1).endswith("--lora-rank 16 --lora-bits 4 would fit")
+    small = said("Tesla T4", num_workers=1, seq_len=2048)
+    assert small.endswith("--lora-rank 16 --lora-bits 4 would fit")
     assert said("Tesla T4", num_workers=1, seq_len=2**16).endswith("give more --workers")
     assert said("a GPU of next year", num_workers=1) == ""
 

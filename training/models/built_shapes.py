@@ -20,7 +20,7 @@ from contract import exits
 from contract.errors import InputError
 from training.data import hub
 from training.models import language_models, pretrained, uses
-from training.models.model_shapes import ModelShape, read_config
+from training.models.model_shapes import WRITTEN_OUT, Experts, ModelShape, read_config
 from training.models.nf4 import num_weights
 
 
@@ -44,9 +44,39 @@ def shape_of(model: nn.Module) -> ModelShape:
         block_parameters=max(blocks),
         blocks_parameters=sum(blocks),
         idle_parameters=language_models.num_idle_parameters(model),
+        experts=_experts(model, width=embedding.shape[1], layers=len(stack)),
         normed=width + max(keys, default=width) if has_norms else 0,
+        written_out=WRITTEN_OUT.get(_function(text), 0.0),
         is_tied=of.get_output_embeddings().weight is embedding,
         matrices=tuple(dataclasses.replace(each, number=number) for each, number in found.items()),
+    )
+
+
+def _function(config: Any) -> str:
+    """Name of the function between the last matrices of a block."""
+    names = ("hidden_act", "hidden_activation", "activation_function")
+    return next((str(name) for each in names if (name := getattr(config, each, None))), "")
+
+
+def _experts(model: nn.Module, *, width: int, layers: int) -> Experts | None:
+    """The experts of a mixture, where each of their weights is one tensor for all of a block."""
+    weights = {
+        name: weight for name, weight in language_models.experts(model).items() if weight.dim() == 3
+    }
+    if not weights:
+        return None
+    of: Any = model
+    last = {name: name.rpartition(".")[2] for name in weights}
+    is_gated = any("gate" in each for each in last.values())
+    blocks = Counter(last.values()).most_common(1)[0][1]
+    num = next(iter(weights.values())).shape[0]
+    parameters = sum(each.numel() for each in weights.values())
+    return Experts(
+        number=num,
+        chosen=num * (1 - language_models.idle_part(of.config)) * blocks / layers,
+        width=round(parameters / blocks / num / width / (3 if is_gated else 2)),
+        is_gated=is_gated,
+        parameters=parameters,
     )
 
 

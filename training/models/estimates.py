@@ -1,4 +1,4 @@
-"""How much memory a sharded language model needs and how fast it trains: arithmetic only.
+"""Whether a sharded language model fits, and how fast it trains: arithmetic only.
 
 Standard library only: a laptop asks before money is spent (``training.plan``), and a recipe asks
 where a model may not fit its GPU. ``docs/fsdp.md`` has the formulas, where each number comes from,
@@ -9,31 +9,21 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Final
 
-from contract.errors import InputError
-from contract.instance_types import InstanceType
-from training.models.model_shapes import ALL, ModelShape
+from training.models.memory import (
+    GIB,
+    MOMENTS,
+    PACKED,
+    RECOMPUTE,
+    REDUCE_DTYPES,
+    Memory,
+    Setup,
+    needed,
+)
+from training.models.model_shapes import ModelShape
 
-GIB: Final = 2**30
-#: What is computed again instead of kept for the backward pass: nothing, attention, whole blocks.
-RECOMPUTE: Final = ("none", "selective", "full")
-#: When gradients are exchanged.
-REDUCE: Final = ("pass", "step")
-#: Types in which gradients are exchanged, and their bytes.
-REDUCE_DTYPES: Final = {"fp32": 4.0, "bf16": 2.0}
-#: Bytes per parameter of the moments.
-MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
-#: Bytes of a weight in four bits with its part of a scale (``training.models.nf4``), and of each
-#: weight of a matrix that is unpacked for a product.
-_PACKED: Final = 9 / 16
-_UNPACKING: Final = 8.0
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
 _RESERVED_GIB: Final = 1.2
 _FRAGMENTED: Final = 0.06
-#: Bytes per token and unit of width that are kept outside of the blocks: embedding, last norm, and
-#: the gradient of its output.
-_OUTSIDE: Final = 8.0
-#: Tokens whose logits exist at once, and the fp32 copies of them (``training.losses``).
-_LOGIT_TOKENS: Final = 512
 #: Of the peak that large matrix products reach in practice on a data-centre GPU.
 _ATTAINABLE: Final = 0.55
 #: Bytes per second that a GPU copies to or from pinned memory of its host, over 16 lanes of PCIe 4
@@ -41,76 +31,6 @@ _ATTAINABLE: Final = 0.55
 _TO_HOST: Final = 16e9
 #: Of a host's bandwidth that NCCL's collectives reach.
 _NETWORK: Final = 0.75
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setup:
-    """Where and how a model is to be trained."""
-
-    machine: InstanceType
-    num_workers: int
-    seq_len: int
-    global_batch: int
-    microbatch: int
-    recompute: str
-    optimizer: str
-    replicas: int = 1
-    lora_rank: int = 0
-    lora_targets: str = ALL
-    lora_bits: int = 16
-    offload_moments: bool = False
-    reduce_gradients: str = "pass"
-    reduce_dtype: str = "fp32"
-    keep_blocks: bool = False
-    efa: bool = False
-    """Whether hosts reach each other by EFA, with all network cards, and not only by TCP."""
-
-    def __post_init__(self) -> None:
-        if self.machine.gpu is None:
-            raise InputError(f"{self.machine.name} has no GPU: choose another --instance")
-        if self.num_workers < 1:
-            raise InputError(f"--workers is {self.num_workers}: it must be at least 1")
-        if self.replicas < 1 or self.num_workers % self.replicas:
-            raise InputError(
-                f"--replicas is {self.replicas}, which does not divide {self.num_workers} workers"
-            )
-
-    @property
-    def num_hosts(self) -> int:
-        return -(-self.num_workers // self.machine.num_gpus)
-
-    @property
-    def num_microbatches(self) -> int:
-        """Passes per step."""
-        return max(1, -(-self.global_batch // (self.num_workers * self.microbatch)))
-
-    @property
-    def moments(self) -> float:
-        """Bytes per trained parameter that a GPU holds of moments."""
-        return 0.0 if self.offload_moments else MOMENTS[self.optimizer]
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        price = self.machine.usd_per_hour
-        return None if price is None else price * self.num_hosts
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Memory:
-    """What a GPU holds at a moment of a step, in bytes."""
-
-    weights: float
-    gradients: float
-    """Those of earlier passes, and at the end of a step all."""
-    moments: float
-    gathered: float
-    """Blocks that are whole for a moment, and their gradients before they are shared out."""
-    activations: float
-    logits: float
-
-    @property
-    def total(self) -> float:
-        return float(sum(getattr(self, field.name) for field in dataclasses.fields(self)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,103 +66,6 @@ class Plan:
         return self.fits_gpus and self.fits_hosts
 
 
-def memory(shape: ModelShape, setup: Setup) -> Memory:
-    """Bytes per GPU at the worst moment of a step: what is trained, its gradients and moments in
-    fp32 and sharded, the rest in bf16.
-
-    Raises:
-        InputError: frozen weights are to be in four bits, or adapters beside matrices, that this
-            model has not or that cannot be.
-    """
-    shards = setup.num_workers // setup.replicas
-    parameters = float(shape.parameters)
-    trained, frozen = parameters, 0.0
-    if setup.lora_rank:
-        trained = float(shape.adapter_parameters(setup.lora_rank, setup.lora_targets))
-        frozen = parameters
-    # Bytes of a frozen weight, on average, and of one of a block that is gathered.
-    held = gathered = 2.0
-    unpacked = 0.0
-    if setup.lora_bits == 4:
-        if shape.why_not_packed:
-            raise InputError(shape.why_not_packed)
-        held -= (2 - _PACKED) * shape.packed_parameters / shape.parameters
-        gathered -= (2 - _PACKED) * shape.packed_parameters / shape.blocks_parameters
-        unpacked = _UNPACKING * max(each.parameters for each in shape.packed_matrices)
-    has_passes = setup.num_microbatches > 1
-    sharded = 4 * trained / shards
-    # Gradients that wait for the last pass are whole until then.
-    sent = REDUCE_DTYPES[setup.reduce_dtype]
-    waiting = sent * trained if has_passes and setup.reduce_gradients == "step" else 0.0
-    block, embedding = shape.block_parameters, shape.embedding_parameters
-    learned_block, learned = (0, 0) if setup.lora_rank else (block, embedding)
-    kept = shape.kept[setup.recompute] * shape.layers
-    again = shape.cast_again if setup.num_workers == 1 else 0.0
-    if setup.recompute == "none":
-        kept += again * shape.layers
-    else:
-        kept += shape.kept["none"] + again  # the block that is being computed again
-    activations = (kept + _OUTSIDE * shape.hidden) * setup.microbatch * setup.seq_len
-    arriving = gathered * block if shards > 1 else 0.0
-    keeps_blocks = setup.keep_blocks and shards > 1
-    if keeps_blocks:
-        arriving = gathered * (shape.blocks_parameters - block)
-    # Tied embeddings are whole from the first block's forward to its backward pass, and reduced
-    # last. Else the output embedding is whole from the loss until it is reduced, which is before
-    # the blocks' backward passes, and the input embedding while it is reduced.
-    staying, early = (2.0 * embedding, 0) if shape.is_tied else (0.0, learned)
-    left = staying
-    if setup.num_workers == 1:
-        # Autocast, not FSDP: each trained weight is there in bf16 too, until its backward pass.
-        staying, arriving = 2.0 * trained, 0.0
-    last_gathered = 2.0 * embedding if shards > 1 else staying
-    last_gathered += gathered * shape.blocks_parameters if keeps_blocks else 0.0
-    always = {
-        "weights": (held * frozen + 4 * trained) / shards,
-        "moments": setup.moments * trained / shards,
-    }
-    earlier = (waiting or sharded) if has_passes else 0.0
-    # The output embedding's gradient is added up in fp32 while there are logits. What was gathered
-    # last is there twice until something else is: FSDP2 keeps the buffer it came in.
-    at_loss = Memory(
-        **always,
-        gradients=earlier,
-        gathered=2.0 * embedding + (arriving if shape.is_tied else last_gathered),
-        activations=activations,
-        logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned,
-    )
-    # A gradient is whole until it is reduced, and in the type of that beside its own.
-    at_head = Memory(
-        **always,
-        gradients=earlier,
-        gathered=2.0 * embedding + (2.0 + sent) * early + (arriving if keeps_blocks else 0.0),
-        activations=activations,
-        logits=0.0,
-    )
-    # One block computes while the next arrives; what came before it is on its way.
-    tied_gradient = 2.0 * learned if shape.is_tied else 0.0
-    at_last_block = Memory(
-        **always,
-        gradients=earlier,
-        gathered=staying
-        + tied_gradient
-        + gathered * block
-        + unpacked
-        + arriving
-        + max(sent * early, (2.0 + sent) * learned_block),
-        activations=activations,
-        logits=0.0,
-    )
-    at_end = Memory(
-        **always,
-        gradients=sharded,  # the others were reduced on the way
-        gathered=left + (2.0 + sent) * learned + gathered * block + sent * learned_block,
-        activations=0.0,
-        logits=0.0,
-    )
-    return max(at_loss, at_head, at_last_block, at_end, key=lambda each: each.total)
-
-
 def make(shape: ModelShape, setup: Setup) -> Plan:
     """Memory and speed of a set-up.
 
@@ -271,7 +94,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         gathered = shape.parameters + (0 if setup.keep_blocks else shape.blocks_parameters)
         gathers = 2.0 * gathered
         if setup.lora_bits == 4:
-            saved = (2 - _PACKED) * shape.packed_parameters
+            saved = (2 - PACKED) * shape.packed_parameters
             gathers -= saved * (1 if setup.keep_blocks else 2)
         gathers *= across * setup.num_microbatches
         sent = REDUCE_DTYPES[setup.reduce_dtype]
@@ -297,7 +120,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     reserved = _RESERVED_GIB * GIB + _FRAGMENTED * gpu.memory_gib * GIB
     return Plan(
         setup=setup,
-        memory=memory(shape, setup),
+        memory=needed(shape, setup),
         available=gpu.memory_gib * GIB - reserved,
         host_memory=on_host * min(setup.machine.num_gpus, setup.num_workers),
         tokens_per_s=tokens / step,

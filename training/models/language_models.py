@@ -220,7 +220,7 @@ def flops_per_token(model: nn.Module, seq_len: int) -> float:
     """
     of: Any = model  # transformers' own methods
     looked_up, output = of.get_input_embeddings().weight, of.get_output_embeddings().weight
-    idle = _idle_part(of.config)
+    idle = idle_part(of.config)
     products = sum(
         (6 if parameter.requires_grad else 4)
         * num_weights(parameter)
@@ -239,14 +239,19 @@ def attention_width(config: Any) -> int:
     return int(heads * head_dim if heads and head_dim else config.hidden_size)
 
 
+def experts(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of a mixture's experts, by their names in the model."""
+    return {name: each for name, each in model.named_parameters() if _EXPERTS in name}
+
+
 def num_idle_parameters(model: nn.Module) -> int:
     """Parameters of the experts that a token does not pass through; 0 without experts."""
     of: Any = model
-    held = sum(num_weights(each) for name, each in model.named_parameters() if _EXPERTS in name)
-    return round(held * _idle_part(of.config))
+    held = sum(num_weights(each) for each in experts(model).values())
+    return round(held * idle_part(of.config))
 
 
-def _idle_part(config: Any) -> float:
+def idle_part(config: Any) -> float:
     """Part of the experts of a block that is not chosen for a token."""
     chosen = getattr(config, "num_experts_per_tok", None) or 0
     num = num_experts(config)

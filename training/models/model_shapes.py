@@ -26,6 +26,17 @@ NOTHING_TO_PACK: Final = (
 )
 
 
+#: Functions that transformers computes operation by operation, and bytes that they keep in bf16 of
+#: each number beside that; others keep what they are given.
+WRITTEN_OUT: Final = {
+    "gelu_accurate": 6.0,
+    "gelu_fast": 12.0,
+    "gelu_new": 6.0,
+    "gelu_python_tanh": 6.0,
+    "quick_gelu": 2.0,
+}
+
+
 class Without(StrEnum):
     """Why a matrix gets no adapters unless it is named, or not at all."""
 
@@ -79,6 +90,28 @@ class Matrix:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """Those of a mixture, whose weights a block holds in one tensor for all of them: what a model
+    computes with in one product, after it has sorted the tokens by expert."""
+
+    number: int
+    """In a block."""
+    chosen: float
+    """For a token, in the average of all blocks, of which some may have none."""
+    width: int
+    """In the middle of one."""
+    is_gated: bool
+    parameters: int
+    """Of all of them, in all blocks."""
+
+    def padding(self, shards: int) -> float:
+        """Parameters that are added where ``shards`` do not divide the experts of a block evenly:
+        FSDP2 gives each rank whole experts, and the last ranks fewer or none."""
+        held = -(-self.number // shards)
+        return self.parameters * (held * shards / self.number - 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
     """Numbers from which memory and operations follow."""
 
@@ -95,8 +128,13 @@ class ModelShape:
     """Of all blocks together."""
     idle_parameters: int = 0
     """Of experts that a token does not pass through."""
+    experts: Experts | None = None
+    """None where no token chooses any."""
     normed: int = 0
     """Width of the queries and keys of a block together, where norms of their own follow them."""
+    written_out: float = 0.0
+    """Bytes that the function between the last matrices of a block keeps of each number beside
+    that: of one that consists of several operations."""
     is_tied: bool
     """Whether the output embedding is the input embedding."""
     matrices: tuple[Matrix, ...]
@@ -130,47 +168,6 @@ class ModelShape:
         """Parameters that four bits each can take."""
         return sum(each.number * each.parameters for each in self.packed_matrices)
 
-    @property
-    def kept(self) -> Mapping[str, float]:
-        """Bytes per token that a block keeps for its backward pass in bf16, by what is computed
-        again: counted operation by operation, without the attention matrix, which flash attention
-        does not store. At least those of a GPT (34 and 22 per unit of width, after arXiv
-        2205.05198), because the experts of a mixture are not among its matrices."""
-        outputs = self._per_block(each.number * each.outputs for each in self.matrices)
-        widest = max((each.inputs for each in self.matrices), default=0)
-        halves = self._per_block(
-            each.number * each.outputs / widest
-            for each in self.matrices
-            if each.outputs in (widest, 2 * widest)
-        )
-        # Inputs of all matrices, each once, and outputs, but for the two that are added at the end.
-        none = 2 * (2 * self.hidden + self.attention + widest) + 2 * (outputs - 2 * self.hidden)
-        # A gated block keeps its gate before and after the function, and has an RMSNorm, which
-        # computes in fp32; others have a LayerNorm, which keeps its input.
-        is_gated = halves >= 2
-        none += (2 * widest + 12 * self.hidden) if is_gated else 8 * self.hidden
-        none += 6 * self.normed
-        selective = 2 * (outputs + self.attention + self.hidden)
-        return {
-            "none": max(34.0 * self.hidden, none),
-            "selective": max(22.0 * self.hidden, selective),
-            "full": 2.0 * self.hidden,
-        }
-
-    @property
-    def cast_again(self) -> float:
-        """Bytes per token that a block keeps besides under autocast, which casts what a norm gives
-        to bf16 for each matrix by itself: for more than the two that a GPT has."""
-        reading = self._per_block(
-            each.number for each in self.matrices if each.inputs == self.hidden
-        )
-        if self.attention == self.hidden:
-            reading -= 1  # of what attention gives
-        return 2.0 * self.hidden * max(0.0, reading - 2)
-
-    def _per_block(self, numbers: Iterable[float]) -> float:
-        return sum(numbers) / self.layers
-
     def flops_per_token(self, seq_len: int) -> float:
         """Operations of forward and backward per token: six per parameter that multiplies, and 12
         per block, position and width for attention (PaLM, arXiv 2204.02311, appendix B)."""
@@ -199,7 +196,8 @@ class ModelShape:
         matrices = tuple(
             Matrix(**{**each, "without": Without(each["without"])}) for each in values["matrices"]
         )
-        return cls(**{**values, "matrices": matrices})
+        experts = Experts(**values["experts"]) if values["experts"] else None
+        return cls(**{**values, "matrices": matrices, "experts": experts})
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
@@ -267,6 +265,7 @@ class ModelShape:
             block_parameters=block,
             blocks_parameters=layers * block,
             normed=query + key_value if kind == "qwen3" else 0,
+            written_out=WRITTEN_OUT.get(str(config.get("hidden_act")), 0.0),
             is_tied=is_tied,
             matrices=tuple(
                 Matrix(name=name, inputs=inputs, outputs=outputs, number=layers)

@@ -4,7 +4,8 @@ The arithmetic is that of ``training.models.estimates``. Standard library only.
 """
 
 from contract.instance_types import INSTANCE_TYPES
-from training.models.estimates import GIB, Setup, differences, make, smaller
+from training.models.estimates import differences, make, smaller
+from training.models.memory import GIB, Setup
 from training.models.model_shapes import ModelShape
 from training.recipes.fsdp.settings import FsdpConfig
 
