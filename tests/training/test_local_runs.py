@@ -238,11 +238,12 @@ def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
         [line["train_loss"] for line in uninterrupted.metrics("evaluation")], abs=1e-6
     )
 
-    # The same, resumed by one worker: other batch statistics, the same curve.
+    # The same, resumed by one worker, in which Ray has no part: other batch statistics, the same
+    # curve.
     config = json.loads((killed / "config.json").read_text())
     (killed / "config.json").write_text(json.dumps({**config, "run": "fewer"}))
-    command = start("fewer", "--preset", "digits", "--epochs", "3", "--workers", "1", "--json")
-    code, out, err = command.end()
+    with ranked(command.folder, "ddp") as ranks:
+        code, out, err = ranks("fewer", *DIGITS[:4], "--json", world=1).end()
     assert code == 0, err
     assert json.loads(out)["world_size"] == 1
     assert json.loads(out)["accuracy"] == pytest.approx(expected["accuracy"], abs=0.02)
