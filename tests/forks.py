@@ -28,6 +28,9 @@ FORKS.set_forkserver_preload(
     [
         *("torch", "torch._dynamo", "torch.distributed.fsdp", "accelerate", "sklearn.datasets"),
         *("transformers.trainer", "transformers.models.gpt2.modeling_gpt2"),
+        # The figures of a report: two seconds.
+        *("matplotlib.figure", "matplotlib.backends.backend_agg"),
+        *("matplotlib.backends.backend_svg",),
         *("transformers.models.gpt_neox.modeling_gpt_neox",),
         *("transformers.models.llama.modeling_llama",),
         *("transformers.models.efficientnet.modeling_efficientnet",),
