@@ -218,11 +218,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = {
             **summary(plan, options.tokens),
             "parameters": shape.parameters,
+            "doubtful": shape.doubtful,
             "cheapest": summary(best, options.tokens) if best else None,
         }
         print(json.dumps(result, indent=1))
         return EXIT_OK
     print(f"{options.model}: {shape.parameters:,} parameters")
+    if shape.doubtful:
+        print(
+            f"note: the memory of type {shape.doubtful} was not seen to be within 10 % of the plan,"
+            " and some types take several times as much (docs/limits.md)"
+        )
     print(text(plan, options.tokens))
     if not plan.fits:
         remedies = smaller(shape, plan.setup)

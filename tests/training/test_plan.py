@@ -123,6 +123,8 @@ def test_the_shape_of_any_decoder_is_found_by_building_it(
     found = plan.shape_of(str(tmp_path))
     assert found == built_shapes.read(str(tmp_path))
     assert {each.name for each in found.matrices} >= {"q_proj", "down_proj"}
+    assert plan.main(["fsdp", "--model", str(tmp_path)]) == 0
+    assert "the memory of type gemma3_text was not seen to be" in capsys.readouterr().out
     (tmp_path / "config.json").write_text('{"model_type": "of next year"}')
     assert built_shapes.main([str(tmp_path)]) == 2
     assert "transformers cannot use its config.json" in capsys.readouterr().err

@@ -20,7 +20,13 @@ from contract import exits
 from contract.errors import InputError
 from training.data import hub
 from training.models import language_models, pretrained, uses
-from training.models.model_shapes import WRITTEN_OUT, Experts, ModelShape, read_config
+from training.models.model_shapes import (
+    AGREEING,
+    WRITTEN_OUT,
+    Experts,
+    ModelShape,
+    read_config,
+)
 from training.models.nf4 import num_weights
 
 
@@ -47,6 +53,7 @@ def shape_of(model: nn.Module) -> ModelShape:
         experts=_experts(model, width=embedding.shape[1], layers=len(stack)),
         normed=width + max(keys, default=width) if has_norms else 0,
         written_out=WRITTEN_OUT.get(_function(text), 0.0),
+        doubtful="" if of.config.model_type in AGREEING else str(of.config.model_type),
         is_tied=of.get_output_embeddings().weight is embedding,
         matrices=tuple(dataclasses.replace(each, number=number) for each, number in found.items()),
     )
