@@ -45,7 +45,11 @@ DESCRIBE_MOST: Final = 100
 #: botocore repeats what was throttled, timed out or answered with a server's error, after waits
 #: that double, and sends the same body again: RunTask with its client token starts nothing twice.
 #: What can never succeed, such as wrong parameters or missing credentials, it does not repeat.
-_RETRIES: Final = Config(retries={"mode": "standard", "total_max_attempts": 6})
+#: All of them, each without an answer, take less than Ray waits (``times.NODE_ASKED_S``): it would
+#: ask once more, with another token.
+_RETRIES: Final = Config(
+    connect_timeout=10, read_timeout=20, retries={"mode": "standard", "total_max_attempts": 6}
+)
 #: A task may be missing in ECS's list for so long after it was started.
 _SETTLES_S: Final = 60.0
 
@@ -125,7 +129,7 @@ class EcsNodeProvider(NodeProvider):
         """Ids of the nodes with these tags, the head among them; asks ECS.
 
         A node that has ended before Ray saw it is among them once: Ray would else count it as one
-        that is still to come, and ask for no other in its place for ten minutes.
+        that is still to come, and ask for no other in its place for minutes.
         """
         listed = self._listed()
         now = self._clock()
@@ -280,7 +284,8 @@ class EcsNodeProvider(NodeProvider):
         """
         if node_id == self._settings.head:
             return
-        instance = self._host_of(node_id)
+        # That of a node that has ended may run another job's by now.
+        instance = None if node_id in self._ended else self._host_of(node_id)
         if instance:
             self._drain(instance)  # or another job's task comes to a host that is about to end
         try:

@@ -26,6 +26,7 @@ from containers.job_config import (
     JobConfig,
     autoscaling,
     capacity,
+    for_autoscaler,
     for_ray,
     recipe_of,
     worker_provider,
@@ -63,9 +64,6 @@ if TYPE_CHECKING:
 _SCALING: Final = "autoscaling.yaml"
 #: Marks Ray and all that it starts.
 _ENV_RAY: Final = "TRAIN_RAY_OF_JOB"
-#: How long Ray's autoscaler waits for a node to show. It takes any new node for the oldest request
-#: of its kind, so that of two requests one of which fails late, the other may wait for ever.
-ASKED_VARIABLE: Final = "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S"
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
 
@@ -112,10 +110,9 @@ class Job:
         environment |= {
             "GLOO_SOCKET_IFNAME": interface,
             "NCCL_SOCKET_IFNAME": interface,
-            "RAY_enable_autoscaler_v2": "1",
-            ASKED_VARIABLE: str(times.NODE_ASKED_S),
             "RAY_CLOUD_INSTANCE_ID": task.arn,
             "RAY_NODE_TYPE_NAME": HEAD,
+            **for_autoscaler(),
             **for_ray(self._config.spec),
         }
         ended = threading.Event()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self
 from containers import demand, metadata
 from containers.node import NodeConfig, count
 from containers.program import code as user_code
+from contract import times
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
 from contract.nodes import (
@@ -90,6 +91,18 @@ def for_ray(spec: JobSpec) -> dict[str, str]:
     end the launcher, as if the node were lost.
     """
     return {"RAY_memory_monitor_refresh_ms": "0"} if spec.on == Placement.NODES else {}
+
+
+def for_autoscaler() -> dict[str, str]:
+    """Variables of Ray's autoscaler, v2.
+
+    It takes any new node for the oldest request of its kind. Where one of two requests fails late,
+    it waits for the other's node, which is there already, before it asks again.
+    """
+    return {
+        "RAY_enable_autoscaler_v2": "1",
+        "RAY_AUTOSCALER_RECONCILE_REQUEST_STATUS_TIMEOUT_S": str(times.NODE_ASKED_S),
+    }
 
 
 def worker_provider(

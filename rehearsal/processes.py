@@ -38,6 +38,10 @@ def start(
             start_new_session=True,
         )
     _started.append(process)
+    # Linux lets this process go on a moment before the other has its environment.
+    with suppress(OSError):
+        while process.poll() is None and not Path(f"/proc/{process.pid}/environ").read_bytes():
+            time.sleep(0.001)
     return process
 
 

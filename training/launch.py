@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"see: python -m training.launch {words[0]} --help", file=sys.stderr)
         return exits.BAD_INPUT
     except storage.UnreachableError as error:
-        print(f"error: {error}; the same command goes on once it answers", file=sys.stderr)
+        print(f"error: {error}; check the address, or try again later", file=sys.stderr)
         return exits.FAILED
     except ModuleNotFoundError as error:
         # The command line is installed without the packages that train.

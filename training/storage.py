@@ -5,6 +5,7 @@ Ray, under torchrun and on a box without pyarrow. Addresses are plain strings.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import tempfile
@@ -129,6 +130,7 @@ def reading(uri: str) -> Iterator[None]:
 
     Raises:
         FileNotFoundError: there is no such object.
+        OSError: the disk is full.
         UnreachableError: it cannot be read, for another reason.
     """
     try:
@@ -136,8 +138,15 @@ def reading(uri: str) -> Iterator[None]:
     except (FileNotFoundError, InputError):
         raise
     except Exception as error:  # s3fs lets botocore's many exceptions through
+        if is_full(error):
+            raise
         why = str(error) or type(error).__name__
         raise UnreachableError(f"{uri} cannot be read: {why}") from error
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a disk of this machine, or a quota, is used up."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
@@ -148,18 +157,33 @@ def given(uri: str) -> Iterator[None]:
         InputError: there is nothing at ``uri``, or it may not be read.
         UnreachableError: it cannot be read, for another reason.
     """
-    from botocore.exceptions import NoCredentialsError, ParamValidationError
-
     try:
         with reading(uri):
             yield
     except FileNotFoundError:
         raise InputError(f"{uri} does not exist, or these credentials may not read it") from None
     except UnreachableError as error:
-        of_user = (PermissionError, NoCredentialsError, ParamValidationError)
-        if isinstance(error.__cause__, of_user):
+        if _is_of_user(error.__cause__):
             raise InputError(str(error)) from None
         raise
+
+
+def _is_of_user(error: BaseException | None) -> bool:
+    """Whether an error of s3fs or botocore lies in what they were given: an address, a right, a
+    profile, credentials that have expired."""
+    from botocore import exceptions
+
+    on_the_way = (
+        exceptions.ConnectionError,
+        exceptions.HTTPClientError,
+        exceptions.IncompleteReadError,
+        exceptions.MetadataRetrievalError,
+    )
+    if isinstance(error, exceptions.BotoCoreError):
+        return not isinstance(error, on_the_way)
+    # What s3fs makes of a wrong region, name or token.
+    is_invalid = isinstance(error, OSError) and error.errno == errno.EINVAL
+    return is_invalid or isinstance(error, PermissionError)
 
 
 def exists(uri: str) -> bool:

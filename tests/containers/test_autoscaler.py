@@ -34,7 +34,7 @@ from ray.autoscaler.tags import (
 
 from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
-from contract import exits, nodes
+from contract import exits, nodes, times
 
 HEAD = "arn:aws:ecs:us-east-1:0:task/c/head"
 TAGS = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: nodes.WORKER}
@@ -402,6 +402,7 @@ def test_a_node_that_ends_before_ray_has_seen_it_is_shown_once() -> None:
     ecs.end(bad, exits.BAD_HOST)
     assert own.non_terminated_nodes(WORKERS) == [bad, good]
     assert not own.is_running(bad)
+    own.terminate_node(bad)  # as a job does that ends or shrinks just then
     assert own.non_terminated_nodes(WORKERS) == [good]
     assert own.is_terminated(bad)
     assert ecs.ended_hosts == [f"i-{bad.rpartition('/')[2]}"], "once, and before Ray asks again"
@@ -527,6 +528,13 @@ def test_a_throttled_list_is_asked_for_six_times_at_most(
     assert [operation for operation, _ in aws.requests] == ["ListTasks"] * 6
     assert len(waits) == 5
     assert all(wait <= 2**number for number, wait in enumerate(waits)), "standard mode's bounds"
+
+
+def test_a_launch_without_an_answer_is_given_up_before_ray_asks_again() -> None:
+    config: Any = autoscaler._RETRIES
+    attempts = config.retries["total_max_attempts"]
+    waits = sum(min(2**each, 20) for each in range(attempts - 1))  # at most, as botocore has it
+    assert attempts * config.read_timeout + waits < times.NODE_ASKED_S
 
 
 def test_a_list_comes_in_pages_and_survives_one_fault(provider_at: MakeProvider) -> None:

@@ -128,7 +128,7 @@ def test_ray_knows_how_long_it_may_wait_for_a_node_to_show() -> None:
         "from ray.autoscaler.v2.instance_manager.config import InstanceReconcileConfig as C; "
         "print(C().request_status_timeout_s)"
     )
-    variables = os.environ | {job.ASKED_VARIABLE: str(times.NODE_ASKED_S)}
+    variables = os.environ | job_config.for_autoscaler()
     asked = subprocess.run((sys.executable, "-c", program), env=variables, capture_output=True)
     assert int(asked.stdout) == times.NODE_ASKED_S
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contract.errors import InputError
-from training.data import documents, rows
+from training.data import documents, rows, text, vocabulary
 from training.data.conversations import Message
 
 ROWS = [{"text": f'number {i}: [a], {{b}} and "c\\"\n', "more": {"é": [i]}} for i in range(40)]
@@ -27,9 +27,10 @@ def read(file: Path, field: str = "text") -> list[Any]:
         json.dumps(ROWS),
         json.dumps(ROWS, indent=2, ensure_ascii=False) + "\n",
         "\n".join(map(json.dumps, ROWS)),
+        json.dumps(ROWS[:7]) + "\n" + json.dumps(ROWS[7:]),
         "\ufeff" + json.dumps(ROWS),
     ],
-    ids=["a list", "over lines", "one after the other", "with a mark of its byte order"],
+    ids=["a list", "over lines", "one after the other", "two lists", "with a byte-order mark"],
 )
 @pytest.mark.parametrize("at_a_time", [1, 7, 4096])
 def test_json_is_read_a_row_at_a_time(
@@ -53,6 +54,7 @@ def test_only_what_is_read_of_a_list_must_be_there() -> None:
         ('[{"text": "a"}, {"text": "b', "a.json: row 2 is no JSON: Unterminated string"),
         ('[{"text": "a"},', "a.json: the list does not end"),
         ('[{"text": "a"}, 5]', "a.json, row 2: no JSON object"),
+        ('[{"text": "a"}] and {', "a.json: row 2 is no JSON: Expecting value"),
         ('{"data": [{"text": "a"}]}', 'a.json, row 1: no text under "text"'),
         ("[" * 100_000, "a.json: row 1 is no JSON"),
     ],
@@ -82,6 +84,7 @@ def test_a_table_is_read_with_what_its_first_row_names(tmp_path: Path) -> None:
         ("id,text\n1,a\n2,b, c\n", "a.csv, line 3: 3 values for 2 columns"),
         ('id,text\n1,"a\n', "a.csv, line 2: no CSV"),
         ("", "a.csv has no column 'text'"),
+        ('messages\n"[{""role"": ""user""}]"\n', "a.csv has messages written as text: write them"),
     ],
 )
 def test_a_table_that_is_none_is_refused_with_its_line(
@@ -95,14 +98,60 @@ def test_a_table_that_is_none_is_refused_with_its_line(
 def test_files_that_only_describe_a_data_set_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "dataset_info.json").write_text(json.dumps([{"text": "about it"}]))
     assert read(tmp_path) == ["about it"]
-    (tmp_path / "a.jsonl").write_text('{"text": "itself"}\n')
+    (tmp_path / "A.CSV").write_text("text\nitself\n")
     assert read(tmp_path) == ["itself"]
+    (tmp_path / "a.jsonl").write_text('{"text": "first of all"}\n')
+    assert read(tmp_path) == ["first of all"]
 
 
-def test_a_table_of_another_kind_is_refused_and_not_taken_for_text(tmp_path: Path) -> None:
-    (tmp_path / "a.xlsx").write_bytes(b"PK")
-    with pytest.raises(InputError, match=r"a\.xlsx is a table of another kind: write it as"):
-        read(tmp_path / "a.xlsx")
+def test_a_folder_of_parts_may_be_named_like_a_file(tmp_path: Path) -> None:
+    (tmp_path / "all.csv").mkdir()
+    (tmp_path / "all.csv" / "part-0.csv").write_text("text\none\n")
+    (tmp_path / "all.csv" / "part-1.csv").write_text("text\ntwo\n")
+    assert read(tmp_path) == read(tmp_path / "all.csv") == ["one", "two"]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.csv", "a.txt"])
+def test_a_file_that_cannot_be_opened_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(InputError, match=rf"{name} cannot be read: .*Is a directory"):
+        [*documents.documents([tmp_path / name], "text", None)]
+
+
+@pytest.mark.parametrize("source", ["a.xlsx", "https://mirror/x/A.TSV?download=true"])
+def test_a_table_of_another_kind_is_refused_and_not_taken_for_text(source: str) -> None:
+    with pytest.raises(InputError, match=r" is a table of another kind: write it as"):
+        documents.text_files(source)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("a.JSON", "json"),
+        ("https://mirror/x.y/a.csv.gz?download=true", "csv"),
+        ("s3://bucket/a.b/text", "text"),
+        ("a.tar.parquet", "parquet"),
+    ],
+)
+def test_the_kind_of_a_file_is_the_last_of_its_suffixes(name: str, kind: str) -> None:
+    assert documents.kind_of(name) == kind
+
+
+def test_what_was_text_before_it_was_rows_has_another_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SeenError(Exception):
+        """The marks that a key is made of."""
+
+    def key_of(marks: list[str], *_: Any, **__: Any) -> str:
+        raise SeenError(*marks)
+
+    monkeypatch.setattr(text, "key_of", key_of)
+    monkeypatch.setattr(vocabulary, "read", lambda *_, **__: None)
+    for name, start in (("a.json", "rows:a.json:"), ("a.jsonl", "a.jsonl:")):
+        (tmp_path / name).write_text('{"text": "one"}\n')
+        with pytest.raises(SeenError, match=f"^{start}"):
+            text.store_for(str(tmp_path / name), tmp_path, held_out_every=2)
 
 
 def test_the_parts_of_a_message_are_joined_where_they_are_text(tmp_path: Path) -> None:

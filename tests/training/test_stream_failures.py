@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from botocore.exceptions import ProfileNotFound, ReadTimeoutError
 
 from contract import exits
 from contract.errors import InputError
@@ -71,6 +72,9 @@ def test_blocks_that_s3_refuses_are_no_mistake_of_the_user(
     [
         (FileNotFoundError("no such key"), InputError, "may not read it"),
         (PermissionError("Forbidden"), InputError, "cannot be read: Forbidden"),
+        (ProfileNotFound(profile="mine"), InputError, "profile .mine. could not be found"),
+        (OSError(errno.EINVAL, "the region is wrong"), InputError, "the region is wrong"),
+        (ReadTimeoutError(endpoint_url="https://s3"), UnreachableError, "Read timeout"),
         (OSError(errno.EBUSY, "Please reduce your request rate"), UnreachableError, "reduce your"),
     ],
 )
@@ -90,6 +94,21 @@ def test_a_file_that_s3_refuses_is_no_mistake_of_the_user_and_one_that_is_not_th
         sources.local_files("s3://bucket/data", ["a.gz"])
 
 
+def test_a_disk_that_is_full_is_named_and_not_s3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def get_file(_: str, to: str) -> None:
+        Path(to).write_bytes(b"a part")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
+    s3 = SimpleNamespace(info=lambda _: {"ETag": "1"}, get_file=get_file)
+    monkeypatch.setattr(storage, "filesystem", lambda _: s3)
+    with pytest.raises(InputError, match=r"cache folder .* \(No space left on device\): set TRAIN"):
+        sources.local_files("s3://bucket/data", ["a.gz"])
+    assert [each.name for each in tmp_path.rglob("*") if each.is_file()] == [".lock"]
+
+
 def test_a_command_whose_data_cannot_be_reached_says_so_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,24 +120,33 @@ def test_a_command_whose_data_cannot_be_reached_says_so_without_a_traceback(
     out, err = capsys.readouterr()
     assert out == ""
     assert err == (
-        "error: s3://bucket/data cannot be read: slow down; the same command goes on once it "
-        "answers\n"
+        "error: s3://bucket/data cannot be read: slow down; check the address, or try again later\n"
     )
 
 
-def test_torchrun_prints_the_mistake_that_stops_any_of_its_processes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (InputError("train-00001.bin is damaged"), exits.BAD_INPUT),
+        (UnreachableError("train-00001.bin cannot be read"), exits.FAILED),
+    ],
+)
+def test_torchrun_prints_what_stops_any_of_its_processes(
+    fault: Exception,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def train(_worker: Any, _config: Any) -> None:
-        raise InputError("train-00001.bin is damaged")
+        raise fault
 
     recipe = SimpleNamespace(prepare=lambda each: each, variables={}, train=lambda: train)
     monkeypatch.setattr(recipes, "by_name", lambda _: recipe)
     worker = SimpleNamespace(rank=1, close=lambda: None)
     monkeypatch.setattr(torchrun, "TorchrunWorker", lambda **_: worker)
     code = torchrun.run_torchrun(config("s3://streams/text"), lease=None, as_json=False)
-    assert code == exits.BAD_INPUT
-    assert capsys.readouterr().err == "error: train-00001.bin is damaged\n"
+    assert code == expected
+    assert capsys.readouterr().err == f"error: {fault}\n"
 
 
 def test_a_text_without_an_end_of_documents_is_refused(

@@ -102,11 +102,18 @@ class Lease:
     """The lease of a folder, while this process holds it."""
 
     def __init__(
-        self, uri: str, number: int, holder: Holder, *, clock: Callable[[], float]
+        self,
+        uri: str,
+        number: int,
+        holder: Holder,
+        *,
+        one_per_job: bool,
+        clock: Callable[[], float],
     ) -> None:
         """For ``take``."""
         self.number = number
         self._uri, self._holder, self._clock = uri, holder, clock
+        self._one_per_job = one_per_job
         self._lost = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -142,7 +149,7 @@ class Lease:
                 if held and (not take_over or _had(uri, number, own.job)):
                     raise HeldError(_refusal(uri, other, clock()))
             if storage.create_bytes(_file(uri, number + 1), own.as_json()):
-                return cls(uri, number + 1, own, clock=clock)
+                return cls(uri, number + 1, own, one_per_job=one_per_job, clock=clock)
 
     @property
     def lost(self) -> str:
@@ -177,18 +184,23 @@ class Lease:
             self._thread.join(timeout=LEASE_RENEW_S)
         if not self._lost:
             with contextlib.suppress(Exception):
+                if self._is_unborn():
+                    storage.remove_folder(RunPaths(self._uri).file(LEASES_DIR))
+                    if not storage.is_s3(self._uri):
+                        Path(self._uri).rmdir()  # only if it is empty
+                    return
                 self._write(replace(self._holder, confirmed=self._clock(), released=True))
-                self._remove_unborn()
 
-    def _remove_unborn(self) -> None:
-        """Leave nothing of a run that was refused before it began, nor of a build."""
-        paths = RunPaths(self._uri)
-        if self.number == newest_number(self._uri) == 1 and not storage.exists(
-            paths.file(CONFIG_FILE)
-        ):
-            storage.remove_folder(paths.file(LEASES_DIR))
-            if not storage.is_s3(self._uri):
-                Path(self._uri).rmdir()  # only if it is empty
+    def _is_unborn(self) -> bool:
+        """Whether it is that of a run that was refused before it began, of which nothing is left.
+
+        Where several wait for the lease, as for a store, the next one may have it by then.
+        """
+        return (
+            self._one_per_job
+            and self.number == newest_number(self._uri) == 1
+            and not storage.exists(RunPaths(self._uri).file(CONFIG_FILE))
+        )
 
     def _write(self, holder: Holder) -> None:
         storage.write_bytes(_file(self._uri, self.number), holder.as_json())

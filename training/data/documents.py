@@ -26,11 +26,12 @@ from training.storage import UnreachableError
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
-#: They count where there are none of those: many a folder has such files that only describe it.
-_OTHER_KINDS: Final = (".json", ".json.gz", ".csv", ".csv.gz")
-_ALL_KINDS: Final = (*KINDS, *_OTHER_KINDS)
-#: Are no text, and would be taken for it where they are given by name.
-_TABLES: Final = (".tsv", ".xls", ".xlsx", ".arrow", ".feather", ".orc", ".avro")
+#: Of a folder, those of the first kinds that it has are read: many have others that describe them.
+_TIERS: Final = (KINDS, (".csv", ".csv.gz"), (".json", ".json.gz"))
+_ALL_KINDS: Final = tuple(kind for tier in _TIERS for kind in tier)
+#: Tables that would be taken for text where they are given by name.
+_UNREAD: Final = ("tsv", "xls", "xlsx", "arrow", "feather", "orc", "avro")
+_ROWS: Final = ("jsonl", "json", "csv")
 _BATCH_DOCUMENTS: Final = 1024
 
 _Content = TypeVar("_Content")
@@ -134,19 +135,20 @@ def text_files(source: str, report: Report | None = None) -> list[Path]:
         if not files:
             raise InputError(f"{source} holds no text: files must end in {', '.join(KINDS)}")
         return files
+    path = Path(source).expanduser()
+    if kind_of(source) in _UNREAD and not path.is_dir():
+        raise InputError(f"text {source} is a table of another kind: write it as .parquet")
     if sources.is_remote(source):
-        if source.endswith(_ALL_KINDS) or not storage.is_s3(source):
+        if _is(source, _ALL_KINDS) or not storage.is_s3(source):
             place, _, name = source.rpartition("/")
             return sources.local_files(place, [name])
         return _s3_files(source.rstrip("/"))
-    path = Path(source).expanduser()
     if path.is_file():
-        if path.suffix.lower() in _TABLES:
-            raise InputError(f"text {source} is a table of another kind: write it as .parquet")
         return [path]
     if not path.is_dir():
         raise InputError(f"text {source} does not exist: give a file, a folder or an address")
-    names = _texts_of([str(each) for each in sorted(path.rglob("*"))], source)
+    # Some programs write a folder of parts that is named like a file.
+    names = _texts_of([str(each) for each in sorted(path.rglob("*")) if each.is_file()], source)
     return [Path(each) for each in names]
 
 
@@ -156,10 +158,21 @@ def _texts_of(names: Iterable[str], source: str) -> list[str]:
     Raises:
         InputError: there are none.
     """
-    for kinds in (KINDS, _OTHER_KINDS):
-        if found := [each for each in names if each.endswith(kinds)]:
+    for kinds in _TIERS:
+        if found := [each for each in names if _is(each, kinds)]:
             return found
     raise InputError(f"{source} holds no text: files must end in {', '.join(_ALL_KINDS)}")
+
+
+def _is(name: str, kinds: tuple[str, ...]) -> bool:
+    return name.lower().endswith(kinds)
+
+
+def kind_of(name: str) -> str:
+    """The kind of a file by its name, a path or an address: the last of its suffixes in lower case,
+    without that of what is packed."""
+    plain = name.partition("?")[0].rpartition("/")[2].lower().removesuffix(".gz")
+    return plain.rpartition(".")[2]
 
 
 def remote_files(source: str) -> list[RemoteFile]:
@@ -220,41 +233,42 @@ def documents(
     total = sum(map(_size, files))
     done = 0
     for file in files:
-        if file.name.endswith(".parquet"):
-            with _open(file) as table:
-                yield from rows.of_parquet(table, str(file), field)
-            done += _size(file)
-            if report:
-                report(done, total)
-            continue
-        with ExitStack() as stack:
-            raw = stack.enter_context(_open(file))
-            is_packed = file.name.endswith(".gz")
-            content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
-            # Some programs put a byte-order mark before their text.
-            text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), "utf-8-sig"))
-            try:
-                for document in _contents(text, file, field):
+        try:
+            with ExitStack() as stack:
+                raw = stack.enter_context(_open(file))
+                for document in _contents(raw, file, field, stack):
                     yield document
-                    if report:
+                    if report and kind_of(file.name) != "parquet":  # which is read here and there
                         report(done + raw.tell(), total)
-            except UnicodeDecodeError as error:
-                raise InputError(
-                    f"{file} is not UTF-8 text ({error.reason} at byte {error.start:,} of a block)"
-                ) from None
-            except (OSError, EOFError, zlib.error) as error:
-                raise InputError(f"{file} cannot be read: {error}; fetch it again") from None
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{file} is not UTF-8 text ({error.reason} at byte {error.start:,} of a block)"
+            ) from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"{file} cannot be read: {error}; fetch it again") from None
         done += _size(file)
+        if report:
+            report(done, total)
 
 
-def _contents(text: IO[str], file: Path | RemoteFile, field: str) -> Iterator[Content]:
-    match file.name.removesuffix(".gz").rpartition(".")[2]:
+def _contents(
+    raw: IO[bytes], file: Path | RemoteFile, field: str, stack: ExitStack
+) -> Iterator[Content]:
+    kind, name = kind_of(file.name), str(file)
+    if kind == "parquet":
+        return rows.of_parquet(raw, name, field)
+    is_packed = file.name.partition("?")[0].lower().endswith(".gz")
+    content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
+    # Of rows: some programs put a byte-order mark before them.
+    encoding = "utf-8-sig" if kind in _ROWS else "utf-8"
+    text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), encoding))
+    match kind:
         case "jsonl":
-            return rows.of_json_lines(_lines(text), str(file), field)
+            return rows.of_json_lines(_lines(text), name, field)
         case "json":
-            return rows.of_json(text, str(file), field)
+            return rows.of_json(text, name, field)
         case "csv":
-            return rows.of_csv(_lines(text), str(file), field)
+            return rows.of_csv(_lines(text), name, field)
         case _:
             return _paragraphs(_lines(text))
 

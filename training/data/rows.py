@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, Final
 
 from contract.errors import InputError
-from training.data.conversations import Conversation, columns_of, content_of
+from training.data.conversations import MESSAGES, Conversation, columns_of, content_of
 
 #: Of a document, which is in memory as a whole.
 MAX_CHARACTERS: Final = 1 << 28
@@ -57,7 +57,11 @@ def of_csv(lines: Iterable[str], name: str, field: str) -> Iterator[Content]:
     table = csv.reader(lines, strict=True)
     try:
         names = next(table, [])
-        _columns(names, name, field)
+        if (column := _columns(names, name, field)[0]) in MESSAGES and column != field:
+            raise InputError(
+                f"{name} has messages written as text: write them as .jsonl or .parquet, where "
+                "they are lists of objects"
+            )
         for values in table:
             where = f"{name}, line {table.line_num}"
             if not values:  # an empty line
@@ -131,7 +135,8 @@ def _values(text: IO[str], name: str) -> Iterator[Any]:
             at += is_list
             continue
         if is_list and rest[at : at + 1] == "]":
-            return
+            is_list, at = None, at + 1  # and another list may follow
+            continue
         wrong = "the list does not end" if is_list else ""
         if at < len(rest):
             try:

@@ -166,6 +166,10 @@ def _fetch(url: str, target: Path) -> None:
         else:
             _download_http(url, part)
         part.replace(target)
+    except OSError as error:
+        if storage.is_full(error):
+            raise download.not_writable(target.parent, error) from None
+        raise
     finally:
         part.unlink(missing_ok=True)
 
@@ -191,7 +195,7 @@ def _download_http(url: str, part: Path) -> None:
                         size += len(chunk)
                 promised = response.headers.get("Content-Length")
         except (requests.HTTPError, requests.exceptions.InvalidURL) as error:
-            # The server has answered: what it was busy with is over after the retries.
+            # What no repeat changes, such as 403 and 404.
             raise InputError(f"{url} could not be fetched: {error}") from None
         except requests.RequestException as error:
             raise UnreachableError(f"{url} could not be fetched: {error}") from None

@@ -25,7 +25,7 @@ from contract.errors import InputError
 from training import storage
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded
-from training.data.documents import Report, batches, documents, text_files
+from training.data.documents import Report, batches, documents, kind_of, text_files
 from training.data.sequences import Order, Tokens, windows
 from training.data.store_info import FORMAT, STORE_FILE, StoreInfo, read_info
 from training.data.vocabulary import Vocabulary
@@ -185,7 +185,9 @@ def store_for(
     contents = documents(files, field, report)
     first = next(contents, None)
     is_chat = isinstance(first, tuple)
-    marks = [f"{file.name}:{sha256(file)}" for file in files]
+    # Earlier versions took these for text.
+    later = {"json": "rows:", "csv": "rows:"}
+    marks = [f"{later.get(kind_of(each.name), '')}{each.name}:{sha256(each)}" for each in files]
     key = key_of(marks, tokenizer_file, held_out_every, field, words, is_chat=is_chat)
     folder = place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):

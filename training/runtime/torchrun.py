@@ -22,6 +22,7 @@ from training.record.events import Event, Failed
 from training.record.writer import RunRecord
 from training.runtime.result import print_result
 from training.runtime.saving import Saves
+from training.storage import UnreachableError
 from training.worker import COLLECTIVE_TIMEOUT
 
 
@@ -58,8 +59,8 @@ def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> in
         recipe.train()(worker, config)
         if worker.stop_requested():
             code = exits.INTERRUPTED
-    except InputError as error:
-        code = exits.BAD_INPUT
+    except (InputError, UnreachableError) as error:
+        code = exits.BAD_INPUT if isinstance(error, InputError) else exits.FAILED
         if kept is not None:
             kept.handle(Failed(message=str(error)))
         # Of every rank: what stops one may be unknown to rank 0, which keeps the record.

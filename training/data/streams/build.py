@@ -92,9 +92,9 @@ def stream_for(
                         build.run(files, text_field, report)
                         build.finish(key, sha256(tokenizer_file), source)
             except lease.HeldError:
-                if report is not None:
-                    done = _stored(uri)
-                    report(done.num_bytes if done else 0, sum(each.size for each in files))
+                # There is none before the first shard, nor after the last one.
+                if report is not None and (done := _stored(uri)):
+                    report(done.num_bytes, sum(each.size for each in files))
                 time.sleep(_LOOK_EVERY_S)
             except lease.LostError:  # this process stalled: now the other one is waited for
                 continue
