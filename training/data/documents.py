@@ -233,12 +233,13 @@ def documents(
     total = sum(map(_size, files))
     done = 0
     for file in files:
+        is_table = kind_of(file.name) == "parquet"  # is read here and there
         try:
             with ExitStack() as stack:
                 raw = stack.enter_context(_open(file))
                 for document in _contents(raw, file, field, stack):
                     yield document
-                    if report and kind_of(file.name) != "parquet":  # which is read here and there
+                    if report and not is_table:
                         report(done + raw.tell(), total)
         except UnicodeDecodeError as error:
             raise InputError(
