@@ -284,8 +284,8 @@ class EcsNodeProvider(NodeProvider):
         """
         if node_id == self._settings.head:
             return
-        # That of a node that has ended may run another job's by now.
-        instance = None if node_id in self._ended else self._host_of(node_id)
+        # That of a node that has ended may run another job's task by now; the keeper ends it.
+        instance = self._host_of(node_id, has_ended=False)
         if instance:
             self._drain(instance)  # or another job's task comes to a host that is about to end
         try:
@@ -307,10 +307,11 @@ class EcsNodeProvider(NodeProvider):
         for node_id in node_ids:
             self.terminate_node(node_id)
 
-    def _host_of(self, node_id: str) -> "ContainerInstanceTypeDef | None":
-        """The container instance under a task; None while it has none, or where ECS cannot say."""
+    def _host_of(self, node_id: str, *, has_ended: bool) -> "ContainerInstanceTypeDef | None":
+        """The container instance under a task that has ended, or has not; None where there is none,
+        or ECS cannot say."""
         try:
-            tasks = self._described([node_id])
+            tasks = [each for each in self._described([node_id]) if _has_ended(each) is has_ended]
             arns = [arn for task in tasks if (arn := task.get("containerInstanceArn"))]
             if not arns:
                 return None
@@ -325,7 +326,7 @@ class EcsNodeProvider(NodeProvider):
 
     def _end_bad_host(self, node_id: str) -> None:
         """Terminate the host of a task that found its GPUs not fit to train."""
-        instance = self._host_of(node_id)
+        instance = self._host_of(node_id, has_ended=True)
         if instance:
             host = instance["ec2InstanceId"]
             _say(f"the host {host} is terminated: its GPUs or EFA devices are not healthy")

@@ -130,10 +130,14 @@ def release(instances: set[str]) -> None:
             ecs.update_container_instances_state, cluster=CLUSTER, containerInstances=[instance]
         )
         try:
+            host = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=[instance])
+            # Whoever else drains a host is about to end it: only a drain of ours is taken back.
+            is_ours = host["containerInstances"][0]["status"] == "ACTIVE"
             # Drained first, or another job's task comes while this looks whether it may go.
             set_status(status="DRAINING")
             if not (found := unused(instance, until=until)):
-                set_status(status="ACTIVE")
+                if is_ours:
+                    set_status(status="ACTIVE")
                 continue
             groups.terminate_instance_in_auto_scaling_group(
                 InstanceId=found["ec2InstanceId"], ShouldDecrementDesiredCapacity=True

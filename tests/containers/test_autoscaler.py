@@ -408,6 +408,22 @@ def test_a_node_that_ends_before_ray_has_seen_it_is_shown_once() -> None:
     assert ecs.ended_hosts == [f"i-{bad.rpartition('/')[2]}"], "once, and before Ray asks again"
 
 
+@pytest.mark.parametrize("status", ["STOPPED", "DEACTIVATING"])
+def test_the_host_of_a_node_that_ended_since_the_last_look_is_left_to_the_keeper(
+    status: str,
+) -> None:
+    """Another job's task may run there by now."""
+    ecs = SimulatedEcs()
+    own = provider(ecs)
+    own.create_node({}, TAGS, 1)
+    (node,) = own.non_terminated_nodes(WORKERS)
+    ecs.end(node)
+    ecs.tasks[node]["lastStatus"] = status
+    own.terminate_node(node)
+    assert own.is_terminated(node)
+    assert (ecs.draining, ecs.ended_hosts) == (set(), [])
+
+
 def test_a_task_that_the_list_has_lost_still_counts_while_it_runs() -> None:
     ecs = SimulatedEcs()
     own = provider(ecs)

@@ -712,6 +712,14 @@ def test_a_host_whose_agent_stays_disconnected_is_no_host_for_a_task_that_waits(
     assert "trainer" in aws.running()
 
 
+def test_a_drain_that_another_has_begun_is_not_taken_back(keeper: ModuleType, aws: Aws) -> None:
+    """The job's head drains a host to terminate it, and no list shows the task it stopped."""
+    aws.states["shared"] = ["DRAINING"]
+    keeper.release({"shared"})
+    assert "ACTIVE" not in aws.states["shared"], "another job's task would come and be lost"
+    assert aws.terminated == []
+
+
 def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
     keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
