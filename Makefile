@@ -40,14 +40,14 @@ CDK := node_modules/.bin/cdk
 parallel = $(PYTHON) -m pytest -n logical --maxprocesses 4 --dist loadfile $(call marked,$(1))
 marked = -m "$(1)"
 # One process, because they share one deployment. A test keeps them in this folder.
-in_containers = $(PYTHON) -m pytest $(call marked,engine) tests/rehearsal
+in_containers = $(PYTHON) -m pytest tests/rehearsal
 # Where CI is set, there is no one to ask.
 UNASKED := $(strip $(YES)$(CI))
 
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo rehearse abuse fashion pictures synth diff deploy images destroy test test-all test-engine test-fast test-slow check audit format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo rehearse abuse fashion pictures synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -100,31 +100,28 @@ destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket s
 check: venv-dev node ## lint, format, types, rules of the templates and the quick tests
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	@sh .ci/beside '$(PYTHON) -m mypy' '$(call parallel,not slow and not audit) -q'
-
-audit: venv-dev venv-audit node ## the templates against NIST 800-53 and checkov's rules
-	$(PYTHON) -m pytest -q -m audit $(ARGS)
+	@sh .ci/beside '$(PYTHON) -m mypy' '$(call parallel,not slow and not night) -q'
 
 test: venv-dev venv-aws node ## the tests that need no Docker Engine, but for the longest (at most ten minutes)
-	$(call parallel,not engine and not audit and not long) $(ARGS)
+	$(call parallel,not engine and not night and not long) $(ARGS)
 
-test-all: venv-dev venv-aws venv-audit node ## all tests; those in containers need a Docker Engine
-	$(call parallel,not engine) $(ARGS)
-	@# 5: none of them was asked for.
-	$(in_containers) $(ARGS) || test $$? -eq 5
-
-# What `make check` leaves out, in two halves.
-test-slow: venv-dev venv-aws venv-audit node ## all slow tests that need no Docker Engine, and the audit
-	$(call parallel,(slow or audit) and not engine) $(ARGS)
+# What `make check` leaves out of CI's tests, in two halves.
+test-slow: venv-dev venv-aws node ## the slow tests that need no Docker Engine
+	$(call parallel,slow and not engine and not night) $(ARGS)
 
 test-engine: venv-dev venv-aws node ## the tests in containers
-	$(in_containers) $(ARGS)
+	$(in_containers) $(call marked,engine and not night) $(ARGS)
+
+night: venv-dev venv-aws venv-audit node ## what CI leaves out: rare models, audits, soaks, a browser, Ray's examples (hours)
+	@# 5: none of them was asked for.
+	$(call parallel,night and not engine) $(ARGS) || test $$? -eq 5
+	$(in_containers) $(call marked,engine and night) $(ARGS) || test $$? -eq 5
 
 fuzz: venv-dev ## damage what others may have written, SECONDS for each reader
 	FUZZ_SECONDS=$(SECONDS) $(PYTHON) -m pytest -q tests/*/test_untrusted*.py $(ARGS)
 
 test-fast: venv-dev node ## the quick tests
-	$(call parallel,not slow and not audit) $(ARGS)
+	$(call parallel,not slow and not night) $(ARGS)
 
 format: venv-dev ## rewrite the sources as `check` wants them
 	$(PYTHON) -m ruff check --fix .

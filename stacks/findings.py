@@ -64,7 +64,7 @@ STATE_MACHINE: Final = {
     "AwsSolutions-SF2": "One task per execution: there is no path of calls to trace.",
 }
 
-# NIST 800-53 R5, which `make audit` checks: findings that follow from one decision and hold for
+# NIST 800-53 R5, which `make night` checks: findings that follow from one decision and hold for
 # every resource of their kind. Rules that are about one resource are accepted where it is made.
 AUDIT: Final = {
     "NIST.800.53.R5-CloudWatchAlarmAction": (

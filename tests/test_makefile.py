@@ -44,7 +44,7 @@ def test_make_alone_lists_targets_and_variables() -> None:
     for target in [
         "demo",
         "test",
-        "test-all",
+        "night",
         "test-fast",
         "check",
         "bench",
@@ -53,7 +53,7 @@ def test_make_alone_lists_targets_and_variables() -> None:
         "clean",
     ]:
         assert f"\n  make {target} " in listing.stdout
-    for target in ["synth", "diff", "deploy", "images", "destroy", "audit", "clean"]:
+    for target in ["synth", "diff", "deploy", "images", "destroy", "clean"]:
         assert f"\n  make {target} " in listing.stdout
     for variable in ["WORKERS", "TORCH_INDEX", "PYTHON_BIN", "FASHION"]:
         assert f"\n  {variable} " in listing.stdout
@@ -105,12 +105,10 @@ def test_deploying_needs_the_laptops_packages_alone(target: str) -> None:
     assert "containers/requirements.txt" not in planned
 
 
-def test_check_leaves_the_audit_out_and_the_audit_has_its_own_environment() -> None:
-    assert '-m "not slow and not audit"' in plan("check")
-    assert ".venv-audit" not in plan("check")
-    planned = plan("audit")
-    assert "TORCH_INDEX= sh .ci/venv .venv-audit -r .ci/audit-requirements.txt" in planned
-    assert "pytest -q -m audit" in planned
+def test_only_the_night_installs_what_the_audits_need() -> None:
+    assert ".venv-audit" not in plan("check") + plan("test") + plan("test-slow")
+    installs = "TORCH_INDEX= sh .ci/venv .venv-audit -r .ci/audit-requirements.txt"
+    assert installs in plan("night")
 
 
 def marker_expressions(*arguments: str) -> list[str]:
@@ -118,23 +116,22 @@ def marker_expressions(*arguments: str) -> list[str]:
     return re.findall(r'pytest .*-m "(.*?)"', plan(*arguments))
 
 
-def test_make_test_needs_no_docker_engine_and_test_all_leaves_nothing_out() -> None:
-    assert marker_expressions("test") == ["not engine and not audit and not long"]
-    assert ".venv-audit" not in plan("test")
-    assert marker_expressions("test-all") == ["not engine", "engine"]
+def test_make_test_needs_no_docker_engine() -> None:
+    assert marker_expressions("test") == ["not engine and not night and not long"]
     # What runs in containers is looked for in one folder only.
     named = {path for path in (ROOT / "tests").rglob("*.py") if "mark.engine" in path.read_text()}
     assert {path.parent for path in named} - {Path(__file__).parent} == {ROOT / "tests/rehearsal"}
 
 
-def test_ci_runs_every_test_once() -> None:
+def test_ci_and_the_night_together_run_every_test_once() -> None:
     lines = (ROOT / ".ci" / "run").read_text()
     stages = re.findall(r"(?m)^stage \S+ make (.*)$", lines)
     assert stages == ["check", "test-slow", "test-engine", "rehearse"]
     # Together they are all there are: what runs in containers is slow, too.
-    assert marker_expressions("check") == ["not slow and not audit"]
-    assert marker_expressions("test-slow") == ["(slow or audit) and not engine"]
-    assert marker_expressions("test-engine") == ["engine"]
+    assert marker_expressions("check") == ["not slow and not night"]
+    assert marker_expressions("test-slow") == ["slow and not engine and not night"]
+    assert marker_expressions("test-engine") == ["engine and not night"]
+    assert marker_expressions("night") == ["night and not engine", "engine and night"]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_ways_are_compared_by_their_means_and_medians() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_small_images_are_trained_without_ray(tmp_path: Path) -> None:
     data = write_images(tmp_path, num_train=130, num_test=50)
     tried = "epochs=2 width=8 global_batch=64 cutout=4"
@@ -44,6 +45,7 @@ def test_small_images_are_trained_without_ray(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_packed_pictures_are_trained_without_ray() -> None:
     words = ["--models", "efficientnet-b0", "--batches", "8", "--steps", "4", "--packed", "raw"]
     (run,) = printed("benchmarks.imagenet_gpu", *words)["runs"]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.night]
 
 
 def printed(*command: str) -> dict[str, Any]:
@@ -41,14 +41,12 @@ def test_the_script_for_gpus_runs_on_a_cpu_and_trains_what_the_trainer_of_transf
     assert case["largest_difference_of_losses"] < 1e-4
 
 
-@pytest.mark.long
 def test_no_process_holds_more_than_its_part_while_a_model_is_loaded() -> None:
     found = printed("benchmarks.loading", "--shape", "160m")["sharded"]
     # Memory, not time: pages do not depend on what else the machine does.
     assert found["peak_bytes"] < 1.3 * (found["shard_bytes"] + found["largest_tensor_bytes"])
 
 
-@pytest.mark.long
 def test_the_second_job_of_a_host_installs_nothing() -> None:
     found = printed("benchmarks.packages", "--packages", "2", "--megabytes", "1")
     assert found["ratio"] == found["seconds_of_first_job"] / found["seconds_of_second_job"]
@@ -64,7 +62,6 @@ def test_pictures_that_were_packed_raw_cost_less_than_the_plain_way() -> None:
     assert per_cpu_s["plain"] < per_cpu_s["packed_raw"]
 
 
-@pytest.mark.long
 def test_a_kill_while_a_checkpoint_is_written_loses_nothing_that_was_saved() -> None:
     found = printed("benchmarks.checkpoint", "--mb", "60", "--rounds", "1")
     assert found["state_bytes"] > 50e6

@@ -260,6 +260,7 @@ def test_a_missing_checkpoint_is_a_difference(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.night
 def test_the_script_times_the_help_of_two_checkouts() -> None:
     # This checkout against itself: a shallow clone, as in CI, has no other commit.
     done = subprocess.run(

@@ -199,6 +199,7 @@ def give_wheels(rehearsal: Rehearsal, container: str, folder: Path) -> None:
     rehearsal.engine("cp", str(folder), f"{container}:/tmp/wheels")
 
 
+@pytest.mark.night
 def test_a_notebook_on_the_head_computes_on_the_cluster_and_its_files_are_kept(
     rehearsal: Rehearsal, tmp_path: Path
 ) -> None:

@@ -67,29 +67,35 @@ def folder_of(package: str, *files: str, into: Path) -> Path:
     return into
 
 
-def test_unchanged_programs_train_on_two_nodes(deployment: Rehearsal, tmp_path: Path) -> None:
-    """Hugging Face's Trainer, and accelerate's own test, by a job of two commands.
-
-    The second needs a folder that all processes share. The nodes of a deployment do not have one,
-    but here both are on one host, and share its cache.
-    """
-    script = "test_utils/scripts/test_script.py"
-    code = folder_of("accelerate", script, into=tmp_path / "programs")
+def test_hugging_faces_trainer_trains_on_two_nodes(deployment: Rehearsal, tmp_path: Path) -> None:
+    code = tmp_path / "trainer"
+    code.mkdir()
     shutil.copy(ROOT / "examples/hf_trainer/train.py", code)
-    both = 'torchrun train.py && mkdir -p "$HF_HUB_CACHE" && cd "$HF_HUB_CACHE" && '
-    both += 'torchrun "$OLDPWD/test_script.py"'
-    exit_code, log = ended(deployment, submit(deployment, code, "programs", "sh", "-c", both))
+    exit_code, log = ended(deployment, submit(deployment, code, "trainer", "torchrun", "train.py"))
     assert exit_code == exits.OK, log
     starts = re.findall(r"^\[node (\d)\] rank (\d) of 2 starts at step 0$", log, re.MULTILINE)
     assert sorted(node for node, _ in starts) == ["0", "1"], log
     assert sorted(rank for _, rank in starts) == ["0", "1"], log
     result = json.loads(re.findall(r"result (\{.*\})", log)[-1])
     assert (result["world_size"], result["steps"]) == (2, 60)
+
+
+@pytest.mark.night
+def test_accelerates_own_test_passes_on_two_nodes(deployment: Rehearsal, tmp_path: Path) -> None:
+    """It needs a folder that all processes share. The nodes of a deployment do not have one, but
+    here both are on one host, and share its cache."""
+    code = folder_of(
+        "accelerate", "test_utils/scripts/test_script.py", into=tmp_path / "accelerate"
+    )
+    command = 'mkdir -p "$HF_HUB_CACHE" && cd "$HF_HUB_CACHE" && torchrun "$OLDPWD/test_script.py"'
+    exit_code, log = ended(deployment, submit(deployment, code, "accelerate", "sh", "-c", command))
+    assert exit_code == exits.OK, log
     for part in ("Training integration test", "Breakpoint trigger test"):
         nodes = [line[:8] for line in log.splitlines() if f"**{part}**" in line]
         assert sorted(nodes) == ["[node 0]", "[node 1]"], log
 
 
+@pytest.mark.night
 @pytest.mark.timeout(900)
 def test_examples_of_ray_run_and_those_that_ask_for_too_much_end(
     deployment: Rehearsal, tmp_path: Path
@@ -160,6 +166,7 @@ def no_worker(watch: Watch) -> bool:
     return not watch.containers(WORKER, 1)
 
 
+@pytest.mark.night
 @pytest.mark.timeout(900)
 def test_a_lost_head_and_a_lost_worker_change_nothing(
     deployment: Rehearsal, tmp_path: Path

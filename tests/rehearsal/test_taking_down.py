@@ -103,10 +103,13 @@ def a_checkpoint_is_saved(rehearsal: Rehearsal) -> bool:
     ("step", "sign", "after_s"),
     [
         ("start the local AWS", None, 0.3),
-        ("deploy CoreStack", None, 2.0),  # the templates are being made
-        ("deploy CoreStack", cloudformation_makes_a_stack, 0.0),
+        # The templates are being made.
+        pytest.param("deploy CoreStack", None, 2.0, marks=pytest.mark.night),
+        pytest.param(
+            "deploy CoreStack", cloudformation_makes_a_stack, 0.0, marks=pytest.mark.night
+        ),
         ("bring up the standing cluster", containers_run, 1.0),
-        ("train the DDP recipe", a_checkpoint_is_saved, 0.0),
+        pytest.param("train the DDP recipe", a_checkpoint_is_saved, 0.0, marks=pytest.mark.night),
     ],
     ids=["emulator starts", "synth", "stack is made", "cluster starts", "training"],
 )

@@ -2,7 +2,7 @@
 
 Every preset and one deployment with everything switched on. A checker that finds nothing may also
 be one that does not look, so each is shown something broken as well. The tests marked ``audit``
-are `make audit`: NIST 800-53 R5 and checkov, of which some findings stand (``stacks.findings`` and
+are `make night`: NIST 800-53 R5 and checkov, of which some findings stand (``stacks.findings`` and
 ``.checkov.yaml`` say why).
 """
 
@@ -199,13 +199,13 @@ def test_a_property_that_does_not_exist_is_found(tmp_path: Path) -> None:
 
 
 # --- the audit ---------------------------------------------------------------------------------
-@pytest.mark.audit
+@pytest.mark.night
 @every_deployment
 def test_nist_800_53_finds_nothing_beyond_what_is_accepted(deployment: str) -> None:
     assert checked("NIST80053R5Checks", deployment).findings == []
 
 
-@pytest.mark.audit
+@pytest.mark.night
 def test_what_the_audit_accepts_has_a_reason() -> None:
     from stacks.findings import AUDIT
 
@@ -216,7 +216,7 @@ def checkov(
     arguments: Sequence[str], files: Sequence[str], *, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
     if not CHECKOV.exists():
-        pytest.skip("no .venv-audit: `make audit` makes it")
+        pytest.skip("no .venv-audit: `make night` makes it")
     return subprocess.run(
         [CHECKOV, *arguments, "--file", *files],
         cwd=cwd,
@@ -236,7 +236,7 @@ def failed_checks(output: str) -> set[tuple[str, str]]:
     return {(found["check_id"], found["resource"]) for found in report["results"]["failed_checks"]}
 
 
-@pytest.mark.audit
+@pytest.mark.night
 def test_checkov_finds_nothing_beyond_what_is_accepted() -> None:
     files = [file for deployment in DEPLOYMENTS for file in templates(deployment)]
     scan = checkov(["--config-file", str(CHECKOV_RULES)], files)
@@ -244,7 +244,7 @@ def test_checkov_finds_nothing_beyond_what_is_accepted() -> None:
     assert re.search(r"Passed checks: [1-9]\d*, Failed checks: 0, Skipped", scan.stdout)
 
 
-@pytest.mark.audit
+@pytest.mark.night
 def test_checkov_would_say_what_the_accepted_findings_say(tmp_path: Path) -> None:
     """Without its settings it finds those, and no accepted finding is one of the past."""
     accepted = set(re.findall(r"(?m)^  - (CKV\w+) # .{12,}$", CHECKOV_RULES.read_text()))
@@ -255,7 +255,7 @@ def test_checkov_would_say_what_the_accepted_findings_say(tmp_path: Path) -> Non
     assert {rule for rule, _ in failed_checks(scan.stdout)} == accepted
 
 
-@pytest.mark.audit
+@pytest.mark.night
 def test_checkov_finds_a_public_bucket(tmp_path: Path) -> None:
     broken = tmp_path / "broken.template.json"
     broken.write_text(json.dumps(BROKEN))

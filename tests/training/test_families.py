@@ -8,6 +8,8 @@ import pytest
 from benchmarks import families
 from benchmarks.families import FAMILIES, Outcome, part, table
 
+# One of each kind of attention, norm and experts: tried at each change, the others at night.
+ALWAYS = ["deepseek_v3", "gemma3_text", "gpt2", "gpt_neox", "llama", "mixtral"]
 # What people fine-tune; none of them may come to be refused unnoticed.
 WANTED = [
     "cohere",
@@ -38,8 +40,12 @@ WANTED = [
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
-    found = families.measure(FAMILIES, tmp_path_factory.mktemp("families"))
+def outcomes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Outcome]:
+    at_night = any("table_in_the_docs" in each.name for each in request.session.items)
+    kinds = FAMILIES if at_night else ALWAYS
+    found = families.measure(kinds, tmp_path_factory.mktemp("families"))
     return {each.kind: each for each in found}
 
 
@@ -52,7 +58,10 @@ def test_the_docs_name_every_family_that_is_tried() -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.night) for kind in FAMILIES],
+)
 def test_a_family_is_trained_as_transformers_does_or_refused(
     kind: str, outcomes: dict[str, Outcome]
 ) -> None:
@@ -61,7 +70,7 @@ def test_a_family_is_trained_as_transformers_does_or_refused(
     assert outcome.is_right or kind not in WANTED, outcome.refused
 
 
-@pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.night
 def test_the_table_in_the_docs_is_what_comes_out(outcomes: dict[str, Outcome]) -> None:
     assert part() == table([*outcomes.values()]), "run python -m benchmarks.families --write"

@@ -391,8 +391,8 @@ def test_processes_of_ray_are_forks_that_share_nothing_but_their_modules(
     assert not {*first["ids"]} & {*second["ids"]}
 
 
-@pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.night
 @linux
 def test_a_fork_sees_what_a_process_of_rays_own_sees(forked: dict[str, Any]) -> None:
     usual = probe(TRAIN_FORK="0")
@@ -420,7 +420,7 @@ def test_a_server_that_cannot_import_says_so_and_ray_goes_the_usual_way() -> Non
 
 # --- starts and kills -----------------------------------------------------------------------------
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.night
 @linux
 def test_a_run_starts_every_time_and_whatever_is_killed_nothing_is_left(tmp_path: Path) -> None:
     """The short form of ``python -m benchmarks.soak``: 5 clean starts, 4 of them after a kill."""
@@ -461,8 +461,8 @@ def first_of(kind: str, process: "subprocess.Popen[str]", mark: str) -> psutil.P
         time.sleep(0.05)
 
 
-@pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.night
 @linux
 def test_a_server_that_is_killed_in_mid_run_ends_the_run_or_not_but_leaves_nothing(
     command: Callable[..., tuple["subprocess.Popen[str]", str]],

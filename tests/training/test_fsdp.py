@@ -123,7 +123,7 @@ def test_killed_and_resumed_a_run_takes_the_same_steps(
         (1, 8),
         # One host of four GPUs, and two: as with --nodes 1:2.
         pytest.param(4, 2, marks=pytest.mark.long),
-        pytest.param(8, 1, marks=pytest.mark.long),
+        pytest.param(8, 1, marks=pytest.mark.night),
     ],
 )
 def test_another_number_of_workers_finds_the_same_model_and_goes_on(
@@ -343,7 +343,7 @@ def test_the_commands_export_and_generate_say_what_they_did(whole: Command) -> N
     assert words["before"] != words["after"]
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_shakespeare_is_learned_better_than_its_words_are_frequent(
     ranks: Callable[..., RankedRun], data_dir: Path
 ) -> None:

@@ -350,7 +350,7 @@ def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_agai
     assert "already complete" in err
 
 
-@pytest.mark.long
+@pytest.mark.night
 def test_fashion_mnist_mini_reaches_its_accuracy(
     start: Callable[..., Command], fashion_mini: Path
 ) -> None:
