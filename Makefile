@@ -97,7 +97,7 @@ destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket s
 	@$(CDK) destroy TrainingStack CoreStack $(if $(UNASKED),--force) $(ARGS)
 
 ##@ Work on it
-check: venv-dev node ## lint, format, types, rules of the templates and the quick tests
+check: venv-dev venv-aws node ## lint, format, types, rules of the templates and the quick tests
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	@sh .ci/beside '$(PYTHON) -m mypy' '$(call parallel,not slow and not night) -q'
@@ -120,7 +120,7 @@ night: venv-dev venv-aws venv-audit node ## what CI leaves out: rare models, aud
 fuzz: venv-dev ## damage what others may have written, SECONDS for each reader
 	FUZZ_SECONDS=$(SECONDS) $(PYTHON) -m pytest -q tests/*/test_untrusted*.py $(ARGS)
 
-test-fast: venv-dev node ## the quick tests
+test-fast: venv-dev venv-aws node ## the quick tests
 	$(call parallel,not slow and not night) $(ARGS)
 
 format: venv-dev ## rewrite the sources as `check` wants them

@@ -131,7 +131,7 @@ def release(instances: set[str]) -> None:
         )
         try:
             host = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=[instance])
-            # Whoever else drains a host is about to end it: only a drain of ours is taken back.
+            # A host that drains already is about to be terminated: only our own drain is undone.
             is_ours = host["containerInstances"][0]["status"] == "ACTIVE"
             # Drained first, or another job's task comes while this looks whether it may go.
             set_status(status="DRAINING")
