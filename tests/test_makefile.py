@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -228,14 +229,55 @@ def test_a_python_that_does_not_exist_is_named(tmp_path: Path) -> None:
     assert "no Python found (tried /no/such/python)" in attempt.stderr
 
 
+def test_an_environment_stays_where_it_is_active_and_where_python_has_another_path(
+    tmp_path: Path,
+) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(ROOT / ".ci", project / ".ci")
+    (tmp_path / "link").symlink_to(project)
+    base = Path(sys.base_prefix, "bin", "python3")
+    other = tmp_path / "python3"
+    other.symlink_to(base.resolve())
+    # Installing pip would take most of the test's time.
+    without_pip = tmp_path / "without-pip"
+    version = ".".join(map(str, sys.version_info[:3]))
+    without_pip.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] && exec echo supported usable {version} "$0"\n'
+        f'exec "{base}" "$@" --without-pip\n'
+    )
+    without_pip.chmod(0o755)
+
+    def make(before: str = "", **environment: str) -> str:
+        script = f"{before} sh .ci/venv .venv"
+        done = run("sh", "-c", script, cwd=project, **({"PYTHON_BIN": ""} | environment))
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "(new)" in make(PYTHON_BIN=str(without_pip))
+    installed = project / ".venv" / "installed"
+    installed.touch()
+    activate = ". .venv/bin/activate &&"
+    assert make(activate) == ""
+    assert make(activate, PYTHON_BIN="python3") == ""
+    assert make(PYTHON_BIN=str(other)) == ""
+    assert make(f"cd {tmp_path / 'link'} &&") == ""
+    assert installed.exists()
+
+
 @pytest.mark.slow
 def test_an_environment_is_made_once_and_again_after_an_interruption(tmp_path: Path) -> None:
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     (tmp_path / "requirements.txt").write_text("# nothing\n")
     command = ["sh", ".ci/venv", ".venv", "-r", "requirements.txt"]
 
-    def make() -> str:
-        done = run(*command, cwd=tmp_path, PYTHON_BIN=sys.executable, TORCH_INDEX="")
+    def make(*, activate: bool = False) -> str:
+        before = ". .venv/bin/activate &&" if activate else ""
+        done = run(
+            *("sh", "-c", f"{before} {shlex.join(command)}"),
+            cwd=tmp_path,
+            PYTHON_BIN="python3" if activate else sys.executable,
+            TORCH_INDEX="",
+        )
         assert done.returncode == 0, done.stderr
         return done.stderr
 
@@ -247,7 +289,8 @@ def test_an_environment_is_made_once_and_again_after_an_interruption(tmp_path: P
     # Left by a user who pressed Ctrl-C: the marker, and packages in pieces.
     (tmp_path / ".venv" / "incomplete").touch()
     (tmp_path / ".venv" / "pieces").touch()
-    assert "was interrupted" in make()
+    # Also where python3 is the environment's own, which is removed.
+    assert "was interrupted" in make(activate=True)
     assert not (tmp_path / ".venv" / "pieces").exists()
     assert make() == ""
 

@@ -7,9 +7,11 @@ not in a list fails a test.
 
 import functools
 import http.server
+import json
 import os
 import re
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -46,7 +48,8 @@ STOP = "trainctl stop first"
 #: Prints until the job has ended; the lines after it run meanwhile.
 FOLLOWING = (SUBMIT, LOGS)
 #: What runs here, in the order of reading, and what is added to it: settings of a deployment that
-#: has no GPU and keeps nothing, and yes where no one can be asked.
+#: has no GPU and keeps nothing, yes where no one can be asked, and VENV=: because the tests run in
+#: the environment that make would bring up to date.
 RUN = {
     # Without the templates, which would be made once more.
     "npx cdk bootstrap": f"aws://{ACCOUNT}/{REGION} --app ''",
@@ -86,7 +89,7 @@ ELSEWHERE = {
     "make demo": "the command is in tests/test_makefile.py, the training in test_local_runs.py",
     "make rehearse": "CI runs it",
     "make test": "CI runs it",
-    "source .venv/bin/activate": "the tests run with that Python",
+    "source .venv/bin/activate": "the shell of these tests; tests/test_makefile.py makes another",
     "python -m training.export RUN --to DIR": "tests/training/test_fsdp.py exports a run",
     "trainctl submit --code . --nodes 2 --run mine -- torchrun train.py": _PROGRAMS,
     "trainctl download mine": _PROGRAMS,
@@ -228,12 +231,28 @@ def empty_aws(own: Rehearsal) -> LocalAws:
     )
 
 
+def activated() -> dict[str, str]:
+    """The variables of a shell in which the environment of these tests is active."""
+    script = '. "$0/bin/activate" && exec "$1" -c "$2"'
+    printed = "import json, os; print(json.dumps(dict(os.environ)))"
+    command = ["sh", "-c", script, sys.prefix, sys.executable, printed]
+    found: dict[str, str] = json.loads(subprocess.check_output(command, text=True))
+    return found
+
+
+def test_the_shell_of_the_first_hour_has_the_environment_that_is_active() -> None:
+    path = activated()["PATH"]
+    for name in ("python", "python3", "trainctl"):
+        found = shutil.which(name, path=path)
+        assert found is not None
+        assert Path(found).parent.resolve() == Path(sys.prefix, "bin").resolve()
+
+
 @pytest.fixture
 def shell(own: Rehearsal, empty_aws: LocalAws, mirror: str, tmp_path: Path) -> dict[str, str]:
     """The variables of a shell in which `.venv` is active and AWS is the local one."""
+    active = activated()
     for name, script in {
-        "trainctl": f'#!/bin/sh\nexec "{sys.executable}" -m trainctl "$@"\n',
-        "python": f'#!/bin/sh\nexec "{sys.executable}" "$@"\n',
         "docker": f'#!/bin/sh\nexec "{sys.executable}" -m tests.rehearsal.docker_stand_in "$@"\n',
         "aws": AWS.format(python=sys.executable),
     }.items():
@@ -243,7 +262,7 @@ def shell(own: Rehearsal, empty_aws: LocalAws, mirror: str, tmp_path: Path) -> d
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     (tmp_path / "home").mkdir()
     added = {
-        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{active['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HOME": str(tmp_path / "home"),  # the CDK remembers accounts there
         "BROWSER": "true",  # the program of that name: opens nothing
@@ -255,7 +274,7 @@ def shell(own: Rehearsal, empty_aws: LocalAws, mirror: str, tmp_path: Path) -> d
         download.CACHE_VARIABLE: str(tmp_path / "cache"),
         processes.NAME: own.name,
     }
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("AWS_", "MAKE", "CI"))}
+    kept = {k: v for k, v in active.items() if not k.startswith(("AWS_", "MAKE", "CI"))}
     return {**kept, **empty_aws.environment(), **added}
 
 
