@@ -156,18 +156,21 @@ def watch(
     endpoint: str | None = None,
     poll_s: float = times.SPOT_POLL_S,
 ) -> None:
-    """Ask until there is a notice or ``ended`` is set; runs in a thread of its own."""
+    """Ask until there is a notice or ``ended`` is set; runs in a separate thread."""
     instance = Instance(endpoint or os.environ.get(ENDPOINT) or _DEFAULT_ENDPOINT)
-    has_answered = False
     misses = 0
     while not ended.wait(poll_s):
         try:
             notice = instance.notice()
-            has_answered, misses = True, 0
-        except (OSError, http.client.HTTPException):
+            misses = 0
+        except (OSError, http.client.HTTPException) as error:
+            # Late or throttled when a container starts: giving up would hide every later notice.
             misses += 1
-            if not has_answered and misses >= 3:
-                return  # no instance of EC2, or one that hides its metadata from containers
+            if misses == 3:
+                say(
+                    f"the instance metadata service does not answer ({error}): until it does, "
+                    "this host may be reclaimed without notice"
+                )
             continue
         if notice:
             say(f"this host will {notice.action} in {notice.seconds()} s")

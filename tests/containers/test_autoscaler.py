@@ -358,6 +358,20 @@ def test_a_task_that_the_list_does_not_show_yet_counts() -> None:
     assert own.is_running(first)
 
 
+def test_a_task_that_ecs_never_shows_counts_for_a_minute_and_is_then_replaced() -> None:
+    ecs = SimulatedEcs()
+    own = provider(ecs)
+    own.create_node({}, TAGS, 2)
+    lost = sorted(ecs.running())[0]
+    del ecs.tasks[lost]  # neither listed nor described from now on
+    assert lost in own.non_terminated_nodes(WORKERS)
+    ecs.now += 59
+    assert lost in own.non_terminated_nodes(WORKERS)
+    ecs.now += 2
+    assert own.non_terminated_nodes(WORKERS) == sorted(ecs.running())
+    assert own.is_terminated(lost)
+
+
 def test_a_node_that_goes_takes_its_host_with_it() -> None:
     ecs = SimulatedEcs()
     own = provider(ecs)

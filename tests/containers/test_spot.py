@@ -23,6 +23,7 @@ class Server(http.server.ThreadingHTTPServer):
     asked = 0
     tokens = 0
     refuses = 0
+    throttles = 0
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -31,6 +32,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         assert self.path == "/latest/api/token"
         assert int(self.headers["X-aws-ec2-metadata-token-ttl-seconds"]) > 60
+        if self.server.throttles:
+            self.server.throttles -= 1
+            self._answer(503, "")
+            return
         self.server.tokens += 1
         self._answer(200, f"token-{self.server.tokens}")
 
@@ -128,9 +133,15 @@ def test_ray_is_told_once_and_again_only_if_it_did_not_listen(server: Server) ->
     assert len(told) == 3
 
 
-def test_where_there_is_no_instance_it_stops_asking() -> None:
-    told, said = watched("http://127.0.0.1:9", [])
-    assert (told, said) == ([], [])
+def test_an_instance_that_does_not_answer_at_first_is_asked_until_it_does(server: Server) -> None:
+    """Metadata that are late or throttled when a container starts hide no later notice."""
+    server.throttles = 20
+    server.notice = NOTICE
+    told, said = watched(endpoint(server), [True])
+    assert len(told) == 1
+    (silent, notice) = said
+    assert silent.startswith("the instance metadata service does not answer (no token: HTTP 503)")
+    assert notice.startswith("this host will terminate")
 
 
 def test_a_service_that_has_answered_is_asked_again_after_a_pause(server: Server) -> None:
