@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -71,13 +71,19 @@ _POLL_S: Final = 0.1
 class Job:
     """Runs one job until its command ends, or has to."""
 
-    def __init__(self, config: JobConfig, head: NodeConfig) -> None:
-        self._config, self._head = config, head
+    def __init__(
+        self,
+        config: JobConfig,
+        head: NodeConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config, self._head, self._clock = config, head, clock
         self._stopped = False
         self._size: ClusterSize | None = None
         self._ray_log: Path | None = None
-        self._began = time.monotonic()
-        self._capacity_at: float | None = None
+        self._short_since: float | None = clock()  # None: as many worker nodes as it needs
+        self._capacity_at: float | None = None  # when there first were
         self._demand: demand.Watch | None = None
         self._has_released = False
         self._mirror: Mirror | None = None
@@ -295,7 +301,7 @@ class Job:
         spec = self._config.spec
         if self._capacity_at is None or self._demand is None or self._has_released:
             return
-        if time.monotonic() - self._capacity_at < spec.idle_s:
+        if self._clock() - self._capacity_at < spec.idle_s:
             return
         idle = sum(each >= spec.idle_s for each in self._demand.idle_s)
         if not idle:
@@ -358,18 +364,29 @@ class Job:
         if ray.poll() is not None:
             self._say_of_ray(f"Ray ended on its own (exit code {ray.returncode})")
             return exits.RAY_FAILED
-        waited = time.monotonic() - self._began
-        there = self._size.num_nodes - 1 if self._size else 0
-        needed = config.spec.nodes.low
-        # Once they have all come, what is lost later is no lack of capacity.
-        is_late = self._capacity_at is None and waited > config.spec.capacity_wait_s
         if self._demand is not None and self._demand.reason:
             say(f"the program {self._demand.reason}")
             return exits.ASKS_TOO_MUCH
-        if there < needed and is_late:
-            say(f"{there} of {needed} worker nodes after {waited:.0f} s: no capacity")
-            return exits.NO_CAPACITY
-        return None
+        return self._lack_of_capacity()
+
+    def _lack_of_capacity(self) -> int | None:
+        """Exit code of a job that has waited long enough for worker nodes; None while it may wait.
+
+        A recipe waits for the nodes that it has lost while the others are billed. A program may go
+        on without them, and one on all nodes has its own patience (``containers.program.nodes``).
+        """
+        has_lost = self._capacity_at is not None
+        short_since = self._short_since
+        if short_since is None or (has_lost and self._is_program()):
+            return None
+        waited = self._clock() - short_since
+        if waited <= self._config.spec.capacity_wait_s:
+            return None
+        there = self._size.num_nodes - 1 if self._size else 0
+        needed = self._config.spec.nodes.low
+        after = "after a loss" if has_lost else "after the start"
+        say(f"{there} of {needed} worker nodes, {waited:.0f} s {after}: no capacity")
+        return exits.NO_CAPACITY
 
     def _say_of_ray(self, what: str) -> None:
         lines = self._ray_log.read_text(errors="replace").splitlines() if self._ray_log else []
@@ -379,8 +396,12 @@ class Job:
         self._size = ClusterSize.from_line(line)
         say(line)
         enough = self._size and self._size.num_nodes > self._config.spec.nodes.low
-        if enough and self._capacity_at is None:
-            self._capacity_at = time.monotonic()
+        if enough:
+            self._short_since = None
+            if self._capacity_at is None:
+                self._capacity_at = self._clock()
+        elif self._short_since is None:
+            self._short_since = self._clock()
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True

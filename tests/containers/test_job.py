@@ -190,8 +190,9 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own() -> None:
     assert reason(job.Job(config(), head), running) is None
     late = job.Job(config(**{nodes.ENV_DEADLINE: str(int(time.time()) - 1)}), head)
     assert reason(late, running) == exits.DEADLINE
-    alone = job.Job(ordered(capacity_wait_s=0), head)
-    time.sleep(0.01)
+    now = [0.0]
+    alone = waiting(now)
+    now[0] = 61.0
     assert reason(alone, running) == exits.NO_CAPACITY
     assert reason(job.Job(config(), head), Process(1)) == exits.RAY_FAILED
 
@@ -225,12 +226,57 @@ def test_a_gate_knows_the_job_and_its_ray(tmp_path: Path) -> None:
     assert (tmp_path / "seen").read_text() == "r1 10.0.0.5:6379\n"
 
 
-def test_workers_that_came_once_are_no_lack_of_capacity_later() -> None:
+RECIPE = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
+
+
+def size(workers: int) -> str:
+    """What the head reports of its cluster."""
+    return ClusterSize(num_nodes=1 + workers, num_cpus=8 * workers, num_gpus=workers).line()
+
+
+def waiting(now: list[float], **changed: Any) -> job.Job:
+    """A job that waits 60 s for hosts; ``now`` is its clock."""
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    own = job.Job(ordered(capacity_wait_s=0), head)
-    own._on_size(ClusterSize(num_nodes=2, num_cpus=8, num_gpus=1).line())
-    own._on_size(ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0).line())
-    time.sleep(0.01)
+    return job.Job(ordered(capacity_wait_s=60, **changed), head, clock=lambda: now[0])
+
+
+def test_a_recipe_that_lost_a_node_waits_for_another_as_long_as_at_its_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now = [0.0]
+    own = waiting(now, command=RECIPE, nodes=Range(2, 2))
+    own._on_size(size(2))
+    now[0] = 5000.0  # however long it has trained before
+    own._on_size(size(1))
+    now[0] += 60
+    assert reason(own, Process()) is None
+    own._on_size(size(2))  # replaced in time
+    now[0] += 5000
+    assert reason(own, Process()) is None
+    own._on_size(size(1))
+    now[0] += 50
+    own._on_size(size(0))  # another loss does not begin the wait anew
+    now[0] += 11
+    assert reason(own, Process()) == exits.NO_CAPACITY
+    assert "0 of 2 worker nodes, 61 s after a loss: no capacity" in capsys.readouterr().err
+
+
+def test_an_elastic_recipe_that_trains_with_fewer_nodes_does_not_wait() -> None:
+    now = [0.0]
+    own = waiting(now, command=RECIPE, nodes=Range(1, 4))
+    own._on_size(size(4))
+    own._on_size(size(1))
+    now[0] += 5000
+    assert reason(own, Process()) is None
+
+
+@pytest.mark.parametrize("on", [Placement.HEAD, Placement.NODES])
+def test_a_program_may_go_on_without_the_nodes_that_it_lost(on: Placement) -> None:
+    now = [0.0]
+    own = waiting(now, on=on)
+    own._on_size(size(1))
+    own._on_size(size(0))
+    now[0] += 5000
     assert reason(own, Process()) is None
 
 
