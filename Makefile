@@ -47,7 +47,7 @@ UNASKED := $(strip $(YES)$(CI))
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo rehearse abuse fashion pictures synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo local rehearse abuse fashion pictures synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -55,6 +55,9 @@ demo: venv ## train on real images with $(WORKERS) processes on this machine, an
 
 fashion: venv ## train on the whole FashionMNIST from FASHION, several seeds (long: not for CI)
 	@$(PYTHON) -m benchmarks.fashion --data $(FASHION)
+
+local: venv-laptop venv-aws node ## a local AWS with the stacks and a cluster, which stays up (needs a Docker Engine)
+	@$(PYTHON) -m trainctl local up
 
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all

@@ -21,7 +21,7 @@ from containers import publish
 from contract import outputs as stack_outputs
 from contract.images import content_tag
 from contract.nodes import HEAD, WORKER
-from rehearsal import commands, images, local_aws, processes, registry
+from rehearsal import cdk, commands, images, local_aws, processes, registry
 from rehearsal.cdk import Cdk
 from rehearsal.engine import RUN_GB, Engine, EngineError, check_space, find_engine
 from rehearsal.inventory import Inventory, account_at, difference, inventory
@@ -46,6 +46,8 @@ PORT: Final = 4566
 NUM_WORKERS: Final = 2
 #: Every deploy of the rehearsal: no GPU, and a bucket that goes with it.
 SETTINGS: Final = {"preset": "cpu", "retain_bucket": "false"}
+#: Services whose roles an account has once it was used; ``trainctl doctor`` looks for them.
+LINKED_ROLES: Final = ("ecs.amazonaws.com", "autoscaling.amazonaws.com")
 
 
 class State(TypedDict, total=False):
@@ -56,6 +58,7 @@ class State(TypedDict, total=False):
     registry: str
     """``host:port`` in place of ECR; "": the images are in the engine itself."""
     image_tag: str
+    """Of what is up, written once all of it is."""
     before: Inventory
     """What was in the account before the stacks."""
     digests: dict[str, str]
@@ -76,6 +79,24 @@ ERRORS: Final = (
     registry.RegistryError,
     RehearsalError,
 )
+
+
+def check_installed() -> None:
+    """Look for all that ``make local`` installs.
+
+    Raises:
+        RehearsalError: something is missing; the message has the one command that installs it.
+    """
+    found = {
+        f"the local AWS ({local_aws.PYTHON})": local_aws.PYTHON.exists(),
+        f"the CDK command line ({cdk.COMMAND})": cdk.COMMAND.exists(),
+        "the CDK library (aws_cdk)": cdk.app_can_run(),
+    }
+    if missing := [what for what, is_there in found.items() if not is_there]:
+        raise RehearsalError(
+            f"not installed in {ROOT}: {', '.join(missing)}. Run `make local` there: it installs "
+            "what is missing and brings up the local deployment"
+        )
 
 
 class Rehearsal:
@@ -124,6 +145,11 @@ class Rehearsal:
             raise RehearsalError("no local deployment is up: trainctl local up")
         return LocalAws(endpoint=endpoint, log=self.folder / "aws" / "log", pid=0).environment()
 
+    def is_up(self) -> bool:
+        """Whether all of it was brought up, and the local AWS answers."""
+        state = self.state()
+        return bool(state.get("image_tag")) and is_healthy(state["endpoint"])
+
     def status(self) -> dict[str, str | bool | int]:
         """What is up, for people and for ``--json``."""
         state = self.state()
@@ -147,7 +173,8 @@ class Rehearsal:
         # Processes started from here are found by it, should this one be killed.
         os.environ[processes.NAME] = self.name
         self.folder.mkdir(exist_ok=True)
-        with steps.step("check the Docker Engine"):
+        with steps.step("check the Docker Engine and what must be installed"):
+            check_installed()
             check_space(self.engine, needed_gb=RUN_GB, what="the containers need")
         with steps.step("start the local AWS and the image registry"):
             gateway = self.engine.make_network(self.name)
@@ -177,22 +204,26 @@ class Rehearsal:
         with steps.step("push the images"):
             for node, image in built.items():
                 self._push(docker, image, self._repository(node), tag)
-        self._remember({"image_tag": tag})
         if standing:
             with steps.step(f"bring up the standing cluster: a head, {NUM_WORKERS} workers"):
                 self.trainctl("cluster", "up", "--nodes", str(NUM_WORKERS), "--yes")
+        self._remember({"image_tag": tag})
 
     def deploy(
         self, environment: Mapping[str, str], *, image_tag: str, settings: Mapping[str, str]
     ) -> None:
         """``cdk bootstrap`` and ``cdk deploy`` of both stacks."""
-        cdk = self._cdk(environment)
-        cdk.bootstrap()  # stays in an account, and so it counts as there before
+        command_line = self._cdk(environment)
+        # What stays in an account counts as there before.
+        command_line.bootstrap()
+        iam = account_at(environment["AWS_ENDPOINT_URL"]).client("iam")
+        for service in LINKED_ROLES:
+            iam.create_service_linked_role(AWSServiceName=service)
         self._remember({"before": inventory(environment["AWS_ENDPOINT_URL"])})
         given = {**settings, "image_tag": image_tag}
         context = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
         stacks = (stack_outputs.CORE_STACK, stack_outputs.TRAINING_STACK)
-        cdk("deploy", *stacks, "--require-approval", "never", *context)
+        command_line("deploy", *stacks, "--require-approval", "never", *context)
 
     def _cdk(self, environment: Mapping[str, str]) -> Cdk:
         mark = {processes.NAME: self.name}
@@ -344,11 +375,24 @@ class Rehearsal:
 
 
 def up() -> None:
-    """Bring everything up; after a failure or Ctrl-C, nothing of it is left."""
+    """Bring everything up; after a failure or Ctrl-C, nothing of it is left.
+
+    Raises:
+        RehearsalError: a local deployment is up already, which stays as it is.
+    """
     rehearsal = Rehearsal.here()
+    if rehearsal.is_up():
+        raise RehearsalError(
+            "a local deployment is up already: trainctl local status shows it, trainctl local "
+            "down removes it"
+        )
+    steps = Steps(7)
     with interruptible():
         try:
-            rehearsal.up(Steps(6))
+            # A state of the local AWS that an interrupted start has left would be loaded again.
+            with uninterrupted():
+                rehearsal.down(steps)
+            rehearsal.up(steps)
         except BaseException:
             take_away(rehearsal, keep_logs=True)
             raise

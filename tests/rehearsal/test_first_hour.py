@@ -104,7 +104,7 @@ ELSEWHERE = {
     "trainctl notebook --stop": "the same test stops it",
     "make destroy": "tests/test_makefile.py; npx cdk destroy --all does the same, and runs",
     'make destroy ARGS="-c retain_bucket=false"': "as make destroy",
-    "trainctl local up": "the deployment of these tests is what it makes",
+    "make local": "the deployment of these tests is what it makes",
     'eval "$(trainctl local env)"': "tests/trainctl/test_local.py",
     "trainctl local down": "tests/rehearsal/test_taking_down.py",
     "make venv-aws": "CI installs with it",

@@ -1,10 +1,17 @@
-"""``trainctl local``: the rehearsal is loaded when a command needs it, and not before."""
+"""``trainctl local``: the rehearsal is loaded when a command needs it, and not before; ``up`` names
+all that is missing at once, and starts after any kind of end of an earlier one."""
 
 import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from contract import exits
+from rehearsal import cdk, cycle, images, local_aws, processes, registry
+from rehearsal.engine import Engine
 from trainctl.__main__ import main
 
 
@@ -17,5 +24,125 @@ def test_without_the_rehearsal_one_line_tells_how_to_install_it(
     said = capsys.readouterr()
     (line,) = said.err.splitlines()
     assert line.startswith("error: trainctl local needs the rehearsal")
-    assert "make venv-dev" in line
+    assert "make local" in line
     assert said.out == ""
+
+
+class FakeEngine(Engine):
+    """A Docker Engine with nothing in it."""
+
+    def __call__(self, *arguments: str, **options: Any) -> str:
+        del arguments, options
+        return ""
+
+    def make_network(self, name: str) -> str:
+        del name
+        return "127.0.0.1"
+
+    def labelled(self, kind: str, name: str) -> list[str]:
+        del kind, name
+        return []
+
+    def remove(self, name: str) -> int:
+        del name
+        return 0
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of a checkout in which nothing is installed, beside a Docker Engine."""
+    engine = FakeEngine(client="docker", address="unix:///nowhere")
+    monkeypatch.setattr(cycle, "find_engine", lambda: engine)
+    monkeypatch.setattr(cycle, "check_space", lambda *_, **__: None)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(cycle, "ROOT", tmp_path)
+    monkeypatch.setattr(cdk, "ROOT", tmp_path)
+    monkeypatch.setattr(cdk, "COMMAND", tmp_path / "node_modules" / ".bin" / "cdk")
+    monkeypatch.setattr(local_aws, "PYTHON", tmp_path / ".venv-aws" / "bin" / "python")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setenv(processes.NAME, "")  # which `up` sets
+    return tmp_path
+
+
+def install(path: Path, script: str = "") -> None:
+    path.parent.mkdir(parents=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_everything_that_is_missing_is_named_at_once_with_one_command(
+    checkout: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = {".venv-aws/bin/python", "node_modules/.bin/cdk", "aws_cdk"}
+    assert main(["local", "up"]) == exits.FAILED
+    said = capsys.readouterr().err
+    assert all(part in said for part in parts)
+    assert "Run `make local` there" in said
+
+    install(checkout / ".venv-aws" / "bin" / "python")
+    install(checkout / "bin" / "python3", "exit 1")  # without the library
+    assert main(["local", "up"]) == exits.FAILED
+    said = capsys.readouterr().err
+    assert {part for part in parts if part in said} == parts - {".venv-aws/bin/python"}
+
+    install(checkout / "node_modules" / ".bin" / "cdk")
+    install(checkout / ".venv" / "bin" / "python")
+    cycle.check_installed()
+
+
+class LastStageEndsError(BaseException):
+    """The process ends here: Ctrl-C, or a kill that leaves everything as it is."""
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "Ctrl-C"])
+def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming_up(
+    is_killed: bool,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    # The local AWS loads what an earlier one has written to its folder.
+    tags = checkout / ".rehearsal" / "aws" / "state" / "tags"
+    ends = [True]
+
+    def start(folder: Path, **_: object) -> local_aws.LocalAws:
+        tags.parent.mkdir(parents=True, exist_ok=True)
+        return local_aws.LocalAws(endpoint="http://aws", log=folder / "log", pid=0)
+
+    def put_image(*, repositoryName: str, imageTag: str, **_: str) -> None:  # noqa: N803
+        there = tags.read_text().splitlines() if tags.exists() else []
+        image = f"{repositoryName}:{imageTag}"
+        if image in there:
+            raise cycle.RehearsalError("The image tag already exists")
+        tags.write_text("\n".join([*there, image]))
+
+    def trainctl(*_: str) -> str:
+        if ends.pop():
+            raise LastStageEndsError
+        return ""
+
+    account = SimpleNamespace(client=lambda _: SimpleNamespace(put_image=put_image))
+    monkeypatch.setattr(cycle, "check_installed", lambda: None)
+    monkeypatch.setattr(cycle, "content_tag", lambda _: "content-1")
+    monkeypatch.setattr(registry, "program", lambda: None)
+    monkeypatch.setattr(local_aws, "start_detached", start)
+    monkeypatch.setattr(images, "build", lambda *_, **__: {"head": "h", "worker": "w"})
+    monkeypatch.setattr(cycle, "account_at", lambda _: account)
+    monkeypatch.setattr(cycle.Rehearsal, "deploy", lambda *_, **__: None)
+    monkeypatch.setattr(cycle.Rehearsal, "_repository", lambda _, node: f"ecr/{node}")
+    monkeypatch.setattr(cycle.Rehearsal, "trainctl", trainctl)
+    monkeypatch.setattr(cycle, "is_healthy", lambda _: True)
+
+    killed = partial(cycle.Rehearsal.here().up, cycle.Steps(6))
+    with pytest.raises(LastStageEndsError):
+        (killed if is_killed else cycle.up)()
+    assert tags.exists()
+    ends.append(False)
+    assert main(["local", "up"]) == exits.OK
+    assert cycle.Rehearsal.here().state()["image_tag"] == "content-1"
+
+    # What is up stays up.
+    capsys.readouterr()
+    assert main(["local", "up"]) == exits.FAILED
+    assert "a local deployment is up already" in capsys.readouterr().err
+    assert cycle.Rehearsal.here().is_up()

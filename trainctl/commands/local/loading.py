@@ -14,7 +14,7 @@ def load_cycle() -> ModuleType:
     except ModuleNotFoundError as error:
         raise CliError(
             f"trainctl local needs the rehearsal, and Python finds no module {error.name!r}: run "
-            "make venv-dev in a checkout of this project, then its .venv/bin/trainctl local"
+            "make local in a checkout of this project"
         ) from None
     return cycle
 

@@ -7,7 +7,8 @@ from trainctl.commands.local import loading
 def up() -> None:
     """Build the images, deploy the stacks, bring up a standing cluster of three containers.
 
-    After a failure or Ctrl-C nothing of it is left.
+    After a failure or Ctrl-C nothing of it is left; what a killed start has left is removed first.
+    make local installs what this needs and runs it.
     """
     with loading.errors():
         loading.load_cycle().up()
