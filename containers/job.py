@@ -28,7 +28,6 @@ from containers.job_config import (
     capacity,
     for_autoscaler,
     for_ray,
-    recipe_of,
     worker_provider,
 )
 from containers.log import say
@@ -286,15 +285,11 @@ class Job:
 
     def _watch_demand(self, address: str, ended: threading.Event) -> None:
         """Watch what a program asks Ray for. Recipes were counted on the laptop."""
-        if self._config.spec.on == Placement.NODES or self._head.recipe or not self._is_program():
+        if self._config.spec.on == Placement.NODES or self._config.spec.recipe:
             return
         os.environ["RAY_AUTH_MODE"] = "token"  # read by Ray's client, in this process
         self._demand = demand.Watch(capacity(self._config, self._head))
         threading.Thread(target=self._demand.run, args=(address, ended), daemon=True).start()
-
-    def _is_program(self) -> bool:
-        """Whether the command is not one of this project's own."""
-        return not any(word.startswith("training.") for word in self._config.spec.command[:3])
 
     def _release_unused(self) -> None:
         """Release worker nodes that have had nothing to do since all had joined."""
@@ -338,14 +333,14 @@ class Job:
             # From the head's container it would mean that the head was killed, and be tried again.
             say(f"the command was killed (exit code {own}), maybe for its memory: the job fails")
             return exits.FAILED
-        if own in exits.OF_THE_SYSTEM and self._is_program():
+        if own in exits.OF_THE_SYSTEM and not self._config.spec.recipe:
             say(f"the command's exit code {own} has a meaning of its own here: the job's is 1")
             return exits.FAILED
         return own
 
     def _stop_s(self) -> int:
         """How long the command may take to end, in seconds."""
-        if not self._is_program():
+        if self._config.spec.recipe:
             return times.RECIPE_STOP_S  # it saves a checkpoint
         if self._config.spec.on == Placement.NODES:
             # The programs end, and then their files are saved.
@@ -377,7 +372,7 @@ class Job:
         """
         has_lost = self._capacity_at is not None
         short_since = self._short_since
-        if short_since is None or (has_lost and self._is_program()):
+        if short_since is None or (has_lost and not self._config.spec.recipe):
             return None
         waited = self._clock() - short_since
         if waited <= self._config.spec.capacity_wait_s:
@@ -447,6 +442,6 @@ def run(environment: Mapping[str, str]) -> int:
     """
     head = NodeConfig.from_environment(HEAD, environment)
     config = JobConfig.from_environment(environment)
-    # Processes that see a user's code are not forked.
-    recipe = "" if config.spec.code else recipe_of(config.spec.command)
+    # With --verbose, nodes bring along what Ray's processes print: Ray starts those as usual.
+    recipe = "" if "--verbose" in config.spec.command else config.spec.recipe
     return Job(config, replace(head, recipe=recipe)).run()

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -27,7 +27,6 @@ from contract.nodes import (
     HEAD,
     WORKER,
 )
-from training import recipes
 
 if TYPE_CHECKING:
     from containers.autoscaler import ProviderConfig  # which imports Ray
@@ -74,14 +73,6 @@ class JobConfig:
 
 def _listed(text: str) -> tuple[str, ...]:
     return tuple(each for each in text.split(",") if each)
-
-
-def recipe_of(command: Sequence[str]) -> str:
-    """The recipe that a command trains; empty for other programs, and with --verbose, for which
-    nodes must bring along what Ray's processes print."""
-    words = [*command[:4], "", "", "", ""]
-    is_ours = words[1:3] == ["-m", "training.launch"] and words[3] in recipes.NAMES
-    return words[3] if is_ours and "--verbose" not in command else ""
 
 
 def for_ray(spec: JobSpec) -> dict[str, str]:

@@ -27,7 +27,7 @@ SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Of ``JobSpec``'s JSON. Raise it where an older deployment would run a job other than what a newer
 #: trainctl orders; trainctl then refuses the older deployment.
-ORDER_VERSION: Final = 4
+ORDER_VERSION: Final = 5
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -37,6 +37,7 @@ _TEXTS: Final = {
     "code": "the s3:// address of an archive, or empty",
     "code_sha256": "64 hexadecimal digits, or empty",
     "on": "one of head, nodes",
+    "recipe": "the name of a recipe, or empty",
 }
 
 DEFAULT_MAX_SECONDS: Final = 24 * 3600
@@ -78,6 +79,9 @@ class JobSpec:
     """How long the job waits for its head's host, and then for MIN worker nodes."""
     idle_s: int = DEFAULT_IDLE_S
     """A worker node that has had nothing to do for this long is released."""
+    recipe: str = ""
+    """Name of the recipe that the command trains; empty: it is another program. The words of the
+    command do not tell: a user's script may have any name."""
     on: Placement = Placement.HEAD
     """Where the command runs."""
     attempts: int = DEFAULT_ATTEMPTS
@@ -88,13 +92,13 @@ class JobSpec:
     """``s3://`` address of an archive with the user's code; empty: the image's own."""
     code_sha256: str = ""
     """SHA-256 of that archive, 64 hexadecimal digits: another archive is not unpacked. Empty only
-    without code, and in orders of the version before."""
+    without code."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables for the command, and for every process that it starts through Ray."""
     secrets: Mapping[str, str] = field(default_factory=dict)
     """The same, but name of the variable -> name of the secret that holds its value."""
     prices: Prices | None = None
-    """What its hosts are and cost; None in orders of the versions before."""
+    """What its hosts are and cost; None: not known."""
 
     def __post_init__(self) -> None:
         check_run_name(self.run)
@@ -114,6 +118,11 @@ class JobSpec:
             raise _wrong("on", str(self.on), _TEXTS["on"])
         object.__setattr__(self, "on", Placement(self.on))
         self._check_code()
+        if self.recipe and self.code:
+            raise InputError(
+                f"recipe is {self.recipe!r}, and code is given too: a recipe is code of the image; "
+                "give one of them"
+            )
         for name, value in self.variables.items():
             check_variable(name)
             if not isinstance(value, str):
@@ -159,6 +168,7 @@ class JobSpec:
             "max_seconds": self.max_seconds,
             "capacity_wait_s": self.capacity_wait_s,
             "idle_s": self.idle_s,
+            "recipe": self.recipe,
             "on": str(self.on),
             "attempts": self.attempts,
             "code": self.code,
@@ -166,15 +176,12 @@ class JobSpec:
             "variables": dict(self.variables),
             "secrets": dict(self.secrets),
             "prices": self.prices and self.prices.to_json(),
-            # Only where it is asked for: images of the version before do not know it.
-            **({"before": [*self.before]} if self.before else {}),
+            "before": [*self.before],
         }
 
     @classmethod
     def from_json(cls, text: str, *, ignore_unknown: bool = False) -> Self:
         """Read an order; fields that are missing have their defaults.
-
-        Orders of the version before this class, whose executions AWS still lists, are read too.
 
         Args:
             ignore_unknown: what cleans up after a job or lists it wants to go on with what it
@@ -185,7 +192,6 @@ class JobSpec:
             InputError: it is no order, or a field is wrong, missing or unknown.
         """
         values = _object(text, what="a job's order")
-        values = _without_old_fields(values)
         if missing := [name for name in ("run", "command", "nodes") if name not in values]:
             raise InputError(f"a job's order has no {', '.join(missing)}: trainctl submit sets it")
         known = {each.name for each in fields(cls)}
@@ -401,19 +407,3 @@ def _object(text: str, *, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"{what} is not a JSON object: {str(text)[:100]!r}")
     return found
-
-
-def _without_old_fields(values: dict[str, Any]) -> dict[str, Any]:
-    """An order of the version before ``JobSpec`` as it would be written now."""
-    if "nodes" in values or "min_workers" not in values:
-        return values
-    rest = dict(values)
-    low, high = rest.pop("min_workers"), rest.pop("max_workers", None)
-    rest["nodes"] = f"{low}:{low if high is None else high}"
-    old = rest.pop("environment", None) or {}
-    if not isinstance(old, dict):
-        raise _wrong("environment", old, "an object of texts")
-    rest["code"] = old.get("TRAIN_CODE", "")
-    for name, variable in (("variables", "TRAIN_PASSED"), ("secrets", "TRAIN_SECRETS")):
-        rest[name] = _object(old.get(variable) or "{}", what=variable)
-    return rest

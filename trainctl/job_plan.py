@@ -195,7 +195,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
             bucket=deployment.bucket,
             is_new=given.run is None,
         )
-        code, on, why = "", Placement.HEAD, ""
+        recipe, code, on, why = words[0], "", Placement.HEAD, ""
         if given.on == On.NODES:
             raise UsageError(
                 "--on nodes is for the command of --code: a recipe runs on the head, and Ray "
@@ -206,7 +206,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         command, expected = [*words], None
         if not command:
             raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
-        code = code_folder.look_at(given.code)
+        recipe, code = "", code_folder.look_at(given.code)
         on, why = placement(given, command)
         if on == Placement.NODES and nodes.high > 1:
             _refuse_standalone(command)
@@ -221,6 +221,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         run=run,
         command=tuple(command),
         nodes=nodes,
+        recipe=recipe,
         on=on,
         max_seconds=max_seconds,
         capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
@@ -313,11 +314,13 @@ def check(deployment: Deployment, plan: JobPlan) -> None:
         address = _code_address(deployment, spec.run, longest)
         spec = dataclasses.replace(spec, code=address, code_sha256="0" * 64)
     spec.check_size(longest)
-    if "--take-over" not in spec.command:
-        _check_not_running(deployment, spec.run)
+    _check_not_running(deployment, spec)
 
 
-def _check_not_running(deployment: Deployment, run: str) -> None:
+def _check_not_running(deployment: Deployment, spec: JobSpec) -> None:
+    run = spec.run
+    if spec.recipe and "--take-over" in spec.command:
+        return
     for other in deployment.jobs.newest(limit=RUNNING_LOOKED_AT, running=True):
         if other.run == run:
             raise UsageError(
@@ -389,9 +392,9 @@ def start(deployment: Deployment, plan: JobPlan, code: Path | None = None) -> st
     Raises:
         UsageError: its run has begun to be trained since.
     """
-    run = plan.spec.run
-    _check_not_running(deployment, run)  # again: the question may have waited for long
-    job, spec = new_id(run), plan.spec
+    run, spec = plan.spec.run, plan.spec
+    _check_not_running(deployment, spec)  # again: the question may have waited for long
+    job = new_id(run)
     if code is not None:
         with tempfile.TemporaryDirectory(prefix="trainctl-") as folder:
             archive = Path(folder) / "code.zip"

@@ -104,9 +104,10 @@ def _found(each: Wanted) -> api.Job | None:
 
 
 def _words(spec: JobSpec) -> list[str]:
-    """Recipe and settings of a job, without what ``submit`` puts between them."""
+    """Recipe and settings of a job, without what ``submit`` puts between them; of a program that
+    is no recipe, its command."""
     words = [*spec.command]
-    return [words[3], *words[words.index("--workers") + 2 :]]
+    return [spec.recipe, *words[words.index("--workers") + 2 :]] if spec.recipe else words
 
 
 def _without_data(words: Sequence[str]) -> list[str]:

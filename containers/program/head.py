@@ -40,20 +40,21 @@ def prepare(
     *,
     make_mirror: Callable[[dict[str, Path], str], Mirror] = Mirror,
 ) -> HeadProgram:
-    """Set up a job's program on the head; ``mirror.restore()`` is still to be called.
+    """Set up a job's command on the head; ``mirror.restore()`` is still to be called.
+
+    Only a user's code has files that are kept: a recipe saves checkpoints itself.
 
     Args:
         spec: the job's order.
-        own: its code, which has been unpacked into a folder below ``place``.
+        own: its code, if any, which has been unpacked into a folder below ``place``.
         place: a folder of the job's own on this node.
         environment: of the node.
         make_mirror: of the folders and the address.
     """
     storage = environment.get(ENV_STORAGE, "")
-    is_ours = spec.command[1:2] == ("-m",) and "".join(spec.command[2:3]).startswith("training.")
-    if not storage.startswith("s3://") or (is_ours and not spec.code):
+    if not storage.startswith("s3://") or own.folder is None:
         return HeadProgram(folder=own.folder, environment=own.environment, mirror=None)
-    folders = {WORK: own.folder or place / WORK, OUTPUT: place / OUTPUT}
+    folders = {WORK: own.folder, OUTPUT: place / OUTPUT}
     names = place / "names"
     for folder in (*folders.values(), names):
         folder.mkdir(exist_ok=True)
@@ -67,13 +68,12 @@ def prepare(
     paths = [str(STARTUP), variables.get("PYTHONPATH", "")]
     given["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     runtime["env_vars"] = {**variables, **given}
-    if own.folder is not None:
-        # What the program writes and what comes back is not sent to the other nodes with its code.
-        code = place / "code"
-        shutil.copytree(own.folder, code, symlinks=True)
-        runtime["working_dir"] = str(code)
+    # What the program writes and what comes back is not sent to the other nodes with its code.
+    code = place / "code"
+    shutil.copytree(own.folder, code, symlinks=True)
+    runtime["working_dir"] = str(code)
     return HeadProgram(
-        folder=folders[WORK],
+        folder=own.folder,
         environment={
             "PYTHONUNBUFFERED": LINES,
             **own.environment,

@@ -89,23 +89,15 @@ def running(*, started_by: str = "", family: str = "", instance: str = "") -> "l
 def patience_of(task: "TaskTypeDef") -> float:
     """How long a head may wait for its host, in seconds; a worker's is its head's to watch."""
     spec = spec_of(told(task, ENV_JOB_SPEC))
-    if spec:
-        return spec.capacity_wait_s
-    # A head that the state machine of the version before started.
-    return float(told(task, "TRAIN_CAPACITY_WAIT_S") or math.inf)
+    return spec.capacity_wait_s if spec else math.inf
 
 
-def spec_of(order: str | dict[str, Any] | None) -> JobSpec | None:
-    """A job's order; None where there is none, or none that can be understood.
-
-    It is text, but an execution keeps the definition that it began with, and that of the version
-    before sends the order as an object.
-    """
+def spec_of(order: str | None) -> JobSpec | None:
+    """A job's order; None where there is none, or none that can be understood."""
     if not order:
         return None
-    text = order if isinstance(order, str) else json.dumps(order)
     try:
-        return JobSpec.from_json(text, ignore_unknown=True)
+        return JobSpec.from_json(order, ignore_unknown=True)
     except InputError as error:
         print(f"an order is not understood: {error}")
         return None

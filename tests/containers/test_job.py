@@ -18,7 +18,7 @@ from containers import demand, job, job_config, metadata, node
 from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
-from containers.program import cache, head
+from containers.program import cache, code, head
 from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror
 from containers.program.process import Program
@@ -64,6 +64,21 @@ def ordered(**changed: Any) -> job_config.JobConfig:
     return config(**{nodes.ENV_JOB_SPEC: replace(SPEC, **changed).to_json()})
 
 
+def begun(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> job.Job:
+    """The job that a head's container runs for an order."""
+    jobs: list[job.Job] = []
+
+    def run(own: job.Job) -> int:
+        jobs.append(own)
+        return 0
+
+    monkeypatch.setattr(job.Job, "run", run)
+    deadline = str(int(time.time()) + 600)
+    job.run(ENVIRONMENT | {nodes.ENV_JOB_SPEC: spec.to_json(), nodes.ENV_DEADLINE: deadline})
+    (own,) = jobs
+    return own
+
+
 def test_ray_leaves_programs_on_nodes_to_linux_where_memory_runs_out() -> None:
     name = "RAY_memory_monitor_refresh_ms"
     for on, expected in ((Placement.NODES, "0"), (Placement.HEAD, None)):
@@ -73,21 +88,42 @@ def test_ray_leaves_programs_on_nodes_to_linux_where_memory_runs_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "on", "seconds"),
+    ("recipe", "on", "seconds"),
     [
-        ("python -m training.launch fsdp --run r1", Placement.HEAD, times.RECIPE_STOP_S),
-        ("python mine.py", Placement.HEAD, times.COMMAND_STOP_S),
-        ("python mine.py", Placement.NODES, 90),  # 20 s to end, and then its files are saved
+        ("fsdp", Placement.HEAD, times.RECIPE_STOP_S),
+        ("", Placement.HEAD, times.COMMAND_STOP_S),
+        ("", Placement.NODES, 90),  # 20 s to end, and then its files are saved
     ],
 )
 def test_a_recipe_that_is_told_to_stop_has_time_for_its_checkpoint(
-    command: str, on: Placement, seconds: int
+    recipe: str, on: Placement, seconds: int
 ) -> None:
     own = job.Job(
-        ordered(command=tuple(command.split()), on=on),
-        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
+        ordered(recipe=recipe, on=on), NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
     )
     assert own._stop_s() == seconds
+
+
+#: Commands of users' programs that are called like a part of this project.
+NAMESAKES = (
+    ("python", "training.py"),
+    ("torchrun", "training.py"),
+    ("python", "-m", "training.launch", "ddp"),
+)
+
+
+@pytest.mark.parametrize("words", NAMESAKES, ids=" ".join)
+def test_a_users_program_called_like_a_recipe_is_no_recipe(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = begun(replace(SPEC, command=words, code="s3://bucket/code.zip"), monkeypatch)
+    assert own._head.recipe == ""
+    assert own._stop_s() == times.COMMAND_STOP_S
+    own._ray = Process()  # type: ignore[assignment]
+    monkeypatch.setattr(demand.Watch, "run", lambda *_: None)
+    own._watch_demand("10.0.0.5:6379", threading.Event())
+    assert own._demand is not None, "a request that cannot be met would wait until the deadline"
+    assert wait_for(own, "sh", "-c", f"exit {exits.RAY_FAILED}") == exits.FAILED
 
 
 def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
@@ -226,9 +262,6 @@ def test_a_gate_knows_the_job_and_its_ray(tmp_path: Path) -> None:
     assert (tmp_path / "seen").read_text() == "r1 10.0.0.5:6379\n"
 
 
-RECIPE = ("python", "-m", "training.launch", "fsdp", "--run", "r1")
-
-
 def size(workers: int) -> str:
     """What the head reports of its cluster."""
     return ClusterSize(num_nodes=1 + workers, num_cpus=8 * workers, num_gpus=workers).line()
@@ -244,7 +277,7 @@ def test_a_recipe_that_lost_a_node_waits_for_another_as_long_as_at_its_start(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     now = [0.0]
-    own = waiting(now, command=RECIPE, nodes=Range(2, 2))
+    own = waiting(now, recipe="fsdp", nodes=Range(2, 2))
     own._on_size(size(2))
     now[0] = 5000.0  # however long it has trained before
     own._on_size(size(1))
@@ -263,7 +296,7 @@ def test_a_recipe_that_lost_a_node_waits_for_another_as_long_as_at_its_start(
 
 def test_an_elastic_recipe_that_trains_with_fewer_nodes_does_not_wait() -> None:
     now = [0.0]
-    own = waiting(now, command=RECIPE, nodes=Range(1, 4))
+    own = waiting(now, recipe="fsdp", nodes=Range(1, 4))
     own._on_size(size(4))
     own._on_size(size(1))
     now[0] += 5000
@@ -286,21 +319,21 @@ def test_the_commands_words_reach_it_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "recipe"),
+    ("recipe", "option", "prepared"),
     [
-        (["python", "-m", "training.launch", "ddp", "--workers", "2"], "ddp"),
-        (["python", "-m", "training.launch", "fsdp"], "fsdp"),
-        (["python", "-m", "training.launch", "ddp", "--verbose"], ""),
-        (["python", "-m", "training.launch"], ""),
-        (["python", "train.py"], ""),
-        (["ls"], ""),
+        ("ddp", "--epochs", "ddp"),
+        ("fsdp", "--epochs", "fsdp"),
+        ("ddp", "--verbose", ""),  # what Ray's processes print is brought to the head
+        ("", "--epochs", ""),
     ],
 )
-def test_nodes_prepare_for_the_recipe_that_a_job_trains(command: list[str], recipe: str) -> None:
-    assert job_config.recipe_of(command) == recipe
-    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT | {nodes.ENV_RECIPE: recipe})
-    told = autoscaling(head)["provider"]
-    assert told["environment"].get(nodes.ENV_RECIPE, "") == recipe
+def test_nodes_prepare_for_the_recipe_that_a_job_trains(
+    recipe: str, option: str, prepared: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = begun(replace(SPEC, command=(*SPEC.command, option), recipe=recipe), monkeypatch)
+    assert own._head.recipe == prepared
+    told = autoscaling(own._head)["provider"]
+    assert told["environment"].get(nodes.ENV_RECIPE, "") == prepared
 
 
 def test_a_program_on_all_nodes_is_given_as_many_as_the_job_may_have() -> None:
@@ -504,6 +537,9 @@ class OnHead(job.Job):
             head.prepare, make_mirror=functools.partial(Mirror, client=s3, every_s=0.05)
         )
         monkeypatch.setattr(head, "prepare", prepare)
+        monkeypatch.setattr(
+            code, "prepare", lambda _spec, folder, **_: Prepared(folder=folder, environment={})
+        )
 
     def run(self) -> int:
         return self._run_command("10.0.0.5", {**os.environ, nodes.ENV_STORAGE: "s3://bucket"})
@@ -575,19 +611,16 @@ def test_a_stop_does_not_wait_for_the_files_of_a_program_on_the_head(
 
 
 @pytest.mark.parametrize(
-    ("words", "storage"),
-    [
-        (("python", "-m", "training.launch", "ddp"), "s3://bucket"),
-        (("python", "train.py"), ""),
-    ],
+    ("has_code", "storage"),
+    [(False, "s3://bucket"), (True, "")],
+    ids=["a recipe", "no bucket"],
 )
 def test_neither_recipes_nor_programs_without_a_bucket_have_files_that_are_kept(
-    tmp_path: Path, words: tuple[str, ...], storage: str
+    tmp_path: Path, has_code: bool, storage: str
 ) -> None:
-    own = Prepared(folder=None, environment={"A": "b"})
-    spec = replace(SPEC, command=words)
-    found = head.prepare(spec, own, tmp_path, {nodes.ENV_STORAGE: storage})
-    assert found == head.HeadProgram(folder=None, environment={"A": "b"}, mirror=None)
+    own = Prepared(folder=tmp_path if has_code else None, environment={"A": "b"})
+    found = head.prepare(SPEC, own, tmp_path, {nodes.ENV_STORAGE: storage})
+    assert found == head.HeadProgram(folder=own.folder, environment={"A": "b"}, mirror=None)
 
 
 def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variables(

@@ -1,7 +1,7 @@
 """A job's order and its outcome survive the way through JSON, and what is wrong is refused at once.
 
 The same object is built by the command line and by the head, so what these tests see refused never
-reaches a host. Orders and records of the version before are read as well.
+reaches a host. Records of the version before are read as well.
 """
 
 import json
@@ -53,6 +53,7 @@ def values(spec: JobSpec) -> dict[str, Any]:
             prices=PRICES,
             before=("python", "-m", "training.launch", "bandwidth"),
         ),
+        replace(SPEC, recipe="ddp"),
     ],
 )
 def test_an_order_survives_the_way_through_json(spec: JobSpec) -> None:
@@ -100,6 +101,8 @@ def test_defaults_are_filled_in() -> None:
         ({"code": "s3://b/c.zip", "code_sha256": "ab"}, "code_sha256 is 'ab': it must be 64"),
         ({"code": "s3://b/c.zip", "code_sha256": 3}, "code_sha256 is 3: it must be 64"),
         ({"code_sha256": "a" * 64}, "code_sha256 is given without code"),
+        ({"recipe": 3}, "recipe is 3: it must be the name of a recipe, or empty"),
+        ({"recipe": "ddp", "code": "s3://b/c.zip"}, "recipe is 'ddp', and code is given too"),
         ({"on": "moon"}, "on is 'moon': it must be one of head, nodes"),
         ({"on": None}, "on is None: it must be one of head, nodes"),
         ({"variables": {"A": 1}}, "variable A is 1: it must be text"),
@@ -143,34 +146,6 @@ def test_a_part_that_is_not_known_is_dropped_only_where_that_is_asked_for() -> N
     assert JobSpec.from_json(newer, ignore_unknown=True) == SPEC
 
 
-def test_orders_of_the_version_before_are_read() -> None:
-    old = {
-        "run": "r1",
-        "command": ["python", "mine.py"],
-        "max_seconds": 3600,
-        "capacity_wait_s": 60,
-        "idle_s": 60,
-        "min_workers": 1,
-        "max_workers": 4,
-        "attempts": 3,
-        "environment": {
-            "TRAIN_PASSED": '{"A": "b"}',
-            "TRAIN_SECRETS": '{"K": "training/key"}',
-            "TRAIN_CODE": "s3://bucket/code.zip",
-        },
-    }
-    assert JobSpec.from_json(json.dumps(old)) == replace(
-        SPEC,
-        max_seconds=3600,
-        capacity_wait_s=60,
-        code="s3://bucket/code.zip",
-        variables={"A": "b"},
-        secrets={"K": "training/key"},
-    )
-    bare = JobSpec.from_json('{"run": "r1", "command": ["ls"], "min_workers": 2, "max_workers": 2}')
-    assert bare.nodes == Range(2, 2)
-
-
 def test_the_largest_order_that_ecs_accepts_passes_and_one_more_character_does_not() -> None:
     name = "j" * job.MAX_JOB_ID
 
@@ -204,13 +179,6 @@ def test_letters_beyond_ascii_count_as_their_escapes() -> None:
     with pytest.raises(InputError, match="and ECS accepts"):
         replace(SPEC, command=("echo", "ü" * 2000)).check_size("j")
     replace(SPEC, command=("echo", "u" * 2000)).check_size("j")
-
-
-@pytest.mark.parametrize("environment", ["x", ["x"], {"TRAIN_PASSED": 5}, {"TRAIN_SECRETS": "["}])
-def test_an_old_order_that_is_damaged_is_bad_input(environment: object) -> None:
-    old = {"run": "r", "command": ["ls"], "min_workers": 1, "environment": environment}
-    with pytest.raises(InputError):
-        JobSpec.from_json(json.dumps(old))
 
 
 # --- how it ended ---------------------------------------------------------------------------------

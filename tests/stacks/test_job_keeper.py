@@ -437,20 +437,6 @@ def test_an_order_that_is_not_understood_is_cleaned_up_after_all_the_same(
     assert aws.objects["runs/r1/jobs/j1.json"]["exit_code"] == 2
 
 
-def test_a_job_that_runs_while_the_stack_is_updated_ends_as_it_would_have(
-    keeper: ModuleType, aws: Aws
-) -> None:
-    """Its execution keeps the definition of the version before, which sends the order as an
-    object, and its head has that version's variables."""
-    old = {"run": "r1", "command": ["true"], "min_workers": 1, "max_workers": 2, "attempts": 3}
-    found = keeper.handler(ended(head(0), Spec=old), None)
-    assert found["status"] == "succeeded"
-    assert aws.objects["runs/r1/jobs/j1.json"]["nodes"] == "1:2"
-    waiting = {"name": "TRAIN_CAPACITY_WAIT_S", "value": "60"}
-    task = {"overrides": {"containerOverrides": [{"environment": [waiting]}]}}
-    assert keeper.patience_of(task) == 60
-
-
 def aborted(**detail: Any) -> dict[str, Any]:
     """What EventBridge gives the function."""
     return {
@@ -730,16 +716,24 @@ def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
     assert aws.terminated == ["i-h"]
 
 
-def test_no_override_of_a_task_keeps_the_sweep_from_the_others(
-    keeper: ModuleType, aws: Aws
+def test_no_task_keeps_the_sweep_from_the_others(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aws.tasks["own-head"]["overrides"] = started_with(TRAIN_DEADLINE="never")
-    poisoned = started_with(TRAIN_CAPACITY_WAIT_S="long")
-    aws.tasks["own-1"] |= {"overrides": poisoned, "lastStatus": "PROVISIONING"}
     late = str(int(time.time()) - 400)
-    aws.tasks["other-1"]["overrides"] = started_with(TRAIN_DEADLINE=late)
+    for name in ("own-1", "other-1"):
+        aws.tasks[name]["overrides"] = started_with(TRAIN_DEADLINE=late)
+    stop_task = aws.stop_task
+
+    def throttled_once(*, task: str, **given: Any) -> None:
+        if task == "own-1":
+            monkeypatch.setattr(aws, "stop_task", stop_task)
+            raise OSError("Rate exceeded")
+        stop_task(task=task, **given)
+
+    monkeypatch.setattr(aws, "stop_task", throttled_once)
     # The others are ended all the same, and the alarm hears of it.
-    with pytest.raises(RuntimeError, match="left to the next sweep: own-1: could not convert"):
+    with pytest.raises(RuntimeError, match="left to the next sweep: own-1: Rate exceeded"):
         keeper.handler({}, None)
     assert aws.running() == {"own-1", "own-2", "other-head", "standing"}
     aws.executions["j1"] = "FAILED"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from contract.job import JobSpec
+from contract.ranges import Range
 from tests.trainctl.account import Account
 from tests.training.test_study import stretch
 from trainctl.__main__ import main
@@ -130,6 +131,15 @@ def test_with_other_settings_it_is_another_study(
         "run study-ddp-1 is of another study, of ddp --max-steps 60: give this one a --name"
         in capsys.readouterr().err
     )
+
+
+def test_a_run_of_own_code_is_no_part_of_a_study(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    order = JobSpec(run="study-ddp-1", command=("python", "mine.py"), nodes=Range(1, 1))
+    account.add("job", run="study-ddp-1", input=order.to_json())
+    assert main(["study", "ddp", "--nodes", "1", "--yes"]) == 2
+    assert "run study-ddp-1 is of another study, of python mine.py" in capsys.readouterr().err
 
 
 def test_a_job_that_fails_ends_it_and_what_the_others_showed_is_shown(

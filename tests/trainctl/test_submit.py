@@ -430,6 +430,7 @@ def test_a_recipe_becomes_a_command_for_all_gpus_of_its_hosts(
     spec = JobSpec.from_json(sent["input"])
     launch = ["python", "-m", "training.launch", "ddp", "--run", "r1"]
     assert spec.command == (*launch, "--workers", "4:12", "--epochs=5")
+    assert spec.recipe == "ddp"
     assert (spec.nodes, spec.max_seconds) == (Range(1, 3), 7200)
     assert (spec.variables, spec.secrets) == ({"A": "b"}, {"K": "training/key"})
     assert len(sent["name"]) <= MAX_JOB_ID
@@ -477,6 +478,27 @@ def test_the_id_of_a_job_can_be_read_out_and_is_never_the_same_twice(run: str) -
         assert re.fullmatch(rf"[A-Za-z0-9_-]*[A-Za-z0-9]-{syllables}-{syllables}", job), job
         assert len(job) <= MAX_JOB_ID
         assert job.startswith(run[:20].replace(".", "-"))
+
+
+@pytest.mark.parametrize(
+    "words", [("torchrun", "training.py"), ("python", "-m", "training.launch", "ddp")], ids=" ".join
+)
+def test_a_program_of_ones_own_code_is_no_recipe_whatever_it_is_called(
+    account: Account, code: Path, words: tuple[str, ...]
+) -> None:
+    assert main(["submit", "--code", str(code), "--yes", "--", *words]) == 0
+    (sent,) = account.sent("start_execution")
+    spec = JobSpec.from_json(sent["input"])
+    assert (spec.command, spec.recipe) == (words, "")
+
+
+def test_only_a_recipe_takes_a_run_over(account: Account, code: Path) -> None:
+    account.add("first", run="r1")
+    own = ["submit", "--code", str(code), "--run", "r1", "--yes", "--", "mine.py", "--take-over"]
+    assert main(own) == exits.BAD_INPUT
+    assert account.changes == []
+    assert main([*SUBMIT, "--run", "r1", "--take-over"]) == exits.OK
+    assert len(account.sent("start_execution")) == 1
 
 
 def test_own_code_is_uploaded_without_what_is_no_code(account: Account, code: Path) -> None:
@@ -586,8 +608,3 @@ def test_a_gate_measures_the_network_of_the_fewest_nodes_against_what_their_type
 
 def account_gpus(account: Account) -> int:
     return instance_type(account.shape["worker_instance_type"]).num_gpus
-
-
-def test_an_order_without_a_gate_is_what_older_images_read(account: Account) -> None:
-    assert main(SUBMIT) == 0
-    assert "before" not in json.loads(account.sent("start_execution")[0]["input"])
