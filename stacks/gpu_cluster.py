@@ -76,9 +76,13 @@ class GpuCluster(Construct):
             else None
         )
         role = self._host_role(core)
-        # Hosts close together: gradients take the shortest way. AWS finds room for all or for few.
-        placement = ec2.PlacementGroup(
-            self, "Placement", strategy=ec2.PlacementGroupStrategy.CLUSTER
+        # Hosts close together: gradients take the shortest way. Reserved capacity is where it is:
+        # EC2 starts no host in a capacity block and a placement group at once (parallelcluster
+        # 6311), and none of another reservation in a group that it was not made for.
+        placement = (
+            None
+            if settings.capacity_reservation_id
+            else ec2.PlacementGroup(self, "Placement", strategy=ec2.PlacementGroupStrategy.CLUSTER)
         )
         self.head = self._hosts(
             nodes.HEAD, settings, core, role, placement if settings.head_trains else None
@@ -199,7 +203,7 @@ class GpuCluster(Construct):
         if uses_efa:
             fabric.attach_interfaces(template, machine, group=self.security_group)
         if is_worker and settings.capacity_reservation_id:
-            _take_reservation(template, settings.capacity_reservation_id)
+            _take_reservation(template, settings)
 
         group = autoscaling.AutoScalingGroup(
             self,
@@ -237,14 +241,15 @@ class GpuCluster(Construct):
         return HostGroup(machine=machine, group=group, capacity_provider=provider)
 
 
-def _take_reservation(template: ec2.LaunchTemplate, reservation: str) -> None:
-    """Start hosts in a capacity block: the L2 construct has no property for it."""
+def _take_reservation(template: ec2.LaunchTemplate, settings: Settings) -> None:
+    """Start hosts in reserved capacity: the L2 construct has no property for it."""
     resource = template.node.default_child
     assert isinstance(resource, ec2.CfnLaunchTemplate)
-    resource.add_property_override(
-        "LaunchTemplateData.InstanceMarketOptions", {"MarketType": "capacity-block"}
-    )
+    if settings.capacity_reservation_type == "block":
+        resource.add_property_override(
+            "LaunchTemplateData.InstanceMarketOptions", {"MarketType": "capacity-block"}
+        )
     resource.add_property_override(
         "LaunchTemplateData.CapacityReservationSpecification",
-        {"CapacityReservationTarget": {"CapacityReservationId": reservation}},
+        {"CapacityReservationTarget": {"CapacityReservationId": settings.capacity_reservation_id}},
     )

@@ -28,6 +28,7 @@ PRESETS_KEY: Final = "presets"
 EFA_IMAGE: Final = "public.ecr.aws/deep-learning-containers/ray:train-ml-cuda"
 EFA_MODES: Final = ("auto", "on", "off")
 SHARED_STORAGES: Final = ("none", "fsx")
+RESERVATION_TYPES: Final = ("block", "on-demand")
 FSX_COMPRESSIONS: Final = ("none", "lz4")
 FSX_ENDS: Final = ("export", "delete")
 
@@ -73,7 +74,9 @@ class Settings:
     spot: bool
     """Whether worker hosts are spot instances. Heads never are: a lost head restarts the job."""
     capacity_reservation_id: str
-    """Capacity block of a reserved-only worker type; empty: none."""
+    """Reserved capacity that worker hosts start in; empty: none."""
+    capacity_reservation_type: str
+    """``block``: a capacity block for ML; ``on-demand``: an On-Demand Capacity Reservation."""
     efa: str
     """``auto``: EFA where several nodes train on a type that reaches its bandwidth by EFA only;
     ``on``: where the type has it; ``off``: never, and nodes get what one network card has."""
@@ -217,14 +220,17 @@ class Settings:
             "capacity_reservation_id",
             self.capacity_reservation_id,
             _RESERVATION,
-            "the id of a capacity block (cr- and 17 hexadecimal digits), or empty",
+            "the id of a reservation (cr- and 17 hexadecimal digits), or empty",
+        )
+        checks.one_of(
+            "capacity_reservation_type", self.capacity_reservation_type, RESERVATION_TYPES
         )
         reserved = worker.purchase == "capacity-block"
         if self.spot and (reserved or self.capacity_reservation_id):
             checks.refuse(
                 "spot",
                 True,
-                f"false for {worker.name} from a capacity block: it is reserved, not spot",
+                f"false for {worker.name} with reserved capacity: it is no spot capacity",
             )
         if reserved and not self.capacity_reservation_id:
             checks.refuse(

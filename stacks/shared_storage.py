@@ -3,7 +3,9 @@
 What is in that part of the bucket is there from the start: its names at once, its bytes when they
 are first read. What is written there is written into the bucket, too.
 
-On destroy, a custom resource has FSx write what is not in the bucket yet, once no host is left:
+No update deletes it: one that drops it is refused by TerminateHosts, and one that replaces it
+leaves the old one. On destroy, a custom resource has FSx write what is not in the bucket yet, once
+no host is left:
 
     TerminateHosts -> ExportFiles -> association -> file system -> its security group
 """
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from aws_cdk import CustomResource, Duration, Stack
+from aws_cdk import CfnDeletionPolicy, CustomResource, Duration, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_fsx as fsx
 from aws_cdk import aws_iam as iam
@@ -66,6 +68,9 @@ class SharedStorage(Construct):
         super().__init__(scope, id_)
         group = self._security_group(core, hosts)
         files = self._file_system(settings, core, group)
+        # Files that are nowhere else outlive an update that replaces their file system.
+        files.cfn_options.update_replace_policy = CfnDeletionPolicy.RETAIN
+        files.cfn_options.deletion_policy = CfnDeletionPolicy.DELETE
         # FSx looks at the rules when it makes the file system, and makes none without them.
         files.node.add_dependency(group)
         place = f"s3://{core.bucket.bucket_name}/{settings.fsx_prefix}"

@@ -67,6 +67,8 @@ class Teardown(Construct):
                 "Action": "TerminateHosts",
                 "Cluster": cluster.cluster_name,
                 "Groups": names,
+                # An update that drops the file system fails here, before anything is deleted.
+                "SharedStorage": settings.shared_storage,
             },
         )
         self._definitions: list[str] = []

@@ -1,9 +1,6 @@
 """Runs when TrainingStack goes away: ends what CloudFormation itself would wait for.
 
 Inline code: boto3 and cfnresponse, at most 4,096 characters.
-
-    StopTasks       ends every task, so the capacity providers can be removed
-    TerminateHosts  ends every host without waiting for hooks, so the groups can be removed
 """
 
 import time
@@ -25,9 +22,9 @@ def each(client: Any, operation: str, key: str, **arguments: Any) -> Iterator[An
 
 def wait(what: str, left: Callable[[], list[str]], context: Any) -> None:
     """Wait until `left()` is empty; leave time to answer."""
-    while remaining := left():
+    while found := left():
         if context.get_remaining_time_in_millis() < 30_000:
-            raise TimeoutError(f"{what} still there: {', '.join(remaining)}")
+            raise TimeoutError(f"{what} still there: {', '.join(found)}")
         time.sleep(5)
 
 
@@ -61,12 +58,8 @@ def forget(definition: str) -> None:
 
 def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
     hosts: list[str] = []
-    for group in each(
-        autoscaling,
-        "describe_auto_scaling_groups",
-        "AutoScalingGroups",
-        AutoScalingGroupNames=groups,
-    ):
+    named = {"AutoScalingGroupNames": groups}
+    for group in each(autoscaling, "describe_auto_scaling_groups", "AutoScalingGroups", **named):
         hosts += [host["InstanceId"] for host in group["Instances"]]
         autoscaling.delete_auto_scaling_group(
             AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True
@@ -74,17 +67,10 @@ def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
     if hosts:
 
         def left() -> list[str]:
-            return [
-                host["InstanceId"]
-                for found in each(
-                    ec2,
-                    "describe_instances",
-                    "Reservations",
-                    Filters=[{"Name": "instance-id", "Values": hosts}],
-                )
-                for host in found["Instances"]
-                if host["State"]["Name"] != "terminated"
-            ]
+            only = [{"Name": "instance-id", "Values": hosts}]
+            found = each(ec2, "describe_instances", "Reservations", Filters=only)
+            there = [host for one in found for host in one["Instances"]]
+            return [i["InstanceId"] for i in there if i["State"]["Name"] != "terminated"]
 
         wait("hosts", left, context)
     for arn in each(ecs, "list_container_instances", "containerInstanceArns", cluster=cluster):
@@ -92,18 +78,24 @@ def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
 
 
 def handler(event: dict[str, Any], context: Any) -> None:
-    properties = event["ResourceProperties"]
-    physical_id = event.get("PhysicalResourceId") or event["LogicalResourceId"]
+    given = event["ResourceProperties"]
+    name = event.get("PhysicalResourceId") or event["LogicalResourceId"]
     status, reason = cfnresponse.SUCCESS, None
+    old = event.get("OldResourceProperties", {})
     try:
+        if old.get("SharedStorage") == "fsx" != given["SharedStorage"]:
+            raise ValueError(
+                "the shared file system would be deleted: give -c shared_storage=fsx. "
+                "To go without it, destroy this stack first, which exports its files"
+            )
         if event["RequestType"] == "Delete":
-            if properties["Action"] == "StopTasks":
-                stop_tasks(properties["Cluster"], context)
-                for definition in properties.get("Definitions", []):
-                    forget(definition)
+            if given["Action"] == "StopTasks":
+                stop_tasks(given["Cluster"], context)
+                for arn in given.get("Definitions", []):
+                    forget(arn)
             else:
-                terminate_hosts(properties["Cluster"], properties["Groups"], context)
+                terminate_hosts(given["Cluster"], given["Groups"], context)
     except Exception as error:
         status, reason = cfnresponse.FAILED, f"{type(error).__name__}: {error}"
         print(reason)
-    cfnresponse.send(event, context, status, {}, physical_id, reason=reason)
+    cfnresponse.send(event, context, status, {}, name, reason=reason)

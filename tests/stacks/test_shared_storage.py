@@ -113,6 +113,15 @@ def test_a_persistent_one_has_its_throughput_and_no_backups(synth: Synth) -> Non
     }
 
 
+def test_an_update_refuses_to_drop_it_and_leaves_one_that_it_replaces(synth: Synth) -> None:
+    templates = deployed(synth)
+    files = resources(templates)[named(templates, "AWS::FSx::FileSystem")]
+    assert files["UpdateReplacePolicy"] == "Retain"
+    assert files["DeletionPolicy"] == "Delete", "by destroy, once its files are exported"
+    assert templates.only("Custom::TerminateHosts")["SharedStorage"] == "fsx"
+    assert synth().only("Custom::TerminateHosts")["SharedStorage"] == "none"
+
+
 def test_it_is_linked_with_a_prefix_of_the_bucket_by_an_association_only(synth: Synth) -> None:
     templates = deployed(synth)
     files = templates.only("AWS::FSx::FileSystem")

@@ -209,6 +209,35 @@ def test_nothing_is_ended_while_the_stack_lives(
     assert aws.calls == []
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "status"),
+    [
+        ("fsx", "none", "FAILED"),
+        ("fsx", "fsx", "SUCCESS"),
+        ("none", "fsx", "SUCCESS"),  # also the rollback of the first
+        (None, "none", "SUCCESS"),
+    ],
+)
+def test_an_update_that_drops_the_shared_file_system_fails(
+    monkeypatch: pytest.MonkeyPatch, old: str | None, new: str, status: str
+) -> None:
+    aws = Aws()
+    event = {
+        "RequestType": "Update",
+        "LogicalResourceId": "Teardown",
+        "ResourceProperties": {"Action": "TerminateHosts", "SharedStorage": new},
+        "OldResourceProperties": {"Action": "TerminateHosts"}
+        | ({"SharedStorage": old} if old else {}),
+    }
+    load(aws, monkeypatch).handler(event, lambda_functions.context(lambda: 900))
+    ((answered, _, reason),) = aws.answers
+    assert answered == status
+    assert (reason is None) is (status == "SUCCESS")
+    if reason:
+        assert "-c shared_storage=fsx" in reason
+    assert aws.calls == []
+
+
 def test_every_task_is_stopped_and_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     aws = Aws()
     assert call(load(aws, monkeypatch), aws, "Delete", "StopTasks")[0] == "SUCCESS"

@@ -110,16 +110,32 @@ def test_spot_is_for_workers_and_never_for_heads(synth: Synth) -> None:
     assert "InstanceMarketOptions" not in hosts(spot, "head")
 
 
-def test_reserved_hosts_start_in_their_capacity_block(synth: Synth) -> None:
-    block = "cr-0123456789abcdef0"
-    data = hosts(
-        synth(worker_instance_type="p5e.48xlarge", capacity_reservation_id=block, max_workers="1"),
-        "worker",
+@pytest.mark.parametrize(
+    ("kind", "market"),
+    [("block", {"MarketType": "capacity-block"}), ("on-demand", None)],
+)
+def test_hosts_start_in_reserved_capacity_and_in_no_placement_group(
+    synth: Synth, kind: str, market: dict[str, str] | None
+) -> None:
+    reservation = "cr-0123456789abcdef0"
+    templates = synth(
+        preset="fsdp",
+        worker_instance_type="p5e.48xlarge",
+        head_instance_type="m6i.xlarge",
+        head_trains="false",
+        capacity_reservation_id=reservation,
+        capacity_reservation_type=kind,
+        max_workers="1",
     )
-    assert data["InstanceMarketOptions"] == {"MarketType": "capacity-block"}
+    data = hosts(templates, "worker")
+    assert data.get("InstanceMarketOptions") == market
     assert data["CapacityReservationSpecification"] == {
-        "CapacityReservationTarget": {"CapacityReservationId": block}
+        "CapacityReservationTarget": {"CapacityReservationId": reservation}
     }
+    assert not templates.of_type("AWS::EC2::PlacementGroup")
+    for node in ("head", "worker"):
+        assert "Placement" not in hosts(templates, node)
+    assert "CapacityReservationSpecification" not in hosts(templates, "head")
 
 
 def test_workers_share_a_cluster_placement_group_with_a_head_that_trains(synth: Synth) -> None:
