@@ -145,6 +145,16 @@ def measure(rank: int, data: str, port: int, out: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE))
     dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE)
+    # In a function of its own: DDP that is freed after its process group can hang.
+    figures = _figures(rank, data)
+    if rank == 0:
+        Path(out).write_text(json.dumps(figures), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _figures(rank: int, data: str) -> dict[str, Any]:
+    """Compare and time the loops; every rank calls this."""
     image_set = images.load(data)
     order = images.BatchOrder(
         num_images=len(image_set.train_images), global_batch=_config().images_per_step, seed=0
@@ -181,10 +191,7 @@ def measure(rank: int, data: str, port: int, out: str) -> None:
     }
     _progress(rank, "timing one rank alone: the limit that communication leaves")
     figures["images_per_s_alone"] = _rate_alone(loops["recipe"], rank)
-    if rank == 0:
-        Path(out).write_text(json.dumps(figures), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+    return figures
 
 
 def main() -> int:

@@ -105,6 +105,10 @@ def main() -> None:
         result = {"epochs": progress.epoch, "world_size": world, "loss": fit.item()}
         Path("result.json").write_text(json.dumps(result))
         print(f"result {json.dumps(result)}", flush=True)
+    # The model, which DDP wraps, must be gone before its process group: freed afterwards, DDP can
+    # wait forever for a thread of gloo that waits for Python's lock, and the process never ends.
+    del model, optimizer, loss
+    accelerator.free_memory()
     accelerator.end_training()
 
 

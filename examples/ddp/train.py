@@ -81,6 +81,9 @@ def main() -> None:
         result = {"steps": given.steps, "world_size": world, "accuracy": right}
         Path("result.json").write_text(json.dumps(result))
         print(f"result {json.dumps(result)}", flush=True)
+    # DDP must be gone before its process group: freed afterwards, it can wait forever for a thread
+    # of gloo that waits for Python's lock, and the process never ends.
+    del model, optimizer, loss
     dist.destroy_process_group()
 
 

@@ -157,6 +157,9 @@ def main() -> None:
         Path("result.json").write_text(json.dumps(result))
         print(f"result {json.dumps(result)}", flush=True)
     if parallel:
+        # DDP must be gone before its process group: freed afterwards, it can wait forever for a
+        # thread of gloo that waits for Python's lock, and the process never ends.
+        del model, loss
         dist.destroy_process_group()
 
 

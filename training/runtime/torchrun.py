@@ -1,9 +1,11 @@
 """Runs a recipe in a process that torchrun started, without Ray: for debugging and profiling."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,5 +135,15 @@ class TorchrunWorker:
         self._saves.finish(retry=retry)
 
     def close(self) -> None:
+        """Wait for saves and destroy the process group; called when the recipe has ended, also from
+        the ``finally`` of an error."""
         self.finish_saves()
+        # DDP that is freed after its process group holds Python's lock while it waits for a thread
+        # of gloo, which may wait for that lock: the process never ends. The frames of an error keep
+        # DDP alive, and so do cycles that torch.compile leaves.
+        error = sys.exception()
+        while error is not None:
+            traceback.clear_frames(error.__traceback__)
+            error = error.__context__
+        gc.collect()
         dist.destroy_process_group()
