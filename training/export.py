@@ -57,8 +57,8 @@ def export(
     """
     _check_free(to)
     settings = found.config
-    adapters = _Merged(found) if settings.get("lora_rank") else None
     config = _model_config(found, dtype)
+    adapters = _Merged(found) if settings.get("lora_rank") else None
     kind = language_models.build_on_meta(pretrained.config_of(config))
     known = adapters.weights() if adapters else found.weights()
     parts = _parts(known, model_weights.groups(kind, known), dtype, file_bytes)
@@ -195,7 +195,8 @@ class _Merged:
     """Base weights with a run's adapters merged into them."""
 
     def __init__(self, found: sharded_checkpoints.Found) -> None:
-        model: nn.Module = recipe_of(found).rebuilt(found.config, torch.device("cpu"))
+        config = json.loads(found.read(pretrained.CONFIG_FILE) or b"{}")
+        model: nn.Module = recipe_of(found).rebuilt(found.config, config, torch.device("cpu"))
         nf4.restore(model)  # adapters were trained beside these values
         found.load_weights(model)
         self._merged: dict[str, torch.Tensor] = {}

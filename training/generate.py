@@ -66,7 +66,7 @@ def continuations(
             f"{len(ids)} tokens of prompt and {num} more exceed the model's {longest} positions"
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = export.recipe_of(found).rebuilt(found.config, device)
+    model = export.recipe_of(found).rebuilt(found.config, model_config, device)
     tokens = torch.tensor([ids], device=device)
     texts = []
     for is_trained in (False, True):

@@ -20,7 +20,7 @@ from training import export, generate, recipes
 from training.checkpoint import sharded_checkpoints
 from training.data.feed import ChatFeed, feed_of
 from training.recipes.fsdp import inputs
-from training.recipes.fsdp.model import rebuild
+from training.recipes.fsdp.model import build, rebuild
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import Event, Sample, Step
 from training.runtime.torchrun import TorchrunWorker
@@ -118,7 +118,8 @@ def part(config: FsdpConfig, steps: int) -> tuple[list[Event], list[tuple[int, l
 def loss_of_answers(config: FsdpConfig, step: int) -> tuple[float, float]:
     """Loss and gradient norm of a step, each conversation by itself and in one process."""
     store = inputs.stores_of(config)[0]
-    model: Any = rebuild(config.to_json(), torch.device("cpu"))
+    _, model_config, _ = build(config, store)
+    model: Any = rebuild(config.to_json(), model_config.to_dict(), torch.device("cpu"))
     feed = feed_of(
         store,
         seq_len=config.seq_len,

@@ -24,6 +24,7 @@ from training.data.streams.build import stream_for
 from training.data.text import texts
 from training.models.pretrained import tokenizer_file
 from training.recipes.fsdp import inputs
+from training.recipes.fsdp.model import build as build_model
 from training.recipes.fsdp.model import rebuild
 from training.recipes.fsdp.settings import FsdpConfig
 
@@ -304,7 +305,8 @@ def test_two_nodes_share_a_build_in_s3_and_lose_what_they_would_with_the_text_on
     whole, (streamed,) = ordinary(tmp_path / "text"), inputs.stores_of(config)
     monkeypatch.setattr(whole, "shuffle", streamed.shuffle)  # the order is another one
     feed = TextFeed(whole, seq_len=16, global_batch=16, seed=config.seed, isolates=False)
-    model = rebuild(config.to_json(), torch.device("cpu"))
+    _, model_config, _ = build_model(config, streamed)
+    model = rebuild(config.to_json(), model_config.to_dict(), torch.device("cpu"))
     assert [*losses] == [*range(1, 7)]
     for step, loss in losses.items():
         tokens = torch.from_numpy(feed.step(step - 1, rank=0, world_size=1).tokens)

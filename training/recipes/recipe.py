@@ -67,8 +67,9 @@ class Recipe:
     model: Model = Model.FOLDER
     """What becomes of the model."""
     rebuild: str = ""
-    """Of sharded checkpoints, the module with ``rebuild(settings, device)``: the run's model as it
-    was before training, whole and with its first weights, in one process that only reads."""
+    """Of sharded checkpoints, the module with ``rebuild(settings, model_config, device)``: the
+    run's model as it was before training, whole and with its first weights, in one process that
+    only reads."""
     is_planned: bool = False
     """Whether ``training.plan`` computes what fits: its settings are those of a sharded language
     model (``training.models.memory.Setup``)."""
@@ -153,14 +154,17 @@ class Recipe:
         }
         return {"report": paths.file(runs.REPORT_FILE), **model[self.model]}
 
-    def rebuilt(self, settings: Mapping[str, object], device: object) -> Any:
+    def rebuilt(
+        self, settings: Mapping[str, object], model_config: Mapping[str, object], device: object
+    ) -> Any:
         """The model of a run with sharded checkpoints, a ``torch.nn.Module``, before training.
 
         Args:
             settings: those of the run.
+            model_config: from the ``config.json`` of one of its checkpoints.
             device: the ``torch.device`` that holds it.
         """
-        return import_module(self.rebuild).rebuild(settings, device)
+        return import_module(self.rebuild).rebuild(settings, model_config, device)
 
     def check_sharded(self, run: str, *, run_uri: str) -> None:
         """Fail unless a run's checkpoints are in parts, so that a model has to be made of them.

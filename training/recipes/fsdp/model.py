@@ -42,6 +42,12 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any, str]:
             f"--seq-len is {config.seq_len}, model {config.model} has {longest} positions: use at "
             f"most {longest}"
         )
+    model, note = _built(config, model_config)
+    return model, model_config, note
+
+
+def _built(config: FsdpConfig, model_config: Any) -> tuple[nn.Module, str]:
+    """The model on the meta device, with its adapters, and what to tell the user."""
     model = language_models.build_on_meta(model_config)
     note = ""
     if config.lora_bits == PACKED_BITS:
@@ -58,7 +64,7 @@ def build(config: FsdpConfig, store: TokenStore) -> tuple[nn.Module, Any, str]:
         )
     if config.lora_bits == PACKED_BITS:
         nf4.replace(language_models.blocks(model))
-    return model, model_config, note
+    return model, note
 
 
 def fill(model: nn.Module, config: FsdpConfig) -> None:
@@ -73,14 +79,20 @@ def fill(model: nn.Module, config: FsdpConfig) -> None:
         )
 
 
-def rebuild(settings: Mapping[str, object], device: torch.device) -> nn.Module:
+def rebuild(
+    settings: Mapping[str, object], model_config: Mapping[str, object], device: torch.device
+) -> nn.Module:
     """A run's model before training, for one process, wherever and however it was trained.
 
+    Args:
+        model_config: from the ``config.json`` of a checkpoint. The training text, whose tokenizer
+            set the size of the vocabulary, may no longer exist.
+
     Raises:
-        InputError: the model or the text that it starts from is no longer available.
+        InputError: the model that the run starts from is no longer available.
     """
     config = FsdpConfig.from_json({**settings, "num_workers": 1, "replicas": 1})
-    model, _, _ = build(config, inputs.stores_of(config)[0])
+    model, _ = _built(config, pretrained.config_of(model_config, model=config.model))
     model_weights.allocate(model, device)
     fill(model, config)
     return model
