@@ -376,7 +376,8 @@ def generate(
     was_training = trained.training
     trained.eval()
     tokens = prompts
-    with torch.no_grad():
+    # Compiled for these few tokens, the blocks would be compiled for any length from then on.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         for _ in range(num):
             logits = trained(tokens, predict=True).float().cpu()
             if greedy:

@@ -25,7 +25,7 @@ class HeldOut:
         Raises:
             InputError: the held-out part of a source is shorter than a sequence.
         """
-        self._parts, self._microbatch = parts, config.microbatch
+        self._parts, self._at_once = parts, config.sequences_per_pass
         self._num, self._num_tokens = [], []
         self.unigram_loss = 0.0
         """Of a mixture, as its loss: each source's by its share."""
@@ -73,13 +73,16 @@ class HeldOut:
         """What a rank has of the loss of a source's tokens together, a scalar."""
         world_size, feed, num = worker.world_size, self._parts[number].feed, self._num[number]
         total = torch.zeros((), dtype=torch.float64, device=worker.device)
-        per_round = world_size * self._microbatch
+        per_round = world_size * self._at_once
         for first in range(0, num, per_round):
             pulse.beat()
             mine = np.arange(first, min(first + per_round, num))[worker.rank :: world_size]
             # All ranks gather the weights together, so one without a part computes in vain.
             batch = feed.held_out(mine if len(mine) else np.array([NOTHING]))
-            loss = trained(*on_device(batch, worker.device))
+            # Compiled for fewer sequences, the blocks would be compiled for any number of them.
+            is_whole = len(batch.tokens) == self._at_once
+            with torch.compiler.set_stance("default" if is_whole else "force_eager"):
+                loss = trained(*on_device(batch, worker.device))
             total += loss.double() * batch.num_labels
         return total
 

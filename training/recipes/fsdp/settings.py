@@ -265,6 +265,11 @@ class FsdpConfig(TrainingConfig):
             num for num in range(1, own + 1) if own % num == 0 and own // num <= self.microbatch
         )
 
+    @property
+    def sequences_per_pass(self) -> int:
+        """Sequences of each worker in a pass: at most ``microbatch``."""
+        return self.global_batch // self.num_workers // self.num_microbatches
+
 
 PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     # Full fine-tuning of a model of some billion parameters: 65,536 tokens a step.

@@ -1,0 +1,48 @@
+"""What is compiled is compiled for the shapes of training: a run of the recipe's own loop, with a
+backend that only looks at the graphs, because compiling kernels takes minutes."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import alone
+from tests.conftest import ROOT
+from training import machine
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    graphs: list[tuple[bool, str]] = []  # trained through, and the shapes of the inputs
+
+    def backend(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+        inputs = [each.meta["example_value"] for each in graph.graph.find_nodes(op="placeholder")]
+        shapes = [
+            [*each.shape] if isinstance(each, torch.Tensor) else each
+            for each in inputs
+            if not isinstance(each, nn.Parameter)
+        ]
+        graphs.append((torch.is_grad_enabled(), str(shapes)))
+        return graph.forward
+
+    counted = functools.partialmethod(nn.Module.compile, backend=backend)
+    monkeypatch.setattr(nn.Module, "compile", counted)
+    monkeypatch.setattr(machine, "check_compiler", lambda _option: None)
+    monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path))
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")  # so that what the run sets does not outlive the test
+    words = ["fsdp", "--preset", "tiny", "--data", str(ROOT / "LICENSE"), "--held-out-every", "5"]
+    words += ["--max-steps", "2", "--evaluate-every", "1", "--sample-tokens", "3", "--compile"]
+    # Passes of four sequences, also while evaluating, and the last two sequences by themselves.
+    words += ["--global-batch", "8", "--microbatch", "5", "--eval-sequences", "6"]
+    alone.train(words)
+    # One graph serves all blocks. A dynamic dimension is a symbol: s33.
+    assert [trains for trains, _ in graphs] == [False, True]
+    assert [shapes for _, shapes in graphs if "s" in shapes] == []
+    assert all(shapes.startswith("[[4, 128, 128]") for _, shapes in graphs)
