@@ -57,6 +57,12 @@ finish() { # bytecode of what is new in a folder, and nothing that tells when th
     touch --date=2000-01-01 /tmp
 }
 
+no_torch() { # FROM
+    echo "error: $pin cannot be installed from $1;" \
+        "to give the head another index: make images TORCH_INDEX=ADDRESS" >&2
+    exit 1
+}
+
 case $1 in
     packages)
         # A base image with torch brings CUDA, EFA and their libraries: its packages count.
@@ -69,7 +75,8 @@ case $1 in
         fi
         # torch wants setuptools; here already, or its layer would have to hide the one of venv.
         install --upgrade "$(sed -n '/^pip==/p' "$LOCK")" "$(sed -n '/^setuptools==/p' "$LOCK")"
-        sed '/^torch==/d' "$SOURCE/requirements.txt" >/tmp/requirements.txt
+        # peft brings torch along, from the default index: it waits for the next stage.
+        sed '/^torch==/d; /^peft==/d' "$SOURCE/requirements.txt" >/tmp/requirements.txt
         install --requirement /tmp/requirements.txt
         # Importable from everywhere, also by the workers that Ray starts.
         echo /opt/train >"$(site_packages)/train.pth"
@@ -78,17 +85,20 @@ case $1 in
         ;;
     torch)
         pin=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$SOURCE/requirements.txt")
-        if [ -n "${PIP_NO_INDEX:-}" ] || "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
-            install "$pin"
-        elif [ -n "$TORCH_INDEX" ]; then
-            install --index-url "$TORCH_INDEX" "$pin"
-        elif [ "$2" = cuda ]; then
-            install "$pin"
-        else
-            echo "error: no index for torch's CPU build: give --build-arg TORCH_CPU_INDEX=ADDRESS," \
-                "which PyTorch's page 'Start Locally' shows for the compute platform CPU" >&2
-            exit 1
+        if [ -z "${PIP_NO_INDEX:-}" ] && ! "$VENV/bin/python" -c 'import torch' 2>/dev/null; then
+            # Only torch: an index of PyTorch has copies of its dependencies, in other versions.
+            if [ -n "$TORCH_INDEX" ]; then
+                install --no-deps --index-url "$TORCH_INDEX" "$pin" ||
+                    no_torch "$TORCH_INDEX"
+            elif [ "$2" = cpu ]; then
+                # uv knows PyTorch's own index of CPU builds.
+                "$VENV/bin/python" -m uv pip install --quiet --python "$VENV/bin/python" \
+                    --cache-dir "$PIP_CACHE_DIR/uv" --link-mode copy --no-deps --torch-backend cpu "$pin" ||
+                    no_torch "PyTorch's index of CPU builds"
+            fi
         fi
+        # What it depends on, and peft; torch itself where the default index has the build.
+        install --requirement "$SOURCE/requirements.txt"
         prune
         finish "$(site_packages)"
         ;;

@@ -257,9 +257,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m containers.publish",
         description="Build the images of head and worker, train two steps inside each, and push "
         "them. Images that the repositories have already are left alone.",
-        epilog="TORCH_INDEX in the environment is the address of the index with the CPU build of "
-        "torch: the page 'Start Locally' of PyTorch shows it. Exit codes: 0 pushed or there "
-        "already, 1 something failed, 2 wrong input.",
+        epilog="TORCH_INDEX in the environment is the address of an index with the CPU build of "
+        "torch [PyTorch's own]. Exit codes: 0 pushed or there already, 1 something failed, 2 wrong "
+        "input.",
     )
     parser.add_argument(
         "--head",

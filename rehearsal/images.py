@@ -81,12 +81,6 @@ def build(
         arguments.append(f"WHEELS_IMAGE={_wheels(engine, DEBIAN_PYTHON)}")
     elif index := _torch_index():
         arguments.append(f"TORCH_CPU_INDEX={index}")
-    else:
-        raise ImageError(
-            "the images need the CPU build of torch, and nothing says where that is: give its "
-            "index once, make rehearse TORCH_INDEX=ADDRESS. PyTorch's page 'Start Locally' shows "
-            "the address for the compute platform CPU"
-        )
     arguments.append(f"BASE_IMAGE={base}")
     publish.build(docker, targets=images, git_sha=git_sha, build_arguments=arguments)
     if removed := _remove_older(engine, images):

@@ -107,17 +107,6 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     return Engine(client="docker", address="unix:///nowhere")
 
 
-def test_without_an_index_for_torch_the_images_are_not_built_by_guessing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_engine: Engine
-) -> None:
-    monkeypatch.setenv("BASE_IMAGE", "python:3.12-slim-bookworm")
-    monkeypatch.delenv("TORCH_INDEX", raising=False)
-    monkeypatch.setattr(images, "ROOT", tmp_path)
-    docker = images.QuietDocker(client="docker", environment={}, name="n", log=tmp_path / "log")
-    with pytest.raises(images.ImageError, match="make rehearse TORCH_INDEX=ADDRESS"):
-        images.build(no_engine, docker, image_tag="t", say=print)
-
-
 def test_images_are_built_unless_the_engine_has_them_of_this_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_engine: Engine
 ) -> None:
