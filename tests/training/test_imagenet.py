@@ -349,7 +349,7 @@ def test_under_ray_it_trains_on_a_tree_with_damaged_pictures_and_lists_them(tmp_
         command = start("tree", *words)
         code, out, err = command.end()
         assert code == 0, err
-        assert_nothing_is_left("tree")  # decoders neither
+        assert_nothing_is_left(command)  # decoders neither
     result = json.loads(out)
     assert result == command.result()
     assert 0 <= result["accuracy"] <= result["top5"] <= 1

@@ -3,6 +3,7 @@ killed in every way, resumes exactly, and leaves no process behind."""
 
 import json
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from benchmarks import meter
@@ -74,6 +76,12 @@ class Command(Run):
     """The launch command in a process group of its own, as a terminal would start it."""
 
     process: subprocess.Popen[str]
+    mark: str
+    """Marks all of its processes: other tests, and other checkouts, have runs of the same name."""
+
+    def processes(self) -> list[psutil.Process]:
+        """All that run, however far they have detached themselves."""
+        return meter.marked(self.mark)
 
 
 @dataclass
@@ -94,17 +102,18 @@ def launcher(folder: Path, recipe: str) -> Iterator[Callable[..., Command]]:
     def run(name: str, *arguments: str, local: bool = True, under: Sequence[str] = ()) -> Command:
         start = [*under, sys.executable, "-m", "training.launch"]
         command = [*start, recipe, "--run", name, *arguments]
+        mark = secrets.token_hex(8)
         process = subprocess.Popen(
             [*command, "--local"] if local else command,
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(REPO), meter.MARK: name},
+            env={**os.environ, "PYTHONPATH": str(REPO), meter.MARK: mark},
             start_new_session=True,
         )
         started.append(process)
-        return Command(process, folder, name)
+        return Command(process, folder, name, mark)
 
     yield run
     for process in started:
@@ -135,11 +144,21 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
         yield run
 
 
-def assert_nothing_is_left(run: str, within_s: float = 30) -> None:
+def assert_nothing_is_left(command: Command, within_s: float = 30) -> None:
     deadline = time.monotonic() + within_s
-    while left := meter.marked(run):
+    while left := command.processes():
         assert time.monotonic() < deadline, [process.name() for process in left]
         time.sleep(0.1)
+
+
+def test_processes_of_a_run_are_not_those_of_another_with_its_name(tmp_path: Path) -> None:
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with launcher(tmp_path, "ddp") as start:
+        first, second = (start("same", under=sleeping) for _ in range(2))
+        assert [each.pid for each in first.processes()] == [first.process.pid]
+        second.process.kill()
+        second.process.wait()
+        assert_nothing_is_left(second, within_s=5)
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +167,7 @@ def uninterrupted(start: Callable[..., Command]) -> Command:
     code, out, err = command.end()
     assert code == 0, err
     assert json.loads(out) == command.result()
-    assert_nothing_is_left("whole")
+    assert_nothing_is_left(command)
     return command
 
 
@@ -209,14 +228,14 @@ def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
     assert code == 130, err
     assert "stopped at step" in err
     assert "Traceback" not in err
-    assert_nothing_is_left("broken")
+    assert_nothing_is_left(command)
     stopped_at = command.result()["steps"]
     assert 5 <= stopped_at < 23
 
     # Killed outright in the third epoch: what came after the second is lost, and done again.
     command = start("broken", *DIGITS)
     command.wait_until(lambda: command.steps_done() >= 52)
-    meter.kill(meter.marked("broken"))  # all at once, as when the power goes
+    meter.kill(command.processes())  # all at once, as when the power goes
     command.end()
     killed = shutil.copytree(command.run_folder, command.folder / "runs" / "fewer")
     assert any((killed / "checkpoints").iterdir())
@@ -252,10 +271,10 @@ def test_stopped_then_killed_then_resumed_a_run_ends_as_if_nothing_had_happened(
 def test_a_killed_command_takes_its_ray_with_it(start: Callable[..., Command]) -> None:
     command = start("orphans", *DIGITS)
     command.wait_until(lambda: command.steps_done() >= 1)
-    assert len(meter.marked("orphans")) > 5
+    assert len(command.processes()) > 5
     os.kill(command.process.pid, signal.SIGKILL)
     command.process.communicate()
-    assert_nothing_is_left("orphans")
+    assert_nothing_is_left(command)
 
 
 @pytest.mark.long
@@ -264,14 +283,14 @@ def test_a_lost_worker_is_replaced_and_the_run_ends_the_same(
 ) -> None:
     command = start("lost", *DIGITS)
     command.wait_until(lambda: command.steps_done() >= 25)
-    workers = [p for p in meter.marked("lost") if "RayTrainWorker" in " ".join(p.cmdline())]
+    workers = [p for p in command.processes() if "RayTrainWorker" in " ".join(p.cmdline())]
     assert len(workers) == 2
     workers[1].kill()
     code, _, err = command.end()
     assert code == 0, err
     assert "resuming at step 23" in err
     assert command.result()["loss"] == pytest.approx(uninterrupted.result()["loss"], abs=1e-6)
-    assert_nothing_is_left("lost")
+    assert_nothing_is_left(command)
 
 
 def test_a_loss_that_is_not_a_number_names_the_step_and_keeps_the_checkpoint(
@@ -284,7 +303,8 @@ def test_a_loss_that_is_not_a_number_names_the_step_and_keeps_the_checkpoint(
     (folder / "result.json").unlink()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "run": "diverging", "lr": 1e35}))
-    code, out, err = start("diverging", *DIGITS, "--lr", "1e35").end()
+    command = start("diverging", *DIGITS, "--lr", "1e35")
+    code, out, err = command.end()
     assert code == 2, err
     assert out == ""
     assert "training diverged at step 4" in err
@@ -292,7 +312,7 @@ def test_a_loss_that_is_not_a_number_names_the_step_and_keeps_the_checkpoint(
     assert "lower --lr (now 1e+35)" in err
     assert "Traceback" not in err
     assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000046"]
-    assert_nothing_is_left("diverging")
+    assert_nothing_is_left(command)
 
 
 def test_data_damaged_inside_is_refused_before_a_run_is_made(
@@ -305,7 +325,7 @@ def test_data_damaged_inside_is_refused_before_a_run_is_made(
     assert "32 x 32 pixels" in err
     assert "Traceback" not in err
     assert not command.run_folder.exists()
-    assert_nothing_is_left("unborn")
+    assert_nothing_is_left(command)
 
 
 def test_without_a_cluster_the_remedy_is_named(start: Callable[..., Command]) -> None:

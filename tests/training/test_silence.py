@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from benchmarks import meter
 from contract.nodes import ENV_SILENCE
 from tests.training.test_local_runs import DIGITS, Command, launcher
 from training.record import reader
@@ -155,10 +154,10 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., C
         yield run
 
 
-def workers(run: str) -> list[psutil.Process]:
+def workers(command: Command) -> list[psutil.Process]:
     """The training processes, in the order of their numbers."""
     found = []
-    for process in meter.marked(run):
+    for process in command.processes():
         with contextlib.suppress(psutil.NoSuchProcess):
             if "RayTrainWorker" in " ".join(process.cmdline()):
                 found.append(process)
@@ -174,14 +173,14 @@ def test_a_stopped_rank_is_named_and_all_start_again_each_time_one_failure(
     words = ["--checkpoint-every-epochs", "3", "--report-every", "1", "--max-failures", "2"]
     command = launch("hung", *DIGITS, *words)
     command.wait_until(lambda: command.steps_done() >= 4)
-    first, second = workers("hung")
+    first, second = workers(command)
     second.suspend()
     command.wait_until(lambda: len(silences(command)) == 1, timeout_s=60)
     command.wait_until(lambda: command.steps_done() < 4)  # they begin again
     command.wait_until(lambda: command.steps_done() >= 4)
 
     # One waits for the other in a collective, and is stopped there; the other goes on to it.
-    first, second = workers("hung")
+    first, second = workers(command)
     second.suspend()
     time.sleep(1)
     first.suspend()
