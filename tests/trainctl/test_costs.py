@@ -119,10 +119,11 @@ def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_
     assert cost_of(capsys)["shared_usd"] == pytest.approx(0.460274 / 6, abs=1e-4)
 
 
+@pytest.mark.parametrize("nodes", ["2", "1:2"])  # the most that it may have is what it can cost
 def test_max_cost_shortens_the_deadline_and_prints_it(
-    account: Account, capsys: pytest.CaptureFixture[str]
+    account: Account, capsys: pytest.CaptureFixture[str], nodes: str
 ) -> None:
-    assert main([*SUBMIT, "--nodes", "2", "--max-cost", "60"]) == exits.OK
+    assert main([*SUBMIT, "--nodes", nodes, "--max-cost", "60"]) == exits.OK
     (sent,) = account.sent("start_execution")
     spec = JobSpec.from_json(sent["input"])
     assert 4 * 3600 < spec.max_seconds < 5 * 3600
@@ -159,6 +160,25 @@ def test_max_cost_leaves_a_deadline_alone_that_is_within_it(account: Account) ->
     assert main([*SUBMIT, "--nodes", "1", "--max-cost", "1000", "--run", "r2"]) == exits.OK
     orders = [JobSpec.from_json(sent["input"]) for sent in account.sent("start_execution")]
     assert [each.max_seconds for each in orders] == [2 * 3600, 24 * 3600]
+
+
+@pytest.mark.parametrize(
+    ("given", "asked_s"),
+    [
+        (["--max-hours", "2", "--wait-minutes", "30"], 1800),
+        (["--max-hours", "2", "--wait-minutes", "121"], 7260),
+        (["--max-hours", "0.25"], 1800),
+        (["--nodes", "2", "--max-cost", "60", "--wait-minutes", "600"], 36_000),
+    ],
+    ids=["shorter", "longer", "longer by default", "longer than --max-cost leaves"],
+)
+def test_a_job_never_waits_longer_for_hosts_than_it_may_last(
+    account: Account, given: list[str], asked_s: int
+) -> None:
+    assert main([*SUBMIT, *given]) == exits.OK
+    (sent,) = account.sent("start_execution")
+    spec = JobSpec.from_json(sent["input"])
+    assert spec.capacity_wait_s == min(asked_s, spec.max_seconds)
 
 
 def test_the_deployment_limits_the_hours_of_a_job(
