@@ -19,7 +19,7 @@ from trainctl.aws.tasks import Task
 from trainctl.errors import CliError
 from trainctl.job_log import ALL, JobLog, Printer, Wanted
 from trainctl.pace import Pace
-from trainctl.pricing import cost_of, dollars
+from trainctl.pricing import cost_of, dollars, usd_so_far
 from training.record.progress import Progress
 
 #: CloudWatch shows a line a second or two after it was written, which may be after the job's end.
@@ -34,6 +34,8 @@ class Watch:
     def __init__(self, deployment: Deployment, name: str) -> None:
         self._deployment, self._name = deployment, name
         self._looked_at_nodes = False
+        self.has_new_nodes = False
+        """Whether the last look has asked for its nodes."""
         self._workers: dict[str, Task] = {}
         self.heads: list[Task] = []
         self.waits = ""
@@ -45,6 +47,7 @@ class Watch:
         """The job as it is now. Its nodes are asked for less often."""
         jobs = self._deployment.jobs
         job = jobs.find(self._name)
+        self.has_new_nodes = False
         if not self._looked_at_nodes:
             self._keep(jobs.all_nodes(job))
         elif job.is_over or self._pace.nodes_are_due():
@@ -59,7 +62,7 @@ class Watch:
         self._pace.wait(changed=changed or self._changed)
 
     def _keep(self, tasks: Sequence[Task]) -> None:
-        self._looked_at_nodes = True
+        self._looked_at_nodes = self.has_new_nodes = True
         self.heads = [task for task in tasks if task.node != nodes.WORKER]
         # Those that ECS has forgotten since have logs all the same.
         self._workers |= {task.id: task for task in tasks if task.node == nodes.WORKER}
@@ -106,11 +109,19 @@ def follow(
 
 
 def _follow(
-    deployment: Deployment, name: str, *, wanted: Wanted, tail: int | None, printer: Printer
+    deployment: Deployment,
+    name: str,
+    *,
+    wanted: Wanted,
+    tail: int | None,
+    printer: Printer,
+    clock: Callable[[], float] = time.time,
 ) -> Job:
+    """``clock``: Unix time in seconds."""
     watch, log = Watch(deployment, name), JobLog(deployment.logs, wanted)
     num_heads = 0
-    with output.Progress() as progress:
+    reached: Progress | None = None
+    with output.Progress(clock=clock) as progress:
         while True:
             job = watch.look()
             if len(watch.heads) > max(1, num_heads):
@@ -122,8 +133,15 @@ def _follow(
             tail = None
             if job.is_over:
                 break
-            if watch.waits:
-                progress.update(watch.waits)
+            # Recipes write how far they are, about as often as the nodes are asked for.
+            if watch.has_new_nodes and job.spec and job.spec.recipe:
+                reached = progress_of(deployment, job)
+            now = datetime.fromtimestamp(clock(), tz=UTC)
+            progress.update(
+                watch.waits or "running",
+                figures=_figures(usd_so_far(job, seen, now=now), reached),
+                since=None if watch.waits else job.began.timestamp(),
+            )
             watch.pause(changed=bool(lines))
     assert job.ended is not None
     if datetime.now(tz=UTC) - job.ended < COMPLETE_AFTER:
@@ -132,10 +150,23 @@ def _follow(
     return job
 
 
+def _figures(usd: float | None, reached: Progress | None) -> str:
+    """``$0.42 so far, step 1,200/20,000``; what is not known is left out."""
+    figures = [f"{dollars(usd)} so far"] if usd else []
+    if reached:
+        figures.append(f"step {reached.step:,}/{reached.total_steps:,}")
+    return ", ".join(figures)
+
+
 def waiting(
     deployment: Deployment, job: Job, heads: Sequence[Task], workers: Sequence[Task]
 ) -> str:
-    """What a running job waits for, in words; "" when it has all that it asked for."""
+    """What a running job waits for, in words; "" when it has all that it asked for.
+
+    Args:
+        workers: all that it has had. Those that have ended are replaced, and so waited for, only
+            where the head has asked ECS for others.
+    """
     # Those of its order: the deployment may have other hosts by now.
     own = job.spec.prices if job.spec else None
     hosts = own or deployment.shape.prices(deployment.region)
@@ -148,11 +179,12 @@ def waiting(
         return f"waiting for 1 x {hosts.head.type}, for the head"
     if head.status != "RUNNING":
         return "waiting for the head to pull its image and start"
-    wanted = job.spec.nodes.high if job.spec else 0
+    # Beyond the fewest that it may have, it waits for those that it has asked for.
+    to_come = max(0, job.spec.nodes.low - len(workers)) if job.spec else 0
     present = [task for task in workers if not task.has_stopped]
-    placed = [task for task in present if task.status != "PROVISIONING"]
-    if len(placed) < wanted:
-        return f"waiting for {wanted - len(placed)} x {hosts.worker.type}"
+    to_come += sum(task.status == "PROVISIONING" for task in present)
+    if to_come:
+        return f"waiting for {to_come} x {hosts.worker.type}"
     if pulling := [task for task in present if task.status != "RUNNING"]:
         return f"waiting for {len(pulling)} of {len(present)} workers to pull their image and start"
     return ""
@@ -163,7 +195,8 @@ def wait_until_over(deployment: Deployment, name: str) -> Job:
     watch = Watch(deployment, name)
     with output.Progress() as progress:
         while not (job := watch.look()).is_over:
-            progress.update(f"{job.id}: {watch.waits or 'running'}")
+            since = None if watch.waits else job.began.timestamp()
+            progress.update(f"{job.id}: {watch.waits or 'running'}", since=since)
             watch.pause()
     return job
 
@@ -191,7 +224,8 @@ def wait_until_gone(
                 f"{job.id} still has {len(left)} tasks; the sweep stops orphaned tasks every five "
                 f"minutes. Their state: trainctl show {job.id}"
             )
-        hear(f"waiting for {len(left)} nodes to save and end")
+        nodes_left = "1 node" if len(left) == 1 else f"{len(left)} nodes"
+        hear(f"waiting for {nodes_left} to save and end")
         pace.wait(changed=True)
 
 

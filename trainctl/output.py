@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Self
 
@@ -84,13 +84,15 @@ def confirm(question: str, *, yes: bool, default: bool = True) -> None:
 class Progress:
     """A moving line on a terminal; elsewhere a line whenever the text changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.time) -> None:
+        """``clock``: Unix time in seconds."""
         from rich.status import Status
 
         notes = _console(stderr=True)
-        self._status = Status("", console=notes) if notes.is_terminal else None
-        self._last = ""
-        self._began = time.monotonic()
+        self._status = Status(self, console=notes) if notes.is_terminal else None
+        self._clock = clock
+        self._text = self._figures = ""
+        self._since = 0.0
 
     def __enter__(self) -> Self:
         if self._status:
@@ -101,12 +103,26 @@ class Progress:
         if self._status:
             self._status.stop()
 
-    def update(self, text: str) -> None:
-        """Show what is being waited for, and since when."""
-        if text != self._last:
-            self._began = time.monotonic()
-        if self._status:
-            self._status.update(f"{text}, {duration(round(time.monotonic() - self._began))}")
-        elif text != self._last:
-            say(f"{text} ...")
-        self._last = text
+    def update(self, text: str, *, figures: str = "", since: float | None = None) -> None:
+        """Show what happens, and for how long it has.
+
+        Args:
+            figures: what else is known by now; shown on a terminal only.
+            since: Unix time at which it began; when it was first shown by default.
+        """
+        if text != self._text:
+            self._since = self._clock()
+            if not self._status:
+                say(f"{text} ...")
+        self._text, self._figures = text, figures
+        if since is not None:
+            self._since = since
+
+    def __rich__(self) -> "Text":
+        """The line as it is now: rich draws it several times a second, so that its clock moves."""
+        from rich.text import Text
+
+        if not self._text:
+            return Text()
+        lasts = duration(round(self._clock() - self._since))
+        return Text(", ".join(filter(None, (self._text, lasts, self._figures))))

@@ -3,7 +3,7 @@
 ``docs/cost.md`` explains the figures, and a test computes its example with this module.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -119,15 +119,29 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
         why = "its order has no prices, as those of older versions"
     usd = None
     if prices is not None and seconds is not None:
-        usd = 0.0
-        for node, host in ((nodes.HEAD, prices.head), (nodes.WORKER, prices.worker)):
-            if not seconds[node]:
-                continue
-            if host.usd_per_hour is None:
-                usd, why = None, prices.why_unknown
-                break
-            usd += host.usd_per_hour * seconds[node] / 3600
+        usd = _usd(prices, seconds)
+        if usd is None:
+            why = prices.why_unknown
     return Cost(usd=usd, nat_usd=nat_usd, shared_usd=shared_usd, seconds=seconds, why_unknown=why)
+
+
+def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | None:
+    """What a running job's hosts have cost, in US dollars, by the nodes that it has had; None: not
+    known. Asks AWS for nothing."""
+    prices, seconds = job.spec and job.spec.prices, _seconds((), tasks, now=now)
+    return _usd(prices, seconds) if prices and seconds else None
+
+
+def _usd(prices: Prices, seconds: Mapping[str, float]) -> float | None:
+    """US dollars of hosts whose nodes ran for so long, by kind; None where a price is missing."""
+    usd = 0.0
+    for node, host in ((nodes.HEAD, prices.head), (nodes.WORKER, prices.worker)):
+        if not seconds[node]:
+            continue
+        if host.usd_per_hour is None:
+            return None
+        usd += host.usd_per_hour * seconds[node] / 3600
+    return usd
 
 
 def _seconds(

@@ -106,6 +106,7 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
     account.add_head("job", "head", lastStatus="PROVISIONING")
     assert waits() == "waiting for 1 x m5.large, for the head"
     account.tasks["head"]["lastStatus"] = "RUNNING"
+    assert waits() == "waiting for 1 x g5.xlarge"
     account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PENDING", "startedBy": "job"}
     account.tasks["w2"] = {"taskArn": "w2", "lastStatus": "PROVISIONING", "startedBy": "job"}
     assert waits() == "waiting for 1 x g5.xlarge"
@@ -113,6 +114,12 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
     assert waits() == "waiting for 1 of 2 workers to pull their image and start"
     account.tasks["w1"]["lastStatus"] = "RUNNING"
     assert waits() == ""
+    account.tasks["w2"]["lastStatus"] = "STOPPED"
+    assert waits() == "", "a job of 1 to 2 nodes that has not asked for another one"
+    account.tasks["w1"]["lastStatus"] = "STOPPED"
+    assert waits() == "", "released, since nothing has been asked for in its place"
+    account.tasks["w3"] = {"taskArn": "w3", "lastStatus": "PROVISIONING", "startedBy": "job"}
+    assert waits() == "waiting for 1 x g5.xlarge"
 
 
 @pytest.mark.parametrize(
