@@ -27,6 +27,16 @@ _ATTEMPTS: Final = 10
 _ROUNDS: Final = 2
 
 
+class Written:
+    """Bytes that this process has written to checkpoints: they grow while a save makes progress."""
+
+    total = 0
+
+    @classmethod
+    def add(cls, num: int) -> None:
+        cls.total += num
+
+
 class UnreachableError(Exception):
     """S3 does not answer, or refuses; another attempt may help. The message has its words."""
 
@@ -288,7 +298,11 @@ def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
         remove_folder(uri)
         files = sorted(path for path in local.rglob("*") if path.is_file())
         for path in sorted(files, key=lambda path: path.name == last):
-            fs.put_file(str(path), join(uri, path.relative_to(local).as_posix()))
+            fs.put_file(
+                str(path),
+                join(uri, path.relative_to(local).as_posix()),
+                callback=_counting(),
+            )
         shutil.rmtree(local, ignore_errors=True)
         return
     target = Path(uri)
@@ -303,6 +317,17 @@ def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
         shutil.rmtree(old, ignore_errors=True)
     else:
         part.replace(target)
+
+
+def _counting() -> Any:
+    """What s3fs tells of each part of a file that it has uploaded."""
+    import fsspec
+
+    class Counting(fsspec.Callback):  # type: ignore[misc]
+        def relative_update(self, inc: int = 1) -> None:
+            Written.add(inc)
+
+    return Counting()
 
 
 def staging_folder(uri: str) -> Path:

@@ -1,12 +1,16 @@
 """Proves that a save that fails costs no training: it is told, and the next one is tried; too many
 in a row, or one that can never succeed, end the run."""
 
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from contract.errors import InputError
+from training import storage
+from training.checkpoint.sharded_checkpoints import _HashingFileSystem
 from training.record.events import Event, Saving, Warned
 from training.runtime.saving import Saves
 
@@ -75,3 +79,35 @@ def test_the_last_save_is_tried_again_before_the_run_says_that_it_is_saved(saves
     saves.start(20, fails(SLOW_DOWN))
     with pytest.raises(OSError, match="reduce your request rate"):
         saves.finish(retry=True)
+
+
+def test_a_save_that_is_waited_for_is_reported_with_the_bytes_written_so_far(
+    told: list[Event], tmp_path: Path
+) -> None:
+    is_slow, goes_on = threading.Event(), threading.Event()
+
+    begun = storage.Written.total
+    files = _HashingFileSystem({})
+    files.init_path(str(tmp_path))
+
+    def emit(*events: Event) -> None:
+        told.extend(events)
+        if len(told) == 3:
+            is_slow.set()
+        if any(isinstance(each, Saving) and each.written > begun for each in events):
+            goes_on.set()
+
+    def write() -> str:
+        assert is_slow.wait(10)
+        with files.create_stream(str(tmp_path / "shard"), "wb") as stream:
+            stream.write(b"12345")
+        assert goes_on.wait(10)
+        return "kept"
+
+    saves = Saves(emit, report_every_s=0.05)
+    saves.start(7, write)
+    saves.finish()
+    reported = [(each.step, each.written) for each in told if isinstance(each, Saving)]
+    assert len(reported) == len(told), "nothing failed"
+    assert reported[:3] == [(7, begun)] * 3
+    assert reported[-1] == (7, begun + 5)

@@ -10,6 +10,7 @@ import pytest
 
 from contract.nodes import ENV_SILENCE
 from tests.training.test_local_runs import DIGITS, Command, launcher
+from training import storage
 from training.record import reader
 from training.record.events import (
     Evaluating,
@@ -22,7 +23,9 @@ from training.record.events import (
     Start,
     Step,
 )
-from training.runtime.silence import Silence
+from training.runtime import processes
+from training.runtime.processes import Process, Seen
+from training.runtime.silence import Silence, Watch
 
 LEAST_S = 300.0
 #: Five minutes, scaled down: more than a step takes on a machine that is busy with other tests.
@@ -116,10 +119,61 @@ def test_first_steps_and_each_sign_of_an_evaluation_may_take_half_an_hour(
     assert silence.limit_s() == LEAST_S, "how long an evaluation takes says nothing of the steps"
 
 
-def test_a_worker_that_waits_for_its_save_is_not_silent(silence: Silence, clock: Time) -> None:
+def test_a_worker_that_waits_for_its_save_is_not_silent_while_bytes_are_written(
+    silence: Silence, clock: Time
+) -> None:
     tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)))
-    tell(silence, clock, *((200, Saving(step=2)) for _ in range(20)))
-    assert not silence.is_too_long()
+    tell(silence, clock, *((200, Saving(step=2, written=number)) for number in range(20)))
+    assert not wait(silence, clock, LEAST_S - 1)
+
+
+@pytest.mark.parametrize("last", [2, 1000], ids=["in between", "after the last step"])
+def test_a_save_that_writes_nothing_for_half_an_hour_is_too_long(
+    last: int, silence: Silence, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()), (1, step(1)), (1, step(last)), (0, Saving(step=last)))
+    # As long as S3 is asked again and again, and some more.
+    tell(silence, clock, *((30, Saving(step=last)) for _ in range(59)))
+    assert wait(silence, clock, 35)
+    assert silence.step == last
+
+
+def test_how_long_a_save_was_waited_for_says_nothing_of_the_steps(
+    silence: Silence, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)), (0, Saving(step=2)))
+    tell(silence, clock, *((30, Saving(step=2)) for _ in range(30)), (0, step(3)))
+    assert silence.limit_s() == LEAST_S
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["storage answers", "storage fails"])
+def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
+    fails: bool, clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def write(uri: str, content: bytes, *, quick: bool = False) -> None:
+        assert (content, quick) == (b"where it hangs\n", True)
+        done.append(f"written to {uri}")
+        if fails:
+            raise OSError("no answer")
+
+    seen = Seen(rank=0, state="D (disk sleep)", details="where it hangs")
+    monkeypatch.setattr(processes, "look_everywhere", lambda _: [seen])
+    monkeypatch.setattr(processes, "end_everywhere", lambda _: done.append("ended"))
+    monkeypatch.setattr(storage, "write_bytes", write)
+    watch = Watch("s3://b/runs/r", clock=clock)
+    process = Process(rank=0, node="n", pid=1, born="1", stacks=3)
+    watch.hear(Joined(processes=(process.as_text(),)))
+    watch.hear(start(4))
+    clock.now += 9
+    assert watch.restart_if_silent() is None
+    while (found := watch.restart_if_silent()) is None:
+        clock.now += 9
+    assert done[0] == "ended"
+    (written,) = done[1:]
+    assert found.states == ("rank 0: D (disk sleep)",)
+    assert found.stacks == "" if fails else written == f"written to s3://b/runs/r/{found.stacks}"
 
 
 def test_after_the_last_step_and_after_a_restart_nothing_is_expected(

@@ -1,8 +1,10 @@
 """Proves that what is written appears whole, on disk and in S3, and that bad places are refused."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from s3fs import S3FileSystem
 
 from contract.errors import InputError
 from training import storage
@@ -38,6 +40,26 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match=r"cannot be written \(Not a directory\)"):
         storage.check_writable(str(tmp_path / "file" / "runs"))
+
+
+def test_what_is_uploaded_is_counted_file_by_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[int] = []
+
+    async def call(_self: S3FileSystem, method: str, **_: Any) -> dict[str, Any]:
+        assert method == "put_object"
+        counted.append(storage.Written.total - begun)
+        return {}
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", call)
+    monkeypatch.setattr(storage, "remove_folder", lambda _: None)
+    begun = storage.Written.total
+    for name in ("a", "b", "last"):
+        (tmp_path / name).write_bytes(b"12345")
+    storage.publish_folder(tmp_path, "s3://b/runs/r/model", last="last")
+    assert counted == [0, 5, 10]
+    assert storage.Written.total == begun + 15
 
 
 def exercise(root: str) -> None:

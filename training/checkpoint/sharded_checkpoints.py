@@ -403,8 +403,11 @@ class _HashingStream:
 
     def write(self, content: Any) -> int:
         self.digest.update(content)
-        self.size += memoryview(content).nbytes
-        return int(self._stream.write(content))
+        size = memoryview(content).nbytes
+        written = int(self._stream.write(content))
+        self.size += size
+        storage.Written.add(size)
+        return written
 
     def __getattr__(self, name: str) -> Any:
         if name in ("seek", "truncate"):

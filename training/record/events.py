@@ -237,6 +237,9 @@ class Saving:
 
     step: int
     """Optimizer steps done, and to be found in it."""
+    written: int = 0
+    """Bytes that rank 0 has written so far, to this checkpoint and those before. Training waits for
+    the save where it is reported again, and the save hangs where this does not grow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,24 +5,28 @@ from collections.abc import Callable
 from typing import Final
 
 from contract.errors import InputError
+from training import storage
 from training.record.events import Event, Saving, Warned
 
 #: So many saves in a row may fail before the run does: what a crash would cost grows with each.
 _MOST_FAILED: Final = 3
-#: How often one who waits for a save says so, not to be taken for one that hangs.
-_SAID_EVERY_S: Final = 30.0
+#: How often a worker that waits for a save reports how many bytes are written.
+_REPORT_EVERY_S: Final = 30.0
 
 
 class Saves:
     """One rank's saves, one at a time. Where they are collective, they fail on every rank or on
     none, so that every rank counts alike."""
 
-    def __init__(self, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, emit: Callable[[Event], None], *, report_every_s: float = _REPORT_EVERY_S
+    ) -> None:
         """
         Args:
             emit: sends an event; called in the thread that calls this object.
+            report_every_s: interval between two events while a save is waited for.
         """
-        self._emit = emit
+        self._emit, self._report_every_s = emit, report_every_s
         self._thread: threading.Thread | None = None
         self._step = 0
         self._write: Callable[[], str] | None = None
@@ -44,7 +48,7 @@ class Saves:
         """
         self._wait()
         self._step, self._write = step, write
-        self._emit(Saving(step=step))
+        self._report()
         self._thread = threading.Thread(target=self._run, name="checkpoint")
         self._thread.start()
 
@@ -69,9 +73,9 @@ class Saves:
         """
         self._wait()
         if retry and self._num_failed and self._write is not None:
-            self._emit(Saving(step=self._step))
-            self._write()
-            self._num_failed = 0
+            self._num_failed = _MOST_FAILED - 1  # one more failure is raised
+            self.start(self._step, self._write)
+            self._wait()
 
     def _run(self) -> None:
         assert self._write is not None
@@ -80,13 +84,16 @@ class Saves:
         except Exception as error:
             self._error = error
 
+    def _report(self) -> None:
+        self._emit(Saving(step=self._step, written=storage.Written.total))
+
     def _wait(self) -> None:
         if self._thread is None:
             return
         while self._thread.is_alive():
-            self._thread.join(_SAID_EVERY_S)
+            self._thread.join(self._report_every_s)
             if self._thread.is_alive():
-                self._emit(Saving(step=self._step))
+                self._report()
         self._thread, error, self._error = None, self._error, None
         if error is None:
             self._num_failed, self._write = 0, None

@@ -16,7 +16,7 @@ from contract.nodes import ENV_SILENCE
 from contract.runs import STACKS_DIR
 from contract.times import SILENCE_S
 from training import storage
-from training.record.events import Evaluating, Event, Finished, Joined, Silent, Start, Step
+from training.record.events import Evaluating, Event, Finished, Joined, Saving, Silent, Start, Step
 from training.runtime import processes
 from training.runtime.processes import Process
 
@@ -25,7 +25,8 @@ _STEPS: Final = 20
 #: And a pause so many times as long as any that training came back from.
 _PAUSES: Final = 3
 #: Until it is known how long steps take, and in evaluations, a run may be silent for so many times
-#: as long as otherwise: compilers and data that is read for the first time.
+#: as long as otherwise: compilers and data that is read for the first time. The same for a save
+#: that writes nothing: S3 is asked again and again for a quarter of an hour.
 _PATIENCE: Final = 6
 #: A command that has not looked for so long stood still itself, and knows nothing of that time.
 _STOOD_STILL_S: Final = 10.0
@@ -43,6 +44,8 @@ class Silence:
         """
         self._least_s, self._clock = least_s, clock
         self._is_training = self._has_stepped = self._is_evaluating = False
+        self._saving: Saving | None = None
+        self._is_save_stuck = False
         self._heard_at = self._looked_at = clock()
         self._step = 0
         self._total = 0
@@ -63,6 +66,13 @@ class Silence:
         """Take note of events that came together."""
         if not events:
             return
+        saves = [each for each in events if isinstance(each, Saving)]
+        before_these, self._saving = self._saving, saves[-1] if saves else self._saving
+        if len(saves) == len(events) and self._saving == before_these:
+            self._is_save_stuck = True  # no sign of life: nothing was written since the last one
+            return
+        is_apart = self._is_evaluating or self._is_save_stuck  # such a pause is not one of steps
+        self._is_save_stuck = False
         paused_s, before = self.seconds, self._step
         self._heard_at += paused_s
         for event in events:
@@ -76,7 +86,7 @@ class Silence:
                 case Step():
                     self._step = event.step
         stepped = self._step - before
-        if stepped > 0 and self._has_stepped and not self._is_evaluating:
+        if stepped > 0 and self._has_stepped and not is_apart:
             self._per_step.append(paused_s / stepped)
             self._longest_s = max(self._longest_s, paused_s)
         self._has_stepped = self._has_stepped or stepped > 0
@@ -90,11 +100,11 @@ class Silence:
 
     def forget(self) -> None:
         """Expect nothing until training starts again."""
-        self._is_training = False
+        self._is_training = self._is_save_stuck = False
 
     def limit_s(self) -> float:
         """How long the run may be silent now."""
-        if self._is_evaluating or not self._per_step:
+        if self._is_evaluating or self._is_save_stuck or not self._per_step:
             return _PATIENCE * self._least_s
         usual_s = statistics.median(self._per_step)
         return max(self._least_s, _STEPS * usual_s, _PAUSES * self._longest_s)
@@ -105,15 +115,16 @@ class Silence:
         if now - self._looked_at > _STOOD_STILL_S:
             self._heard_at += now - self._looked_at
         self._looked_at = now
-        return self._is_training and self.seconds > self.limit_s()
+        is_watched = self._is_training or self._is_save_stuck
+        return is_watched and self.seconds > self.limit_s()
 
 
 class Watch:
     """Watches the workers of one run, and restarts those that are silent."""
 
-    def __init__(self, run_uri: str) -> None:
+    def __init__(self, run_uri: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._run_uri = run_uri
-        self._silence = Silence(float(os.environ.get(ENV_SILENCE, SILENCE_S)))
+        self._silence = Silence(float(os.environ.get(ENV_SILENCE, SILENCE_S)), clock=clock)
         self._processes: list[Process] = []
 
     def hear(self, *events: Event) -> None:
@@ -140,13 +151,15 @@ class Watch:
             self._silence.forget()
         if all(each.is_gone for each in seen):
             return None  # Ray Train knows, and waits for others
+        # First of all, and without many tries: the storage may be what the workers wait for.
+        processes.end_everywhere(self._processes)
         name = f"{STACKS_DIR}/step-{step:08d}-{int(time.time())}.txt"
         text = "\n\n".join(each.details or f"rank {each.rank}: gone" for each in seen)
         try:
-            storage.write_bytes(storage.join(self._run_uri, name), f"{text}\n".encode())
-        except Exception:  # the storage may be what the workers wait for
+            content = f"{text}\n".encode()
+            storage.write_bytes(storage.join(self._run_uri, name), content, quick=True)
+        except Exception:  # s3fs lets botocore's many exceptions through
             name = ""
-        processes.end_everywhere(self._processes)
         return Silent(
             after=step,
             seconds=round(seconds, 1),
