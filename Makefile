@@ -21,6 +21,8 @@ RUN ?= runs/demo
 ARGS ?=
 #: 1: `make deploy` and `make destroy` do not ask
 YES ?=
+#: 1: `make deploy` does not check the account before it makes the stacks
+SKIP_DOCTOR ?=
 
 # On Linux the default index has torch with CUDA, several GB of it. PyTorch's own page "Start
 # Locally" shows, for the compute platform CPU, an address after --index-url: give that as
@@ -94,6 +96,7 @@ diff: venv-laptop node ## what `make deploy` would change
 	@$(CDK) diff $(ARGS)
 
 deploy: venv-laptop node ## both stacks, to the account in use: ARGS="-c preset=fsdp -c max_workers=4"
+	@$(if $(SKIP_DOCTOR),,$(PYTHON) -m trainctl.first_deploy $(ARGS))
 	@$(CDK) deploy CoreStack TrainingStack $(if $(UNASKED),--require-approval never) $(ARGS)
 
 destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket stays unless told

@@ -98,6 +98,14 @@ def test_what_changes_an_account_asks_first_unless_told_otherwise(
     assert unasked in plan(target, *arguments, CI="true")
 
 
+def test_a_deploy_checks_the_account_first_with_the_same_arguments_unless_told_otherwise() -> None:
+    check = "-m trainctl.first_deploy -c preset=fsdp\n"
+    planned = plan("deploy", "ARGS=-c preset=fsdp")
+    assert check in planned
+    assert planned.index(check) < planned.index("node_modules/.bin/cdk deploy")
+    assert check not in plan("deploy", "ARGS=-c preset=fsdp", "SKIP_DOCTOR=1")
+
+
 @pytest.mark.parametrize("target", ["synth", "diff", "deploy", "destroy"])
 def test_deploying_needs_the_laptops_packages_alone(target: str) -> None:
     planned = plan(target)

@@ -67,7 +67,7 @@ class Check:
 
 
 Look = Callable[..., Check]
-#: Asks for the zone in which hosts start.
+#: Asks for the zone in which hosts start; empty while CloudFormation has not chosen it yet.
 Zone = Callable[[], str]
 
 
@@ -119,7 +119,7 @@ def of_hosts(
 
     Args:
         context: settings of the deployment that were given by ``-c``.
-        is_deployed: whether the zone is fixed by a network that exists.
+        is_deployed: whether there is a network, which fixes the zone.
     """
     looks: dict[str, Look] = {}
     machines = {machine.name: machine for machine in (shape.head, shape.worker)}
@@ -229,26 +229,31 @@ def offered(
     what: str,
 ) -> Check:
     """Whether an instance type is offered in the zone; a better one offers all ``beside``."""
-    here = zone()
-    if here in place.account.zones_offering(machine):
+    here, offering = zone(), place.account.zones_offering(machine)
+    if here in offering:
         return Check(what=what, state="ok", found=f"in {here}")
+    if not here and place.account.zones() <= offering:
+        return Check(what=what, state="ok", found=f"in every zone of {place.region}")
+    lacks = f"not in {here}" if here else f"not in every zone of {place.region}"
     common = set.intersection(*(place.account.zones_offering(each) for each in beside))
     if not common:
         return Check(
             what=what,
             state="bad",
-            found=f"not in {here}, and no zone of {place.region} offers {' and '.join(beside)}: "
+            found=f"{lacks}, and no zone of {place.region} offers {' and '.join(beside)}: "
             "choose other types (-c worker_instance_type=..., head_instance_type) or a region",
         )
     better = {**context, "availability_zone": min(common)}
     deploy = place.make("deploy", better)
-    why = "where the training subnet is: another zone replaces the network" if is_deployed else ""
-    return Check(
-        what=what,
-        state="bad",
-        found=f"not in {here}{', ' + why if why else ''}",
-        fix=f"{place.make('destroy')} && {deploy}" if is_deployed else deploy,
-    )
+    if is_deployed and here:
+        lacks += ", where the training subnet is: another zone replaces the network"
+        deploy = f"{place.make('destroy')} && {deploy}"
+    elif not here:
+        lacks += (
+            f", and the deploy may take any of them: give one of {', '.join(sorted(common))} with "
+            "-c availability_zone=..."
+        )
+    return Check(what=what, state="bad", found=lacks, fix=deploy)
 
 
 def host_image(place: Place, parameter: str, *, what: str) -> Check:

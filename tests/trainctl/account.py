@@ -121,7 +121,8 @@ class Account:
         self.without_images: set[str] = set()
         """Repositories."""
         self.zones: dict[str, list[str]] = {}
-        """Where an instance type is offered, if not in the first two zones."""
+        """Where an instance type is offered, if not in all zones."""
+        self.subnet_zone = "us-east-1a"
         self.bootstrap: str | None = "30"
         self.num_vpcs = 1
         self.num_log_policies = 0
@@ -434,14 +435,14 @@ class Account:
         return {"imageDetails": [{}]}
 
     def on_describe_subnets(self, **_: Any) -> Any:
-        return {"Subnets": [{"AvailabilityZone": "us-east-1a"}]}
+        return {"Subnets": [{"AvailabilityZone": self.subnet_zone}]}
 
     def on_describe_availability_zones(self, **_: Any) -> Any:
         return {"AvailabilityZones": [{"ZoneName": f"us-east-1{letter}"} for letter in "bac"]}
 
     def on_describe_instance_type_offerings(self, *, Filters: Any, **_: Any) -> Any:  # noqa: N803
         (machine,) = Filters[0]["Values"]
-        zones = self.zones.get(machine, ["us-east-1a", "us-east-1b"])
+        zones = self.zones.get(machine, ["us-east-1a", "us-east-1b", "us-east-1c"])
         return {"InstanceTypeOfferings": [{"Location": zone} for zone in zones]}
 
     def on_describe_instance_types(self, *, Filters: Any) -> Any:  # noqa: N803

@@ -166,7 +166,7 @@ def test_without_stacks_doctor_checks_whether_they_can_be_deployed(
     assert "CoreStack is not deployed" in found["stacks"]["found"]
     assert found["stacks"]["fix"] == "make deploy"
     assert found["settings"]["found"] == "preset ddp, head m5.xlarge, up to 2 x g5.xlarge"
-    assert found["g5.xlarge offered"]["found"] == "in us-east-1a", "the first zone of the region"
+    assert found["g5.xlarge offered"]["found"] == "in every zone of us-east-1"
     assert found["quota G, on demand"]["found"].endswith("takes 8")
     assert {"credentials", "Node.js", "CDK command line", "CDK bootstrap"} <= found.keys()
     assert {"role AWSServiceRoleForECS", "image of GPU hosts", "quota VPCs"} <= found.keys()
@@ -178,6 +178,7 @@ def test_settings_are_read_as_the_app_reads_them(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account.outputs = {}
+    account.zones = {"g5.12xlarge": ["us-east-1a", "us-east-1b"]}
     given = ("-c", "preset=fsdp", "-c", "max_heads=2", "-c", "availability_zone=us-east-1c")
     code, found = looked(capsys, *given)
     assert (code, bad(found)) == (exits.FAILED, {"g5.12xlarge offered"})
@@ -212,6 +213,49 @@ def test_a_deploy_is_checked_beside_the_stacks_that_are_there(
     assert f"{TRAINING_STACK} is not deployed" in found["stacks"]["found"]
     assert "policies of logs" in found
     assert "quota VPCs" not in found
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+def test_no_zone_is_guessed_that_cloudformation_will_choose(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.outputs = {}
+    account.zones = {
+        "g5.xlarge": ["us-east-1a", "us-east-1b"],
+        "m5.xlarge": ["us-east-1b", "us-east-1c"],
+    }
+    code, found = looked(capsys)
+    offers = {"g5.xlarge offered", "m5.xlarge offered"}
+    assert (code, bad(found)) == (exits.FAILED, offers)
+    for what in offers:
+        assert found[what]["found"].startswith("not in every zone of us-east-1, and the deploy may")
+        assert "give one of us-east-1b with -c availability_zone=" in found[what]["found"]
+        fix = 'make deploy ARGS="-c availability_zone=us-east-1b"'
+        assert found[what]["fix"] == fix
+    code, found = looked(capsys, "-c", "availability_zone=us-east-1b")
+    assert (code, bad(found)) == (0, set())
+    account.zones["m5.xlarge"] = ["us-east-1c"]
+    _, found = looked(capsys)
+    assert found["m5.xlarge offered"]["fix"] == "", "no zone has both"
+    assert "no zone of us-east-1 offers" in found["m5.xlarge offered"]["found"]
+
+
+@pytest.mark.usefixtures("laptop_is_ready")
+@pytest.mark.parametrize("stacks", [(CORE_STACK,), (CORE_STACK, TRAINING_STACK)])
+def test_the_zone_of_a_planned_deploy_is_that_of_the_network_that_is_there(
+    account: Account, capsys: pytest.CaptureFixture[str], stacks: tuple[str, ...]
+) -> None:
+    account.outputs = {stack: account.outputs[stack] for stack in stacks}
+    account.zones = {"g5.xlarge": ["us-east-1c"]}
+    account.subnet_zone = "us-east-1c"
+    code, found = looked(capsys, "-c", "preset=ddp")
+    assert (code, bad(found)) == (0, set())
+    assert found["g5.xlarge offered"]["found"] == "in us-east-1c"
+    account.subnet_zone = "us-east-1b"
+    _, found = looked(capsys, "-c", "preset=ddp")
+    assert found["g5.xlarge offered"]["fix"] == (
+        'make destroy && make deploy ARGS="-c preset=ddp -c availability_zone=us-east-1c"'
+    )
 
 
 @pytest.mark.usefixtures("laptop_is_ready")

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from contract import outputs
 from trainctl.aws.clients import Clients, code_of
 from trainctl.errors import CliError
 
@@ -62,12 +63,31 @@ class Account:
         found = self._clients.ec2.describe_subnets(SubnetIds=[subnet])
         return found["Subnets"][0]["AvailabilityZone"]
 
-    def first_zone(self) -> str:
-        """The zone that CloudFormation takes where none is given."""
+    def deployed_zone(self) -> str:
+        """Zone of the network that CoreStack has made; empty where there is none yet.
+
+        CloudFormation chooses it where none is given, among zones with a default subnet, and in no
+        order that can be relied on: nothing tells which one before the deploy.
+        """
+        from botocore.exceptions import ClientError
+
+        try:
+            found = self._clients.cloudformation.describe_stacks(StackName=outputs.CORE_STACK)
+        except ClientError as error:
+            if "does not exist" not in str(error):
+                raise
+            return ""
+        for each in found["Stacks"][0].get("Outputs", []):
+            if each["OutputKey"] == outputs.SUBNET:
+                return self.zone(each["OutputValue"])
+        return ""
+
+    def zones(self) -> set[str]:
+        """All zones of the region."""
         found = self._clients.ec2.describe_availability_zones(
             Filters=[{"Name": "zone-type", "Values": ["availability-zone"]}]
         )
-        return min(each["ZoneName"] for each in found["AvailabilityZones"])
+        return {each["ZoneName"] for each in found["AvailabilityZones"]}
 
     def zones_offering(self, instance_type: str) -> set[str]:
         """The zones of the region in which an instance type is offered."""

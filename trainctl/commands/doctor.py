@@ -51,7 +51,7 @@ def doctor(
     Exits with 1 if a check fails.
     """
     given = planned.given_settings(context or [])
-    found = [*_found(given, profile=profile, region=region)]
+    found = [*look(given, profile=profile, region=region)]
     if as_json:
         output.print_json([asdict(check) for check in found])
     else:
@@ -70,8 +70,19 @@ def doctor(
     raise typer.Exit(exits.FAILED if bad else exits.OK)
 
 
-def _found(given: dict[str, str], *, profile: str | None, region: str | None) -> Iterator[Check]:
-    """All checks, in the order in which their problems are fixed."""
+def look(
+    given: dict[str, str],
+    *,
+    profile: str | None,
+    region: str | None,
+    only_first_deploy: bool = False,
+) -> Iterator[Check]:
+    """All checks, in the order in which their problems are fixed.
+
+    Args:
+        given: settings, by ``-c``.
+        only_first_deploy: check nothing where TrainingStack is there.
+    """
     from botocore.exceptions import BotoCoreError, ClientError
 
     prefix = "".join(
@@ -109,16 +120,20 @@ def _found(given: dict[str, str], *, profile: str | None, region: str | None) ->
         )
         # Where the stacks are there, they have their share of the account already.
         missing = error.missing if isinstance(error, NotDeployedError | NotReadyError) else ()
-        yield from _before(place, given, zone=account.first_zone, missing=missing)
+        if not only_first_deploy or stack_outputs.TRAINING_STACK in missing:
+            yield from _before(place, given, missing=missing)
+        return
+
+    yield Check(what="stacks", state="ok", found=_described(shape))
+    if only_first_deploy:
+        return
+    if given:
+        yield from _before(place, given, missing=(), there=shape.shared)
         return
 
     def zone() -> str:
         return account.zone(deployment.output(stack_outputs.SUBNET))
 
-    yield Check(what="stacks", state="ok", found=_described(shape))
-    if given:
-        yield from _before(place, given, zone=zone, missing=(), there=shape.shared)
-        return
     yield laptop.plugin()
     yield from checks.run(
         {
@@ -157,7 +172,6 @@ def _before(
     place: Place,
     given: dict[str, str],
     *,
-    zone: checks.Zone,
     missing: Collection[str],
     there: FileSystem | None = None,
 ) -> Iterator[Check]:
@@ -185,9 +199,13 @@ def _before(
         )
         return
     yield from laptop.checks(project)
-    wanted, shape = plan.settings.availability_zone, plan.shape
-    if wanted:
-        zone = partial(str, wanted)
+    shape = plan.shape
+    is_network_there = stack_outputs.CORE_STACK not in missing
+    zone: checks.Zone = (
+        place.account.deployed_zone
+        if is_network_there
+        else partial(str, plan.settings.availability_zone)
+    )
     yield from checks.run(
         {
             **checks.of_a_deploy(
@@ -198,7 +216,7 @@ def _before(
                 context=given,
             ),
             **fabric_checks.of_a_deploy(place, shape.shared, there=there),
-            **checks.of_hosts(place, shape, zone, context=given, is_deployed=False),
+            **checks.of_hosts(place, shape, zone, context=given, is_deployed=is_network_there),
             **fabric_checks.of_hosts(place, shape, zone),
         }
     )

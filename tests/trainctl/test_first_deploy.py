@@ -1,0 +1,59 @@
+"""``make deploy`` checks an account before it makes the stacks there, and only then."""
+
+import pytest
+
+from contract import exits
+from contract.outputs import CORE_STACK
+from tests.trainctl.account import Account
+from tests.trainctl.test_doctor import laptop_is_ready
+from trainctl import first_deploy
+
+__all__ = ("laptop_is_ready",)
+pytestmark = pytest.mark.usefixtures("laptop_is_ready")
+
+
+@pytest.mark.parametrize("there", [set[str](), {CORE_STACK}], ids=["no stack", "CoreStack"])
+def test_a_first_deploy_stops_with_the_command_that_fixes_what_was_found(
+    account: Account, capsys: pytest.CaptureFixture[str], there: set[str]
+) -> None:
+    account.outputs = {stack: account.outputs[stack] for stack in there}
+    assert first_deploy.main([]) == exits.OK
+    assert capsys.readouterr().err == ""
+
+    account.bootstrap = None
+    account.zones = {"g5.12xlarge": ["us-east-1c"]}
+    # As the CDK takes them: what it alone knows is not this check's business.
+    arguments = ["-c", "preset=fsdp", "--require-approval", "never", "--context=max_heads=2"]
+    assert first_deploy.main([*arguments, "--profile", "work"]) == exits.FAILED
+    said = capsys.readouterr().err
+    assert "\n  npx cdk bootstrap aws://123456789012/us-east-1 --profile work\n" in said
+    assert "-c preset=fsdp -c max_heads=2 -c availability_zone=us-east-1c" in said
+    assert "make deploy SKIP_DOCTOR=1" in said
+
+
+def test_a_deploy_that_failed_in_training_stack_is_checked_again(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.stack_status, account.bootstrap = "ROLLBACK_COMPLETE", None
+    assert first_deploy.main([]) == exits.FAILED
+    assert "npx cdk bootstrap" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("status", ["CREATE_COMPLETE", "UPDATE_ROLLBACK_FAILED"])
+def test_stacks_that_are_there_are_deployed_without_a_check(account: Account, status: str) -> None:
+    account.stack_status, account.bootstrap, account.quota = status, None, 0.0
+    assert first_deploy.main(["-c", "preset=fsdp"]) == exits.OK
+    assert {name for name, _ in account.calls} == {"get_caller_identity", "describe_stacks"}
+
+
+def test_without_credentials_nothing_is_deployed(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.region = None
+    assert first_deploy.main([]) == exits.FAILED
+    assert "export AWS_REGION=us-east-1" in capsys.readouterr().err
+
+
+def test_a_setting_without_a_value_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert first_deploy.main(["-c", "preset"]) == exits.BAD_INPUT
+    assert "give a setting as name=value" in capsys.readouterr().err

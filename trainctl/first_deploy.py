@@ -1,0 +1,45 @@
+"""Doctor's checks before the first deploy: ``python -m trainctl.first_deploy ARGUMENTS``.
+
+``make deploy`` runs it with the arguments that the CDK is given. Once TrainingStack is there,
+nothing is checked; see ``trainctl doctor`` for that.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from contract import exits
+from trainctl import output, planned
+from trainctl.commands import doctor
+from trainctl.errors import UsageError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check; return 1, with the commands that fix it, if the deploy would fail."""
+    parser = argparse.ArgumentParser(prog="trainctl.first_deploy", allow_abbrev=False)
+    parser.add_argument("-c", "--context", action="append", default=[])
+    parser.add_argument("--profile")
+    options, _of_the_cdk_only = parser.parse_known_args(argv)
+    try:
+        given = planned.given_settings(options.context)
+    except UsageError as error:
+        output.say(f"error: {error}")
+        return exits.BAD_INPUT
+
+    made = doctor.look(given, profile=options.profile, region=None, only_first_deploy=True)
+    problems = [check for check in made if check.state == "bad" and check.what != "stacks"]
+    for check in problems:
+        output.say(f"{check.what}: {check.found}")
+        if check.fix:
+            output.say(f"  {check.fix}")
+    if not problems:
+        return exits.OK
+    output.say(
+        "Nothing was deployed: fix this first, or deploy without these checks: "
+        "make deploy SKIP_DOCTOR=1"
+    )
+    return exits.FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
