@@ -1,40 +1,63 @@
-"""Whether the GPUs of a host are fit to train, asked before the node joins.
+"""Check that the GPUs of a host are fit to train: before the node joins, and after a failure.
 
 A GPU that is missing, has memory errors or computes nonsense would fail hours later, inside some
 collective, with a message about something else. Only what the driver and torch can tell is asked.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Final
 
 QUERY: Final = ("index", "name", "ecc.errors.uncorrected.volatile.total")
+#: Of a GPU, or of the host itself: Linux then kills the process that tries the GPUs.
+_NO_MEMORY: Final = re.compile(r"out of memory|[Cc]annot allocate memory|MemoryError|code -9$")
+_DRIVER_S: Final = 60
+_TRIAL_S: Final = 300  # torch may come from a cold disk
 SIZE: Final = 2048  # of the matrices; some milliseconds on any GPU
 
 
-def faults(num_gpus: int) -> list[str]:
-    """What is wrong with the host's GPUs, a line each; empty when they are fit.
+def faults(num_gpus: int, *, is_in_use: bool = False) -> list[str]:
+    """Faults of the host's GPUs, one line each; empty when they are fit.
 
     Args:
         num_gpus: How many there should be.
+        is_in_use: Whether processes of a training may still hold memory, which is no fault then.
     """
+    found = _faults(num_gpus)
+    return [each for each in found if not (is_in_use and _NO_MEMORY.search(each))]
+
+
+def _faults(num_gpus: int) -> list[str]:
     try:
-        run = subprocess.run(
+        run = _run(
             ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
+            _DRIVER_S,
         )
     except FileNotFoundError:
         return ["nvidia-smi is not here: the container was started without GPUs"]
     except subprocess.TimeoutExpired:
-        return ["nvidia-smi did not answer within 60 s: the driver hangs"]
+        return [f"nvidia-smi did not answer within {_DRIVER_S} s: the driver hangs"]
     if run.returncode:
         return [f"nvidia-smi failed: {(run.stderr or run.stdout).strip()}"]
     rows = [[part.strip() for part in line.split(",")] for line in run.stdout.splitlines() if line]
     return _from_driver(rows, num_gpus) or _in_a_child(num_gpus)
+
+
+def _run(command: Sequence[str], within_s: float) -> "subprocess.CompletedProcess[str]":
+    """Run a command; raise TimeoutExpired where it does not end in time.
+
+    ``subprocess.run`` would then wait for its end: a process that hangs in the driver cannot be
+    killed.
+    """
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        out, err = process.communicate(timeout=within_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
 
 
 def _in_a_child(num_gpus: int) -> list[str]:
@@ -42,9 +65,9 @@ def _in_a_child(num_gpus: int) -> list[str]:
     its memory, and can fork no process that uses it too."""
     command = [sys.executable, "-m", "containers.gpus", str(num_gpus)]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        run = _run(command, _TRIAL_S)
     except subprocess.TimeoutExpired:
-        return ["the GPUs did not multiply two matrices within 300 s"]
+        return [f"the GPUs did not multiply two matrices within {_TRIAL_S} s"]
     if run.returncode:
         last = run.stderr.strip().splitlines()[-1:] or [f"exit code {run.returncode}"]
         return [f"the GPUs could not be tried: {last[0]}"]

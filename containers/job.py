@@ -7,6 +7,7 @@ command runs beside it; its exit code is the container's. At the deadline, or wh
 are needed at least do not come, the command is ended first and says goodbye in its own way.
 """
 
+import functools
 import json
 import os
 import signal
@@ -46,6 +47,7 @@ from contract.errors import InputError
 from contract.files import WORK
 from contract.job import Placement
 from contract.nodes import (
+    ENV_HOST_CHECK,
     ENV_LOG_PIPE,
     ENV_RUN,
     ENV_STORAGE,
@@ -81,12 +83,14 @@ class Job:
         self._stopped = False
         self._size: ClusterSize | None = None
         self._ray_log: Path | None = None
-        self._short_since: float | None = clock()  # None: as many worker nodes as it needs
+        # None while there are as many worker nodes as it needs.
+        self._short_since: float | None = clock() if config.spec.nodes.low else None
         self._capacity_at: float | None = None  # when there first were
         self._demand: demand.Watch | None = None
         self._has_released = False
         self._mirror: Mirror | None = None
         self._is_told = False  # to end, and has little time left
+        self._is_unfit = False  # the head's own host
         self._ending: int | None = None  # exit code, of a reason to end before the command runs
 
     def run(self) -> int:
@@ -123,7 +127,12 @@ class Job:
         ended = threading.Event()
         with tempfile.TemporaryDirectory(prefix="job-") as folder, log_pipe(Path(folder)) as pipe:
             self._folder, self._provider = Path(folder), provider
-            environment[ENV_LOG_PIPE] = str(pipe)
+            request = self._folder / "check"
+            environment |= {ENV_LOG_PIPE: str(pipe), ENV_HOST_CHECK: str(request)}
+            check = functools.partial(node.host_faults, self._head, is_in_use=True)
+            threading.Thread(
+                target=node.watch_host, args=(request, check, self._on_unfit, ended), daemon=True
+            ).start()
             self._scale()
             threading.Thread(
                 target=cluster.watch, args=(os.environ[TOKEN], self._on_size, ended), daemon=True
@@ -359,6 +368,8 @@ class Job:
         if ray.poll() is not None:
             self._say_of_ray(f"Ray ended on its own (exit code {ray.returncode})")
             return exits.RAY_FAILED
+        if self._is_unfit:
+            return exits.BAD_HOST
         if self._demand is not None and self._demand.reason:
             say(f"the program {self._demand.reason}")
             return exits.ASKS_TOO_MUCH
@@ -397,6 +408,9 @@ class Job:
                 self._capacity_at = self._clock()
         elif self._short_since is None:
             self._short_since = self._clock()
+
+    def _on_unfit(self) -> None:
+        self._is_unfit = True
 
     def _stop(self, _number: int, _frame: FrameType | None) -> None:
         self._stopped = True

@@ -6,6 +6,7 @@ The container's first process. It has a fork server import what training needs
 """
 
 import contextlib
+import functools
 import http.client
 import os
 import signal
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,12 +25,13 @@ from containers import cluster, efa, gpus, metadata, network, shared, spot
 from containers.log import say
 from containers.program import cache, code, requirements
 from containers.program.lines import log_pipe
-from contract import exits, nodes, times
+from contract import exits, host_check, nodes, times
 from contract.errors import InputError
 from training import recipes
 from training.runtime.forkserver import NONE, ForkServer
 
 TOKEN: Final = "RAY_AUTH_TOKEN"
+_ASKED_EVERY_S: Final = 0.5
 
 # Fixed, so that a security group, a tunnel or a person can know them. Worker ports follow.
 PORTS: Final = {
@@ -98,11 +100,46 @@ class NodeConfig:
         )
 
 
-def host_faults(config: NodeConfig) -> list[str]:
-    """What is wrong with this host, a line each; empty when it is fit to train."""
-    found = gpus.faults(config.num_gpus) if config.num_gpus else []
+def host_faults(config: NodeConfig, *, is_in_use: bool = False) -> list[str]:
+    """Faults of this host, one line each; empty when it is fit to train.
+
+    Args:
+        is_in_use: Whether processes of a training may still hold memory of the host.
+    """
+    found = gpus.faults(config.num_gpus, is_in_use=is_in_use) if config.num_gpus else []
     found += efa.faults(config.num_efa) if config.num_efa else []
     return found + (shared.faults(config.shared) if config.shared else [])
+
+
+def watch_host(
+    request: Path,
+    check: Callable[[], list[str]],
+    leave: Callable[[], None],
+    ended: threading.Event,
+) -> None:
+    """Check this host whenever that is requested, until it is not fit; runs in a separate thread.
+
+    Args:
+        request: See ``contract.host_check``.
+        check: Returns the faults of this host.
+        leave: Keeps Ray from starting anything more here; called before the answer is given.
+        ended: Ends the watch.
+    """
+    while not ended.wait(_ASKED_EVERY_S):
+        if not request.exists():
+            continue
+        try:
+            faults = check()
+        except OSError as error:  # no memory for another process, for example
+            say(f"this host was not checked: {error}")
+            faults = []
+        for fault in faults:
+            say(f"this host is not fit to train any more: {fault}")
+        if faults:
+            leave()
+        host_check.answer(request, faults)
+        if faults:
+            return
 
 
 def count(environment: Mapping[str, str], name: str, default: int) -> int:
@@ -234,6 +271,7 @@ class Node:
         self._stopped_by: int | None = None
         self._notice: Path | None = None
         self._noticed_at = float("inf")
+        self._is_unfit = False
 
     def run(self) -> int:
         """Start Ray and wait; return the container's exit code.
@@ -275,7 +313,11 @@ class Node:
         with tempfile.TemporaryDirectory(prefix="node-") as folder, log_pipe(Path(folder)) as pipe:
             # For the launcher of a program that runs on this node.
             self._notice = Path(folder) / "notice"
-            environment |= {nodes.ENV_LOG_PIPE: str(pipe), nodes.ENV_NOTICE: str(self._notice)}
+            environment |= {
+                nodes.ENV_LOG_PIPE: str(pipe),
+                nodes.ENV_NOTICE: str(self._notice),
+                nodes.ENV_HOST_CHECK: str(Path(folder) / "check"),
+            }
             return self._run_ray(ray_command(config, address, server), environment, address)
 
     def _run_ray(self, command: list[str], environment: dict[str, str], address: str) -> int:
@@ -286,6 +328,11 @@ class Node:
         if self._stopped_by is not None:  # told so while it was being started
             self._ray.send_signal(signal.SIGTERM)
         ended = threading.Event()
+        request = Path(environment[nodes.ENV_HOST_CHECK])
+        check = functools.partial(host_faults, config, is_in_use=True)
+        threading.Thread(
+            target=watch_host, args=(request, check, self._leave, ended), daemon=True
+        ).start()
         if config.kind == nodes.HEAD:
             threading.Thread(
                 target=cluster.watch, args=(os.environ[TOKEN], say, ended), daemon=True
@@ -355,6 +402,8 @@ class Node:
 
     def _explain(self, code: int, lasted_s: float) -> int:
         """Turn Ray's exit code into this node's, and say what it means."""
+        if self._is_unfit:
+            return exits.BAD_HOST
         if self._stopped_by is not None:
             say(f"stopped as told, Ray has drained (exit code {code})")
             return exits.OK
@@ -374,8 +423,16 @@ class Node:
             new.write_text(f"{at:.3f}")
             new.replace(self._notice)
 
+    def _leave(self) -> None:
+        """End Ray on a host that is not fit."""
+        self._is_unfit = True
+        self._drain()
+
     def _stop(self, number: int, _frame: FrameType | None) -> None:
         self._stopped_by = number
+        self._drain()
+
+    def _drain(self) -> None:
         self._give_notice(time.time() + times.RAY_DRAIN_S)
         if self._ray is not None and self._ray.poll() is None:
             self._ray.send_signal(signal.SIGTERM)

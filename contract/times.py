@@ -75,4 +75,5 @@ HEALTH_START_S: Final = 120  # failures do not count: a first start reads its im
 RAY_HEALTH_DELAY_S: Final = 2  # Ray's head checks a new node
 RAY_HEALTH_EVERY_S: Final = 2  # and repeats it
 RAY_HEALTH_TIMEOUT_S: Final = 6  # shorter, and a node with busy processors would be taken for dead
+HOST_CHECK_S: Final = 90  # after a failure; 10 s as a rule, 60 s until nvidia-smi counts as hung
 RAY_RECONNECT_S: Final = 30  # a worker whose head is gone ends, so that its host can go

@@ -23,7 +23,7 @@ from containers.program.files import Mirror
 from containers.program.lines import NodeLog
 from containers.program.process import Program
 from containers.program.requirements import Stopped
-from contract import runs, times
+from contract import host_check, runs, times
 from contract.errors import InputError
 from contract.files import OUTPUT, WORK
 from contract.nodes import (
@@ -352,6 +352,10 @@ class Launcher:
                 self._told_at = time.time()
                 self._program.terminate()
             self._kill_at = min(self._kill_at, time.monotonic() + within_s)
+
+    def host_faults(self) -> list[str]:
+        """Faults of this node's host, which is checked now; see ``contract.host_check``."""
+        return host_check.ask()
 
     def close(self) -> None:
         """End the threads of this launcher, whose program has ended."""

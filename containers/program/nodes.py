@@ -7,8 +7,9 @@ The head of a job runs this as its command (``containers.job``); the order comes
 holds all of the node runs a ``Launcher``. The store at which the torchruns of all nodes meet is
 here, on the head, so that any other node may be lost.
 
-A program that fails on a node ends the job with its exit code. A node that is lost does not: the
-program is started again on all nodes as soon as there are enough, each with the files that it had.
+A program that fails on a node ends the job with its exit code, unless a host is found unfit then.
+A lost node does not end the job: the program is started again on all nodes as soon as there are
+enough, each with the files that it had.
 An elastic program that torchrun has started goes on with the nodes that are left.
 """
 
@@ -39,6 +40,7 @@ from containers.program.seats import (
     save_all,
     start_launcher,
     stop_all,
+    unfit,
     wait_for_end,
 )
 from containers.program.told import ENV_PROGRAM, Told
@@ -293,6 +295,9 @@ class Group:
                 assert failed.ended is not None
                 say(f"the program failed on node {failed.number}, exit code {failed.ended.code}")
                 self._end_all()
+                if hosts := unfit(self._seats):
+                    self._leaving |= {seat.node.id for seat in hosts}
+                    return None
                 return failed.ended.code
             elif not running:
                 self._end_all()

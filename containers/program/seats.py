@@ -107,6 +107,20 @@ def answers(seat: Seat, is_stopped: Callable[[], bool]) -> bool:
     return is_stopped()
 
 
+def unfit(seats: Sequence[Seat]) -> list[Seat]:
+    """The nodes whose hosts are found unfit to train, after the program has failed."""
+    calls = {seat.launcher.host_faults.remote(): seat for seat in seats}
+    done, _ = ray.wait([*calls], num_returns=len(calls), timeout=times.HOST_CHECK_S + ANSWER_S)
+    found = []
+    for call in done:
+        with contextlib.suppress(RayError):  # lost since
+            if faults := ray.get(call):
+                seat = calls[call]
+                say(f"node {seat.number} ({seat.node.address}) needs another host: {faults[0]}")
+                found.append(seat)
+    return found
+
+
 def stop_all(seats: Sequence[Seat]) -> None:
     """Tell a program to end, on all of its nodes at once."""
     for seat in seats:

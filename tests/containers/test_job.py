@@ -231,6 +231,9 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own() -> None:
     now[0] = 61.0
     assert reason(alone, running) == exits.NO_CAPACITY
     assert reason(job.Job(config(), head), Process(1)) == exits.RAY_FAILED
+    unfit = job.Job(config(), head)
+    unfit._on_unfit()
+    assert reason(unfit, running) == exits.BAD_HOST
 
 
 @pytest.mark.parametrize(

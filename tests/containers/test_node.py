@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from ray._private import services
 from containers import cluster, efa, gpus, health, network, node, shared
 from containers.node import NodeConfig
 from containers.start_ray import telling_agent_port
-from contract import exits, nodes
+from contract import exits, host_check, nodes
 from contract.errors import InputError
 from contract.nodes import ENV_JOB, HEAD, JOB, ClusterSize
 from tests.conftest import ROOT
@@ -260,6 +261,120 @@ def test_a_node_with_bad_gpus_does_not_join(nvidia_smi: Path) -> None:
     )
     assert run.returncode == exits.BAD_HOST
     assert "node: not joining: GPU 0 (NVIDIA A10G) has 7 uncorrected memory errors" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("printed", "is_fault"),
+    [
+        ("GPU 0 cannot compute: CUDA error: out of memory", False),
+        ("GPU 0 cannot compute: CUDA error: uncorrectable ECC error encountered", True),
+    ],
+)
+def test_memory_that_a_training_holds_is_no_fault_of_its_gpu(
+    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, printed: str, is_fault: bool
+) -> None:
+    answer(nvidia_smi, "0, NVIDIA A100, 0")
+    monkeypatch.setattr(gpus, "_in_a_child", lambda _: [printed])
+    assert gpus.faults(1) == [printed], "before a node joins, nothing else may hold its memory"
+    assert gpus.faults(1, is_in_use=True) == ([printed] if is_fault else [])
+
+
+def test_a_driver_that_hangs_is_not_waited_for_although_nothing_ends_its_process(
+    nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi.write_text("#!/bin/sh\nexec sleep 20\n")
+    nvidia_smi.chmod(0o755)
+    monkeypatch.setattr(gpus, "_DRIVER_S", 0.2)
+    started: list[subprocess.Popen[str]] = []
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        started.append(process)
+
+    with monkeypatch.context() as changed:
+        changed.setattr(subprocess.Popen, "kill", kill)
+        began = time.monotonic()
+        (found,) = gpus.faults(1)
+        assert time.monotonic() - began < 10
+    assert found == "nvidia-smi did not answer within 0.2 s: the driver hangs"
+    started[0].kill()
+    started[0].communicate()
+
+
+def ask(request: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Request a check in another thread; the list gets the answer."""
+    monkeypatch.setenv(nodes.ENV_HOST_CHECK, str(request))
+    answers: list[list[str]] = []
+    threading.Thread(target=lambda: answers.append(host_check.ask(30)), daemon=True).start()
+    return answers
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_node_whose_gpu_fails_after_it_joined_leaves_with_the_code_of_a_bad_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    faults: list[str] = []
+
+    def host_faults(_config: NodeConfig, *, is_in_use: bool) -> list[str]:
+        assert is_in_use
+        return list(faults)
+
+    monkeypatch.setattr(node, "host_faults", host_faults)
+    own = node.Node(NodeConfig.from_environment("worker", WORKER))
+    request = tmp_path / "check"
+    codes: list[int] = []
+    ray = [sys.executable, "-c", "import time; time.sleep(60)"]
+    environment = {**os.environ, nodes.ENV_HOST_CHECK: str(request)}
+    thread = threading.Thread(
+        target=lambda: codes.append(own._run_ray(ray, environment, "127.0.0.1")), daemon=True
+    )
+    thread.start()
+    first = ask(request, monkeypatch)
+    until(lambda: first)
+    assert (first, codes) == ([[]], []), "a failure of the program's own changes nothing"
+    faults.append("GPU 1 (NVIDIA A100) has 4 uncorrected memory errors")
+    second = ask(request, monkeypatch)
+    thread.join(30)
+    until(lambda: second)
+    assert (second, codes) == ([faults], [exits.BAD_HOST])
+    assert f"this host is not fit to train any more: {faults[0]}" in capfd.readouterr().err
+
+
+def test_ray_is_told_to_leave_before_an_unfit_host_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, ended = tmp_path / "check", threading.Event()
+    answers = ask(request, monkeypatch)
+    until(request.exists)
+    seen: list[bool] = []
+    node.watch_host(request, lambda: ["bad"], lambda: seen.append(not answers), ended)
+    until(lambda: answers)
+    assert (seen, answers) == ([True], [["bad"]])
+
+
+def test_a_check_that_cannot_be_made_ends_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, ended = tmp_path / "check", threading.Event()
+
+    def check() -> list[str]:
+        raise OSError("Cannot allocate memory")
+
+    def leave() -> None:
+        raise AssertionError("the host may be fit")
+
+    answers = ask(request, monkeypatch)
+    threading.Thread(
+        target=node.watch_host, args=(request, check, leave, ended), daemon=True
+    ).start()
+    until(lambda: answers)
+    ended.set()
+    assert answers == [[]]
 
 
 # --- health and token ----------------------------------------------------------------------------

@@ -127,26 +127,32 @@ def end_everywhere(processes: Sequence[Process]) -> None:
 
 
 def _on_nodes(task: Any, processes: Sequence[Process]) -> list[tuple[list[Process], Any]]:
-    """Call a function on each node with its processes; what it returns, None for a node that is
-    lost, and ``_NO_ANSWER`` for one that takes too long."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
+    """Call a function on each node with its processes; see ``on_nodes``."""
     by_node: dict[str, list[Process]] = {}
     for each in processes:
         by_node.setdefault(each.node, []).append(each)
+    answers = on_nodes(task, {node: (of_node,) for node, of_node in by_node.items()}, _NODE_S)
+    return [*zip(by_node.values(), answers, strict=True)]
+
+
+def on_nodes(task: Any, given: Mapping[str, tuple[Any, ...]], within_s: float) -> list[Any]:
+    """Call a function on each node with its arguments; return the results in that order: None for a
+    node that is lost, and ``_NO_ANSWER`` for one that takes longer than ``within_s``."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
     remote = ray.remote(task)
-    asked: Mapping[Any, list[Process]] = {
+    asked = [
         remote.options(
             num_cpus=0,
             max_retries=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(of_node): of_node
-        for node, of_node in by_node.items()
-    }
-    ready, _ = ray.wait([*asked], num_returns=len(asked), timeout=_NODE_S)
-    found = []
-    for reference, of_node in asked.items():
+        ).remote(*arguments)
+        for node, arguments in given.items()
+    ]
+    ready, _ = ray.wait(asked, num_returns=len(asked), timeout=within_s)
+    found: list[Any] = []
+    for reference in asked:
         answer = None
         if reference in ready:
             with contextlib.suppress(ray.exceptions.RayError):
@@ -154,7 +160,7 @@ def _on_nodes(task: Any, processes: Sequence[Process]) -> list[tuple[list[Proces
         else:
             answer = _NO_ANSWER
             ray.cancel(reference)
-        found.append((of_node, answer))
+        found.append(answer)
     return found
 
 

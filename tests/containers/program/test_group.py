@@ -391,3 +391,34 @@ def test_nodes_that_do_not_answer_are_waited_for_together(
     assert time.monotonic() - began < 15, "each by itself would take 38 s together"
     assert [seat.ended for seat in some] == [None] * 19 + [told]
     assert not any(seat.is_running for seat in some)
+
+
+def test_a_program_that_failed_beside_a_bad_gpu_is_started_again_on_another_host(
+    ray: Ray, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(name: str, actor: Actor) -> None:
+        def host_faults() -> list[str]:
+            if name != "b":
+                return []
+            add(ray, "c")
+            return ["GPU 0 (NVIDIA A100) has 7 uncorrected memory errors"]
+
+        actor.launcher.host_faults = host_faults  # type: ignore[method-assign]
+
+    add(ray, "a", "b")
+    ray.prepare = prepare
+    count = tmp_path / "count"
+    # Node 0 fails too: a collective breaks on all nodes, wherever the GPU is.
+    script = f"echo up >> {count}; test $(grep -c up {count}) -gt 2 || exit 9"
+    assert group(script).run() == exits.OK
+    assert [actor.is_lost for actor in ray.actors] == [False, True, False]
+    said = capfd.readouterr().err
+    assert "node 1 (127.0.0.1) needs another host: GPU 0 (NVIDIA A100) has 7 unc" in said
+    assert "the program is started again on 2 nodes" in said
+
+
+def test_a_program_that_failed_by_itself_is_not_started_again(ray: Ray) -> None:
+    add(ray, "a", "b")
+    assert group("exit 9").run() == 9
+    assert len(ray.actors) == 2
+    assert any(name == "host_faults" for name, _ in ray.actors[0].called)
