@@ -1,7 +1,7 @@
 # The commands of the project; `make` alone lists them. GNU make 3.81 and a POSIX shell suffice.
 
 # --- variables ---------------------------------------------------------------------------------
-#: Python to build .venv on (default: the first of python3, python3.13, 3.12, 3.11 that will do)
+#: Python to build .venv on (default: the one it has, or the first of python3, 3.13, 3.12, 3.11 that will do)
 PYTHON_BIN ?=
 #: Package index that torch alone comes from; see below
 TORCH_INDEX ?=
