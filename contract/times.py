@@ -40,6 +40,7 @@ DISCONNECTED_S: Final = 540  # agents reconnect within minutes, says AWS; three 
 KEEPER_TIMEOUT_S: Final = 300  # the function that cleans up; over before the next sweep begins
 JOB_STOP_S: Final = 300  # ``trainctl stop`` waits this long for the last node to be gone
 JOB_TAIL_S: Final = HEAD_GRACE_S + STOP_TIMEOUT_S + KEEPER_TIMEOUT_S  # until its hosts are gone
+HOST_JOINS_S: Final = 1200  # a host that has not joined by then, or takes no task, is replaced
 SURPLUS_HOST_S: Final = 2400  # one too many that the sweep spares: its start, 15 min or more idle
 
 # --- a node that starts ---------------------------------------------------------------------------

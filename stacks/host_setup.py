@@ -1,9 +1,10 @@
 """User data of a host: what it does between boot and the start of the ECS agent.
 
 On the ECS-optimized image the agent starts after user data has ended, so whatever is set up here
-is there before the first task. The disk of the cache, the image pull and the metrics agent may
-fail, and say so in the host's console output: they must not keep a host from joining the cluster.
-The shared file system must: a run would train on the empty folder in its place.
+is there before the first task, and each command that may hang has a time limit. The disk of the
+cache, the image pull and the metrics agent may fail, and say so in the host's console output: they
+must not keep a host from joining the cluster. A host without its shared file system or its GPUs
+switches itself off: no task could use it.
 """
 
 import json
@@ -23,6 +24,12 @@ image={image}
 registry=${{image%%/*}}
 region=$(echo "$registry" | cut -d. -f4)
 say() {{ echo "host-setup: $*"; }}
+# Its group starts another host in its place.
+give_up() {{
+    say "ERROR: $*; this host takes no task and switches itself off"
+    shutdown --poweroff now
+    exit 1
+}}
 
 say "joining {cluster}"
 cat >> /etc/ecs/ecs.config <<'CONFIG'
@@ -45,7 +52,8 @@ done
 chown {user}:{user} {cache} && chmod 0700 {cache} || say "WARNING: the cache cannot be written"
 
 say "packages"
-dnf install --assumeyes --quiet awscli-2 amazon-cloudwatch-agent || say "WARNING: no packages"
+timeout 300 dnf install --assumeyes --quiet awscli-2 amazon-cloudwatch-agent ||
+    say "WARNING: no packages"
 {shared}{efa}{wait_for_gpus}
 say "metrics"
 mkdir -p /opt/aws/amazon-cloudwatch-agent/etc
@@ -58,10 +66,11 @@ CONFIG
 # Minutes for a GPU image: done here, the first task finds it in place.
 say "image $image"
 systemctl start docker
-if aws ecr get-login-password --region "$region" |
-    docker login --username AWS --password-stdin "$registry"
+if timeout 60 aws ecr get-login-password --region "$region" |
+    timeout 60 docker login --username AWS --password-stdin "$registry"
 then
-    docker pull --quiet "$image" || say "WARNING: not pulled; ECS pulls it with the first task"
+    timeout 900 docker pull --quiet "$image" ||
+        say "WARNING: not pulled; ECS pulls it with the first task"
     docker logout "$registry"
 else
     say "WARNING: no login to $registry; ECS pulls with the first task"
@@ -69,22 +78,17 @@ fi
 say "done"
 """
 
-# ECS places tasks by this attribute. A host without it is of no use: it switches itself off, and
-# its group starts another one.
+# ECS places tasks by this attribute. A host without it is of no use.
 _SHARED: Final = """
 say "shared file system"
-dnf install --assumeyes --quiet lustre-client || say "WARNING: no Lustre client"
+timeout 300 dnf install --assumeyes --quiet lustre-client || say "WARNING: no Lustre client"
 mkdir -p {folder}
 mounted=no
 for attempt in $(seq {attempts}); do
     mount -t lustre -o relatime,flock {source} {folder} && mounted=yes && break
     sleep 6
 done
-if [ "$mounted" = no ]; then
-    say "ERROR: {source} cannot be mounted; this host takes no task and switches itself off"
-    shutdown --poweroff now
-    exit 1
-fi
+[ "$mounted" = yes ] || give_up "{source} cannot be mounted"
 # Its root only, of the user of the containers; what the bucket has stays readable.
 chown {user}:{user} {folder} || say "WARNING: jobs may not write to {folder}"
 echo 'ECS_INSTANCE_ATTRIBUTES={attributes}' >> /etc/ecs/ecs.config
@@ -98,19 +102,20 @@ say "efa"
 echo "vm.nr_hugepages = {huge_pages}" > /etc/sysctl.d/90-efa.conf
 sysctl --quiet --load=/etc/sysctl.d/90-efa.conf || say "WARNING: no huge pages"
 modprobe efa || {{
-    dnf install --assumeyes --quiet "kernel-modules-extra-$(uname -r)"
+    timeout 300 dnf install --assumeyes --quiet "kernel-modules-extra-$(uname -r)"
     modprobe efa || say "WARNING: no driver for EFA"
 }}
 found=$(find /sys/class/infiniband/ -mindepth 1 -maxdepth 1 2> /dev/null | wc -l)
 [ "$found" -eq {num_efa} ] || say "WARNING: $found EFA devices, {num_efa} should be here"
 """
 
-# The metrics agent ends when it finds no nvidia-smi at its start (pytorch/test-infra 4416).
+# The metrics agent ends when it finds no nvidia-smi at its start (pytorch/test-infra 4416), and the
+# ECS agent does not start without GPUs that answer: the host would be billed and never join.
 _WAIT_FOR_GPUS: Final = """
-for attempt in $(seq 60); do
-    nvidia-smi > /dev/null 2>&1 && break
-    [ "$attempt" -lt 60 ] || say "WARNING: nvidia-smi does not answer"
-    sleep 2
+for attempt in $(seq 30); do
+    timeout --kill-after=5 20 nvidia-smi > /dev/null 2>&1 && break
+    [ "$attempt" -lt 30 ] || give_up "its GPUs do not answer"
+    sleep 4
 done
 """
 

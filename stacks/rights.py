@@ -238,13 +238,13 @@ def of_keeper(
             ),
             iam.PolicyStatement(
                 sid="FindGroups",
-                actions=["autoscaling:DescribeAutoScalingGroups"],
+                actions=["autoscaling:DescribeAutoScalingGroups", "ec2:DescribeInstances"],
                 resources=["*"],
             ),
         ),
         reasons={
-            wildcard(scope): "Listing tasks and describing groups have no resource; tasks are "
-            "limited to this cluster.",
+            wildcard(scope): "Listing tasks and describing groups and instances have no resource; "
+            "tasks are limited to this cluster.",
             wildcard(core, f"{core.export_value(bucket.bucket_arn)}/{record}"): "Runs and jobs "
             "are named by their users.",
             wildcard(scope, executions): "Executions of the one state machine.",

@@ -6,16 +6,19 @@ Files in the local AWS's folder tell more:
 
     ends.json      exit codes of tasks, by ARN, that are to end by themselves
     bad_hosts.json how many of the next hosts of a capacity provider lack their GPU, by its name
+    unjoined_hosts.json how many of them boot, are billed and never join their cluster
 """
 
 import json
 import os
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from contract.exits import KILLED
-from rehearsal.ministack.internals import autoscaling, ecs
+from contract.times import HOST_JOINS_S
+from rehearsal.ministack.internals import autoscaling, ec2, ecs
 
 Record = dict[str, Any]
 
@@ -34,7 +37,7 @@ def take(task: Record, most: int | None) -> bool:
     if most is not None and len(mine) - len(free) >= most:
         return False
     for host in free:
-        if host["status"] == "ACTIVE":
+        if host["status"] == "ACTIVE" and host["_joins"]:
             task["containerInstanceArn"] = host["containerInstanceArn"]
             return True
     if most is not None and len(mine) >= most:
@@ -42,6 +45,7 @@ def take(task: Record, most: int | None) -> bool:
     cluster = ecs._cluster_name_from_arn(task["clusterArn"])
     place = task["clusterArn"].replace(":cluster/", ":container-instance/")
     arn, instance = f"{place}/{ecs.new_uuid()}", f"i-{ecs.new_uuid().replace('-', '')[:17]}"
+    joins = not is_next("unjoined_hosts.json", provider)
     _hosts[arn] = {
         "containerInstanceArn": arn,
         "ec2InstanceId": instance,
@@ -50,10 +54,12 @@ def take(task: Record, most: int | None) -> bool:
         "agentConnected": True,
         "registeredAt": ecs._iso(),
         "_cluster": cluster,
-        "_is_bad": next_is_bad(provider),
+        "_is_bad": is_next("bad_hosts.json", provider),
+        "_joins": joins,
         "_leaves": False,
     }
-    task["containerInstanceArn"] = arn
+    if joins:
+        task["containerInstanceArn"] = arn
     if group := group_of(provider):
         group["DesiredCapacity"] = max(group["DesiredCapacity"], len(group["Instances"]) + 1)
         group["Instances"].append(
@@ -65,12 +71,36 @@ def take(task: Record, most: int | None) -> bool:
                 "ProtectedFromScaleIn": group["NewInstancesProtectedFromScaleIn"],
             }
         )
-    return True
+        if not joins:
+            record_instance(instance, group)
+    return joins
 
 
-def next_is_bad(provider: str) -> bool:
-    """Whether the next host of a capacity provider lacks its GPU; it is counted."""
-    file = folder() / "bad_hosts.json"
+def record_instance(instance: str, group: Record) -> None:
+    """Have EC2 describe an instance of a group that should have joined its cluster by now."""
+    launched = datetime.now(tz=UTC) - timedelta(seconds=HOST_JOINS_S)
+    addresses = ("PrivateDnsName", "PrivateIpAddress", "PublicDnsName", "PublicIpAddress")
+    names = ("ImageId", "InstanceType", "SubnetId", "VpcId", "RootDeviceName")
+    ec2._instances[instance] = {
+        **dict.fromkeys((*addresses, *names), ""),
+        "InstanceId": instance,
+        "State": {"Code": 16, "Name": "running"},
+        "LaunchTime": launched.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+        "Placement": {"AvailabilityZone": group["AvailabilityZones"][0], "Tenancy": "default"},
+        "Architecture": "x86_64",
+        "RootDeviceType": "ebs",
+        "Virtualization": "hvm",
+        "Hypervisor": "xen",
+        "Monitoring": {"State": "disabled"},
+        "AmiLaunchIndex": 0,
+    }
+    tag = {"Key": "aws:autoscaling:groupName", "Value": group["AutoScalingGroupName"]}
+    ec2._tags[instance] = [tag]
+
+
+def is_next(plan: str, provider: str) -> bool:
+    """Whether the next host of a capacity provider is one of a file; it is counted."""
+    file = folder() / plan
     try:
         planned: dict[str, int] = json.loads(file.read_text())
     except (OSError, ValueError):
@@ -96,8 +126,10 @@ def forget_gone() -> None:
     for arn, host in [*_hosts.items()]:
         if host["_leaves"] and not tasks_of(host):
             del _hosts[arn]
+            gone = host["ec2InstanceId"]
+            ec2._instances.pop(gone, None)
+            ec2._tags.pop(gone, None)
             if group := group_of(host["capacityProviderName"]):
-                gone = host["ec2InstanceId"]
                 left = [each for each in group["Instances"] if each["InstanceId"] != gone]
                 group["Instances"][:] = left
 
@@ -125,7 +157,8 @@ def list_instances(request: Record) -> Any:
     """ListContainerInstances."""
     forget_gone()
     cluster = ecs._resolve_cluster_name(request.get("cluster", "default"))
-    arns = [arn for arn, host in _hosts.items() if host["_cluster"] == cluster]
+    found = [host for host in _hosts.values() if host["_cluster"] == cluster and host["_joins"]]
+    arns = [host["containerInstanceArn"] for host in found]
     return ecs.json_response({"containerInstanceArns": arns})
 
 

@@ -100,6 +100,7 @@ ec2 = _module(
     "_delete_nat_gateway",
     "_delete_placement_group",
     "_flow_logs",
+    "_instances",
     "_lt_data_xml",
     "_nat_gateways",
     "_network_interfaces",

@@ -8,7 +8,8 @@ project's ``contract`` package, which is packed beside it. Three events, told ap
     aborted  EventBridge, when an execution was aborted or timed out: the same, without a retry
     sweep    EventBridge, every few minutes: stops the tasks of executions that have ended, and
              heads that have waited for a host for longer than their job wants to; terminates
-             hosts that have had no task for a while
+             hosts that have had no task for a while, that never joined the cluster, or that
+             cannot take the task that waits
     release  trainctl, when a standing cluster has been stopped: terminates hosts without a task
 
 A job's tasks are known by what they were started with: their group, ``job:<id>``.
@@ -18,7 +19,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -56,6 +57,8 @@ STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
 #: Groups of hosts and their capacity providers; families of the deployment's tasks.
 GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
 FAMILIES = os.environ.get("FAMILIES", "").split()
+#: By which EC2 Auto Scaling marks the instances of a group.
+GROUP_TAG = "aws:autoscaling:groupName"
 #: Status of an execution that there is not.
 UNKNOWN = "unknown"
 
@@ -110,10 +113,14 @@ def stop(tasks: "list[TaskTypeDef]", reason: str) -> None:
         ecs.stop_task(cluster=CLUSTER, task=task["taskArn"], reason=reason)
 
 
-def release(instances: set[str]) -> None:
-    """End the hosts that nothing runs on any more.
+def release(instances: set[str], *, wanted: Collection[str] = ()) -> None:
+    """Terminate the hosts that nothing runs on any more.
 
     What goes wrong here is done again by the next sweep, so it does not fail a job.
+
+    Args:
+        wanted: capacity providers that a task waits for, "" for any: their groups start another
+            host in the place of one that is terminated.
     """
     ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
     until = time.monotonic() + times.CONSISTENT_S  # of all: the function's own time is limited
@@ -131,8 +138,9 @@ def release(instances: set[str]) -> None:
                 if is_ours:
                     set_status(status="ACTIVE")
                 continue
+            is_wanted = {"", found.get("capacityProviderName", "")} & {*wanted}
             groups.terminate_instance_in_auto_scaling_group(
-                InstanceId=found["ec2InstanceId"], ShouldDecrementDesiredCapacity=True
+                InstanceId=found["ec2InstanceId"], ShouldDecrementDesiredCapacity=not is_wanted
             )
         except Exception as error:
             print(f"{instance} is left to the next sweep: {error}")
@@ -181,40 +189,94 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
     hour at least; EC2 Auto Scaling keeps asking for hosts that no task waits for any more. While a
     task waits for a host of a group nothing is done to that group: a host that just came would be
     taken from it. A host that drains, or whose agent stays disconnected, takes no task, so it is no
-    host for one that waits. A disconnected agent also never reports that a task has stopped.
+    host for one that waits. A disconnected agent also never reports that a task has stopped. Nor is
+    one that has idled for ``HOST_JOINS_S`` beside a task that waits (it lacks a GPU, say), nor one
+    that has not joined the cluster by then: the group would be full with them.
 
     Args:
         tasks: all that run in the cluster.
     """
-    waiting = [task for task in tasks if task["lastStatus"] == "PROVISIONING"]
-    wanted = {task.get("capacityProviderName", "") for task in waiting}
+    now = time.time()
+    # Capacity providers that a task waits for, and since when.
+    wanted: dict[str, float] = {}
+    for task in tasks:
+        if task["lastStatus"] == "PROVISIONING":
+            provider, since = task.get("capacityProviderName", ""), task["createdAt"].timestamp()
+            wanted[provider] = min(since, wanted.get(provider, now))
     ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
     pages = ecs.get_paginator("list_container_instances").paginate(cluster=CLUSTER)
     arns = [arn for page in pages for arn in page["containerInstanceArns"]]
     idle: set[str] = set()
+    joined: set[str] = set()
     for first in range(0, len(arns), 100):
         page = ecs.describe_container_instances(
             cluster=CLUSTER, containerInstances=arns[first : first + 100]
         )
         for host in page["containerInstances"]:
+            joined.add(host["ec2InstanceId"])
             if disconnected_s(host) >= times.DISCONNECTED_S:
                 arn = host["containerInstanceArn"]
                 idle |= {arn} if unused(arn) else set()
                 continue
-            has_tasks = host["runningTasksCount"] or host["pendingTasksCount"]
-            is_wanted = wanted & {"", host.get("capacityProviderName", "")}
-            if has_tasks or (is_wanted and host["status"] != "DRAINING"):
+            if host["runningTasksCount"] or host["pendingTasksCount"]:
                 continue
-            if time.time() - unused_since(host) >= idle_s:
+            provider, limit = host.get("capacityProviderName", ""), idle_s
+            if wanted.keys() & {"", provider} and host["status"] != "DRAINING":
+                # ECS places a task that waits on a host that can take it within this time.
+                if now - wanted.get(provider, now) < times.SWEEP_EVERY_S:
+                    continue
+                limit = times.HOST_JOINS_S
+            if now - unused_since(host) >= limit:
                 idle.add(host["containerInstanceArn"])
-    release(idle)
+    release(idle, wanted=wanted)
+    unjoined = end_unjoined(joined, wanted)
     found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*GROUPS])
     for group in found["AutoScalingGroups"]:
         there, name = len(group["Instances"]), group["AutoScalingGroupName"]
-        if group["DesiredCapacity"] > there and not wanted & {"", GROUPS[name]}:
+        if group["DesiredCapacity"] > there and not wanted.keys() & {"", GROUPS[name]}:
             print(f"{name} asks for {there} hosts, not {group['DesiredCapacity']}")
             groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=there)
-    return sorted(idle)
+    return [*sorted(idle), *unjoined]
+
+
+def end_unjoined(joined: set[str], wanted: Collection[str]) -> list[str]:
+    """Terminate the instances of the groups that have not joined the cluster in time.
+
+    No task ever comes to them, and the protection from scale-in that each instance starts with is
+    lifted from hosts of the cluster only: nothing else would end them.
+
+    Args:
+        joined: instances that are hosts of the cluster.
+        wanted: capacity providers that a task waits for, "" for any.
+
+    Returns:
+        Their ids.
+    """
+    ec2, groups = boto3.client("ec2"), boto3.client("autoscaling")
+    pages = ec2.get_paginator("describe_instances").paginate(
+        Filters=[
+            {"Name": f"tag:{GROUP_TAG}", "Values": [*GROUPS]},
+            {"Name": "instance-state-name", "Values": ["pending", "running"]},
+        ]
+    )
+    reservations = [each for page in pages for each in page["Reservations"]]
+    ended = []
+    for instance in [each for part in reservations for each in part["Instances"]]:
+        name, age = instance["InstanceId"], time.time() - instance["LaunchTime"].timestamp()
+        if name in joined or age < times.HOST_JOINS_S:
+            continue
+        tags = {tag["Key"]: tag["Value"] for tag in instance["Tags"]}
+        group = tags[GROUP_TAG]
+        print(f"{name} of {group} has not joined the cluster within {age:.0f} s")
+        try:
+            groups.terminate_instance_in_auto_scaling_group(
+                InstanceId=name,
+                ShouldDecrementDesiredCapacity=not {"", GROUPS[group]} & {*wanted},
+            )
+            ended.append(name)
+        except Exception as error:
+            print(f"{name} is left to the next sweep: {error}")
+    return ended
 
 
 def disconnected_s(host: "ContainerInstanceTypeDef") -> float:

@@ -116,6 +116,10 @@ class Stage:
         """So many of the next new hosts of a capacity provider lack their GPU."""
         self._write("bad_hosts.json", {of: number})
 
+    def have_unjoined_hosts(self, number: int, *, of: str) -> None:
+        """So many of the next new hosts of a capacity provider never join their cluster."""
+        self._write("unjoined_hosts.json", {of: number})
+
     def plan(self, job: str, faults: Sequence[str]) -> None:
         """Faults of the next requests for a job's head."""
         with self._lock:

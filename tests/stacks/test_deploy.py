@@ -178,6 +178,30 @@ def queue_jobs(stage: Stage) -> None:
     stage.clean_up()
 
 
+def replace_a_host_that_never_joins(stage: Stage) -> None:
+    """A group is full with an instance that is billed and takes no task: a sweep terminates it, and
+    the head that waits gets another one."""
+    stage.have_hosts(1)
+    stage.have_unjoined_hosts(1, of=stage.head_provider)
+    stage.start("unjoined")
+
+    def ended() -> list[str]:
+        return [each for each in stage.call_keeper()["released"] if each.startswith("i-")]
+
+    try:
+        assert len(stage.eventually("the sweep ends it", ended)) == 1
+
+        def running() -> list[str]:
+            return [task for task in stage.alive() if stage.is_running(task)]
+
+        (head,) = stage.eventually("the head runs", running)
+        stage.exit(head, 0)
+        stage.eventually("the job ends", lambda: stage.status("unjoined") == "SUCCEEDED")
+    finally:
+        stage.have_hosts(99)
+    stage.clean_up()
+
+
 def run_jobs(core: dict[str, str], training: dict[str, str], preset: str) -> None:
     """One job is stopped, one aborted: both are tidied up after, and say so. A third one stays."""
     states, ecs, s3 = boto3.client("stepfunctions"), boto3.client("ecs"), boto3.client("s3")
@@ -288,6 +312,7 @@ def test_deploy_change_and_destroy(aws: LocalAws, cdk: Cdk, preset: str) -> None
         stage = Stage(aws.log.parent, core, training)
         disturb_jobs(stage)
         queue_jobs(stage)
+        replace_a_host_that_never_joins(stage)
     run_jobs(core, training, preset)
     start_hosts_and_a_task(training)
     cdk("destroy", "--all", "--force", again=True)

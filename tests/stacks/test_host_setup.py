@@ -1,5 +1,5 @@
-"""User data does what it says on a host, and of what may fail there only the shared file system
-keeps a host from its cluster.
+"""User data does what it says on a host, and of what may fail there only the shared file system and
+the GPUs keep a host from its cluster.
 
 The script is run for real, in a folder that stands for the host's root, with stand-ins for the
 commands that a host has and this machine may not.
@@ -159,7 +159,6 @@ def test_a_spot_host_drains_on_notice_and_lets_tasks_read_it(tmp_path: Path) -> 
         ("dnf", "no packages"),
         ("cloudwatch-ctl", "no metrics"),
         ("docker", "no login"),
-        ("nvidia-smi", "nvidia-smi does not answer"),
         ("chown", "the cache cannot be written"),
     ],
 )
@@ -172,6 +171,44 @@ def test_what_fails_is_said_and_does_not_keep_the_host_from_joining(
     assert f"host-setup: WARNING: {warning}" in run.stdout
     assert run.stdout.endswith("host-setup: done\n")
     assert host.ecs_config["ECS_CLUSTER"] == "training"
+
+
+def test_a_host_whose_gpus_do_not_answer_switches_itself_off(tmp_path: Path) -> None:
+    """The agent would not start there: the host would be billed and never join its cluster."""
+    host = Host(tmp_path / "host", broken=("nvidia-smi",))
+    run = host.boot(has_gpus=True)
+    assert run.returncode == 1
+    assert host.calls[-1] == "shutdown --poweroff now"
+    assert "host-setup: ERROR: its GPUs do not answer; this host takes no task" in run.stdout
+    assert not [call for call in host.calls if call.startswith("docker")]
+
+
+@pytest.mark.parametrize("hangs", ["nvidia-smi", "dnf", "aws", "docker"])
+def test_no_command_that_hangs_keeps_a_host_from_its_end_or_its_cluster(
+    tmp_path: Path, hangs: str
+) -> None:
+    host = Host(tmp_path / "host")
+    command = host.root / "bin" / hangs
+    command.write_text(command.read_text().replace("exit 0", "exec /bin/sleep 30"))
+    # Seconds are hundredths here.
+    limit = host.root / "bin" / "timeout"
+    limit.write_text(
+        "#!/bin/sh\n"
+        'while [ "${1#-}" != "$1" ]; do shift; done\n'
+        f'echo "limit $*" >> {host.root}/calls\n'
+        'shift; exec /usr/bin/timeout 0.1 "$@"\n'
+    )
+    limit.chmod(0o755)
+    run = host.boot(has_gpus=True, mount=MOUNT, efa=instance_type("p4d.24xlarge"))
+    if hangs == "nvidia-smi":
+        assert (run.returncode, host.calls[-1]) == (1, "shutdown --poweroff now")
+    else:
+        assert run.stdout.endswith("host-setup: done\n")
+        assert "WARNING" in run.stdout
+    limits = {(words[2], words[1]) for call in host.calls if (words := call.split())[0] == "limit"}
+    expected = {("nvidia-smi", "20"), ("dnf", "300"), ("aws", "60"), ("docker", "60")}
+    if hangs == "dnf":
+        assert limits == expected | {("docker", "900")}
 
 
 def test_the_cache_is_on_the_first_disk_of_the_host_and_belongs_to_the_containers_user(

@@ -202,6 +202,11 @@ class Aws:
         self.disconnected: set[str] = set()
         self.marks: dict[str, str] = {}
         """Of hosts that a sweep has found disconnected: since when."""
+        self.unjoined: dict[str, tuple[str, float]] = {}
+        """Instances that are not in the cluster: their group, and how many seconds ago they have
+        started."""
+        self.replaced: list[str] = []
+        """Of the terminated ones: those that their group starts another one for."""
         self.groups: dict[str, tuple[int, int]] = {}
         """Of groups of hosts: how many are asked for, and how many there are."""
         self.exceptions = SimpleNamespace(ExecutionDoesNotExist=KeyError, ClientError=ClientError)
@@ -320,12 +325,27 @@ class Aws:
             ]
         }
 
+    def _describe_instances(self, *, Filters: list[dict[str, Any]]) -> Any:  # noqa: N803
+        tag, state = Filters
+        assert tag == {"Name": "tag:aws:autoscaling:groupName", "Values": ["heads", "workers"]}
+        assert state == {"Name": "instance-state-name", "Values": ["pending", "running"]}
+        ages = {f"i-{name}": ("workers", age) for name, age in self.hosts.items()} | self.unjoined
+        for name, (group, age) in ages.items():
+            instance = {
+                "InstanceId": name,
+                "LaunchTime": datetime.now(tz=UTC) - timedelta(seconds=age),
+                "Tags": [{"Key": "x", "Value": "y"}, {"Key": tag["Name"][4:], "Value": group}],
+            }
+            yield {"Reservations": [{"Instances": [instance]}]}
+
     def set_desired_capacity(self, *, AutoScalingGroupName: str, DesiredCapacity: int) -> None:  # noqa: N803
         self.groups[AutoScalingGroupName] = (DesiredCapacity, self.groups[AutoScalingGroupName][1])
 
     def terminate_instance_in_auto_scaling_group(self, **arguments: Any) -> None:
-        assert arguments["ShouldDecrementDesiredCapacity"]
         self.terminated.append(arguments["InstanceId"])
+        if not arguments["ShouldDecrementDesiredCapacity"]:
+            self.replaced.append(arguments["InstanceId"])
+        self.unjoined.pop(arguments["InstanceId"], None)
 
     def put_object(
         self,
@@ -675,7 +695,7 @@ def test_a_host_whose_agent_stays_disconnected_is_no_host_for_a_task_that_waits(
     keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ECS counts it among the provider's hosts, so it asks EC2 for no other one."""
-    aws.hosts = dict.fromkeys(("deaf", "short", "trains", "told", "here"), 9000)
+    aws.hosts = dict.fromkeys(("deaf", "short", "trains", "told", "here"), 60)
     aws.disconnected = {"deaf", "short", "trains", "told"}
     aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
     aws.add("trainer", host="trains", group="service:worker")
@@ -693,6 +713,61 @@ def test_a_host_whose_agent_stays_disconnected_is_no_host_for_a_task_that_waits(
     assert keeper.handler({}, None)["released"] == ["deaf", "told"]
     assert sorted(aws.terminated) == ["i-deaf", "i-told"], "what still trains stays"
     assert "trainer" in aws.running()
+
+
+def test_an_instance_that_never_joins_the_cluster_is_terminated(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    late = times.HOST_JOINS_S + 60
+    aws.unjoined = {
+        "i-head": ("heads", late),
+        "i-worker": ("workers", late),
+        "i-boots": ("workers", times.HOST_JOINS_S - 60),
+    }
+    aws.hosts = {"h6": late}  # it has joined, and runs a task
+    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
+    found = keeper.handler({}, None)["released"]
+    assert (found, aws.terminated) == (["i-head", "i-worker"], ["i-head", "i-worker"])
+    assert aws.replaced == ["i-worker"], "a task waits for another one"
+    assert keeper.handler({}, None)["released"] == []
+
+
+def test_an_instance_that_cannot_be_terminated_does_not_keep_the_sweep_from_the_others(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.unjoined = {f"i-{number}": ("workers", 9000.0) for number in range(2)}
+    stock = aws.terminate_instance_in_auto_scaling_group
+
+    def terminate(**arguments: Any) -> None:
+        if arguments["InstanceId"] == "i-0":
+            raise ClientError({"Error": {"Code": "ScalingActivityInProgress"}}, "Terminate")
+        stock(**arguments)
+
+    monkeypatch.setattr(aws, "terminate_instance_in_auto_scaling_group", terminate)
+    assert keeper.handler({}, None)["released"] == ["i-1"]
+
+
+def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    """It joined with seven of its eight GPUs, say; its group is full and starts no other."""
+    late = times.HOST_JOINS_S + 60
+    aws.hosts = {"unfit": late, "new": times.HOST_JOINS_S - 60, "of-head": late}
+    aws.providers["of-head"] = "for-heads"
+    waited = timedelta(seconds=times.SWEEP_EVERY_S)
+    for name, provider, since in (
+        ("waits", "for-workers", datetime.now(tz=UTC) - waited),
+        ("asked-now", "for-heads", datetime.now(tz=UTC)),
+    ):
+        aws.add(name, lastStatus="PROVISIONING", host=None, group="service:worker")
+        aws.tasks[name] |= {"capacityProviderName": provider, "createdAt": since}
+    assert keeper.handler({}, None)["released"] == ["unfit"]
+    assert aws.terminated == aws.replaced == ["i-unfit"]
+    # It ran a task until a moment ago.
+    aws.hosts, aws.states = {"used": 9000}, {}
+    aws.add("done", host="used", stoppedAt=datetime.now(tz=UTC), lastStatus="STOPPED")
+    aws.tasks["done"]["desiredStatus"] = "STOPPED"
+    assert keeper.handler({}, None)["released"] == []
 
 
 def test_a_drain_that_another_has_begun_is_not_undone(keeper: ModuleType, aws: Aws) -> None:

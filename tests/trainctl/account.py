@@ -103,6 +103,8 @@ class Account:
         """Types of the hosts by name, none of which runs a task."""
         self.disconnected: dict[str, list[dict[str, str]]] = {}
         """Hosts whose agent ECS does not hear of, and what a sweep has written on them."""
+        self.unregistered: dict[str, str] = {}
+        """Types of instances that have not joined the cluster, by name."""
         self.function_error: dict[str, str] = {}
         # Jobs.
         self.executions: dict[str, Any] = {}
@@ -216,6 +218,18 @@ class Account:
 
     def on_update_service(self, *, service: str, desiredCount: int, **_: Any) -> None:  # noqa: N803
         self.wanted[service] = desiredCount
+
+    def on_describe_instances(self, *, Filters: list[dict[str, Any]]) -> Any:  # noqa: N803
+        assert Filters[0]["Values"] == ["TrainingStack-*"]
+        instances = [
+            {
+                "InstanceId": name,
+                "InstanceType": kind,
+                "LaunchTime": datetime.now(tz=UTC) - timedelta(minutes=25),
+            }
+            for name, kind in (self.hosts | self.unregistered).items()
+        ]
+        return {"Reservations": [{"Instances": [each]} for each in instances]}
 
     def on_list_container_instances(self, **_: Any) -> Any:
         return {"containerInstanceArns": [*self.hosts]}

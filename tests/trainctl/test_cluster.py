@@ -259,6 +259,23 @@ def test_hosts_that_are_billed_are_shown_whether_or_not_the_cluster_is_up(
     assert [host["id"] for host in hosts] == ["i-0123456789abcdef0", "i-1"]
 
 
+def test_an_instance_that_has_not_joined_the_cluster_is_shown(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.hosts = {"i-here": "g5.xlarge"}
+    account.unregistered = {"i-absent": "g5.xlarge"}
+    assert main(["cluster", "status"]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line[:2] == "i-"]
+    assert [row[:4] for row in rows] == [
+        ["i-absent", "g5.xlarge", "UNREGISTERED", "0"],
+        ["i-here", "g5.xlarge", "ACTIVE", "0"],
+    ]
+    assert (rows[0][4:6], rows[0][-1]) == (["25", "min"], "$1.05"), "since its launch"
+    assert main(["cluster", "status", "--json"]) == 0
+    hosts = json.loads(capsys.readouterr().out)["hosts"]
+    assert [host["state"] for host in hosts] == ["UNREGISTERED", "ACTIVE"]
+
+
 def test_a_host_whose_agent_is_disconnected_is_shown_as_such(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,15 +7,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from contract import nodes
+from contract.outputs import TRAINING_STACK
 from contract.tasks import disconnected_since
 from trainctl.aws.clients import Clients
 from trainctl.aws.tasks import DESCRIBE_MOST, Task, Tasks
 from trainctl.errors import CliError
 
 if TYPE_CHECKING:
+    from mypy_boto3_ec2.type_defs import InstanceTypeDef
     from mypy_boto3_ecs.type_defs import ContainerInstanceTypeDef, DeploymentTypeDef
 
 NODES: Final = (nodes.HEAD, nodes.WORKER)
+#: State of an instance that has not joined the cluster: it boots, or never will.
+UNREGISTERED: Final = "UNREGISTERED"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,13 +38,13 @@ class Service:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """An instance in the cluster: billed whether or not a task runs on it, a job's or the standing
-    cluster's."""
+    """An instance of the deployment: billed whether or not a task of a job, or of the standing
+    cluster, runs on it."""
 
     id: str
     instance_type: str
     state: str
-    """``ACTIVE``, or ``DRAINING`` where no task may come any more."""
+    """``ACTIVE``, ``DRAINING`` where no task may come any more, or ``UNREGISTERED``."""
     is_connected: bool
     """Whether ECS hears of its agent. If not, no task comes to it, and none on it can be stopped;
     agents reconnect several times an hour, within minutes."""
@@ -48,7 +52,7 @@ class Host:
     """When a sweep first saw that it is not; None while no sweep has."""
     num_tasks: int
     since: datetime
-    """When it joined."""
+    """When it joined; where it has not, when it was launched."""
 
     @classmethod
     def from_ecs(cls, found: "ContainerInstanceTypeDef") -> Self:
@@ -63,6 +67,19 @@ class Host:
             disconnected_since=datetime.fromtimestamp(away, tz=UTC) if away else None,
             num_tasks=found["runningTasksCount"] + found["pendingTasksCount"],
             since=found["registeredAt"],
+        )
+
+    @classmethod
+    def from_ec2(cls, found: "InstanceTypeDef") -> Self:
+        """One that ECS does not know."""
+        return cls(
+            id=found["InstanceId"],
+            instance_type=found["InstanceType"],
+            state=UNREGISTERED,
+            is_connected=False,
+            disconnected_since=None,
+            num_tasks=0,
+            since=found["LaunchTime"],
         )
 
 
@@ -111,7 +128,7 @@ class StandingCluster:
         )
 
     def hosts(self) -> list[Host]:
-        """All hosts, those of jobs too, the oldest first."""
+        """All instances of the deployment, those of jobs too, the oldest first."""
         ecs = self._clients.ecs
         pages = ecs.get_paginator("list_container_instances").paginate(cluster=self._cluster)
         arns = [arn for page in pages for arn in page["containerInstanceArns"]]
@@ -121,7 +138,21 @@ class StandingCluster:
                 cluster=self._cluster, containerInstances=arns[first : first + DESCRIBE_MOST]
             )
             found += map(Host.from_ecs, page["containerInstances"])
+        found += self._unregistered({host.id for host in found})
         return sorted(found, key=lambda host: host.since)
+
+    def _unregistered(self, joined: set[str]) -> list[Host]:
+        """Instances of the groups that are not among those that have joined."""
+        pages = self._clients.ec2.get_paginator("describe_instances").paginate(
+            Filters=[
+                # As CloudFormation names the groups.
+                {"Name": "tag:aws:autoscaling:groupName", "Values": [f"{TRAINING_STACK}-*"]},
+                {"Name": "instance-state-name", "Values": ["pending", "running"]},
+            ]
+        )
+        reservations = [each for page in pages for each in page["Reservations"]]
+        instances = [each for part in reservations for each in part["Instances"]]
+        return [Host.from_ec2(each) for each in instances if each["InstanceId"] not in joined]
 
     def release_hosts(self) -> int:
         """Terminate the cluster's hosts that have no task; return how many they were.

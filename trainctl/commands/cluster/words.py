@@ -9,7 +9,7 @@ from contract.instance_types import instance_type
 from contract.nodes import ClusterSize
 from contract.prices import HostPrice
 from contract.text import duration
-from trainctl.aws.cluster import Host
+from trainctl.aws.cluster import UNREGISTERED, Host
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
@@ -59,7 +59,7 @@ def age(since: datetime | None) -> str:
 
 def state(host: Host) -> str:
     """What ECS does with a host: ``ACTIVE, agent disconnected 12 min`` can take no task."""
-    if host.is_connected:
+    if host.is_connected or host.state == UNREGISTERED:
         return host.state
     return f"{host.state}, agent disconnected {age(host.disconnected_since)}".rstrip()
 
