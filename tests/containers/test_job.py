@@ -306,6 +306,13 @@ def test_an_elastic_recipe_that_trains_with_fewer_nodes_does_not_wait() -> None:
     assert reason(own, Process()) is None
 
 
+def test_a_job_without_worker_nodes_waits_for_none() -> None:
+    now = [0.0]
+    own = waiting(now, nodes=Range(0, 0))
+    now[0] = 61.0  # its own Ray may still be starting
+    assert reason(own, Process()) is None
+
+
 @pytest.mark.parametrize("on", [Placement.HEAD, Placement.NODES])
 def test_a_program_may_go_on_without_the_nodes_that_it_lost(on: Placement) -> None:
     now = [0.0]
