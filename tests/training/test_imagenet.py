@@ -10,14 +10,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch.multiprocessing.spawn import ProcessExitedException, start_processes
 
 from contract.errors import InputError
 from tests import forks
-from tests.training.sample_pictures import CLASSES, sort_val, write_tree
+from tests.training.sample_pictures import CLASSES, as_jpeg, sort_val, write_tree
 from tests.training.test_ddp import free_port
 from tests.training.test_local_runs import assert_nothing_is_left, launcher
 from training.checkpoint import checkpoints
@@ -26,8 +28,9 @@ from training.data.images import BatchOrder
 from training.data.pictures import reader as pictures
 from training.data.pictures.pool import ReadingError
 from training.data.pictures.reader import Reader
+from training.models import picture_shapes
 from training.recipes.imagenet import RECIPE, loop
-from training.recipes.imagenet.settings import PRESETS, ImagenetConfig
+from training.recipes.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
 from training.record.events import Evaluation, Event, Finished, Step
 from training.record.lines import Line, Metrics
 from training.runtime.torchrun import TorchrunWorker
@@ -83,9 +86,47 @@ def test_pictures_grow_to_their_full_size_by_three_quarters_of_the_run() -> None
     assert config(model="efficientnet-b4", image_size=0).full_size == 380
 
 
-def test_packed_pictures_are_not_shrunk_again_for_a_little_less() -> None:
+def test_packed_pictures_are_not_shrunk_again() -> None:
     whole = config(image_size=224)
-    assert [whole.canvas_of(packed) for packed in (0, 160, 320, 512)] == [298, 160, 320, 298]
+    assert [whole.size_of(packed) for packed in (0, 160, 320, 512)] == [400, 160, 320, 512]
+
+
+@pytest.mark.parametrize("model", picture_shapes.NAMES)
+def test_evaluation_and_nearly_all_crops_are_shrunk_from_what_is_decoded(model: str) -> None:
+    whole = config(model=model, image_size=0, least_area=0.25)
+    size, full = whole.size_of(0), whole.full_size
+    assert MIDDLE * size >= full
+    boxes = augmentation.random_boxes(
+        torch.arange(10_000), seed=0, step=0, least_area=whole.least_area
+    )
+    crops = (boxes.area * size * size * 4 / 3).sqrt()  # of a picture of 4:3
+    assert (crops < full).float().mean() < 0.01
+
+
+def test_a_usual_picture_is_read_with_all_its_pixels_and_a_panorama_with_its_middle(
+    tmp_path: Path,
+) -> None:
+    class Rank:
+        device = torch.device("cpu")
+        world_size = 1
+
+    panorama = Image.linear_gradient("L").resize((100, 2000)).rotate(90, expand=True)
+    images = {"panorama": panorama, "usual": Image.new("L", (375, 500))}
+    for split in ("train", "val"):
+        (tmp_path / split / "a").mkdir(parents=True)
+        for name, image in images.items():
+            (tmp_path / split / "a" / f"{name}.jpg").write_bytes(as_jpeg(image))
+    worker: Any = Rank()
+    with ExitStack() as stack:
+        whole = config(data=str(tmp_path), image_size=224, decoders=1)
+        found = loop.open_pictures(whole, worker, stack)
+        for source in (found.train, found.val):
+            (batch,) = source.batches([torch.arange(2)])
+            assert batch.pictures.shape == (2, 600, 600, 3)
+            assert batch.extents.tolist() == [[100, 600], [500, 375]]
+            shown = batch.pictures[0, 50, :, 0].float()
+            expected = torch.from_numpy(np.asarray(panorama)[50, 700:1300].astype(np.float32))
+            torch.testing.assert_close(shown, expected, atol=3, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,9 @@ from training.data.pictures.prepare import Wish, prepare
 from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
 
 CPU = torch.device("cpu")
-#: Larger than any of the pictures: packing does not shrink them, so all forms have equal pixels.
-SIZE = 448
+#: No picture has more on its shorter side: packing does not shrink them, so all forms have equal
+#: pixels.
+SIZE = 300
 GLOBAL_BATCH = 32
 
 
@@ -176,8 +177,9 @@ def test_validation_reads_each_picture_once_over_all_ranks(sets: Sets) -> None:
     for rank in range(3):
         with Reader(found, found.val, size=64, batch=4, device=CPU, decoders=1) as opened:
             for batch in opened.batches(rank_part(31, batch=4, rank=rank, world_size=3)):
-                assert batch.pictures.shape == (len(batch.samples), 64, 64, 3)
-                assert int(batch.extents.max()) == 64, "what is larger is shrunk to fit"
+                assert batch.pictures.shape == (len(batch.samples), 96, 96, 3)
+                assert int(batch.extents.amin(dim=1).max()) == 64, "what is larger is shrunk"
+                assert 64 < int(batch.extents.max()) <= 96
                 seen += batch.samples.tolist()
     assert seen == list(range(31))
 
@@ -390,28 +392,41 @@ def test_pictures_that_are_not_rgb_become_it(mode: str, tmp_path: Path) -> None:
 def test_large_pictures_are_shrunk_and_keep_their_shape() -> None:
     image = Image.radial_gradient("L").resize((1000, 500)).convert("RGB")
     found = decode(sample_pictures.as_jpeg(image, quality=95), size=200)
-    assert found.shape == (100, 200, 3)
-    expected = np.asarray(image.resize((200, 100), Image.Resampling.BOX)).astype(int)
+    assert found.shape == (200, 400, 3)
+    expected = np.asarray(image.resize((400, 200), Image.Resampling.BOX)).astype(int)
     assert np.abs(found.astype(int) - expected).mean() < 3
 
 
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-@pytest.mark.parametrize("shape", [(64, 40), (64, 64), (40, 64), (30, 20)])
-def test_a_picture_fills_the_corner_of_its_canvas_and_the_rest_is_black(
-    mode: str, shape: tuple[int, int]
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        ((96, 64), (96, 64)),
+        ((64, 96), (64, 96)),
+        ((30, 20), (30, 20)),
+        ((640, 64), (96, 64)),
+        ((6, 600), (6, 96)),
+        ((128, 2560), (64, 96)),
+    ],
+    ids=["landscape", "portrait", "small", "panorama", "line", "tower"],
+)
+def test_a_picture_or_its_middle_fills_the_corner_of_its_canvas_and_the_rest_is_black(
+    mode: str, shape: tuple[int, int], shown: tuple[int, int]
 ) -> None:
-    """One that is as wide as its canvas is decoded into it: with the same pixels."""
     image = Image.radial_gradient("L").resize(shape).convert(mode)
     content = sample_pictures.as_jpeg(image, quality=95)
-    canvas = np.full((64, 64, 3), 7, np.uint8)
-    width, height = shape
+    canvas = np.full((96, 96, 3), 7, np.uint8)
+    width, height = shown
     entry = Entry(label=0, name="a/b", file="train-00000.tar")
-    assert draw(content, entry, canvas, encoding=JPEG) == (height, width)
-    assert np.array_equal(canvas[:height, :width], decode(content, size=64))
+    assert draw(content, entry, canvas, size=64, encoding=JPEG) == (height, width)
+    whole = decode(content, size=64)
+    top, left = (whole.shape[0] - height) // 2, (whole.shape[1] - width) // 2
+    expected = whole[top : top + height, left : left + width]
+    assert np.array_equal(canvas[:height, :width], expected)
     assert not canvas[height:].any()
     assert not canvas[:, width:].any()
     with pytest.raises(DamagedError):
-        draw(content[:300], entry, canvas, encoding=JPEG)
+        draw(content[:300], entry, canvas, size=64, encoding=JPEG)
 
 
 def test_a_host_that_has_all_shards_asks_nothing_of_s3(

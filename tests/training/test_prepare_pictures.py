@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from contract import exits
 from contract.errors import InputError
@@ -139,6 +140,26 @@ def test_a_set_has_what_the_source_has_and_verify_finds_each_change(
     assert entry.name in wrong
     path.unlink()
     assert "is missing" in " ".join(verify(at).wrong)
+
+
+@pytest.mark.parametrize("encoding", ["jpeg", "raw"])
+def test_packing_shrinks_the_shorter_side_and_keeps_all_of_a_picture(
+    tmp_path: Path, encoding: str
+) -> None:
+    shapes = {"landscape": (400, 300), "panorama": (2000, 200), "small": (300, 50)}
+    for split in ("train", "val"):
+        for name, shape in shapes.items():
+            path = tmp_path / "tree" / split / "a" / f"{name}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(sample_pictures.as_jpeg(Image.new("RGB", shape)))
+    made(tmp_path / "tree", tmp_path / "set", form="packed", size=150, encoding=encoding)
+    entries = library.open_set(str(tmp_path / "set")).train
+    found = {each.name: (each.width, each.height) for each in entries}
+    assert found == {
+        "a/landscape.jpg": (200, 150),
+        "a/panorama.jpg": (1500, 150),
+        "a/small.jpg": (300, 50),
+    }
 
 
 def test_shards_are_tar_files_that_other_programs_read(tree: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 All of it is done on the device, and what is random is a function of the seed, the step and the
 sample's number only, so it does not change with the number of workers. Resizing is two matrix
 products per picture, whose rows hold the weights of a triangle filter: exact and without aliasing
-at any ratio, and less than a hundredth of the arithmetic of training ResNet50.
+at any ratio, and 3 % of the arithmetic of training ResNet50 (224 pixels of canvases of 600).
 """
 
 import functools

@@ -43,7 +43,7 @@ def prepare(
     size: Annotated[
         int,
         typer.Option(
-            metavar="PIXELS", help="Of packed pictures: the square they are shrunk into, in pixels."
+            metavar="PIXELS", help="Of packed pictures: pixels that the shorter side is shrunk to."
         ),
     ] = pictures.DEFAULT_SIZE,
     encoding: Annotated[

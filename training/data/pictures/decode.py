@@ -22,45 +22,35 @@ Extent = tuple[int, int]
 FAST: Final = simplejpeg is not None
 
 
-def draw(content: bytes | memoryview, entry: Entry, canvas: Pixels, *, encoding: str) -> Extent:
-    """Write a set's picture into the top left corner of a square canvas, and black beside it.
+def draw(
+    content: bytes | memoryview, entry: Entry, canvas: Pixels, *, size: int, encoding: str
+) -> Extent:
+    """Write a set's picture, or its middle, into the top left corner of a square canvas, and black
+    beside it.
 
     Args:
-        canvas: uint8 ``[size, size, 3]``; whatever it held is gone, also where this fails.
+        canvas: uint8 ``[side, side, 3]``, where side is ``canvas_side(size)``.
+        size: most pixels of the picture's shorter side.
 
     Returns:
-        Height and width of the picture.
+        Height and width of what is on the canvas.
 
     Raises:
         DamagedError: it is none, or breaks off.
     """
-    extent = _straight(content, canvas) if encoding != RAW else None
-    if extent is None:
-        found = pixels(content, entry, size=len(canvas), encoding=encoding)
-        height, width = extent = found.shape[0], found.shape[1]
-        canvas[:height, :width] = found
-        canvas[:height, width:] = 0
-    canvas[extent[0] :] = 0
-    return extent
-
-
-def _straight(content: bytes | memoryview, canvas: Pixels) -> Extent | None:
-    """Decode a JPEG that is as wide as its canvas to where it belongs: a copy of its pixels takes a
-    sixth of the time. None for all others."""
-    if simplejpeg is None or content[:2] != b"\xff\xd8":
-        return None
-    try:
-        height, width, colors, _ = simplejpeg.decode_jpeg_header(content)
-        if colors == "CMYK" or width != len(canvas) or height > width:
-            return None
-        simplejpeg.decode_jpeg(content, fastupsample=True, buffer=canvas[:height])
-    except ValueError:
-        return None  # as in _fast
+    found = pixels(content, entry, size=size, encoding=encoding)
+    side = len(canvas)
+    top, left = (max(0, each - side) // 2 for each in found.shape[:2])
+    found = found[top : top + side, left : left + side]
+    height, width = found.shape[:2]
+    canvas[:height, :width] = found
+    canvas[:height, width:] = 0
+    canvas[height:] = 0
     return height, width
 
 
 def pixels(content: bytes | memoryview, entry: Entry, *, size: int, encoding: str) -> Pixels:
-    """Pixels of a set's picture, shrunk where it does not fit into a square of ``size`` pixels.
+    """Pixels of a set's picture, shrunk where its shorter side has more than ``size`` pixels.
 
     Returns:
         uint8 ``[height, width, 3]``; the aspect ratio is kept, and small pictures stay small.
@@ -74,7 +64,7 @@ def pixels(content: bytes | memoryview, entry: Entry, *, size: int, encoding: st
     if len(content) != expected or not expected:
         raise DamagedError(f"it has {len(content):,} bytes, its index says {expected:,}")
     found = np.frombuffer(content, np.uint8).reshape(entry.height, entry.width, 3)
-    if max(entry.height, entry.width) <= size:
+    if min(entry.height, entry.width) <= size:
         return found
     return np.asarray(shrunk(Image.fromarray(found), size))
 
@@ -92,7 +82,7 @@ def _fast(content: bytes | memoryview, size: int) -> Pixels | None:
     """With libjpeg-turbo and nothing around it; None for what it leaves to Pillow."""
     try:
         height, width, colors, _ = simplejpeg.decode_jpeg_header(content)
-        if colors == "CMYK" or max(height, width) > size:
+        if colors == "CMYK" or min(height, width) > size:
             return None
         found: Pixels = simplejpeg.decode_jpeg(content, fastupsample=True)
     except ValueError:

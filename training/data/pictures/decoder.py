@@ -5,6 +5,7 @@ places in the ring of shared memory, and answers how large they are or what is w
 ends with its parent, because its connection does. Imports no torch.
 """
 
+import math
 import mmap
 import os
 import signal
@@ -20,14 +21,15 @@ from training.data.pictures.decode import Pixels
 from training.data.pictures.files import Files
 from training.data.pictures.index import Entry
 from training.data.pictures.messages import Done, Orders, Task, Unreachable
-from training.data.pictures.picture import DamagedError
+from training.data.pictures.picture import DamagedError, canvas_side
 from training.storage import UnreachableError
 
 
 def ring_of(descriptor: int, orders: Orders) -> Pixels:
-    """The shared memory as canvases: uint8 ``[capacity, size, size, 3]``."""
-    shape = (orders.capacity, orders.size, orders.size, 3)
-    memory = mmap.mmap(descriptor, orders.capacity * orders.size * orders.size * 3)
+    """The shared memory as canvases: uint8 ``[capacity, side, side, 3]``."""
+    side = canvas_side(orders.size)
+    shape = (orders.capacity, side, side, 3)
+    memory = mmap.mmap(descriptor, math.prod(shape))
     return np.frombuffer(memory, np.uint8).reshape(shape)
 
 
@@ -46,7 +48,8 @@ def fill(task: Task, orders: Orders, files: Files, ring: Pixels) -> Done:
         try:
             if isinstance(content, DamagedError):
                 raise content
-            extents.append(decode.draw(content, entry, canvas, encoding=orders.encoding))
+            extent = decode.draw(content, entry, canvas, size=orders.size, encoding=orders.encoding)
+            extents.append(extent)
         except DamagedError as error:
             damaged[place] = str(error)
             extents.append((0, 0))

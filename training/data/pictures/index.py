@@ -16,7 +16,7 @@ from contract.errors import InputError
 from contract.runs import check_relative
 
 INDEX_FILE: Final = "index.json"
-FORMAT: Final = 1
+FORMAT: Final = 2
 TRAIN: Final = "train"
 VAL: Final = "val"
 SPLITS: Final = (TRAIN, VAL)
@@ -107,7 +107,7 @@ class Index:
     files: Mapping[str, StoredFile]
     """All files of the set but this one and the pictures of a tree, which the tables list."""
     size: int = 0
-    """Of packed pictures: the square that each fits into, in pixels; 0: as they came."""
+    """Of packed pictures: most pixels of the shorter side; 0: as they came."""
     encoding: str = JPEG
     """Of packed pictures."""
     damaged: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ class Index:
             ) from None
         raise InputError(
             f"{where}/{INDEX_FILE} has format {version}, this version reads {FORMAT}: prepare the "
-            "set again"
+            "set again, in another place"
         )
 
 

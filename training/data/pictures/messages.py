@@ -13,7 +13,7 @@ class Orders:
     """Of the set."""
     encoding: str
     size: int
-    """Of the square canvas of each picture, in pixels."""
+    """Most pixels of the shorter side of a picture; see ``picture.canvas_side``."""
     capacity: int
     """Canvases in the ring."""
     cached: Mapping[str, Path]

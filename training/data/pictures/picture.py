@@ -16,13 +16,27 @@ class DamagedError(Exception):
     """These bytes are not a whole picture; the message tells why."""
 
 
+def canvas_side(size: int) -> int:
+    """Pixels of a side of the square that a picture is decoded into.
+
+    It holds all of a picture up to 3:2, the widest format of most cameras, and the middle of a
+    panorama. All canvases are as large as the largest, so a whole panorama would cost the memory of
+    many pictures; shrunk until it fits, too little would be left of its height. Evaluation only
+    ever looks at the middle.
+
+    Args:
+        size: of the shorter side of a picture, at most.
+    """
+    return -(-size * 3 // 2)
+
+
 def fitted(content: bytes | memoryview, *, size: int = 0) -> Image.Image:
-    """A picture, shrunk where it does not fit into a square of ``size`` pixels.
+    """A picture, shrunk where its shorter side has more than ``size`` pixels.
 
     The aspect ratio is kept, and small pictures stay small.
 
     Args:
-        size: 0: any size fits.
+        size: 0: any number.
 
     Raises:
         DamagedError: it is none, or breaks off.
@@ -46,11 +60,11 @@ def fitted(content: bytes | memoryview, *, size: int = 0) -> Image.Image:
 
 
 def shrunk(image: Image.Image, size: int) -> Image.Image:
-    """An image that fits into a square of ``size`` pixels."""
-    longest = max(image.size)
-    if longest <= size:
+    """An image whose shorter side has ``size`` pixels, or fewer where it has fewer now."""
+    shorter = min(image.size)
+    if shorter <= size:
         return image
-    width, height = (max(1, round(each * size / longest)) for each in image.size)
+    width, height = (round(each * size / shorter) for each in image.size)
     return image.resize((width, height), Image.Resampling.BILINEAR)
 
 

@@ -26,6 +26,7 @@ from training.data.pictures.decode import Pixels
 from training.data.pictures.index import JPEG
 from training.data.pictures.library import PictureSet
 from training.data.pictures.messages import Done, Orders, Task, Unreachable
+from training.data.pictures.picture import canvas_side
 
 #: Pictures in a task: few enough that all decoders work on each batch, if it is large.
 _MOST_IN_TASK: Final = 16
@@ -50,7 +51,7 @@ class Filled:
     lines: tuple[str, ...]
     """Of the table, as they were ordered."""
     pictures: Pixels
-    """uint8 ``[n, size, size, 3]`` in the ring; those of damaged pictures hold anything."""
+    """uint8 ``[n, side, side, 3]`` in the ring; those of damaged pictures hold anything."""
     extents: tuple[tuple[int, int], ...]
     """Height and width of each."""
     damaged: dict[int, str]
@@ -89,7 +90,7 @@ class Pool:
     ) -> None:
         """
         Args:
-            size: of a canvas, in pixels.
+            size: most pixels of the shorter side of a picture.
             batch: canvases in a slot.
             slots: of the ring.
             fetches: bring the shards of a set in S3 to this node in the background.
@@ -102,11 +103,13 @@ class Pool:
             capacity=slots * batch,
             cached=shard_cache.cached_paths(pictures),
         )
-        self._descriptor = _shared_memory(slots * batch * size * size * 3)
-        memory = mmap.mmap(self._descriptor, slots * batch * size * size * 3)
+        side = canvas_side(size)
+        num_bytes = slots * batch * side * side * 3
+        self._descriptor = _shared_memory(num_bytes)
+        memory = mmap.mmap(self._descriptor, num_bytes)
         self.memory: Pixels = np.frombuffer(memory, np.uint8)
         """All of the ring."""
-        self._ring = self.memory.reshape(slots * batch, size, size, 3)
+        self._ring = self.memory.reshape(slots * batch, side, side, 3)
         self._changed = threading.Condition()
         self._slots: dict[int, _Slot] = {}
         self._tasks: dict[int, Task] = {}

@@ -22,6 +22,7 @@ from training.data.pictures import layout
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import (
     ENCODINGS,
+    FORMAT,
     FORMS,
     INDEX_FILE,
     JPEG,
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
 Report = Callable[[str, int, int], None]
 """Is called with what is done now, the pictures done so far and all of them (0: not known yet)."""
 
-DEFAULT_SIZE: Final = 320
+#: Of a model that sees 224 pixels, ``ImagenetConfig.size_of`` wants as many.
+DEFAULT_SIZE: Final = 400
 SMALLEST: Final = 32
 LARGEST: Final = 2048
 
@@ -59,7 +61,7 @@ class Wish:
 
     form: str = PACKED
     size: int = DEFAULT_SIZE
-    """Of packed pictures: the square that each is shrunk to fit into, in pixels."""
+    """Of packed pictures: the shorter side of each is shrunk to so many pixels."""
     encoding: str = JPEG
     """Of packed pictures. Raw pixels need no decoding and eight times the space."""
 
@@ -136,7 +138,7 @@ def _works(
 
     label = {name: number for number, name in enumerate(classes)}
     packed = wish.form == PACKED
-    digest = hashlib.sha256(f"{wish}{shard_bytes}".encode())
+    digest = hashlib.sha256(f"{FORMAT}{wish}{shard_bytes}".encode())
     for split in SPLITS:
         for each in found[split]:
             digest.update(f"{split}/{each.class_name}/{each.name} {each.size}\n".encode())
@@ -162,7 +164,7 @@ def _per_shard(pictures: Sequence[Found], wish: Wish, shard_bytes: int) -> int:
     if wish.form == TREE:
         return _TREE_PIECE
     if wish.form == PACKED:
-        pixels = wish.size * wish.size * 0.75  # of a picture of 4 to 3
+        pixels = wish.size * wish.size * 4 / 3  # of a picture of 4 to 3
         each = pixels * (3 if wish.encoding == RAW else _BYTES_PER_PIXEL)
     else:
         each = sum(one.size for one in pictures) / len(pictures)

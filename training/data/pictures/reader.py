@@ -44,11 +44,11 @@ class Batch:
     """
 
     pictures: torch.Tensor
-    """uint8 ``[n, size, size, 3]``, on the device. Each fills the top left corner of its canvas;
+    """uint8 ``[n, side, side, 3]``, on the device. Each fills the top left corner of its canvas;
     the rest is 0."""
     extents: torch.Tensor
     """int64 ``[n, 2]``, on the device: height and width of each picture in its canvas, at least 1.
-    The aspect ratio is that of the original."""
+    The aspect ratio is that of the original, unless only its middle fits (``canvas_side``)."""
     labels: torch.Tensor
     """int64 ``[n]``, on the device."""
     samples: torch.Tensor
@@ -112,11 +112,12 @@ class Reader:
         Args:
             split: ``pictures.train`` or ``pictures.val``. The reader of the former also brings the
                 shards of a set in S3 to this node, those of both splits.
-            size: of the canvases, in pixels; the recipe's is ``ImagenetConfig.canvas_of``.
+            size: most pixels of the shorter side of a picture; the recipe's is
+                ``ImagenetConfig.size_of``.
             batch: the most samples that a part of the plan has.
             decoders: processes; a core each.
             ahead: batches that are decoded before they are asked for. Each takes
-                ``batch * size * size * 3`` bytes.
+                ``batch * side * side * 3`` bytes, side being ``canvas_side(size)``.
         """
         self._split = split
         self._device = device

@@ -28,21 +28,20 @@ from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import library
+from training.data.pictures.picture import canvas_side
 from training.data.pictures.pool import ReadingError
 from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
 from training.recipes.imagenet.inputs import num_decoders
-from training.recipes.imagenet.settings import SYNTHETIC, ImagenetConfig
+from training.recipes.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
 from training.recipes.imagenet.synthetic import NUM_CLASSES, Synthetic
 from training.recipes.replicated import Reports
 from training.record.events import Warned, phase
 from training.schedule import warmup_cosine
 from training.worker import Pulse, Worker
 
-#: Of the shorter side of a picture, what evaluation shows.
-_MIDDLE = 0.875
 #: Pictures that a worker evaluates at a time, at most: more would take the host's memory, for they
 #: are decoded ahead, and gain nothing without a backward pass.
 _EVALUATED_AT_ONCE = 64
@@ -294,7 +293,7 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
     """Open the data, and start the decoders of this worker; they end with ``stack``."""
     device = worker.device
     if config.data == SYNTHETIC:
-        canvas = config.canvas
+        canvas = canvas_side(config.size_of(0))
         num_train, num_val = config.synthetic_images, max(20, config.synthetic_images // 10)
         return Pictures(
             train=Synthetic(num_train, canvas=canvas, device=device),
@@ -314,7 +313,7 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
             Reader(
                 found,
                 split,
-                size=config.canvas_of(found.index.size),
+                size=config.size_of(found.index.size),
                 batch=most(config, worker.world_size),
                 device=device,
                 decoders=num_decoders(config, worker.world_size),
@@ -391,7 +390,7 @@ def evaluate(
             if not len(batch.samples):
                 continue
             pixels = augmentation.middle_views(
-                batch.pictures, batch.extents, size=config.full_size, share=_MIDDLE
+                batch.pictures, batch.extents, size=config.full_size, share=MIDDLE
             )
             logits = torch.func.functional_call(model, weights, (pixels,)).logits.float()
             loss_sum += F.cross_entropy(logits, batch.labels, reduction="sum")

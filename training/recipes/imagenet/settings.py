@@ -13,6 +13,8 @@ SYNTHETIC: Final = "synthetic"
 SCHEDULES: Final = ("cosine", "steps")
 #: Images per step to which the learning rate is given (arXiv 1706.02677).
 IMAGES_PER_LR: Final = 256
+#: Of the shorter side of a picture, what evaluation shows.
+MIDDLE: Final = 0.875
 #: Sizes are multiples of this: models halve a picture five times.
 SIZE_STEP: Final = 32
 
@@ -92,17 +94,18 @@ class ImagenetConfig(ReplicaConfig):
         """Pixels of a side at the end of the run, and in evaluation."""
         return self.image_size or picture_shapes.image_size(self.model)
 
-    @property
-    def canvas(self) -> int:
-        """Pixels of the square that a picture is decoded into: one of 4 to 3 keeps ``full_size``
-        pixels on its shorter side."""
-        return self.full_size * 4 // 3
+    def size_of(self, packed: int) -> int:
+        """Most pixels of the shorter side of a picture as it is decoded.
 
-    def canvas_of(self, packed: int) -> int:
-        """The same for a set whose pictures were shrunk to fit into ``packed`` pixels (0: not):
-        theirs where that is not much more, because shrinking them again costs more than it saves.
+        For a model that sees 224 pixels 400: evaluation, which shows ``MIDDLE`` of them, and nearly
+        all random crops are then shrunk, not enlarged.
+
+        Args:
+            packed: of a set whose pictures were shrunk when it was packed, to what; 0: they were
+                not. Packed pictures are used as they are: to shrink them again costs more than it
+                saves.
         """
-        return packed if 0 < packed <= 1.5 * self.canvas else self.canvas
+        return packed or self.full_size * 25 // 14
 
     def size_in(self, epoch: int) -> int:
         """Pixels of a side in an epoch, counted from 0."""
