@@ -57,6 +57,7 @@ HEAD_DNS_TTL_S: Final = 10  # a replaced head has another address
 # --- a storage that fails -------------------------------------------------------------------------
 S3_TIMEOUT_S: Final = 20  # S3 says nothing in the middle of an answer; botocore's default is 60
 S3_QUICK_S: Final = 5  # the same for what is written again later: the command has more to do
+STORAGE_RETRY_S: Final = 30  # a job that cannot start without its storage pauses, and tries again
 
 # --- who trains a run, or builds a store of tokens ------------------------------------------------
 LEASE_RENEW_S: Final = 20  # its writer says that it is still there

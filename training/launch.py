@@ -9,7 +9,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,9 @@ from training.recipes.command import Command, OptionError, Recorded, RunComplete
 from training.recipes.settings import RunConfig
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, *, sleep: Callable[[float], None] = time.sleep
+) -> int:
     """Run the command line; return the exit code."""
     # Before torch is loaded: its profiler announces itself on stderr with every use.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -35,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not words or {"-h", "--help"} & {*words}:
             print(commands.help_text(words))
             return exits.OK if words else exits.BAD_INPUT
-        return start(commands.parse(words))
+        return start(commands.parse(words), sleep=sleep)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         if isinstance(error, OptionError):
@@ -57,23 +59,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return exits.BAD_INPUT
 
 
-def start(command: Command) -> int:
+def start(command: Command, *, sleep: Callable[[float], None] = time.sleep) -> int:
     """Train; return the exit code.
 
     Raises:
         InputError: something that was given is wrong.
+        UnreachableError: the storage does not answer, and this is not a job.
     """
+
+    def warn(message: str) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    retried = partial(storage.retried, say=warn, sleep=sleep)
     try:
-        config, workers = configured(command)
+        config, workers = retried(lambda: configured(command))
     except RunCompleteError as error:
-        return _already_complete(command, error)
+        complete = error
+        return retried(lambda: _already_complete(command, complete))
     paths = RunPaths.of(config.storage, config.run)
     lease = None
     try:
         if _is_first():
-            lease = Lease.take(paths.uri, take_over=command.take_over)
+            lease = retried(lambda: Lease.take(paths.uri, take_over=command.take_over))
             lease.keep()
-            overwrite(paths, command)
+            retried(lambda: overwrite(paths, command))
         if _is_torchrun():
             from training.runtime.torchrun import run_torchrun
 

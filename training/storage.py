@@ -9,22 +9,39 @@ import errno
 import os
 import shutil
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from contract import runs
 from contract.errors import InputError
-from contract.nodes import ENV_S3_TIMEOUT
+from contract.nodes import ENV_JOB, ENV_S3_TIMEOUT
 from contract.runs import safe_join
-from contract.times import S3_QUICK_S, S3_TIMEOUT_S
+from contract.times import S3_QUICK_S, S3_TIMEOUT_S, STORAGE_RETRY_S
 
 #: A request that S3 refuses or does not answer is made so often, with pauses that grow to 20 s:
 #: two minutes of refusals or seven of silence. ``AWS_MAX_ATTEMPTS`` has the last word.
 _ATTEMPTS: Final = 10
 #: By s3fs, around those of botocore, which do not know of an answer that breaks off.
 _ROUNDS: Final = 2
+#: Errors of the system, and what s3fs makes of S3's, that do not pass by themselves.
+_FINAL: Final = (
+    errno.ENOENT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EINVAL,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.EROFS,
+)
+
+
+T = TypeVar("T")
 
 
 class Written:
@@ -103,6 +120,7 @@ def check_writable(root: str) -> None:
 
     Raises:
         InputError: It does not exist (a bucket), cannot be made or cannot be written.
+        UnreachableError: S3 does not answer, or asks for fewer requests.
     """
     if is_s3(root):
         # Objects are written and removed, not listed: a role may lack s3:ListAllMyBuckets.
@@ -112,9 +130,12 @@ def check_writable(root: str) -> None:
             fs.pipe_file(probe, b"")
             fs.rm_file(probe)
         except Exception as error:  # s3fs lets botocore's many exceptions through
+            message = f"storage {root} cannot be written: {str(error) or type(error).__name__}"
+            if is_trouble(error):
+                raise UnreachableError(message) from error
             raise InputError(
-                f"storage {root} cannot be written: {str(error) or type(error).__name__}; check "
-                "the bucket's name, the region and the credentials (aws sts get-caller-identity)"
+                f"{message}; check the bucket's name, the region and the credentials (aws sts "
+                "get-caller-identity)"
             ) from None
         return
     parent = Path(root).parent
@@ -157,6 +178,48 @@ def reading(uri: str) -> Iterator[None]:
 def is_full(error: Exception) -> bool:
     """Whether a disk of this machine, or a quota, is used up."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_trouble(error: BaseException) -> bool:
+    """Whether S3, the network or a disk failed, so that the same call may succeed later.
+
+    A full disk is not among them: waiting does not empty it.
+    """
+    if isinstance(error, UnreachableError | ConnectionError | TimeoutError):
+        return True
+    # By name: the S3 client is not installed where there is no S3.
+    if type(error).__module__.startswith(("botocore.", "aiobotocore.", "aiohttp.")):
+        return not _is_of_user(error)
+    # One without a number is a library's own: of a picture that cannot be decoded, say.
+    return isinstance(error, OSError) and error.errno not in (None, *_FINAL)
+
+
+def retried(
+    task: Callable[[], T],
+    *,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> T:
+    """Result of ``task``; in a job, it is repeated while the storage fails.
+
+    A job loses its hosts when it ends, and its deadline ends it in any case. A person at a
+    terminal gets the error at once.
+
+    Args:
+        say: reports each failure, in a sentence.
+    """
+    while True:
+        try:
+            return task()
+        except Exception as error:
+            if ENV_JOB not in os.environ or not is_trouble(error):
+                raise
+            say(f"{_first_line(error)}: trying again in {STORAGE_RETRY_S} s")
+        sleep(STORAGE_RETRY_S)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @contextlib.contextmanager
@@ -287,17 +350,28 @@ def _names(uri: str, kind: str) -> list[str]:
     return sorted(name for name in names if name and not name.startswith("."))
 
 
-def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
+def publish_folder(
+    local: Path,
+    uri: str,
+    *,
+    last: str | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Move a finished local folder to ``uri`` as one step, replacing what is there.
 
     A folder on disk appears by a rename. S3 has none: there the file called ``last`` is uploaded
     after all others, and a reader that misses it knows that the rest is incomplete.
+
+    Args:
+        check: called right before that step; what it raises prevents it.
     """
     if is_s3(uri):
         fs = filesystem(uri)
         remove_folder(uri)
         files = sorted(path for path in local.rglob("*") if path.is_file())
         for path in sorted(files, key=lambda path: path.name == last):
+            if path.name == last:
+                check()
             fs.put_file(
                 str(path),
                 join(uri, path.relative_to(local).as_posix()),
@@ -310,6 +384,7 @@ def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
     # A sibling of the target: a rename works only within one file system.
     part = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
     shutil.move(local, part)
+    check()
     if target.exists():
         old = target.parent / f".{target.name}.old-{uuid.uuid4().hex[:8]}"
         target.replace(old)

@@ -23,14 +23,14 @@ from contract.nodes import Gpus
 from contract.ranges import Range
 from contract.runs import RunPaths
 from contract.times import CHECKPOINT_STOP_S, WORKER_ANSWER_S
-from training import machine, storage
+from training import machine
 from training.checkpoint.lease import Lease
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record import progress
 from training.record.display import make_display
 from training.record.environment import environment
-from training.record.events import Failed, Reading, phase
+from training.record.events import Failed, Reading, Warned, phase
 from training.record.result import Result
 from training.record.writer import RunRecord
 from training.runtime import forkserver, local_ray, trainer
@@ -122,9 +122,6 @@ class Driver:
         )
         self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
-        # Earlier versions let Ray Train keep a list of checkpoints, and it refuses to start where
-        # pruning has removed one of them.
-        storage.remove_file(RunPaths(self._run_uri).file("checkpoint_manager_snapshot.json"))
         fit = trainer.start_fit(self._submission(), events)
         stop_by: float | None = None
         while not self._has_ended(fit):
@@ -253,6 +250,8 @@ class Driver:
             if isinstance(event, Reading) and self._record is None:  # else it comes late
                 share = event.done / max(event.total, 1)
                 self._display.phase(f"reading the data: {share:.0%}", transient=True)
+            elif isinstance(event, Warned) and self._record is None:
+                self._display.show(event)
         if self._record is not None:
             self._record.handle(*(each for each in found if not isinstance(each, Reading)))
         return True

@@ -14,9 +14,9 @@ from contract import nodes
 from contract.errors import InputError
 from contract.ranges import Range
 from contract.times import COLLECTIVE_START_S
-from training import machine, recipes
+from training import machine, recipes, storage
 from training.recipes.settings import RunConfig
-from training.record.events import Event, Reading, Start
+from training.record.events import Event, Reading, Start, Warned
 from training.runtime.forkserver import PRELOAD, SWITCH
 from training.storage import UnreachableError
 
@@ -112,9 +112,13 @@ def _prepare(submission: Submission, events: Any) -> RunConfig | InputError | Un
     def report(done: int, total: int) -> None:
         events.put.remote([Reading(done=done, total=total)])
 
+    def warn(message: str) -> None:
+        events.put.remote([Warned(message=message)])
+
     try:
         config = submission.config
-        return recipes.by_name(config.recipe).prepare(config, report)
+        prepare = recipes.by_name(config.recipe).prepare
+        return storage.retried(lambda: prepare(config, report), say=warn)
     except (InputError, UnreachableError) as error:
         return error.with_traceback(None)
 
