@@ -1,14 +1,19 @@
 """Proves that the record of a run survives kills and restarts, and says what happened."""
 
+import errno
 import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from contract import exits
+from contract.nodes import ENV_JOB
+from contract.times import STORAGE_RETRY_S
 from tests.training.sample_events import start
 from training import storage
 from training.record import environment, reader
@@ -459,6 +464,99 @@ def test_a_result_that_cannot_be_written_is_an_error_and_stays_here(
     assert str(kept.folder) in str(kept.error)
     assert result_of(str(kept.folder)).status == "succeeded"
     shutil.rmtree(kept.folder)
+
+
+def full(*_: object, **__: object) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_no_more_than_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bucket = Bucket(monkeypatch)
+    kept = opened_at("s3://b/runs/r", clock=lambda: bucket.now)
+    display = kept._display
+    assert isinstance(display, Silent)
+    tell(kept, start(), step(1))
+    with monkeypatch.context() as patch:
+        write, opens = storage.write_bytes, Path.open
+        patch.setattr(
+            Path,
+            "open",
+            lambda path, mode="r", **options: (
+                full() if mode == "a" else opens(path, mode, **options)
+            ),
+        )
+        patch.setattr(
+            storage,
+            "write_bytes",
+            lambda uri, content, **options: (
+                write(uri, content, **options) if storage.is_s3(uri) else full()
+            ),
+        )
+        tell(kept, step(2), evaluation(1), Preempted(nodes=("a",), time=1.0), Saving(step=2))
+        tell(kept, start(2, resumed=True), step(3))
+    tell(kept, step(4))
+    with monkeypatch.context() as patch:
+        patch.setattr("training.record.page.write_report", full)
+        tell(kept, finished())
+        kept.close()
+    warnings = [event.message for event in display.shown if isinstance(event, Warned)]
+    assert len(warnings) == 1
+    assert "cannot be written to /" in warnings[0]
+    assert "(No space left on device)" in warnings[0]
+    assert bucket.steps() == [1, 4]
+    assert kept.error is None
+    assert kept.exit_code == exits.OK
+    assert b'"succeeded"' in bucket.files["s3://b/runs/r/result.json"]
+
+
+def test_a_result_that_a_full_disk_does_not_take_is_written_in_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = opened(tmp_path / "r")
+    tell(kept, start(), step(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(storage, "write_bytes", full)
+        tell(kept, finished())
+    kept.close()
+    assert result_of(tmp_path / "r").status == "succeeded"
+    assert kept.exit_code == exits.OK
+
+
+def test_a_result_that_a_full_disk_never_takes_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = opened(tmp_path / "r")
+    tell(kept, start(), step(1))
+    monkeypatch.setattr(storage, "write_bytes", full)
+    tell(kept, finished())
+    kept.close()
+    assert kept.exit_code == exits.FAILED
+    assert kept.error == f"result.json, evaluation.json could not be written to {tmp_path / 'r'}"
+
+
+@pytest.mark.usefixtures("in_job")
+def test_a_job_whose_record_cannot_be_read_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = Bucket(monkeypatch)
+    tell(opened_at("s3://b/runs/r"), start(), step(1))
+    errors, slept, read = [OSError(errno.EBUSY, "Please reduce")], list[float](), storage.read_bytes
+    monkeypatch.setattr(storage, "retried", partial(storage.retried, sleep=slept.append))
+
+    def read_bytes(uri: str) -> bytes | None:
+        if errors and uri.endswith("metrics.jsonl"):
+            raise errors.pop()
+        return read(uri)
+
+    monkeypatch.setattr(storage, "read_bytes", read_bytes)
+    tell(opened_at("s3://b/runs/r"), start(1, resumed=True), step(2))
+    assert bucket.steps() == [1, 2]
+    assert slept == [STORAGE_RETRY_S]
+
+
+@pytest.fixture
+def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_JOB, "j-1")
 
 
 @pytest.mark.slow

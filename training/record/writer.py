@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from contract import exits, runs
 from training import storage
@@ -49,6 +49,8 @@ from training.record.result import SUCCEEDED, Result, Status
 FLUSH_EVERY_S: Final = 60.0
 #: Share of the time that may go into writing them again: the file of a long run is large.
 _FLUSH_SHARE: Final = 0.02
+
+T = TypeVar("T")
 
 
 class Display(Protocol):
@@ -109,11 +111,15 @@ class RunRecord:
         self.folder = Path(tempfile.mkdtemp(prefix="record-")) if self._in_s3 else Path(run_uri)
         self._metrics = self.folder / runs.METRICS_FILE
         if self._in_s3:
-            earlier = storage.read_bytes(storage.join(run_uri, runs.METRICS_FILE))
+            uri = storage.join(run_uri, runs.METRICS_FILE)
+            earlier = storage.retried(
+                lambda: storage.read_bytes(uri),
+                say=lambda text: display.show(Warned(message=text)),
+            )
             if earlier:
                 self._metrics.write_bytes(earlier)
-        self._unsent: set[str] = set()
-        self._is_failing = False
+        self._unsent: dict[str, bytes] = {}
+        self._is_failing = self._is_disk_failing = False
         self._write_json(runs.CONFIG_FILE, settings)
         self._write_json(runs.ENVIRONMENT_FILE, environment)
         self._start: Start | None = None
@@ -206,34 +212,33 @@ class RunRecord:
                 self._write_result(status, self._evaluations[-1] if self._evaluations else None)
             from training.record.page import write_report  # takes as long to load as all else
 
-            report = write_report(self.folder)
-        if not self._in_s3:
-            return report
+            report = self._on_disk(lambda: write_report(self.folder))
         self._send_all()
-        return None
+        return None if self._in_s3 else report
 
     def _send_all(self) -> None:
-        """Bring every file to S3, with the patience that it takes; the result is sent first."""
-        files = {
-            path.relative_to(self.folder).as_posix(): path
-            for path in sorted(self.folder.rglob("*"))
-            if path.is_file()
-        }
+        """Bring what is missing in the run's folder there, which in S3 may be any file, with the
+        patience that it takes; the result is sent first."""
+        names = {*self._unsent}
+        if self._in_s3:
+            found = self.folder.rglob("*")
+            names |= {path.relative_to(self.folder).as_posix() for path in found if path.is_file()}
         missing: list[str] = []
-        for name in sorted(files, key=lambda name: name != runs.RESULT_FILE):
-            uri = storage.join(self.run_uri, name)
+        for name in sorted(names, key=lambda name: (name != runs.RESULT_FILE, name)):
             try:
                 # Once it has failed for minutes, the others are tried once.
-                storage.write_bytes(uri, files[name].read_bytes(), quick=bool(missing))
+                self._write(name, quick=bool(missing))
             except Exception as error:  # s3fs lets botocore's many exceptions through
                 missing.append(name)
                 self._warn(error)
         if not missing:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            if self._in_s3:
+                shutil.rmtree(self.folder, ignore_errors=True)
             return
+        kept = f", and {'is' if len(missing) == 1 else 'are'} kept in {self.folder}"
         self.error = self.error or (
-            f"{', '.join(missing)} could not be written to {self.run_uri}, and "
-            f"{'is' if len(missing) == 1 else 'are'} kept in {self.folder}"
+            f"{', '.join(missing)} could not be written to {self.run_uri}"
+            f"{kept if self._in_s3 else ''}"
         )
         self.exit_code = self.exit_code or exits.FAILED
 
@@ -249,7 +254,7 @@ class RunRecord:
         if self._is_failing and self._clock() < self._flush_at:
             return  # each try holds up what else this process does
         began = self._clock()
-        names = {*self._unsent} | ({runs.METRICS_FILE} if self._metrics.exists() else set())
+        names = {*self._unsent, *([runs.METRICS_FILE] if self._metrics.exists() else [])}
         sent = [self._send(name) for name in sorted(names)]
         if all(sent):
             self._is_flushed, self._is_failing = True, False
@@ -260,14 +265,30 @@ class RunRecord:
         """Bring a file to S3; return whether that went well. If not, it is tried again with the
         next flush: a storage that fails for a while must not end the training."""
         try:
-            content = (self.folder / name).read_bytes()
-            storage.write_bytes(storage.join(self.run_uri, name), content, quick=True)
+            self._write(name, quick=True)
         except Exception as error:  # s3fs lets botocore's many exceptions through
-            self._unsent.add(name)
             self._warn(error)
             return False
-        self._unsent.discard(name)
         return True
+
+    def _write(self, name: str, *, quick: bool) -> None:
+        content = self._unsent.get(name)
+        if content is None:
+            content = (self.folder / name).read_bytes()
+        storage.write_bytes(storage.join(self.run_uri, name), content, quick=quick)
+        self._unsent.pop(name, None)
+
+    def _on_disk(self, write: Callable[[], T]) -> T | None:
+        """Result of what writes to this machine's disk; None where that fails, which is said once:
+        a disk that is full must not end the training."""
+        try:
+            return write()
+        except OSError as error:
+            if not self._is_disk_failing:
+                message = f"the record cannot be written to {self.folder} ({error.strerror})"
+                self._display.show(Warned(message=f"{message}: lines of it may be missing"))
+            self._is_disk_failing = True
+            return None
 
     def _warn(self, error: Exception) -> None:
         """Say once that the storage fails."""
@@ -338,7 +359,8 @@ class RunRecord:
             added.insert(0, resume)
         self._phases = []
         texts = [*(line.text for line in kept), *map(_line, added)]
-        storage.write_bytes(str(self._metrics), "".join(f"{text}\n" for text in texts).encode())
+        content = "".join(f"{text}\n" for text in texts).encode()
+        self._on_disk(lambda: storage.write_bytes(str(self._metrics), content))
         self._is_flushed, self._is_starting = False, True
         # A worker lost on the way starts again within this attempt: the first start counts.
         if self._start is None and event.resumed:
@@ -393,16 +415,22 @@ class RunRecord:
         return reader.read_metrics(str(self.folder))
 
     def _append(self, event: Event) -> None:
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(_line(event) + "\n")
+        def append() -> None:
+            with self._metrics.open("a", encoding="utf-8") as file:
+                file.write(_line(event) + "\n")
+
+        self._on_disk(append)
         self._is_flushed = False
 
     def _write_json(self, name: str, values: Mapping[str, object]) -> None:
         content = (json.dumps(values, indent=1) + "\n").encode()
-        storage.write_bytes(str(self.folder / name), content)
-        if self._in_s3 and self._is_failing:
-            self._unsent.add(name)
-        elif self._in_s3:
+        self._unsent[name] = content
+        if not self._in_s3:
+            self._on_disk(lambda: self._write(name, quick=False))
+            return
+        # For the report, which is drawn from this machine's disk.
+        self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))
+        if not self._is_failing:
             self._send(name)
 
 
