@@ -63,15 +63,27 @@ def job_code(run: str, job: str) -> str:
     return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.zip"
 
 
-def checkpoint_name(step: int) -> str:
-    """Name of the checkpoint after ``step`` optimizer updates; sorts by step."""
-    return f"step-{step:08d}"
+def checkpoint_name(step: int, lease: int = 0) -> str:
+    """Name of the checkpoint after ``step`` optimizer updates.
+
+    Args:
+        lease: number of the lease that its writer holds; 0 without one. It is part of the name, so
+            that a process that has lost the run never writes into a checkpoint of its successor.
+            The first holder, the only one of most runs, has no number in its names.
+    """
+    return f"step-{step:08d}" + (f"-lease{lease}" if lease > 1 else "")
+
+
+def checkpoint_key(name: str) -> tuple[int, int] | None:
+    """Step and lease of a checkpoint's name, to sort by; None when ``name`` is not one."""
+    match = re.fullmatch(r"step-(\d{8,18})(?:-lease(\d{1,18}))?", name)
+    return (int(match[1]), int(match[2] or 1)) if match else None
 
 
 def checkpoint_step(name: str) -> int | None:
     """Step of a checkpoint's name, or None when ``name`` is not one."""
-    match = re.fullmatch(r"step-(\d{8,18})", name)
-    return int(match[1]) if match else None
+    key = checkpoint_key(name)
+    return key[0] if key else None
 
 
 def check_relative(name: str, *, what: str = "name") -> str:
@@ -125,9 +137,9 @@ class RunPaths:
     def checkpoints(self) -> str:
         return self.file(CHECKPOINTS_DIR)
 
-    def checkpoint(self, step: int) -> str:
-        """The folder of the checkpoint after ``step`` optimizer updates."""
-        return f"{self.checkpoints}/{checkpoint_name(step)}"
+    def checkpoint(self, step: int, lease: int = 0) -> str:
+        """The folder of a checkpoint, named as ``checkpoint_name`` does."""
+        return f"{self.checkpoints}/{checkpoint_name(step, lease)}"
 
     @property
     def model(self) -> str:

@@ -76,14 +76,16 @@ def newest(bucket: Bucket, *, limit: int, running: Collection[str]) -> list[Run]
 
 
 def _changed(bucket: Bucket, name: str) -> datetime | None:
-    """When a run last wrote a file; None where it has none.
+    """When a run last wrote a file; None where it has none but the leases of starts that were
+    refused.
 
     A recipe writes into the run's folder itself all the time. Its checkpoints, which may be
     thousands of files, are not listed; all files are where a program has written none there.
     """
     prefix = f"{runs.RUNS_PREFIX}/{name}/"
     files = bucket.stored(prefix, directly=True) or bucket.stored(prefix)
-    return max((each.modified for each in files), default=None)
+    leases = f"{prefix}{runs.LEASES_DIR}/"
+    return max((each.modified for each in files if not each.key.startswith(leases)), default=None)
 
 
 def _run(bucket: Bucket, name: str, *, running: Collection[str]) -> Run:
@@ -142,12 +144,13 @@ def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint] | None:
 
 def _checkpoints(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> list[Checkpoint]:
     folder = f"{prefix}{runs.CHECKPOINTS_DIR}/"
-    of_step: dict[int, dict[str, Stored]] = {}
+    # Two writers of one step have a folder each: one of them had lost the run.
+    of_key: dict[tuple[int, int], dict[str, Stored]] = {}
     for each in files:
         name, _, file = each.key.removeprefix(folder).partition("/")
-        step = runs.checkpoint_step(name) if each.key.startswith(folder) else None
-        if step is not None and file:
-            of_step.setdefault(step, {})[file] = each
+        key = runs.checkpoint_key(name) if each.key.startswith(folder) else None
+        if key is not None and file:
+            of_key.setdefault(key, {})[file] = each
     return [
         Checkpoint(
             step=step,
@@ -155,7 +158,7 @@ def _checkpoints(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> list[C
             size=sum(each.size for each in parts.values()),
             is_complete=_is_complete(bucket, parts),
         )
-        for step, parts in sorted(of_step.items(), reverse=True)
+        for (step, _), parts in sorted(of_key.items(), key=lambda item: item[0], reverse=True)
     ]
 
 

@@ -108,6 +108,26 @@ def test_runs_are_listed_newest_first_with_what_they_have_reached(
     assert account.changes == []
 
 
+def test_a_name_of_which_there_are_only_leases_is_no_run(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(account, "refused/leases/00000001.json", {})
+    put(account, "begun/leases/00000001.json", {})
+    put(account, "begun/config.json", {"recipe": "ddp"})
+    assert main(["runs", "--json"]) == 0
+    assert [run["name"] for run in json.loads(capsys.readouterr().out)] == ["begun"]
+
+
+def test_two_writers_of_one_step_are_listed_apart(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint(account, "r1", 200, hours_ago=2, lost="state.pt")
+    for key in [*account.objects]:
+        put(account, key.removeprefix("runs/").replace("00200/", "00200-lease2/"), "{}")
+    assert main(["checkpoints", "r1", "--json"]) == 0
+    assert [each["step"] for each in json.loads(capsys.readouterr().out)] == [200, 200]
+
+
 def test_a_run_whose_records_are_damaged_is_listed_all_the_same(
     account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from contract.errors import InputError
 from training import storage
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
@@ -223,18 +224,6 @@ def test_a_damaged_newest_checkpoint_is_passed_over_with_a_warning(
     assert again.position.step == 8
 
 
-def test_without_a_usable_checkpoint_training_starts_afresh(
-    tmp_path: Path, snapshot: Snapshot
-) -> None:
-    assert checkpoints.newest(str(tmp_path), pytest.fail) is None
-    checkpoints.save(str(tmp_path), with_step(snapshot, 4), keep=2)
-    damage_flipped_bit(tmp_path / "checkpoints" / "step-00000004")
-    warnings: list[str] = []
-    assert checkpoints.newest(str(tmp_path), warnings.append) is None
-    assert len(warnings) == 1
-    assert (tmp_path / "checkpoints" / "damaged-step-00000004").is_dir()
-
-
 def test_a_save_that_fails_half_way_leaves_the_one_before_and_no_part(
     tmp_path: Path, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,5 +279,7 @@ def test_checkpoints_in_s3_are_saved_verified_pruned_and_torn_ones_passed_over(
     assert checkpoints.names(run) == ["step-00000004"]
     # 4 is whole in number but not in content: set aside.
     fs.pipe_file(f"{run}/checkpoints/step-00000004/config.json", b"{}")
-    assert checkpoints.newest(run, warnings.append) is None
+    with pytest.raises(InputError, match="none of them can be used"):
+        checkpoints.newest(run, warnings.append)
+    assert checkpoints.newest(run, warnings.append, from_scratch=True) is None
     assert fs.exists(f"{run}/checkpoints/damaged-step-00000004/manifest.json")

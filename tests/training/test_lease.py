@@ -73,15 +73,8 @@ def test_a_second_process_is_refused_while_the_first_one_lives(run: str) -> None
 
 def test_one_that_has_ended_does_not_count(run: str) -> None:
     with another(run) as process:
-        storage.write_bytes(f"{run}/config.json", b"{}")
         assert process.communicate("\n")[0] == "released\n"
     assert Lease.take(run).number == 2
-
-
-def test_a_run_that_was_refused_before_it_began_leaves_nothing(run: str) -> None:
-    with another(run) as process:
-        assert process.communicate("\n")[0] == "released\n"
-    assert not Path(run).exists()
 
 
 def test_a_holder_whose_clock_is_ahead_is_told_as_such(run: str) -> None:
@@ -215,12 +208,10 @@ def test_who_lost_the_run_saves_nothing_and_what_it_saved_late_is_removed(run: s
     with pytest.raises(LostError, match="has been taken over"):
         checkpoints.save(run, with_step(snapshot, 30), keep=2, fence=old.number)
     # One that was under way already when the run was taken.
-    late = RunPaths(run).checkpoint(30)
-    checkpoints.publish(
-        late, lambda folder: checkpoints.write(with_step(snapshot, 30), folder, fence=old.number)
-    )
+    late = RunPaths(run).checkpoint(30, old.number)
+    checkpoints.publish(late, partial(checkpoints.write, with_step(snapshot, 30)))
     checkpoints.save(run, with_step(snapshot, 25), keep=2, fence=new.number)
-    assert checkpoints.names(run) == ["step-00000020", "step-00000025"]
+    assert checkpoints.names(run) == ["step-00000020-lease2", "step-00000025-lease2"]
 
 
 @pytest.fixture

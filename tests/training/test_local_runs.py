@@ -324,7 +324,7 @@ def test_data_damaged_inside_is_refused_before_a_run_is_made(
     assert (code, out) == (2, "")
     assert "32 x 32 pixels" in err
     assert "Traceback" not in err
-    assert not command.run_folder.exists()
+    assert [path.name for path in command.run_folder.iterdir()] == ["leases"]
     assert_nothing_is_left(command)
 
 

@@ -60,7 +60,7 @@ def complete(folder: Path) -> None:
         for path in folder.iterdir()
         if path.name != "manifest.json"
     }
-    (folder / "manifest.json").write_bytes(Manifest(files=files, fence=3).to_json())
+    (folder / "manifest.json").write_bytes(Manifest(files=files).to_json())
 
 
 def test_a_checkpoint_is_read_as_torch_wrote_it(sharded: Path) -> None:

@@ -1,6 +1,6 @@
 """Checkpoints: a folder per step that is whole or is not used.
 
-    <run>/checkpoints/step-00000470/
+    <run>/checkpoints/step-00000470/     step-00000470-lease2 of the run's second holder, and so on
         model.safetensors, config.json   the model in its standard shapes (Hugging Face layout)
         state.pt                         optimizer, position, random state, settings
         manifest.json                    size and SHA-256 of the others; written last
@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from contract.errors import InputError
-from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_step
+from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
 from training import storage
 from training.checkpoint import lease
 from training.checkpoint.manifest import DamagedError, File, Manifest
@@ -39,6 +39,10 @@ from training.worker import Worker
 MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
 STATE_FILE: Final = "state.pt"
+#: Names what torch says of an archive that it cannot read; its other RuntimeErrors are of memory.
+_NO_ARCHIVE: Final = "PytorchStreamReader"
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -156,12 +160,8 @@ def write_model(snapshot: Snapshot, folder: Path) -> None:
     (folder / MODEL_CONFIG_FILE).write_text(snapshot.model_config, encoding="utf-8")
 
 
-def write(snapshot: Snapshot, folder: Path, *, fence: int = 0) -> None:
-    """Write all files of a checkpoint into an empty folder, the manifest last.
-
-    Args:
-        fence: number of the lease that the writer holds; 0 without one.
-    """
+def write(snapshot: Snapshot, folder: Path) -> None:
+    """Write all files of a checkpoint into an empty folder, the manifest last."""
     write_model(snapshot, folder)
     state = {
         "optimizer": snapshot.optimizer,
@@ -176,15 +176,17 @@ def write(snapshot: Snapshot, folder: Path, *, fence: int = 0) -> None:
     files = {
         path.name: File(path.stat().st_size, _sha256(path)) for path in sorted(folder.iterdir())
     }
-    (folder / MANIFEST_FILE).write_bytes(Manifest(files=files, fence=fence).to_json())
+    (folder / MANIFEST_FILE).write_bytes(Manifest(files=files).to_json())
 
 
-def publish(uri: str, fill: Callable[[Path], None]) -> None:
-    """Let ``fill`` write a folder, then make it appear at ``uri`` in one step."""
+def publish(
+    uri: str, fill: Callable[[Path], None], *, check: Callable[[], None] = lambda: None
+) -> None:
+    """Let ``fill`` write a folder, then make it appear at ``uri`` in one step, after ``check``."""
     folder = storage.staging_folder(uri)
     try:
         fill(folder)
-        storage.publish_folder(folder, uri, last=MANIFEST_FILE)
+        storage.publish_folder(folder, uri, last=MANIFEST_FILE, check=check)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -198,47 +200,83 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     Raises:
         LostError: another process has taken the run over.
     """
-    lease.check(run_uri, fence)
+    check = partial(lease.check, run_uri, fence)
+    check()
     step = snapshot.position.step
-    uri = RunPaths(run_uri).checkpoint(step)
-    publish(uri, lambda folder: write(snapshot, folder, fence=fence))
+    uri = RunPaths(run_uri).checkpoint(step, fence)
+    publish(uri, partial(write, snapshot), check=check)
     prune(run_uri, keep=keep, step=step, fence=fence)
     return uri
 
 
-def prune(run_uri: str, *, keep: int, step: int | None = None, fence: int = 0) -> None:
-    """Remove all checkpoints but the newest ``keep``; where storage fails, the next save does.
+def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
+    """Remove all checkpoints but the newest ``keep`` whole ones; where storage fails, the next
+    save does.
+
+    Torn ones do not count, and those older than the newest whole one are removed. What a later
+    lease's holder writes is left alone.
 
     Args:
-        step: of the checkpoint that was just written. Later ones under an earlier lease than
-            ``fence`` are removed first: their writer had lost the run and did not know it yet.
+        step: of the checkpoint that was just written. Those of it and of later steps under an
+            earlier lease are removed: their writer had lost the run and did not know it yet.
     """
+    own = max(fence, 1)  # a writer without a lease names its checkpoints as the first holder does
     with contextlib.suppress(Exception):  # a save that is done has not failed
-        for name in names(run_uri):
-            later = step is not None and (checkpoint_step(name) or 0) > step
-            if later and _fence_of(run_uri, name) < fence:
-                storage.remove_folder(place_of(run_uri, name))
-        for old in names(run_uri)[:-keep]:
-            storage.remove_folder(place_of(run_uri, old))
+        found = {name: checkpoint_key(name) or (0, 0) for name in names(run_uri)}
+        late = [name for name, (at, number) in found.items() if at >= step and number < own]
+        mine = [name for name, (_, number) in found.items() if number <= own and name not in late]
+        whole = [name for name in mine if _is_whole(run_uri, name)]
+        torn = [name for name in mine[: mine.index(whole[-1])] if name not in whole]
+        for name in [*late, *torn, *whole[:-keep]]:
+            uri = place_of(run_uri, name)
+            # The manifest first: what is left where the rest fails is torn, and not damaged.
+            storage.remove_file(storage.join(uri, MANIFEST_FILE))
+            storage.remove_folder(uri)
 
 
-def _fence_of(run_uri: str, name: str) -> int:
-    content = storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE))
-    with contextlib.suppress(DamagedError):
-        return Manifest.from_json(content).fence
-    return 0
+def _is_whole(run_uri: str, name: str) -> bool:
+    """Whether a checkpoint was written to its end: its manifest is the last file."""
+    # Read, because "does it exist?" is answered with no where a disk fails.
+    return storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE)) is not None
 
 
-def set_aside(run_uri: str, name: str) -> None:
-    """Take a damaged checkpoint out of the way: training is about to write the same steps again.
+def pass_over(
+    run_uri: str,
+    damaged: Mapping[str, str],
+    warn: Callable[[str], None],
+    *,
+    is_one_usable: bool,
+    from_scratch: bool,
+) -> None:
+    """Take damaged checkpoints out of the way: training is about to write the same steps again.
 
     One whose upload was cut off is removed, one that was whole once becomes ``damaged-step-...``.
+
+    Args:
+        damaged: what is wrong with each, by name.
+        warn: told of each.
+        is_one_usable: training continues from one before them.
+        from_scratch: it may start at step 0.
+
+    Raises:
+        InputError: it would start at step 0 without having been told to; nothing is changed.
     """
-    uri = place_of(run_uri, name)
-    if storage.exists(storage.join(uri, MANIFEST_FILE)):
-        storage.rename_folder(uri, place_of(run_uri, f"damaged-{name}"))
-    else:
-        storage.remove_folder(uri)
+    whole = [name for name in damaged if _is_whole(run_uri, name)]
+    if whole and not (is_one_usable or from_scratch):
+        each = "; ".join(f"{name}: {damaged[name]}" for name in whole)
+        raise InputError(
+            f"run {run_uri.rpartition('/')[2]!r} has checkpoints, but none of them can be used "
+            f"({each}): restore their files, or give --from-scratch to set them aside and start "
+            "at step 0"
+        )
+    then = "the one before it is used" if is_one_usable else "training starts at step 0"
+    for name, fault in damaged.items():
+        warn(f"checkpoint {name} is damaged ({fault}): {then}")
+        uri = place_of(run_uri, name)
+        if name in whole:
+            storage.rename_folder(uri, place_of(run_uri, f"damaged-{name}"))
+        else:
+            storage.remove_folder(uri)
 
 
 def save_in_background(worker: Worker, snapshot: Snapshot | None, *, keep: int) -> None:
@@ -269,9 +307,9 @@ def names(run_uri: str) -> list[str]:
     """Names of the checkpoints of a run, oldest first, the unusable among them included."""
     folder = RunPaths(run_uri).checkpoints
     found = [
-        (step, name)
+        (key, name)
         for name in storage.list_folders(folder)
-        if (step := checkpoint_step(name)) is not None
+        if (key := checkpoint_key(name)) is not None
     ]
     return [name for _, name in sorted(found)]
 
@@ -311,7 +349,7 @@ def stop_if_diverged(
         in_a_row = 0 if found.is_finite else in_a_row + 1
         if in_a_row >= limit:
             worker.finish_saves()
-            if dist.is_initialized() and dist.get_world_size() > 1:
+            if _is_distributed():
                 dist.barrier()  # the last save is whole once every rank has written its part
             saved = names(worker.run_uri)
             where = f"checkpoint {saved[-1]}, which is kept" if saved else "the beginning"
@@ -336,12 +374,14 @@ def verify(folder: Path) -> None:
     Raises:
         DamagedError: One is missing, has another size or another content.
     """
-    own = folder / MANIFEST_FILE
-    for name, file in Manifest.from_json(own.read_bytes() if own.exists() else None).files.items():
+    manifest = Manifest.from_json(storage.read_bytes(str(folder / MANIFEST_FILE)))
+    for name, file in manifest.files.items():
         path = folder / name
-        if not path.is_file():
-            raise DamagedError(f"{name} is missing")
-        file.check_size(name, path.stat().st_size)
+        try:
+            size = path.stat().st_size
+        except (FileNotFoundError, NotADirectoryError):
+            raise DamagedError(f"{name} is missing") from None
+        file.check_size(name, size)
         file.check_hash(name, _sha256(path))
 
 
@@ -350,7 +390,9 @@ def read(folder: Path) -> Snapshot:
 
     Raises:
         DamagedError: It must not be used.
+        OSError, RuntimeError: It cannot be read here and now: a disk fails, or memory is short.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     verify(folder)
@@ -367,44 +409,118 @@ def read(folder: Path) -> Snapshot:
             data=state["data"],
             average=state.get("average", {}),  # earlier versions had none
         )
-    except (OSError, KeyError, TypeError, RuntimeError, pickle.UnpicklingError) as error:
+    except RuntimeError as error:
+        if _NO_ARCHIVE not in str(error):
+            raise
+        raise DamagedError(f"it cannot be read: {error}") from None
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        EOFError,
+        pickle.UnpicklingError,
+        SafetensorError,
+    ) as error:
         raise DamagedError(f"it cannot be read: {error}") from None
 
 
-def newest(run_uri: str, warn: Callable[[str], None]) -> Snapshot | None:
+def newest(
+    run_uri: str, warn: Callable[[str], None], *, from_scratch: bool = False
+) -> Snapshot | None:
     """Return the newest usable checkpoint of a run, or None; ``warn`` of each one passed over.
 
-    Those are set aside.
+    Args:
+        from_scratch: where a run has checkpoints and none of them is usable, return None.
+
+    Raises:
+        InputError: none of the run's checkpoints is usable.
     """
     remove_leftovers(run_uri)
+    found: Snapshot | None = None
+    damaged: dict[str, str] = {}
     for name in reversed(names(run_uri)):
-        uri = place_of(run_uri, name)
-        with tempfile.TemporaryDirectory(prefix="training-") as scratch:
-            try:
-                snapshot = read(storage.fetch_folder(uri, Path(scratch)))
-            except (DamagedError, InputError) as damage:  # a key may lead out of the folder
-                warn(f"checkpoint {name} is damaged ({damage}): the one before it is used")
-                set_aside(run_uri, name)
-            else:
-                return snapshot
-    return None
+        try:
+            found = confirmed(partial(_fetch, place_of(run_uri, name)))
+            break
+        except DamagedError as damage:
+            damaged[name] = str(damage)
+    pass_over(run_uri, damaged, warn, is_one_usable=found is not None, from_scratch=from_scratch)
+    return found
 
 
-def shared_newest(worker: Worker) -> Snapshot | None:
+def _fetch(uri: str) -> Snapshot:
+    """
+    Raises:
+        DamagedError: The checkpoint must not be used.
+    """
+    with tempfile.TemporaryDirectory(prefix="training-") as scratch:
+        try:
+            folder = storage.fetch_folder(uri, Path(scratch))
+        except InputError as error:  # a key would lead out of the folder
+            raise DamagedError(str(error)) from None
+        return read(folder)
+
+
+def confirmed(task: Callable[[], T]) -> T:
+    """Result of ``task``, which checks a checkpoint. What it finds damaged is checked once more:
+    bytes can also change on their way here."""
+    try:
+        return task()
+    except DamagedError:
+        return task()
+
+
+def shared_newest(worker: Worker, *, from_scratch: bool = False) -> Snapshot | None:
     """Let rank 0 choose and read the newest usable checkpoint, so that all ranks continue from the
-    same one; None where there is none."""
-    snapshot = None
-    if worker.rank == 0:
-        snapshot = newest(worker.run_uri, lambda text: worker.emit(Warned(message=text)))
-    return share(snapshot)
+    same one; None where there is none.
 
+    Raises:
+        InputError: none of the run's checkpoints is usable, and ``from_scratch`` is not given.
+    """
 
-def share(snapshot: Snapshot | None) -> Snapshot | None:
-    """Give rank 0's snapshot to every rank."""
-    box = [snapshot]
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    def warn(message: str) -> None:
+        worker.emit(Warned(message=message))
+
+    box: list[Snapshot | None] = [None]
+
+    def choose() -> None:
+        if worker.rank == 0:
+            box[0] = newest(worker.run_uri, warn, from_scratch=from_scratch)
+
+    storage.retried(lambda: on_all_ranks(choose), say=warn)
+    if _is_distributed():
         dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+def on_all_ranks(task: Callable[[], T]) -> list[T]:
+    """Let each rank do ``task``; return their results, in the order of the ranks.
+
+    Raises:
+        InputError, storage.UnreachableError: ``task`` raised that, or met with trouble of the
+            storage, on one of them. It is raised on all, so that all end, or try again, together.
+    """
+    own: T | Exception
+    try:
+        own = task()
+    except InputError as error:
+        own = InputError(str(error))
+    except Exception as error:
+        if not storage.is_trouble(error):
+            raise
+        own = storage.UnreachableError(f"a checkpoint cannot be read: {error}")
+    found: list[Any] = [own]
+    if _is_distributed():
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, own)
+    for each in found:
+        if isinstance(each, Exception):
+            raise each
+    return found
+
+
+def _is_distributed() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def apply(

@@ -79,7 +79,9 @@ def parse_metadata(content: bytes) -> Metadata:
     try:
         found = _Unpickler(io.BytesIO(content)).load()
         _check(found)
-    except (MemoryError, RecursionError):
+    except MemoryError:
+        raise
+    except RecursionError:
         raise DamagedError(f"{METADATA_FILE} cannot be read") from None
     except InputError as error:
         raise DamagedError(f"{METADATA_FILE}: {error}") from None
@@ -139,18 +141,25 @@ class Reader(FsspecReader):
         super().__init__(uri)
         self.fs = StorageFiles()  # type: ignore[assignment]
         self.path = self.fs.init_path(uri)
+        self._metadata: Metadata | None = None
 
     def read_metadata(self, *_args: Any, **_options: Any) -> Metadata:
-        """
+        """The metadata, which is read once: torch takes any failure of this for a checkpoint of
+        another kind.
+
         Raises:
             DamagedError: as with ``parse_metadata``, and where there is none.
         """
+        if self._metadata is None:
+            self._metadata = self._read_metadata()
+        self._metadata.storage_meta = parts.StorageMeta(load_id=self.load_id)
+        return self._metadata
+
+    def _read_metadata(self) -> Metadata:
         content = storage.read_bytes(storage.join(str(self.path), METADATA_FILE))
         if content is None:
             raise DamagedError(f"{METADATA_FILE} is missing")
-        metadata = parse_metadata(content)
-        metadata.storage_meta = parts.StorageMeta(load_id=self.load_id)
-        return metadata
+        return parse_metadata(content)
 
 
 class LoadPlanner(DefaultLoadPlanner):

@@ -4,9 +4,10 @@
 
 The highest number counts. It is taken by creating its file, which the storage lets one process do
 and no second one; its holder confirms it every few seconds, and no other process writes that file.
-So a process that stalls and comes back finds a higher number, and stops. The number also stands in
-the manifest of each checkpoint: one that a holder of an earlier lease has still written is told
-apart. A store has no need of that: each process that builds it writes the same bytes.
+So a process that stalls and comes back finds a higher number, and stops. A number is never removed,
+so that it is never given twice. It is also part of a checkpoint's name: what a holder of an earlier
+lease is still writing lies apart from what its successor writes. A store has no need of that: each
+process that builds it writes the same bytes.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from typing import Self
 
 from contract.errors import InputError
 from contract.nodes import ENV_JOB
-from contract.runs import CONFIG_FILE, LEASES_DIR, RunPaths
+from contract.runs import LEASES_DIR, RunPaths
 from contract.text import duration
 from contract.times import LEASE_RENEW_S, LEASE_S
 from training import machine, storage
@@ -107,13 +108,11 @@ class Lease:
         number: int,
         holder: Holder,
         *,
-        one_per_job: bool,
         clock: Callable[[], float],
     ) -> None:
         """For ``take``."""
         self.number = number
         self._uri, self._holder, self._clock = uri, holder, clock
-        self._one_per_job = one_per_job
         self._lost = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -149,7 +148,7 @@ class Lease:
                 if held and (not take_over or _had(uri, number, own.job)):
                     raise HeldError(_refusal(uri, other, clock()))
             if storage.create_bytes(_file(uri, number + 1), own.as_json()):
-                return cls(uri, number + 1, own, one_per_job=one_per_job, clock=clock)
+                return cls(uri, number + 1, own, clock=clock)
 
     @property
     def lost(self) -> str:
@@ -184,23 +183,7 @@ class Lease:
             self._thread.join(timeout=LEASE_RENEW_S)
         if not self._lost:
             with contextlib.suppress(Exception):
-                if self._is_unborn():
-                    storage.remove_folder(RunPaths(self._uri).file(LEASES_DIR))
-                    if not storage.is_s3(self._uri):
-                        Path(self._uri).rmdir()  # only if it is empty
-                    return
                 self._write(replace(self._holder, confirmed=self._clock(), released=True))
-
-    def _is_unborn(self) -> bool:
-        """Whether it is that of a run that was refused before it began, of which nothing is left.
-
-        Where several wait for the lease, as for a store, the next one may have it by then.
-        """
-        return (
-            self._one_per_job
-            and self.number == newest_number(self._uri) == 1
-            and not storage.exists(RunPaths(self._uri).file(CONFIG_FILE))
-        )
 
     def _write(self, holder: Holder) -> None:
         storage.write_bytes(_file(self._uri, self.number), holder.as_json())

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: its files, and the lease under which they were written.
+"""The manifest of a checkpoint: its files, with their sizes and checksums.
 
 It comes from storage that others can write to, so nothing in it is taken on trust.
 """
@@ -46,15 +46,13 @@ class Manifest:
     """A checkpoint's files by name."""
 
     files: Mapping[str, File]
-    fence: int = 0
-    """Number of the lease that its writer held; 0 without one (``training.checkpoint.lease``)."""
 
     def to_json(self) -> bytes:
         files = {
             name: {"bytes": file.size, "sha256": file.sha256}
             for name, file in sorted(self.files.items())
         }
-        return json.dumps({"fence": self.fence, "files": files}, indent=1).encode()
+        return json.dumps({"files": files}, indent=1).encode()
 
     @classmethod
     def from_json(cls, content: bytes | None) -> Self:
@@ -70,7 +68,6 @@ class Manifest:
         try:
             values: Any = json.loads(content)
             files = {name: _file(entry) for name, entry in values["files"].items()}
-            fence = values.get("fence", 0)
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             raise DamagedError(f"{MANIFEST_FILE} cannot be read") from None
         try:
@@ -78,7 +75,7 @@ class Manifest:
                 check_relative(name, what=f"{MANIFEST_FILE}: name")
         except InputError as error:
             raise DamagedError(str(error)) from None
-        return cls(files=files, fence=fence if isinstance(fence, int) else 0)
+        return cls(files=files)
 
 
 def _file(entry: Any) -> File:

@@ -21,6 +21,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,7 +56,8 @@ StateDict = dict[str, Any]
 """Nested dictionaries of tensors and plain values, as torch.distributed.checkpoint takes them."""
 
 STATE_FILE: Final = "state.json"
-_UNREADABLE: Final = (CheckpointException, DamagedError, ValueError, KeyError, RuntimeError)
+#: How torch says that a checkpoint is of another model.
+_MISFITS: Final = ("Missing key in checkpoint", "Size mismatch between saved")
 _MODEL, _OPTIMIZER = "model", "optimizer"
 _READ_BYTES: Final = 1 << 22
 
@@ -144,7 +146,7 @@ def write_checkpoint(
         LostError: another process has taken the run over; on every rank.
         OSError: the storage refuses to be written to; what is written is left as it is.
     """
-    uri = RunPaths(run_uri).checkpoint(step)
+    uri = RunPaths(run_uri).checkpoint(step, fence)
     # A folder on disk appears whole; in S3 the manifest is what makes one whole.
     parent, _, own_name = uri.rpartition("/")
     target = uri if storage.is_s3(uri) else f"{parent}/.{own_name}.part"
@@ -168,9 +170,8 @@ def write_checkpoint(
         for name, content in files.items():
             storage.write_bytes(storage.join(target, name), content)
             manifest[name] = File(len(content), hashlib.sha256(content).hexdigest())
-        storage.write_bytes(
-            storage.join(target, MANIFEST_FILE), Manifest(files=manifest, fence=fence).to_json()
-        )
+        lease.check(run_uri, fence)
+        storage.write_bytes(storage.join(target, MANIFEST_FILE), Manifest(files=manifest).to_json())
         if target != uri:
             storage.remove_folder(uri)
             Path(target).rename(uri)
@@ -204,36 +205,53 @@ class Found:
             DamagedError: its state or its metadata cannot be read.
         """
         self.uri = uri
+        self._reader = Reader(uri)
         try:
             state = json.loads(storage.read_bytes(storage.join(uri, STATE_FILE)) or b"{}")
             self.position = Position.from_values(state["position"])
             self.config: Mapping[str, Any] = dict(state["config"])
         except (ValueError, KeyError, TypeError, RecursionError):
             raise DamagedError(f"{STATE_FILE} cannot be read") from None
-        Reader(uri).read_metadata()
+        self._reader.read_metadata()
 
     def read(self, name: str) -> bytes | None:
         """One of the small files beside the shards."""
         return storage.read_bytes(storage.join(self.uri, name))
 
-    def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def load(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Put it into a model and its optimizer, written by any number of workers.
+
+        Args:
+            warn: told of a storage that fails, which a job waits for.
 
         Raises:
             InputError: it is of another model, or of one with other adapters.
+            Exception: what else went wrong on a rank, such as a lack of memory; on every rank.
         """
         state = state_of(model, optimizer)
         self._check_none_left(state[_MODEL])
-        try:
-            load(state, storage_reader=Reader(self.uri), planner=LoadPlanner())
-        except _UNREADABLE as error:
-            raise InputError(
-                f"checkpoint {self.uri} does not fit the model: {_first_line(error)}; give the "
-                "model that the run began with, or another --run"
-            ) from None
+        storage.retried(partial(self._load, state), say=warn)
         options = StateDictOptions(strict=False)  # frozen weights are not in it
         set_model_state_dict(model, state[_MODEL], options=options)
         set_optimizer_state_dict(model, optimizer, state[_OPTIMIZER], options=options)
+
+    def _load(self, state: StateDict) -> None:
+        try:
+            load(state, storage_reader=self._reader, planner=LoadPlanner())
+        except CheckpointException as error:  # the same on every rank
+            cause = _cause(error)
+            if not _is_misfit(cause):
+                raise cause from None
+            raise InputError(
+                f"checkpoint {self.uri} does not fit the model: {_first_line(cause)}; give the "
+                "model that the run began with, or another --run"
+            ) from None
 
     def load_weights(self, model: nn.Module) -> None:
         """Put the weights into a whole model, in one process by itself.
@@ -263,13 +281,16 @@ class Found:
         tensors = {name: torch.empty(known[name][0], dtype=known[name][1]) for name in names}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that this is one process: it is
-            reader = Reader(self.uri)
+            state = {_MODEL: tensors}
             try:
-                load({_MODEL: tensors}, storage_reader=reader, planner=LoadPlanner(), no_dist=True)
-            except (*_UNREADABLE, AssertionError, EOFError, pickle.UnpicklingError) as error:
+                load(state, storage_reader=self._reader, planner=LoadPlanner(), no_dist=True)
+            except CheckpointException as error:
+                cause = _cause(error)
+                then = "train the run further, or use another one"
+                if storage.is_trouble(cause):
+                    then = "the storage does not answer; try again later"
                 raise InputError(
-                    f"checkpoint {self.uri} cannot be read: {_first_line(error)}; train the run "
-                    "further, or use another one"
+                    f"checkpoint {self.uri} cannot be read: {_first_line(cause)}; {then}"
                 ) from None
         return tensors
 
@@ -279,7 +300,7 @@ class Found:
         Raises:
             DamagedError: its metadata cannot be used.
         """
-        metadata = Reader(self.uri).read_metadata().state_dict_metadata
+        metadata = self._reader.read_metadata().state_dict_metadata
         prefix = f"{_MODEL}."
         return {
             name.removeprefix(prefix): (entry.size, entry.properties.dtype)
@@ -288,38 +309,75 @@ class Found:
         }
 
 
-def newest(worker: Worker) -> Found | None:
+def newest(worker: Worker, *, from_scratch: bool = False) -> Found | None:
     """The newest usable checkpoint of a run, or None; all ranks read and check their share.
 
-    One that was cut off is removed; a damaged one is set aside as ``damaged-step-…``, with a
-    warning, and the one before it is used.
+    Args:
+        from_scratch: where a run has checkpoints and none of them is usable, return None.
+
+    Raises:
+        InputError: none of the run's checkpoints is usable.
     """
+
+    def warn(message: str) -> None:
+        worker.emit(Warned(message=message))
+
+    return storage.retried(
+        lambda: _newest(worker, warn, from_scratch=from_scratch),
+        say=warn,
+    )
+
+
+def _newest(worker: Worker, warn: Callable[[str], None], *, from_scratch: bool) -> Found | None:
     run_uri = worker.run_uri
-    if worker.rank == 0:
+    here: Found | None = None
+
+    def listed() -> list[str]:
+        if worker.rank:
+            return []
         checkpoints.remove_leftovers(run_uri)
-    while True:
-        box = [checkpoints.names(run_uri)[-1:] if worker.rank == 0 else []]
-        dist.broadcast_object_list(box, src=0)
-        if not box[0]:
-            return None
-        name = box[0][0]
-        uri = checkpoints.place_of(run_uri, name)
-        damage = ""
-        here = None
+        return checkpoints.names(run_uri)
+
+    def fault_of(name: str) -> str:
+        """What this rank finds wrong with a checkpoint; empty where that is nothing."""
+        nonlocal here
         try:
-            verify(uri, part=worker.rank, num_parts=worker.world_size)
-            here = Found(uri)
+            here = checkpoints.confirmed(
+                partial(_checked, checkpoints.place_of(run_uri, name), worker)
+            )
         except DamagedError as error:
-            damage = str(error)
-        found: list[str] = [""] * worker.world_size
-        dist.all_gather_object(found, damage)
-        damage = next((each for each in found if each), "")
-        if here is not None and not damage:
-            return here
+            return str(error)
+        return ""
+
+    damaged: dict[str, str] = {}
+    for name in reversed(checkpoints.on_all_ranks(listed)[0]):
+        faults = checkpoints.on_all_ranks(partial(fault_of, name))
+        fault = next((each for each in faults if each), "")
+        if not fault:
+            break
+        damaged[name], here = fault, None
+
+    def pass_over() -> None:
         if worker.rank == 0:
-            checkpoints.set_aside(run_uri, name)
-            message = f"checkpoint {name} is damaged ({damage}): the one before it is used"
-            worker.emit(Warned(message=message))
+            checkpoints.pass_over(
+                run_uri,
+                damaged,
+                warn,
+                is_one_usable=here is not None,
+                from_scratch=from_scratch,
+            )
+
+    checkpoints.on_all_ranks(pass_over)
+    return here
+
+
+def _checked(uri: str, worker: Worker) -> "Found":
+    """
+    Raises:
+        DamagedError: this rank's share of the checkpoint must not be used.
+    """
+    verify(uri, part=worker.rank, num_parts=worker.world_size)
+    return Found(uri)
 
 
 def newest_of(run_uri: str) -> Found:
@@ -419,6 +477,20 @@ def _stage(stager: DefaultStager, state: StateDict) -> StateDict:
     staged = stager.stage(state)
     assert isinstance(staged, dict)
     return staged
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """Failure of the rank that says most: a wrong model before a lack of memory, and that before a
+    storage that may answer the next time."""
+    failures = [each for each, _ in error.failures.values()]
+    return min(failures, key=lambda each: (not _is_misfit(each), storage.is_trouble(each)))
+
+
+def _is_misfit(error: BaseException) -> bool:
+    """Whether a checkpoint does not fit the model, or holds what is not read."""
+    return isinstance(error, DamagedError | pickle.UnpicklingError) or str(error).startswith(
+        _MISFITS
+    )
 
 
 def _first_line(error: BaseException) -> str:

@@ -114,6 +114,12 @@ class TrainingConfig(RunConfig):
     checkpoints_to_keep: int = option(
         2, low=1, help="number of newest checkpoints that are kept", same_on_resume=False
     )
+    from_scratch: bool = option(
+        False,
+        help="start at step 0 where the run has checkpoints and none of them can be used, instead "
+        "of refusing to start",
+        same_on_resume=False,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

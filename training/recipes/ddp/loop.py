@@ -84,7 +84,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     optimizer = build_optimizer(model, config, device)
 
     start_step = 0
-    snapshot = checkpoints.shared_newest(worker)
+    snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
     if snapshot is not None:
         snapshot.check_data(image_set.fingerprint, run=config.run, data=config.data)
         checkpoints.apply(snapshot, model, optimizer, cut=cut)

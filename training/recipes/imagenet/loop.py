@@ -111,7 +111,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
     )
 
     start_step = 0
-    snapshot = checkpoints.shared_newest(worker)
+    snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
     if snapshot is not None:
         snapshot.check_data(found.fingerprint, run=config.run, data=config.data)
         checkpoints.apply(snapshot, model, optimizer, cut={})
