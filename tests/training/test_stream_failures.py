@@ -112,7 +112,7 @@ def test_a_disk_that_is_full_is_named_and_not_s3(
 def test_a_command_whose_data_cannot_be_reached_says_so_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def start(_: Any) -> int:
+    def start(_: Any, **_options: Any) -> int:
         raise UnreachableError("s3://bucket/data cannot be read: slow down")
 
     monkeypatch.setattr(launch, "start", start)
