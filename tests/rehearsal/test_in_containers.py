@@ -294,7 +294,7 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
         if each["type"] == "evaluation" and each["step"] == result["resumed_from"]
     ]
     assert loaded["loss"] == pytest.approx(before["loss"], abs=1e-5)
-    newest = keys(f"{run}/checkpoints/step-00000056/")
+    newest = keys(f"{run}/checkpoints/step-00000056-lease2/")
     assert {"__0_0.distcp", "__1_0.distcp", ".metadata", "manifest.json"} <= newest
 
     place = f"s3://{bucket}/exported"

@@ -258,7 +258,7 @@ def test_a_torn_and_a_corrupt_checkpoint_are_passed_over(
     assert "step-00000020 is damaged (__1_0.distcp does not match its checksum)" in err
     assert command.result()["resumed_from"] == 16
     assert (folder / "damaged-step-00000020").is_dir()
-    assert checkpoints.names(str(folder.parent)) == ["step-00000016", "step-00000020"]
+    assert checkpoints.names(str(folder.parent)) == ["step-00000016", "step-00000020-lease2"]
 
 
 def test_an_export_is_read_by_transformers_with_the_same_loss(
