@@ -121,6 +121,7 @@ def test_a_users_program_called_like_a_recipe_is_no_recipe(
     assert own._stop_s() == times.COMMAND_STOP_S
     own._ray = Process()  # type: ignore[assignment]
     monkeypatch.setattr(demand.Watch, "run", lambda *_: None)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # restored afterwards: the watch sets it
     own._watch_demand("10.0.0.5:6379", threading.Event())
     assert own._demand is not None, "a request that cannot be met would wait until the deadline"
     assert wait_for(own, "sh", "-c", f"exit {exits.RAY_FAILED}") == exits.FAILED

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from contract.errors import InputError
-from contract.job import JobSpec, JobStatus, Outcome
+from contract.job import ORDER_VERSION, JobSpec, JobStatus, Outcome
 from contract.ranges import Range
 from stacks.settings import load
 from tests.conftest import ROOT
@@ -23,7 +23,7 @@ from trainctl.job_file import JobFile
 
 SPEC = JobSpec(run="r", command=("true",), nodes=Range(1, 1))
 SHAPE = {
-    "order": 4,
+    "order": ORDER_VERSION,
     "preset": "ddp",
     "head_instance_type": "m5.large",
     "worker_instance_type": "g5.xlarge",
