@@ -361,6 +361,13 @@ def test_a_shared_file_system_grows_in_place_and_is_not_destroyed_before_all_is_
     assert now["StorageCapacity"] == 2400
     core = physical_ids(stack_outputs.CORE_STACK)
 
+    # A deploy that forgets it is rolled back.
+    with pytest.raises(CommandError) as caught:
+        cdk(*deploy, *unasked, *settings, "-c", "shared_storage=none")
+    assert "give -c shared_storage=fsx" in str(caught.value)
+    (now,) = fsx.describe_file_systems()["FileSystems"]
+    assert now["FileSystemId"] == files["FileSystemId"]
+
     # What cannot be exported stops the deletion: the file system stays, with all that it needs.
     def unexported(number: int) -> None:
         tag = {"Key": "rehearsal:unexported", "Value": str(number)}
