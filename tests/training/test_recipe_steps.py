@@ -1,0 +1,223 @@
+"""Proves on two ranks what a step of each recipe is: every image or token of it has the same weight
+however it is shared out, one that is not a number changes nothing, and a resumed run reports the
+training loss of one that was not interrupted."""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from benchmarks import processes
+from contract.runs import RunPaths
+from tests import forks
+from tests.training.test_data import write_images
+from training import recipes
+from training.data import sources
+from training.models import language_models
+from training.recipes.ddp.settings import DdpConfig
+from training.recipes.fsdp import inputs
+from training.recipes.fsdp import loop as fsdp
+from training.recipes.fsdp.settings import FsdpConfig
+from training.recipes.imagenet import loop as imagenet
+from training.recipes.imagenet.settings import ImagenetConfig
+from training.recipes.settings import RunConfig
+from training.record.events import Evaluation, Event, Skipped, Start, Step
+from training.runtime.torchrun import TorchrunWorker
+
+
+@dataclass
+class Found:
+    """What one rank saw of a run."""
+
+    events: list[Event] = field(default_factory=list)
+    sizes: list[float] = field(default_factory=list)
+    """Sum of the squares of this rank's weights, before each step's update."""
+
+    def steps(self) -> dict[int, tuple[float, float]]:
+        """Loss and gradient norm, by step."""
+        steps = [each for each in self.events if isinstance(each, Step)]
+        return {each.step: (each.loss, each.grad_norm) for each in steps}
+
+    def train_losses(self) -> dict[int, float | None]:
+        evaluations = [each for each in self.events if isinstance(each, Evaluation)]
+        return {each.step: each.train_loss for each in evaluations if each.step}
+
+
+def chats(folder: Path) -> FsdpConfig:
+    """Two steps over conversations whose answers have from 2 to 60 letters."""
+    rows = [
+        {"prompt": f"Write {n}.", "completion": "abcdefghij"[n % 10] * (2 + 58 * (n % 3 == 0))}
+        for n in range(60)
+    ]
+    data = folder / "chats.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return FsdpConfig(
+        recipe="fsdp",
+        run="whole",
+        storage=str(folder),
+        data=str(data),
+        tokenizer="bytes",
+        packing=False,
+        num_workers=2,
+        seq_len=96,
+        global_batch=4,
+        microbatch=2,
+        max_steps=2,
+        lr=1e-2,
+        warmup_fraction=0.0,
+        held_out_every=10,
+        eval_sequences=2,
+        sample_tokens=0,
+        report_every=1,
+        evaluate_every=1,
+        checkpoint_every=1,
+        max_skipped_steps=1,
+    )
+
+
+def run(worker: TorchrunWorker, config: FsdpConfig, *, spoiled: int = 0) -> Found:
+    """Train with all ranks.
+
+    Args:
+        spoiled: step whose loss is not finite on the last rank; its gradient is finite.
+    """
+    found = Found()
+    worker.run_uri = RunPaths.of(config.storage, config.run).uri
+    worker.on_events = lambda *events: found.events.extend(events)
+    real_clip = fsdp.clip
+    real_forward: Any = language_models.WithLoss.forward
+
+    def clip(model: nn.Module, limit: float) -> Tensor:
+        parts = [language_models.local(each) for each in model.parameters()]
+        found.sizes.append(sum(part.double().square().sum().item() for part in parts))
+        return real_clip(model, limit)
+
+    def forward(self: nn.Module, *inputs_of_pass: Tensor | None) -> Tensor:
+        loss: Tensor = real_forward(self, *inputs_of_pass)
+        is_spoiled = self.training and len(found.sizes) + 1 == spoiled
+        return loss + math.inf if is_spoiled and worker.rank == worker.world_size - 1 else loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fsdp, "clip", clip)
+        patch.setattr(language_models.WithLoss, "forward", forward)
+        fsdp.train(worker, config)
+    return found
+
+
+def sharded_runs(config: FsdpConfig) -> dict[str, Found]:
+    """Several runs of one group of ranks, by name."""
+    os.environ[sources.CACHE_VARIABLE] = f"{config.storage}/cache"  # a fork has its server's
+    worker = TorchrunWorker(run_uri="")
+    found = {"whole": run(worker, config)}
+    found["passes"] = run(worker, replace(config, run="passes", microbatch=1))
+    found["spoiled"] = run(worker, replace(config, run="spoiled"), spoiled=1)
+    if worker.rank == 0:  # as if it had been killed after the first step
+        first, second = (RunPaths.of(config.storage, name) for name in ("whole", "resumed"))
+        shutil.copytree(first.checkpoint(1), second.checkpoint(1))
+    dist.barrier()
+    found["resumed"] = run(worker, replace(config, run="resumed"))
+    worker.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Found]]]:
+    config = chats(tmp_path_factory.mktemp("runs"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(sources.CACHE_VARIABLE, f"{config.storage}/cache")
+        prepared = inputs.prepare(config)
+        yield processes.run(2, sharded_runs, prepared, method=forks.METHOD)
+
+
+def test_every_token_of_a_step_has_the_same_weight_in_however_many_passes(
+    ranks: list[dict[str, Found]],
+) -> None:
+    whole, passes = (ranks[0][name].steps() for name in ("whole", "passes"))
+    assert sorted(whole) == [1, 2]
+    assert passes[1] == pytest.approx(whole[1], rel=1e-4)
+    assert passes[2] == pytest.approx(whole[2], rel=1e-2)
+
+
+def test_a_step_that_one_rank_spoiled_changes_no_weight_on_any(
+    ranks: list[dict[str, Found]],
+) -> None:
+    skipped = [each for each in ranks[0]["spoiled"].events if isinstance(each, Skipped)]
+    assert [each.step for each in skipped] == [1]
+    for each in ranks:
+        before, after = each["whole"].sizes
+        assert before != after
+        assert each["spoiled"].sizes == [before, before]
+
+
+def test_a_resumed_run_reports_the_training_loss_of_one_that_was_not_interrupted(
+    ranks: list[dict[str, Found]],
+) -> None:
+    whole, resumed = (ranks[0][name] for name in ("whole", "resumed"))
+    (start,) = [each for each in resumed.events if isinstance(each, Start)]
+    assert start.step == 1
+    first, second = (whole.train_losses()[step] for step in (1, 2))
+    assert first != pytest.approx(second, rel=1e-2)
+    assert resumed.train_losses() == pytest.approx({2: second}, rel=1e-5)
+
+
+def weights_of_losses(config: RunConfig) -> list[tuple[int, float]]:
+    """Train one step as one of several ranks.
+
+    Returns:
+        The number of its images, and how much the sum of their losses counts in the gradient that
+        is averaged over the ranks.
+    """
+    seen: list[tuple[int, float]] = []
+    worker = TorchrunWorker(run_uri=RunPaths.of(config.storage, config.run).uri)
+    module: Any = nn.functional if config.recipe == "ddp" else imagenet
+    name = "cross_entropy" if config.recipe == "ddp" else "mixed_loss"
+    real: Callable[..., Tensor] = getattr(module, name)
+
+    def loss(logits: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        found = real(logits, *arguments, **named)
+        if found.requires_grad:
+            found.register_hook(lambda weight: seen.append((len(logits), weight.item())))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, loss)
+        recipes.by_name(config.recipe).train()(worker, config)
+    worker.close()
+    return seen
+
+
+@pytest.mark.parametrize("recipe", ["ddp", "imagenet"])
+def test_every_image_of_a_step_has_the_same_weight_where_ranks_have_more_or_fewer(
+    recipe: str, tmp_path: Path
+) -> None:
+    same: Mapping[str, Any] = {
+        **{"recipe": recipe, "run": "r", "storage": str(tmp_path), "num_workers": 2},
+        **{"epochs": 1, "max_steps": 1, "report_every": 1},
+    }
+    config: RunConfig
+    if recipe == "ddp":
+        data = write_images(tmp_path / "data", num_train=17, num_test=4)
+        config = DdpConfig(**same, data=str(data), global_batch=17, width=8)
+    else:
+        config = ImagenetConfig(
+            **same,
+            data="synthetic",
+            synthetic_images=64,
+            model="efficientnet-b0",
+            image_size=32,
+            global_batch=18,
+        )
+    found = processes.run(2, weights_of_losses, config, method=forks.METHOD)
+    (first,), (second,) = found
+    assert first[0] != second[0], "the shares are equal: nothing is shown"
+    size = first[0] + second[0]
+    # The mean over two ranks of twice a share of the whole: a part in ``size`` for each image.
+    assert [weight for _, weight in (first, second)] == pytest.approx([2 / size] * 2)
