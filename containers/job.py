@@ -37,7 +37,7 @@ from containers.program import cache
 from containers.program import code as user_code
 from containers.program import head as on_head
 from containers.program.code import RAY_VARIABLE
-from containers.program.files import Mirror
+from containers.program.files import Mirror, report_lost
 from containers.program.lines import log_pipe
 from containers.program.process import Program
 from containers.program.requirements import Stopped
@@ -56,6 +56,7 @@ from contract.nodes import (
     PROGRAM_DIR,
     ClusterSize,
 )
+from contract.text import listed
 from training.runtime.forkserver import ForkServer
 
 if TYPE_CHECKING:
@@ -260,10 +261,11 @@ class Job:
                 return self._ending or exits.FAILED
             command = self._start(words, place, address, {**environment, **variables})
             try:
-                return self._wait(command, self._ray)
+                code = self._wait(command, self._ray)
             finally:
                 command.end()  # what it has left behind writes no more
-                self._save_files()
+                is_saved = self._save_files()
+            return code if is_saved or code != exits.OK else exits.FILES_LOST
 
     def _must_end(self) -> bool:
         """Whether there is a reason to end, before the command runs; says it once."""
@@ -271,12 +273,20 @@ class Job:
             self._ending = self._reason_to_end(self._ray)
         return self._ending is not None
 
-    def _save_files(self) -> None:
-        """What the command on the head wrote last."""
-        if self._mirror:
-            left = 0 if self._is_told else self._config.deadline - time.time()
-            self._mirror.save(max(times.FILES_SAVE_S, left))
-            self._mirror.close()
+    def _save_files(self) -> bool:
+        """Save what the command on the head wrote last; return whether all of it is saved."""
+        if self._mirror is None:
+            return True
+        left = 0 if self._is_told else self._config.deadline - time.time()
+        is_saved = self._mirror.save(max(times.FILES_SAVE_S, left))
+        self._mirror.close()
+        if not is_saved:
+            what = f"{len(self._mirror.lost):,} files: {listed(self._mirror.lost)}"
+            if self._mirror.is_replaced:
+                what = "another job has taken over the files of the run"
+            storage, run = os.environ.get(ENV_STORAGE, ""), self._config.spec.run
+            report_lost(what, storage=storage, run=run, job=self._config.job)
+        return is_saved
 
     def _program(self, address: str, variables: Mapping[str, str]) -> Told:
         """What runs on all nodes."""
@@ -290,6 +300,7 @@ class Job:
             address=address,
             archive=f"{PROGRAM_DIR}/{user_code.ARCHIVE}" if spec.code else "",
             storage=os.environ.get(ENV_STORAGE, ""),
+            deadline=self._config.deadline,
         )
 
     def _watch_demand(self, address: str, ended: threading.Event) -> None:
@@ -342,7 +353,8 @@ class Job:
             # From the head's container it would mean that the head was killed, and be tried again.
             say(f"the command was killed (exit code {own}), maybe for its memory: the job fails")
             return exits.FAILED
-        if own in exits.OF_THE_SYSTEM and not self._config.spec.recipe:
+        is_program = not (self._config.spec.recipe or self._config.spec.on == Placement.NODES)
+        if own in exits.OF_THE_SYSTEM and is_program:
             say(f"the command's exit code {own} has a meaning of its own here: the job's is 1")
             return exits.FAILED
         return own
@@ -362,6 +374,9 @@ class Job:
         if self._stopped:
             say("stopped as told")
             return exits.TERMINATED
+        if self._mirror is not None and self._mirror.is_replaced:
+            say("another job has taken over the files of this run: the command is ended")
+            return exits.FILES_LOST
         if time.time() > config.deadline:
             say("the deadline has come")
             return exits.DEADLINE

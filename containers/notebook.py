@@ -42,6 +42,7 @@ _POLL_S: Final = 0.2
 _START_S: Final = 120.0  # a first start reads a few thousand files
 _END_S: Final = 5.0  # JupyterLab ends its kernels
 _SAVE_S: Final = 10.0  # the last copy of the files, on a node that has to end
+_SAVE_LONG_S: Final = 280.0  # on any other: Ray waits 300 s for a job that was told to stop
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -201,7 +202,7 @@ class Notebook:
             process.wait()
         if mirror is None:
             return True
-        is_saved = mirror.save(_SAVE_S if is_hurried else None)
+        is_saved = mirror.save(_SAVE_S if is_hurried else _SAVE_LONG_S)
         mirror.close()
         if is_saved:
             shutil.rmtree(self._place, ignore_errors=True)

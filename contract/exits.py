@@ -15,10 +15,18 @@ REFUSED: Final = 4  # the head does not accept this node's token
 BAD_HOST: Final = 76  # the host's GPUs or EFA are not as they should be; no command's code
 
 # What the head of a job returns beside what its command does.
+FILES_LOST: Final = 74  # the program succeeded, and not all of its last files were saved
 NO_CAPACITY: Final = 75  # the workers that it needs at least did not come in time
 RAY_FAILED: Final = 77  # Ray did not start on the head, or ended there by itself
 ASKS_TOO_MUCH: Final = 78  # the program asks Ray for more than the job can ever have
 DEADLINE: Final = 124  # it was ended at its deadline; timeout(1) has the same
 #: A program that ends with one of these has failed: its code would be taken for the system's.
-OF_THE_SYSTEM: Final = (BAD_HOST, NO_CAPACITY, RAY_FAILED, ASKS_TOO_MUCH, DEADLINE)
+OF_THE_SYSTEM: Final = (
+    FILES_LOST,
+    BAD_HOST,
+    NO_CAPACITY,
+    RAY_FAILED,
+    ASKS_TOO_MUCH,
+    DEADLINE,
+)
 KILLED: Final = 137  # SIGKILL, by hand or out of memory; a shell reports the same

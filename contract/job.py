@@ -287,6 +287,8 @@ class JobStatus(StrEnum):
     """It waits for hosts or runs; it has no outcome yet."""
     SUCCEEDED = "succeeded"
     """Its command ended with exit code 0."""
+    FILES_LOST = "files_lost"
+    """Its command succeeded, and some of the files that it wrote could not be saved."""
     FAILED = "failed"
     """Its command failed, or the head could not be started."""
     STOPPED = "stopped"

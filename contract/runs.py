@@ -31,9 +31,9 @@ JOBS_DIR: Final = "jobs"  # of a run: <run>/jobs/<job>.json says how each job en
 # What a user's own program writes.
 OUTPUT_DIR: Final = "output"  # of a run: <run>/output/node-N/ is a copy of node N's folders
 RAY_DIR: Final = "ray"  # of a run: where Ray Train and Ray Tune save unless the program says so
-#: A node's folders above this are not copied. Copied at 100 MB/s, it takes nine minutes.
+#: At most this much of a node's folders is kept. Copied at 100 MB/s, it takes nine minutes.
 OUTPUT_LIMIT_BYTES: Final = 50 * 2**30
-#: Nor are more files than this: looking at them all would take longer than the interval.
+#: And at most so many files: each costs a request, and a line of the list.
 OUTPUT_LIMIT_FILES: Final = 100_000
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -61,6 +61,11 @@ def job_record(run: str, job: str) -> str:
 def job_code(run: str, job: str) -> str:
     """Key of the object in the bucket that holds a job's own code, an archive."""
     return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.zip"
+
+
+def job_lost_files(run: str, job: str) -> str:
+    """Key of the object in the bucket that names the files that a job could not save."""
+    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.lost"
 
 
 def checkpoint_name(step: int, lease: int = 0) -> str:

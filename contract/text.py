@@ -1,5 +1,6 @@
-"""Figures in words, for people."""
+"""Figures and names in words, for people."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 
@@ -45,3 +46,9 @@ def byte_size(number: int) -> str:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def listed(names: Sequence[str], *, most: int = 5) -> str:
+    """``a, b`` of two names; of more than ``most``, the first ones ``and 7 more``."""
+    rest = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

@@ -76,6 +76,8 @@ def verdict(
 
     if code == exits.OK:
         return ended(JobStatus.SUCCEEDED, "succeeded")
+    if code == exits.FILES_LOST:  # at the deadline, maybe: the last copy is retried until then
+        return ended(JobStatus.FILES_LOST, "files lost")
     is_late = error.startswith("States.Timeout") or time.time() > deadline
     if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:
         return ended(JobStatus.DEADLINE, "deadline")

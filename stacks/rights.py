@@ -214,12 +214,17 @@ def of_keeper(
 ) -> Rights:
     """The function that cleans up after jobs: their tasks, hosts and records."""
     core = Stack.of(bucket)
-    record = runs.job_record("*", "*")
+    record, lost = runs.job_record("*", "*"), runs.job_lost_files("*", "*")
     executions = execution_arn(state_machine_arn, "*")
     own = Rights(
         statements=(
             iam.PolicyStatement(
                 sid="Records", actions=["s3:PutObject"], resources=[bucket.arn_for_objects(record)]
+            ),
+            iam.PolicyStatement(
+                sid="LostFiles",
+                actions=["s3:GetObject"],
+                resources=[bucket.arn_for_objects(lost)],
             ),
             iam.PolicyStatement(
                 sid="Jobs",
@@ -245,8 +250,11 @@ def of_keeper(
         reasons={
             wildcard(scope): "Listing tasks and describing groups and instances have no resource; "
             "tasks are limited to this cluster.",
-            wildcard(core, f"{core.export_value(bucket.bucket_arn)}/{record}"): "Runs and jobs "
-            "are named by their users.",
+            **{
+                wildcard(core, f"{core.export_value(bucket.bucket_arn)}/{key}"): "Runs and jobs "
+                "are named by their users."
+                for key in (record, lost)
+            },
             wildcard(scope, executions): "Executions of the one state machine.",
         },
     )

@@ -139,11 +139,6 @@ class NodeBucket:
             deadline.check()  # botocore takes what the callback raises for an error of the network
             raise
 
-    def promote(self, key: str, name: str) -> None:
-        """Copy one object over another, within S3."""
-        source = {"Bucket": self._bucket, "Key": self._prefix + key}
-        self._client.copy(source, self._bucket, self._prefix + name, Config=_transfers())
-
     def list(self, folder: str) -> list[str]:
         """Keys of the objects in a folder below the prefix."""
         pages = self._client.get_paginator("list_objects_v2").paginate(
@@ -169,6 +164,8 @@ class NodeBucket:
         Raises:
             OutOfTimeError: the deadline has come before.
         """
+        from boto3.exceptions import RetriesExceededError  # imports all of boto3: half a second
+
         deadline.check()
         part = safe_join(folder, hashlib.sha256(file.name.encode()).hexdigest())
         try:
@@ -186,6 +183,9 @@ class NodeBucket:
             if error.response.get("Error", {}).get("Code") in ("NoSuchKey", "404"):
                 return False
             raise
+        except RetriesExceededError as error:
+            deadline.check()
+            raise ConnectionError(str(error)) from None
         except ERRORS:
             deadline.check()  # as in ``upload``
             raise
@@ -219,6 +219,24 @@ def digest(content: BinaryIO, *, size: int | None = None, deadline: Deadline | N
         if left is not None:
             left -= len(block)
     return found.hexdigest()
+
+
+def write(storage: str, key: str, text: str, client: Any = None) -> None:
+    """Write an object of the bucket ``storage``, ``s3://BUCKET``."""
+    bucket = urlsplit(storage).netloc
+    (client or _client()).put_object(Bucket=bucket, Key=key, Body=text.encode())
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether an error may pass by itself: S3 is unreachable, overloaded or broken.
+
+    It does not where S3 refuses a request, such as for a right that is missing, nor where the
+    node's own disk is full.
+    """
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return not 400 <= status < 500 or status in (408, 429)
+    return not isinstance(error, OSError) or isinstance(error, (ConnectionError, TimeoutError))
 
 
 def explained(error: Exception) -> str:

@@ -13,7 +13,8 @@ as its own: a checkpoint that node 0 writes for all reaches each node, at each s
 that node 0 has. Called again, before the program starts again on a node that has survived, it
 brings only those up to date; all surviving nodes must have saved before, and node 0 have restored.
 
-Errors of the bucket are logged once and tried again. None but ``restore`` raises one.
+Errors of the bucket are logged once and tried again: by the next copy, and by ``restore`` and
+``save`` themselves. Only ``restore`` raises one, where trying again cannot help.
 """
 
 import os
@@ -32,12 +33,16 @@ from containers.program import bucket as store
 from containers.program.bucket import Deadline, NodeBucket, ReplacedError, digest
 from containers.program.look import Folders
 from containers.program.requirements import Stopped
-from containers.program.saving import CHANGED, Saver
+from containers.program.saving import OBJECTS, Saver
 from contract import runs, times
 from contract.errors import InputError
-from contract.files import Manifest, SavedFile
+from contract.files import MANIFEST, Manifest, SavedFile
+from contract.text import listed
 
 _POLL_S: Final = 0.1
+#: Between two attempts at what the bucket did not take or give; doubled from one to the other.
+_PAUSE_S: Final = 1.0
+_LONGEST_PAUSE_S: Final = 10.0
 
 
 class Mirror:
@@ -53,19 +58,27 @@ class Mirror:
         limit_bytes: int = runs.OUTPUT_LIMIT_BYTES,
         say: Callable[[str], None] = say_to_log,
         client: Any = None,
+        clock: Callable[[], float] = time.time,
+        on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
         folders: ``contract.files.WORK``, ``OUTPUT`` -> the folder; all on one disk.
         address: where the copy is kept: ``s3://BUCKET/`` and ``contract.runs.output_prefix``.
         excluded: names that are never saved, such as ``work/.venv``.
         every_s: between two copies, counted from midnight, so that all nodes copy together.
-        limit_bytes: folders with more are not copied while they have more.
+        limit_bytes: of folders with more, ``OUTPUT`` is kept first, and then the newest files.
         client: of S3; boto3's by default.
+        clock: Unix time.
+        on_replaced: called once when another start of this node has taken over its files, so that
+            what the program writes here from then on is lost.
         """
         self._folders = Folders(folders, excluded=excluded)
         self._beside = next(iter(folders.values())).parent
         self._bucket, self._client = NodeBucket(address, client), client
         self._every_s, self._say = every_s, say
+        self._clock, self._on_replaced = clock, on_replaced
+        self.lost: list[str] = []
+        """Names of the files that ``save`` could not save."""
         self._said: set[str] = set()
         self._deadline = Deadline()
         self._saver = Saver(
@@ -76,7 +89,9 @@ class Mirror:
             say_once=self._say_once,
         )
         self._manifest = Manifest(generation=0, writer=uuid.uuid4().hex)
-        self._is_code_known = self._is_restored = self._is_replaced = self._is_broken_off = False
+        self._is_code_known = self._is_restored = self._is_broken_off = False
+        self.is_replaced = False
+        """Another start of this node has taken over its files."""
         self._restoring = Deadline()  # of a restore, once it has to be broken off
         self._busy = threading.Lock()
         self._ended = threading.Event()
@@ -92,8 +107,8 @@ class Mirror:
             should_stop: whether the node has to end; asked while files are on their way.
 
         Raises:
-            InputError: the bucket does not answer, or holds what it should not. To start without
-                the files would be to lose them.
+            InputError: the bucket refuses, or holds what it should not. To start without the files
+                would be to lose them. A bucket that does not answer is asked until ``should_stop``.
             Stopped: ``should_stop`` returned true. Nothing is saved from then on: what is here is
                 less than what the bucket has.
         """
@@ -115,7 +130,7 @@ class Mirror:
             done.set_result(None)
 
     def _restore_or_try_again(self, fallback: str) -> None:
-        began = time.monotonic()
+        began, pause = time.monotonic(), min(_PAUSE_S, self._every_s)
         while True:
             self._restoring.check()
             try:
@@ -127,13 +142,15 @@ class Mirror:
                 reason = "another node has just been started in its place"
             except store.ERRORS as error:
                 reason = store.explained(error)
+                is_over = time.monotonic() - began > times.FILES_RESTORE_S
+                if is_over and not store.is_temporary(error):
+                    raise self._not_restored(reason) from None
             except InputError as error:
                 raise self._not_restored(str(error)) from None
-            if time.monotonic() - began > times.FILES_RESTORE_S:
-                raise self._not_restored(reason)
             self._restoring.check()
             self._say_once("restore", f"not restored: {reason}; trying again")
-            time.sleep(min(2.0, self._every_s))
+            time.sleep(pause)
+            pause = min(2 * pause, self._every_s, _LONGEST_PAUSE_S)
 
     def _not_restored(self, reason: str) -> InputError:
         return InputError(
@@ -150,11 +167,11 @@ class Mirror:
             self._thread.start()
 
     def save(self, within_s: float | None = None) -> bool:
-        """Copy everything as it is: the program has ended.
+        """Copy everything as it is: the program has ended. What fails is tried again.
 
         Args:
             within_s: how long that may take; None: as long as it needs. What is left then is as it
-                was copied last.
+                was copied last, and ``lost`` names it.
 
         Returns:
             Whether the copy is complete.
@@ -166,12 +183,29 @@ class Mirror:
             self._deadline.bring_forward(within_s - min(within_s / 6, times.FILES_LIST_S))
         if not self._busy.acquire(timeout=-1 if within_s is None else within_s):
             self._tell(f"not saved: the last copy did not end within {within_s} s")
-            return False
-        try:
-            return self._round(final=True)
-        finally:
-            self._deadline.at = None
-            self._busy.release()
+            is_complete = False
+        else:
+            try:
+                is_complete = self._save_or_try_again()
+            finally:
+                self._deadline.at = None
+                self._busy.release()
+        # Where no file is missing, the list of them is.
+        self.lost = [] if is_complete else [*self._saver.unsaved] or [MANIFEST]
+        if self.lost:
+            self._tell(f"not saved at the program's end: {listed(self.lost)}")
+        return is_complete
+
+    def _save_or_try_again(self) -> bool:
+        pause = min(_PAUSE_S, self._every_s)
+        while True:
+            late = self._round(final=True)
+            if late is not None and not late:
+                return not self._saver.unsaved  # what is above the limit stays so
+            if self.is_replaced or not self._is_restored or not self._deadline.leaves(pause):
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, self._every_s, _LONGEST_PAUSE_S)
 
     def copy(self) -> bool:
         """One copy while the program runs, as the thread makes it; return whether it is complete.
@@ -179,7 +213,7 @@ class Mirror:
         Files that are being written are left for the next one.
         """
         with self._busy:
-            return self._round(final=False)
+            return self._round(final=False) == [] and not self._saver.unsaved
 
     def hurry(self, within_s: float) -> None:
         """The node has to end: what is being copied, or will be, must be done by then."""
@@ -195,28 +229,29 @@ class Mirror:
     def _run(self) -> None:
         # By the clock and not from the start: nodes that copy at the same moment save what belongs
         # together, such as the same step.
-        while not self._ended.wait(self._every_s - time.time() % self._every_s):
+        while not self._ended.wait(self._every_s - self._clock() % self._every_s):
             self.copy()
 
-    def _round(self, *, final: bool) -> bool:
-        """Save; whatever happens, the program goes on."""
-        if self._is_replaced or self._is_broken_off or not self._is_restored:
-            return False
+    def _round(self, *, final: bool) -> list[str] | None:
+        """Save; return the names of files that another round may save, None where all failed."""
+        if self.is_replaced or self._is_broken_off or not self._is_restored:
+            return None
         try:
             self._manifest, late = self._saver.save(self._manifest, final=final)
+            if late and self._saver.error is not None:
+                raise self._saver.error
         except ReplacedError:
-            self._is_replaced = True
+            self.is_replaced = True
             self._tell("this node has been started again elsewhere; its files are not saved here")
-            return False
+            self._on_replaced()
+            return None
         except Exception as error:  # what disks and networks come up with
             self._say_once("save", f"not saved: {store.explained(error)}; trying again")
-            return False
-        if "save" in self._said:
+            return None
+        if "save" in self._said and not (late and final):
             self._said.discard("save")
             self._tell("saved again")
-        if late and final:
-            self._tell(f"{len(late)} files were not saved, such as {late[0]}")
-        return not late
+        return late
 
     def _tell(self, text: str) -> None:
         self._say(f"files: {text}")
@@ -243,6 +278,8 @@ class Mirror:
             self._is_code_known = True
         given = dict(self._saver.code)
         found = self._bucket.manifest()
+        # Listed before the take-over: what a later start uploads is never among them.
+        objects = self._bucket.list(OBJECTS)
         # Before anything is read: an earlier start that still writes loses from here on.
         manifest = replace(
             found or self._manifest,
@@ -250,8 +287,8 @@ class Mirror:
             writer=self._manifest.writer,
         )
         self._bucket.commit(manifest)
-        used = {file.key for file in manifest.files}
-        self._bucket.remove([key for key in self._bucket.list(CHANGED) if key not in used])
+        used = {file.object for file in manifest.files}
+        self._bucket.remove([key for key in objects if key not in used])
         wanted = [file for file in manifest.files if not self._is_older_than_its_code(file)]
         damaged = self._fetch(self._bucket, wanted)
         restored = [file for file in wanted if file.name not in damaged]
@@ -353,3 +390,18 @@ class Mirror:
     def _digest(self, name: str) -> str:
         with self._folders.path(name).open("rb") as content:
             return digest(content, deadline=self._restoring)
+
+
+def report_lost(what: str, *, storage: str, run: str, job: str, client: Any = None) -> None:
+    """Report files that a job has lost: in the log, and to the function that writes its outcome.
+
+    Args:
+        what: in words.
+        storage: ``s3://BUCKET``.
+        client: of S3; boto3's by default.
+    """
+    say_to_log(f"error: not saved: {what}")
+    try:
+        store.write(storage, runs.job_lost_files(run, job), what, client)
+    except store.ERRORS as error:
+        say_to_log(f"the outcome cannot name them: {store.explained(error)}")

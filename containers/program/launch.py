@@ -110,6 +110,8 @@ class Ended:
     """Unix time."""
     was_told: bool
     """It was told to end: another node failed, or this one must go."""
+    was_replaced: bool = False
+    """Another job has taken over the files of this node."""
 
 
 def rendezvous_id(run: str, start: int) -> str:
@@ -270,6 +272,7 @@ class Launcher:
                     {WORK: self._work, OUTPUT: self._output},
                     self._address_of_files(place.number),
                     say=self._log.write,
+                    on_replaced=self.replaced,
                 )
         if self._mirror is not None:
             other = "" if place.number == 0 else self._address_of_files(0)
@@ -357,27 +360,32 @@ class Launcher:
         """Faults of this node's host, which is checked now; see ``contract.host_check``."""
         return host_check.ask()
 
+    def replaced(self) -> None:
+        """End the program: another job has the files now, and what it computes would be lost."""
+        self.stop(times.COMMAND_STOP_S)
+
     def close(self) -> None:
         """End the threads of this launcher, whose program has ended."""
         self._closed.set()
         if self._mirror is not None:
             self._mirror.close()
 
-    def save(self, within_s: float | None = None) -> bool:
+    def save(self, within_s: float | None = None) -> list[str]:
         """Bring the files of the program, which has ended, to the bucket.
 
         Args:
             within_s: how long that may take; None: as long as it needs, or as this node has.
 
         Returns:
-            Whether all are there.
+            Names of the files that are not there.
         """
         if self._mirror is None:
-            return True
+            return []
         if self._notice.is_set():
             left = self._seconds_to_notice()
             within_s = left if within_s is None else min(left, within_s)
-        return self._mirror.save(within_s)
+        self._mirror.save(within_s)
+        return self._mirror.lost
 
     def hurry(self, within_s: float) -> None:
         """What is being saved must be done within so many seconds: the job has to end."""
@@ -390,7 +398,8 @@ class Launcher:
         at, was_told = time.time(), self._told_at is not None
         # What outlives a program that has ended by itself is not waited for.
         code = program.end(lambda: self._kill_at if was_told else 0.0)
-        ended = Ended(code=code, at=at, was_told=was_told)
+        was_replaced = self._mirror is not None and self._mirror.is_replaced
+        ended = Ended(code=code, at=at, was_told=was_told, was_replaced=was_replaced)
         with self._lock:
             self._ended = ended
         if self._notice.is_set():

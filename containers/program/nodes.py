@@ -29,6 +29,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
 
 from containers.log import say
+from containers.program.files import report_lost
 from containers.program.launch import Ended, Order, Place, rendezvous_id
 from containers.program.seats import (
     ANSWER_S,
@@ -38,6 +39,7 @@ from containers.program.seats import (
     answers,
     first_failure,
     save_all,
+    save_within_s,
     start_launcher,
     stop_all,
     unfit,
@@ -46,6 +48,7 @@ from containers.program.seats import (
 from containers.program.told import ENV_PROGRAM, Told
 from contract import exits
 from contract.errors import InputError
+from contract.nodes import ENV_JOB
 from contract.ranges import Range
 
 _POLL_S: Final = 0.5
@@ -284,6 +287,10 @@ class Group:
         while not self._stopped:
             lost = self._look()
             running = [seat for seat in self._seats if seat.is_running]
+            if any(seat.ended and seat.ended.was_replaced for seat in self._seats):
+                self._end_all()
+                self._report_lost("another job has taken over the files of the run")
+                return exits.FILES_LOST
             failed = first_failure(self._seats)
             if failed and not lost:
                 lost = self._lost_behind(failed)
@@ -293,15 +300,18 @@ class Group:
                     return None
             elif failed:
                 assert failed.ended is not None
-                say(f"the program failed on node {failed.number}, exit code {failed.ended.code}")
+                code = failed.ended.code
+                say(f"the program failed on node {failed.number}, exit code {code}")
                 self._end_all()
                 if hosts := unfit(self._seats):
                     self._leaving |= {seat.node.id for seat in hosts}
                     return None
-                return failed.ended.code
+                if code in exits.OF_THE_SYSTEM:
+                    say(f"exit code {code} has a meaning of its own here: the job's is 1")
+                    return exits.FAILED
+                return code
             elif not running:
-                self._end_all()
-                return exits.OK
+                return self._save_last()
             self._grow()
         self._end_all()
         return exits.TERMINATED
@@ -325,6 +335,10 @@ class Group:
                 continue
             if isinstance(found, Ended):
                 seat.wait, seat.ended = None, found
+                if seat.is_done:
+                    # Now: the node may be lost while the program goes on on others.
+                    within = save_within_s(self._told.deadline)
+                    seat.save = seat.launcher.save.remote(within)
                 if found.code == 0 or found.was_told:
                     say(f"the program ended on node {seat.number}, exit code {found.code}")
             else:
@@ -408,8 +422,24 @@ class Group:
         self._sit(seat)
         seat.wait = seat.launcher.wait.remote()
 
-    def _end_all(self) -> None:
-        """End the program wherever it runs, and save its files: all, unless the job must end."""
+    def _save_last(self) -> int:
+        """Save the files of a program that has succeeded; return the exit code of the job."""
+        lost = self._end_all()
+        if not lost or not self._told.storage:
+            return exits.OK
+        self._report_lost("; ".join(lost))
+        return exits.FILES_LOST
+
+    def _report_lost(self, what: str) -> None:
+        storage, run = self._told.storage, self._told.run
+        report_lost(what, storage=storage, run=run, job=os.environ.get(ENV_JOB, ""))
+
+    def _end_all(self) -> list[str]:
+        """End the program wherever it runs, and save its files: all, unless the job must end.
+
+        Returns:
+            What is lost, as ``save_all``.
+        """
         stop_all(self._seats)
         if calls := [seat.call for seat in self._joining if seat.is_prepared]:
             ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)
@@ -421,7 +451,7 @@ class Group:
                 ray.kill(seat.launcher)
         self._joining.clear()
         wait_for_end(self._seats)
-        save_all(self._seats, lambda: self._stopped)
+        return save_all(self._seats, lambda: self._stopped, self._told.deadline)
 
 
 def main() -> int:

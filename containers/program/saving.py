@@ -1,9 +1,9 @@
 """One copy of a node's folders into the bucket, while their program runs or after its end.
 
-Each changed file is uploaded to a name of its own, ``changed/SHA256``; then the list that names
-them all is written, and only then are they copied, within S3, to the names that they have on the
-node. So at any moment, also when a copy breaks off or a second writer is at work, the list and what
-it names are a state that the node had; and people find the files under their own names.
+Each changed file is uploaded to a new object, ``objects/WRITER/ROUND/SHA256``; then the list that
+names them all is written, and only then are the objects removed that it does not name. No key is
+used twice, so a writer that has been replaced can neither overwrite nor remove what the list of its
+successor names: at any moment, the list and its objects are a state that the node had.
 """
 
 import contextlib
@@ -20,9 +20,10 @@ from containers.program import bucket as store
 from containers.program.bucket import Deadline, NodeBucket, OutOfTimeError, digest
 from containers.program.look import Folders, Look, Seen, being_written
 from contract import runs, times
-from contract.files import Manifest, SavedFile
+from contract.files import OUTPUT, Manifest, SavedFile
+from contract.text import listed
 
-CHANGED: Final = "changed"  # below a node's prefix: content that has no object of its name yet
+OBJECTS: Final = "objects"  # below a node's prefix: the content of its files
 #: Read at once. Larger files are read twice, and must not change in between.
 _SMALL: Final = 8 * 2**20
 #: A file that grows above this is no log; it is copied when its program has closed it.
@@ -43,6 +44,22 @@ class _Read:
     sha256: str
     is_whole: bool = True
     """False: it is looked at again in the next round though it seems unchanged."""
+
+
+@dataclass(slots=True)
+class _Room:
+    """What is left of the limits of a node's files."""
+
+    size: int
+    num: int
+
+    def take(self, sizes: Sequence[int]) -> bool:
+        """Use it for files of these sizes; return False where there is not enough for all."""
+        if sum(sizes) > self.size or len(sizes) > self.num:
+            return False
+        self.size -= sum(sizes)
+        self.num -= len(sizes)
+        return True
 
 
 class Saver:
@@ -75,7 +92,13 @@ class Saver:
         self._waits: dict[str, int] = {}  # new folder -> rounds that it has waited
         self._hot: set[str] = set()  # large files that changed while they were read
         self._unreadable: set[str] = set()
-        self._uploaded: set[str] = set()  # keys below CHANGED
+        self.error: Exception | None = None
+        """What kept a file of the last copy from being uploaded."""
+        self._round = 0
+        self._is_unsure = False  # which list the bucket has: no answer came when one was written
+        self._uploaded: dict[str, str] = {}  # SHA-256 -> key of what no list names yet
+        self.unsaved: list[str] = []
+        """Names of the files that the last copy has not saved as they are."""
 
     def remember(self, name: str, sha256: str) -> None:
         """A file lies here as it was saved."""
@@ -83,14 +106,15 @@ class Saver:
         self._known[name] = _Read(seen=seen, size=seen.size, sha256=sha256)
 
     def save(self, manifest: Manifest, *, final: bool) -> tuple[Manifest, list[str]]:
-        """Copy what has changed.
+        """Copy what has changed; afterwards, ``unsaved`` names what is not saved as it is.
 
         Args:
             manifest: what is saved already.
-            final: the program has ended, so that no file is half written.
+            final: the program has ended, so that no file is half written. A file that cannot be
+                uploaded does not keep the others out of the list then.
 
         Returns:
-            What is saved now, and the names of files that are left for the next time.
+            What is saved now, and the names of files that another copy may save.
 
         Raises:
             what the bucket raises, and ReplacedError.
@@ -99,18 +123,23 @@ class Saver:
         self._unreadable.clear()
         for sentence in found.refused:
             self._say_once(sentence, f"{sentence}; it is not saved")
-        if not self._is_within_limits(found):
-            return manifest, [*found.files]
+        kept = self._within_limits(found)
+        left_out = found.files.keys() - kept
         old = {file.name: file for file in manifest.files}
-        changed = {name for name, seen in found.files.items() if not self._is_known(name, seen)}
+        changed = {name for name in kept if not self._is_known(name, found.files[name])}
+        self.unsaved = sorted(changed | left_out)
         late = set() if final else self._unfinished(found, changed, old)
         self._last = found
-        done = self._save_all(sorted(changed - late), found, old)
+        self._round, self.error = self._round + 1, None
+        self._objects = {file.sha256: file.object for file in manifest.files} | self._uploaded
+        self._new = f"{OBJECTS}/{manifest.writer}/{self._round}"
+        done = self._save_all(sorted(changed - late), found, final=final)
         late |= changed - done.keys() - self._unreadable
-        for name in self._in_torn_folders(done, late, old):
-            del done[name]
-            late.add(name)
-        entries = self._entries(found, done, old)
+        torn = self._in_torn_folders(done, late, old)
+        waiting = {done.pop(name).sha256 for name in torn}
+        late |= torn
+        listed_now = kept | self._still_fitting(found, kept, done, old)
+        entries = self._entries(listed_now, done, old)
         entries += [
             SavedFile(name=name, link=link)
             for name, link in found.links.items()
@@ -121,30 +150,70 @@ class Saver:
             files=tuple(sorted(entries, key=lambda file: file.name)),
             empty=tuple(sorted(found.empty)),
         )
-        if wanted != manifest:
+        if wanted != manifest or self._is_unsure:
+            self._is_unsure = True
             self._bucket.commit(wanted)
-        # Only now: what did not get into the list has to be uploaded again.
+            self._is_unsure = False
+        # Only now: what did not get into the list has to be read again.
         self._known |= done
-        self._known = {name: self._known[name] for name in found.files if name in self._known}
-        if self._deadline.leaves(times.FILES_SAVE_S):
-            wanted = self._promote(wanted, old)
+        self._known = {name: self._known[name] for name in listed_now if name in self._known}
+        self.unsaved = sorted(
+            late | {name for name in left_out if not self._is_known(name, found.files[name])}
+        )
+        self._remove_unused(wanted, manifest, waiting)
         return wanted, sorted(late)
 
     def _is_known(self, name: str, seen: Seen) -> bool:
         known = self._known.get(name)
         return known is not None and known.is_whole and known.seen == seen
 
-    def _is_within_limits(self, found: Look) -> bool:
-        size, num = found.size, len(found.files)
-        if size <= self._limit_bytes and num <= runs.OUTPUT_LIMIT_FILES:
-            return True
-        self._say_once(
-            "limit",
-            f"not saved: the folders hold {_gib(size)} in {num:,} files, and at most "
-            f"{_gib(self._limit_bytes)} in {runs.OUTPUT_LIMIT_FILES:,} files are copied; what was "
-            "saved before stays. Write data and caches to /tmp, or remove old checkpoints",
-        )
-        return False
+    def _within_limits(self, found: Look) -> set[str]:
+        """Names of the files that are kept: of ``OUTPUT`` first, then the newest.
+
+        What the node was given does not count.
+        """
+        own = {name: seen for name, seen in found.files.items() if name not in self.given}
+        kept = found.files.keys() - own.keys()
+        room = self._room()
+        for names in _by_importance(own):
+            sizes = [own[name].size for name in names]
+            if room.take(sizes):
+                kept.update(names)
+            elif not self._room().take(sizes):  # else: half a checkpoint is worse than none
+                kept.update(name for name in names if room.take([own[name].size]))
+        if left_out := sorted(own.keys() - kept):
+            size = sum(seen.size for seen in own.values())
+            self._say_once(
+                f"limit {len(left_out)}",
+                f"{len(left_out):,} files are not saved: {listed(left_out)}. The folders hold "
+                f"{_gib(size)} in {len(own):,} files, and at most {_gib(self._limit_bytes)} in "
+                f"{runs.OUTPUT_LIMIT_FILES:,} files are kept, those in $TRAIN_OUTPUT first, then "
+                "the newest. Write data and caches to /tmp, or remove old checkpoints",
+            )
+        return kept
+
+    def _room(self) -> "_Room":
+        return _Room(self._limit_bytes, runs.OUTPUT_LIMIT_FILES)
+
+    def _still_fitting(
+        self,
+        found: Look,
+        kept: set[str],
+        done: Mapping[str, _Read],
+        old: Mapping[str, SavedFile],
+    ) -> set[str]:
+        """Names of saved files that are above the limit only together with files that are not
+        saved yet: an older checkpoint makes room for a newer one when that one is saved."""
+        own = {name: seen for name, seen in found.files.items() if name not in self.given}
+        room = self._room()
+        saved = [name for name in own if name in kept and (name in done or name in old)]
+        room.take([own[name].size for name in saved])
+        fitting: set[str] = set()
+        for names in _by_importance(own):
+            left_out = [name for name in names if name in old and name not in kept]
+            if room.take([old[name].size for name in left_out]):
+                fitting.update(left_out)
+        return fitting
 
     # --- what must wait
     def _unfinished(self, found: Look, changed: set[str], old: Mapping[str, SavedFile]) -> set[str]:
@@ -203,13 +272,13 @@ class Saver:
         return {name for name in done if folder_of[name] in torn}
 
     # --- the files
-    def _save_all(
-        self, names: Sequence[str], found: Look, old: Mapping[str, SavedFile]
-    ) -> dict[str, _Read]:
+    def _save_all(self, names: Sequence[str], found: Look, *, final: bool) -> dict[str, _Read]:
         """Read and upload files, as many as there is time for."""
         pool = ThreadPoolExecutor(store.PARALLEL)
         try:
-            futures = {pool.submit(self._save_one, name, found, old): name for name in names}
+            futures = {
+                pool.submit(self._save_one, name, found, final=final): name for name in names
+            }
             left: set[Future[_Read | None]] = set(futures)
             # An upload that hangs, or that botocore tries again, must not keep the list waiting.
             while left and not self._deadline.is_over(by_s=_GRACE_S):
@@ -221,21 +290,25 @@ class Saver:
             pool.shutdown(wait=not self._deadline.is_over(), cancel_futures=True)
         return {name: read for name, read in reads.items() if read}
 
-    def _save_one(self, name: str, found: Look, old: Mapping[str, SavedFile]) -> _Read | None:
+    def _save_one(self, name: str, found: Look, *, final: bool) -> _Read | None:
         """Read a file, and upload it if its content is new; None where it must wait."""
         try:
             with self._folders.path(name).open("rb") as file:
-                return self._save_open(name, file, found.files[name], old.get(name))
+                return self._save_open(name, file, found.files[name])
         except (FileNotFoundError, OutOfTimeError):
             return None
         except PermissionError:
             self._unreadable.add(name)
             self._say_once(f"open {name}", f"{name} cannot be read; it is not saved")
             return None
+        except store.ERRORS as error:
+            # While the program runs, files of one moment belong together: all of them wait.
+            if not final:
+                raise
+            self.error = error
+            return None
 
-    def _save_open(
-        self, name: str, file: BinaryIO, seen: Seen, before: SavedFile | None
-    ) -> _Read | None:
+    def _save_open(self, name: str, file: BinaryIO, seen: Seen) -> _Read | None:
         is_log = name in self._logs
 
         def has_changed() -> bool:
@@ -255,11 +328,11 @@ class Saver:
             if has_changed():
                 self._hot.add(name)
                 return None
-            if sha256 != self.given.get(name) and (before is None or before.sha256 != sha256):
+            if sha256 != self.given.get(name) and sha256 not in self._objects:
                 content.seek(0)
-                key = f"{CHANGED}/{sha256}"
-                self._uploaded.add(key)
+                key = f"{self._new}/{sha256}"
                 self._bucket.upload(key, content, self._deadline)
+                self._objects[sha256] = self._uploaded[sha256] = key
                 if content is file and has_changed():
                     self._hot.add(name)
                     return None
@@ -268,11 +341,11 @@ class Saver:
 
     # --- the list
     def _entries(
-        self, found: Look, done: Mapping[str, _Read], old: Mapping[str, SavedFile]
+        self, names: Collection[str], done: Mapping[str, _Read], old: Mapping[str, SavedFile]
     ) -> list[SavedFile]:
         """The files of the new list: those read now, and the others as they were saved."""
         entries = []
-        for name in found.files:
+        for name in names:
             before = old.get(name)
             read = done.get(name)
             if read is None:
@@ -281,7 +354,6 @@ class Saver:
                 continue
             if read.sha256 == self.given.get(name):
                 continue  # the code's, or another node's
-            is_there = before is not None and before.sha256 == read.sha256
             entries.append(
                 SavedFile(
                     name=name,
@@ -289,30 +361,46 @@ class Saver:
                     sha256=read.sha256,
                     mode=read.seen.mode,
                     modified_ns=read.seen.modified_ns,
-                    key=before.key if before and is_there else f"{CHANGED}/{read.sha256}",
+                    key=self._objects[read.sha256],
                     code=self.code.get(name, ""),
                 )
             )
         return entries
 
-    def _promote(self, manifest: Manifest, old: Mapping[str, SavedFile]) -> Manifest:
-        """Give the objects of a list the names of their files, and remove those of no file."""
-        moved = [file for file in manifest.files if file.key]
-        with ThreadPoolExecutor(store.PARALLEL) as pool:
-            for _ in pool.map(lambda file: self._bucket.promote(file.key, file.name), moved):
-                pass
-        if moved:
-            manifest = replace(
-                manifest, files=tuple(replace(file, key="") for file in manifest.files)
-            )
-            self._bucket.commit(manifest)
-        kept = {file.name for file in manifest.files if not file.link}
-        gone = {file.name for file in old.values() if not file.link} - kept
-        gone |= {file.key for file in moved} | self._uploaded
-        if gone:
-            self._bucket.remove(sorted(gone))
-        self._uploaded.clear()
-        return manifest
+    def _remove_unused(self, manifest: Manifest, old: Manifest, waiting: Collection[str]) -> None:
+        """Remove the objects that a list named and the one that was just written does not.
+
+        Args:
+            waiting: SHA-256 of what has been uploaded for a later list.
+        """
+        uploaded = dict(self._uploaded)  # an upload that hung may end at any time
+        self._uploaded = {sha256: key for sha256, key in uploaded.items() if sha256 in waiting}
+        unused = {*(file.object for file in old.files), *uploaded.values()}
+        unused -= {*(file.object for file in manifest.files), *self._uploaded.values()}
+        unused = {key for key in unused if key.startswith(f"{OBJECTS}/")}
+        if unused and self._deadline.leaves(times.FILES_SAVE_S):
+            # What stays is removed at the next start of the node.
+            with contextlib.suppress(*store.ERRORS):
+                self._bucket.remove(sorted(unused))
+
+
+def _by_importance(files: Mapping[str, Seen]) -> list[list[str]]:
+    """Folders with the names of their files: those of ``OUTPUT`` first, then the newest.
+
+    Files that lie in no folder of the program's own are one each.
+    """
+    folders: dict[str, list[str]] = {}
+    for name in files:
+        folder = name.rpartition("/")[0]
+        folders.setdefault(folder if "/" in folder else name, []).append(name)
+
+    def age(name: str) -> int:
+        return -files[name].modified_ns
+
+    groups = [sorted(names, key=age) for names in folders.values()]
+    return sorted(
+        groups, key=lambda names: (not names[0].startswith(f"{OUTPUT}/"), age(names[0]), names[0])
+    )
 
 
 def _new_folders(names: Collection[str], old: Mapping[str, SavedFile]) -> dict[str, str]:

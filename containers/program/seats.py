@@ -1,6 +1,7 @@
 """The nodes that a program may have, as Ray sees them, and which of them it has."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from containers.log import say
 from containers.program.launch import Ended, Launcher, Order, Place
 from contract import times
+from contract.text import listed
 
 #: What ``ray.nodes()`` calls the head.
 _HEAD: Final = "node:__internal_head__"
@@ -51,6 +53,8 @@ class Seat:
     """Of such a node: ``call`` is its ``start``."""
     notice: Any = None
     ended: Ended | None = None
+    save: Any = None
+    """What ``Launcher.save`` will return where the program has ended before that on other nodes."""
 
     @property
     def is_running(self) -> bool:
@@ -139,39 +143,56 @@ def wait_for_end(seats: Sequence[Seat]) -> None:
         seat.wait = None
 
 
-def save_all(seats: Sequence[Seat], is_stopped: Callable[[], bool]) -> None:
+def save_all(
+    seats: Sequence[Seat], is_stopped: Callable[[], bool], deadline: float = math.inf
+) -> list[str]:
     """Bring the files of a program, which has ended, to the bucket from all of its nodes.
 
     Args:
-        is_stopped: whether the job has to end; asked until all are there. Else a node has as long
-            as it needs.
+        is_stopped: whether the job has to end; asked until all are there.
+        deadline: Unix time at which it will have to. Until then, what fails is tried again.
+
+    Returns:
+        What is lost, in words: an item for each node that has lost something.
     """
-    until = time.monotonic() + times.FILES_SAVE_S + ANSWER_S if is_stopped() else float("inf")
-    within = None if until == float("inf") else times.FILES_SAVE_S
-    saves = {seat.launcher.save.remote(within): seat for seat in seats}
+    until = time.monotonic() + times.FILES_SAVE_S + ANSWER_S if is_stopped() else math.inf
+    within = times.FILES_SAVE_S if is_stopped() else save_within_s(deadline)
+    saves = {}
+    for seat in seats:
+        if seat.save is None:
+            seat.save = seat.launcher.save.remote(within)
+        elif is_stopped():
+            seat.launcher.hurry.remote(times.FILES_SAVE_S)
+        saves[seat.save], seat.save = seat, None
+    lost = []
     while saves and time.monotonic() < until:
         done, _ = ray.wait([*saves], timeout=_POLL_S)
         for each in done:
             seat = saves.pop(each)
             try:
-                is_complete = bool(ray.get(each))
+                names = ray.get(each)
             except RayError:
-                is_complete = False
-            if not is_complete:
-                _warn_of(seat)
-        if is_stopped() and until == float("inf"):
+                lost.append(f"the last files of node {seat.number}, which is lost")
+                continue
+            if names:
+                lost.append(f"{len(names):,} files of node {seat.number}: {listed(names)}")
+        if is_stopped() and until == math.inf:
             until = time.monotonic() + times.FILES_SAVE_S + ANSWER_S
             for seat in saves.values():
                 seat.launcher.hurry.remote(times.FILES_SAVE_S)
-    for seat in saves.values():
-        _warn_of(seat)
+    lost += [
+        f"the last files of node {seat.number}, which does not answer" for seat in saves.values()
+    ]
+    for each in lost:
+        say(f"warning: not saved: {each}")
+    return lost
 
 
-def _warn_of(seat: Seat) -> None:
-    say(
-        f"warning: not all files of node {seat.number} were saved; those that it wrote last "
-        "may be missing in the bucket"
-    )
+def save_within_s(deadline: float) -> float | None:
+    """How long the last copy of a node's files may take: it ends before the job's deadline does."""
+    if deadline == math.inf:
+        return None
+    return max(times.FILES_SAVE_S, deadline - times.FILES_SAVE_S - time.time())
 
 
 def start_launcher(order: Order, node: NodeInfo) -> Any:

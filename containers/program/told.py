@@ -1,6 +1,7 @@
 """What a job's head tells ``containers.program.nodes``; without Ray, which that one imports."""
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Final, Self
@@ -30,6 +31,8 @@ class Told:
     """As in ``containers.program.launch.Order``."""
     storage: str = ""
     """The same."""
+    deadline: float = math.inf
+    """Unix time at which the job is told to end."""
 
     def order(self, *, nodes: Range, port: int) -> Order:
         """What its launcher is told on each node; ``port`` is that of the rendezvous store."""

@@ -351,6 +351,17 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> None:
         print(f"{job} has its record already")
 
 
+def lost_files(run: str, job: str) -> str:
+    """The files that a job could not save, in the words of its head; any job can write them."""
+    s3 = boto3.client("s3")
+    try:
+        found = s3.get_object(Bucket=BUCKET, Key=runs.job_lost_files(run, job))["Body"]
+        said = found.read(1000).decode(errors="replace")
+    except s3.exceptions.ClientError:
+        return "its log names them"
+    return "".join(each if each.isprintable() else "?" for each in said)
+
+
 # --- what it is called for ------------------------------------------------------------------------
 def end(event: dict[str, Any]) -> dict[str, Any]:
     """After an attempt: clean up, and say how it ended."""
@@ -366,6 +377,8 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         attempts=spec.attempts if spec else 1,
     )
     try:
+        if outcome.status == JobStatus.FILES_LOST and spec:
+            outcome = replace(outcome, reason=f"files lost: {lost_files(spec.run, job)}")
         if not outcome.again:
             outcome = replace(
                 outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]

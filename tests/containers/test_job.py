@@ -13,17 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from containers import demand, job, job_config, metadata, node
 from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
+from containers.program import bucket as store
 from containers.program import cache, code, head
 from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror
 from containers.program.process import Program
 from contract import exits, nodes, times
 from contract.errors import InputError
+from contract.files import MANIFEST, Manifest
 from contract.job import JobSpec, Placement
 from contract.nodes import ClusterSize
 from contract.ranges import Range
@@ -468,12 +471,21 @@ def test_a_command_that_was_killed_does_not_count_as_a_head_that_was(
     assert ("the command was killed (exit code 137)" in capfd.readouterr().err) == (code == 1)
 
 
-@pytest.mark.parametrize("code", [75, 76, 77, 124])
+@pytest.mark.parametrize("code", exits.OF_THE_SYSTEM)
 def test_an_exit_code_of_the_systems_own_is_not_taken_over_from_a_command(
     code: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert wait_for(doing_well(), "sh", "-c", f"exit {code}") == exits.FAILED
     assert f"exit code {code} has a meaning of its own here" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [exits.FILES_LOST, exits.NO_CAPACITY])
+def test_what_runs_programs_on_nodes_reports_their_end_with_the_systems_own_codes(
+    code: int,
+) -> None:
+    own = doing_well()
+    own._config = replace(own._config, spec=replace(SPEC, on=Placement.NODES))
+    assert wait_for(own, "sh", "-c", f"exit {code}") == code
 
 
 PROGRAM = """
@@ -551,9 +563,79 @@ class OnHead(job.Job):
         monkeypatch.setattr(
             code, "prepare", lambda _spec, folder, **_: Prepared(folder=folder, environment={})
         )
+        monkeypatch.setattr(store, "_client", lambda: s3)
+        monkeypatch.setenv(nodes.ENV_STORAGE, "s3://bucket")
 
     def run(self) -> int:
         return self._run_command("10.0.0.5", {**os.environ, nodes.ENV_STORAGE: "s3://bucket"})
+
+
+def saved(s3: S3) -> dict[str, str]:
+    """What the list of the head's files names."""
+    prefix = "runs/r1/output/node-0"
+    text = s3.objects.get(f"{prefix}/{MANIFEST}")
+    files = Manifest.from_json(text).files if text else ()
+    return {file.name: s3.objects[f"{prefix}/{file.object}"].decode() for file in files}
+
+
+@pytest.mark.parametrize("own_code", [0, 3])
+def test_a_program_on_the_head_whose_last_files_are_not_saved_has_not_succeeded(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], own_code: int
+) -> None:
+    s3 = S3()
+
+    def upload(_key: str) -> None:
+        assert own._mirror
+        own._mirror.hurry(0.3)  # as at the deadline
+        raise EndpointConnectionError(endpoint_url="s3")
+
+    s3.on_upload = upload
+    script = f"for n in 1 2 3 4 5 6 7; do echo $n > result-$n; done; exit {own_code}"
+    own = OnHead(s3, monkeypatch, "sh", "-c", script)
+    assert own.run() == (exits.FILES_LOST if own_code == 0 else own_code)
+    what = ", ".join(f"work/result-{number}" for number in range(1, 6)) + " and 2 more"
+    assert f"not saved: 7 files: {what}" in capfd.readouterr().err
+    assert s3.objects["runs/r1/jobs/r1-20261121-0900-abcd.lost"].decode() == f"7 files: {what}"
+
+
+def test_the_last_files_of_a_program_on_the_head_are_tried_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(times, "FILES_SAVE_S", 0.1)
+    s3 = S3()
+    refusals = [EndpointConnectionError(endpoint_url="s3") for _ in range(5)]
+
+    def upload(_key: str) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    s3.on_upload = upload
+    assert OnHead(s3, monkeypatch, "sh", "-c", "echo 1 > result").run() == exits.OK
+    assert saved(s3) == {"work/result": "1\n"}
+
+
+def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    s3 = S3()
+    own = OnHead(s3, monkeypatch, "sh", "-c", "while :; do date +%N > step; sleep 0.05; done")
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(own.run()), daemon=True)
+    thread.start()
+    until = time.monotonic() + 30
+    try:
+        while "work/step" not in saved(s3):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        assert OnHead(s3, monkeypatch, "true").run() == exits.OK
+        thread.join(20)
+    finally:
+        own._stop(0, None)
+        thread.join(30)
+    assert codes == [exits.FILES_LOST]
+    assert "another job has taken over the files" in capfd.readouterr().err
+    lost = s3.objects["runs/r1/jobs/r1-20261121-0900-abcd.lost"]
+    assert lost == b"another job has taken over the files of the run"
 
 
 def test_a_program_on_the_head_gets_back_what_it_wrote_at_an_earlier_attempt(
@@ -569,9 +651,8 @@ def test_a_program_on_the_head_gets_back_what_it_wrote_at_an_earlier_attempt(
     )
     for _ in range(2):
         assert OnHead(s3, monkeypatch, *words).run() == 0
-    prefix = "runs/r1/output/node-0"
-    assert s3.objects[f"{prefix}/work/said"] == b"r1\nr1\n"
-    lines = s3.objects[f"{prefix}/output/said"].decode().splitlines()
+    assert saved(s3)["work/said"] == "r1\nr1\n"
+    lines = saved(s3)["output/said"].splitlines()
     assert lines[0] == "r1", "of the working directory"
     assert lines.count("s3://bucket/runs/r1/ray") == 2, "of the output, and of this attempt"
 
@@ -586,7 +667,7 @@ def test_files_are_saved_while_the_program_on_the_head_runs(
     thread.start()
     until = time.monotonic() + 30
     try:
-        while "runs/r1/output/node-0/work/step" not in s3.objects:
+        while "work/step" not in saved(s3):
             assert time.monotonic() < until
             time.sleep(0.02)
     finally:
@@ -600,7 +681,7 @@ def test_a_stop_does_not_wait_for_the_files_of_a_program_on_the_head(
 ) -> None:
     s3 = S3()
     assert OnHead(s3, monkeypatch, "sh", "-c", "echo 1 > step").run() == 0
-    before = dict(s3.objects)
+    before = saved(s3)
     own = OnHead(s3, monkeypatch, "sh", "-c", "echo 2 > step")
     told = threading.Event()
 
@@ -616,9 +697,7 @@ def test_a_stop_does_not_wait_for_the_files_of_a_program_on_the_head(
     said = capfd.readouterr().err
     assert said.count("stopped as told") == 1
     assert "running" not in said.partition("stopped")[2], "the command is not started"
-    assert (
-        s3.objects["runs/r1/output/node-0/work/step"] == before["runs/r1/output/node-0/work/step"]
-    )
+    assert saved(s3) == before
 
 
 @pytest.mark.parametrize(

@@ -28,3 +28,10 @@ def test_durations_are_written_for_people(seconds: float, words: str) -> None:
 )
 def test_large_numbers_are_short(value: float, words: str) -> None:
     assert text.compact(value) == words
+
+
+@pytest.mark.parametrize(
+    ("num", "words"), [(1, "0"), (2, "0, 1"), (3, "0, 1, 2"), (1004, "0, 1, 2 and 1,001 more")]
+)
+def test_many_names_are_cut(num: int, words: str) -> None:
+    assert text.listed([str(number) for number in range(num)], most=3) == words

@@ -5,6 +5,7 @@ The function in its place, with the state machine around it and real containers 
 memory, hosts that another job's task runs on.
 """
 
+import io
 import json
 import subprocess
 import sys
@@ -65,6 +66,7 @@ def head(code: int | None = None, **task: Any) -> dict[str, Any]:
 
 ENDS = [
     (head(0), "", "succeeded", "succeeded", False),
+    (head(74), "", "files_lost", "files lost", False),
     (head(3), "", "failed", "failed: user code exit 3", False),
     (head(1), "", "failed", "failed: user code exit 1", False),
     (head(78), "", "failed", "failed: asks for more than the job can have", False),
@@ -363,6 +365,13 @@ class Aws:
             raise ClientError(error, "PutObject")
         self.objects[Key] = json.loads(Body)
 
+    def get_object(self, *, Bucket: str, Key: str) -> Any:  # noqa: N803
+        assert Bucket == "bucket"
+        if Key not in self.objects:
+            error: Any = {"Error": {"Code": "AccessDenied"}}
+            raise ClientError(error, "GetObject")
+        return {"Body": io.BytesIO(self.objects[Key].encode())}
+
     def describe_execution(self, *, executionArn: str) -> Any:  # noqa: N803
         prefix = "arn:aws:states:us-east-1:1:execution:jobs:"
         assert executionArn.startswith(prefix)
@@ -424,6 +433,25 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
     read = Outcome.from_json(json.dumps(record))
     assert (read.status, read.exit_code, read.attempts) == (JobStatus.FAILED, 3, 1)
     assert found == json.loads(read.to_json()), "the execution's result is what is written down"
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("7 files of node 1: output/a", "files lost: 7 files of node 1: output/a"),
+        ("\x1b]0;x\x07" + "y" * 2000, "files lost: ?]0;x?" + "y" * 994),
+        (None, "files lost: its log names them"),
+    ],
+)
+def test_files_that_were_lost_are_named_in_the_outcome(
+    keeper: ModuleType, aws: Aws, said: str | None, reason: str
+) -> None:
+    if said is not None:
+        aws.objects["runs/r1/jobs/j1.lost"] = said
+    event = ended(head(74)) | {"Deadline": time.time() - 1}  # it was tried until then
+    found = keeper.handler(event, None)
+    assert (found["status"], found["reason"], found["exit_code"]) == ("files_lost", reason, 74)
+    assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == reason
 
 
 def test_before_another_attempt_the_hosts_stay_and_nothing_is_recorded(

@@ -76,6 +76,7 @@ def test_a_job_that_was_just_submitted_is_found_a_moment_later(
 OUTCOMES = [
     ({"status": "SUCCEEDED", "output": '{"status": "succeeded", "exit_code": 0}'}, 0),
     ({"status": "FAILED", "cause": '{"status": "failed", "exit_code": 3}'}, 3),
+    ({"status": "FAILED", "cause": '{"status": "files_lost", "exit_code": 74}'}, 74),
     ({"status": "FAILED", "cause": '{"status": "no_capacity", "exit_code": 75}'}, 75),
     ({"status": "FAILED", "cause": '{"status": "deadline", "exit_code": null}'}, 124),
     ({"status": "FAILED", "cause": '{"status": "image_not_found"}'}, 1),

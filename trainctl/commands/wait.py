@@ -13,8 +13,8 @@ def wait(
 ) -> None:
     """Wait for a job to finish and exit with its status.
 
-    0 it succeeded; 75 no capacity; 124 deadline; 143 stopped by a user; else the exit code of its
-    code, or 1.
+    0 it succeeded; 74 files lost; 75 no capacity; 124 deadline; 143 stopped by a user; else the
+    exit code of its code, or 1.
     """
     deployment = Deployment.find(profile=profile, region=region)
     job = deployment.jobs.find(name)

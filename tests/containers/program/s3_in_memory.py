@@ -24,6 +24,8 @@ class S3:
         self.objects: dict[str, bytes] = {}
         self.written: list[str] = []
         self.is_down = False
+        self.trouble: Exception = EndpointConnectionError(endpoint_url="s3")
+        """What is raised while it is down."""
         self.calls_left: int | None = None
         """So many calls are answered, and none after them."""
         self.calls_until_up: int | None = None
@@ -41,7 +43,7 @@ class S3:
             self.calls_until_up -= 1
             self.is_down = self.calls_until_up >= 0
         if self.is_down:
-            raise EndpointConnectionError(endpoint_url="s3")
+            raise self.trouble
 
     def _put(self, key: str, content: bytes) -> None:
         self.objects[key] = content
@@ -96,10 +98,6 @@ class S3:
         self.on_download(key)
         Callback(len(self.objects[key]))
         Path(target).write_bytes(self.objects[key])
-
-    def copy(self, source: dict[str, str], _bucket: str, key: str, Config: Any) -> None:  # noqa: N803, ARG002
-        self._check()
-        self._put(key, self.objects[source["Key"]])
 
     def delete_objects(self, *, Delete: Any, **_: Any) -> None:  # noqa: N803
         self._check()

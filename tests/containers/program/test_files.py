@@ -3,6 +3,7 @@
 Real folders and a bucket in memory; the real calls of S3 are in ``test_files_in_s3.py``.
 """
 
+import errno
 import hashlib
 import os
 import threading
@@ -13,15 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from boto3.exceptions import Boto3Error, RetriesExceededError
 from botocore.exceptions import EndpointConnectionError
 
 from containers.program import saving
 from containers.program.files import Mirror
 from containers.program.requirements import Stopped
-from contract import times
+from contract import runs, times
 from contract.errors import InputError
 from contract.files import MANIFEST, OUTPUT, WORK, Manifest
-from tests.containers.program.s3_in_memory import S3
+from tests.containers.program.s3_in_memory import S3, refused
 
 PREFIX = "runs/r/output"
 AGO_S = 100
@@ -113,6 +115,11 @@ def saved(s3: S3, number: int = 0) -> dict[str, str]:
     }
 
 
+def contents(s3: S3) -> list[bytes]:
+    """Of the objects in the bucket, lists left out."""
+    return sorted(each for key, each in s3.objects.items() if not key.endswith(MANIFEST))
+
+
 Start = Callable[..., Node]
 
 
@@ -122,7 +129,6 @@ def test_files_of_both_folders_come_back_with_their_modes_and_times(start: Start
     node.write("output/metrics.csv", "1,2").chmod(0o755)
     assert node.mirror.save()
     assert saved(s3) == {"work/a/b/last.pt": "one", "output/metrics.csv": "1,2"}
-    assert s3.objects[f"{PREFIX}/node-0/work/a/b/last.pt"] == b"one", "people find it by its name"
 
     again = start()
     assert again.found() == {"work/a/b/last.pt": "one", "output/metrics.csv": "1,2"}
@@ -166,7 +172,7 @@ def test_a_file_that_is_removed_is_gone_at_the_next_start(start: Start, s3: S3) 
     node.mirror.save()
     (node.work / "old.pt").unlink()
     node.mirror.save()
-    assert f"{PREFIX}/node-0/work/old.pt" not in s3.objects
+    assert contents(s3) == [b"new"]
     assert start().found() == {"work/new.pt": "new"}
 
 
@@ -177,8 +183,7 @@ def test_nothing_but_the_files_and_their_list_is_left_in_the_bucket(start: Start
         node.write("work/b", "same content")
         node.write("work/c", "same content")
         assert node.mirror.save()
-    names = {"work/a", "work/b", "work/c", MANIFEST}
-    assert s3.objects.keys() == {f"{PREFIX}/node-0/{name}" for name in names}
+    assert contents(s3) == [b"same content", b"two"]
 
 
 # --- while the program runs
@@ -343,7 +348,7 @@ def test_the_list_is_written_after_what_it_names(start: Start, s3: S3) -> None:
         node.write("work/model", "step 2")
         node.write("work/step", "2")
         broken.calls_left = num_calls
-        is_done = node.mirror.save()
+        is_done = node.mirror.save(within_s=0.05)
         broken.calls_left, broken.is_down = None, False
         after = Node(first.place.with_name(f"after-{num_calls}"), broken)
         after.mirror.restore()
@@ -353,7 +358,7 @@ def test_the_list_is_written_after_what_it_names(start: Start, s3: S3) -> None:
         ), num_calls
         if is_done:
             assert after.found()["work/step"] == "2"
-            assert num_calls > 5
+            assert num_calls == 3, "two uploads and the list"
             break
     else:
         pytest.fail("it never came to its end")
@@ -371,6 +376,34 @@ def test_a_thread_copies_until_it_is_ended(start: Start, s3: S3) -> None:
     node.write("work/b", "two")
     time.sleep(0.2)
     assert saved(s3) == {"work/a": "one"}
+
+
+def test_nodes_copy_at_the_same_moments_whenever_they_were_started(start: Start) -> None:
+    """So that after a lost host all nodes restore what they had at one moment."""
+
+    def moments(began: float, copy_s: float) -> list[float]:
+        now = began
+        seen: list[float] = []
+
+        def wait(seconds: float) -> bool:
+            nonlocal now
+            now += seconds
+            return len(seen) == 3
+
+        def copy() -> bool:
+            nonlocal now
+            seen.append(now)
+            now += copy_s
+            return True
+
+        node = start(every_s=30, clock=lambda: now)
+        node.mirror._ended.wait = wait  # type: ignore[method-assign, assignment]
+        node.mirror.copy = copy  # type: ignore[method-assign]
+        node.mirror._run()
+        return seen
+
+    for began, copy_s in ((86_401.0, 0.5), (86_417.25, 4.0), (86_429.5, 12.0)):
+        assert moments(began, copy_s) == [86_430, 86_460, 86_490]
 
 
 # --- names
@@ -486,21 +519,60 @@ def test_many_small_files(start: Start, s3: S3) -> None:
 
 
 # --- limits and errors
-def test_folders_above_the_limit_are_refused_with_their_size(start: Start, s3: S3) -> None:
-    node = start(limit_bytes=3 * 2**20)
-    node.write("work/small", "x")
+def test_above_the_limit_output_comes_first_and_then_the_newest(start: Start, s3: S3) -> None:
+    node = start(limit_bytes=3000)
+    node.write("work/old.pt", "a" * 1000, ago_s=900)
+    node.write("work/data/part", "b" * 2000, ago_s=500)
     assert node.mirror.copy()
-    (node.work / "large").write_bytes(bytes(4 * 2**20))
+    node.write("output/model", "c" * 1000, ago_s=1000)
+    node.write("work/step-2/model", "d" * 1000, ago_s=100)
+    node.write("work/step-2/state", "e" * 900, ago_s=200)
     assert not node.mirror.copy()
-    assert not node.mirror.save()
-    told = [line for line in node.said if "not saved: the folders hold" in line]
-    assert len(told) == 1, "once"
-    assert "4.0 MiB in 2 files, and at most 3.0 MiB" in told[0]
-    assert saved(s3) == {"work/small": "x"}
-    (node.work / "large").unlink()
-    node.write("work/small", "y")
+    assert saved(s3).keys() == {"output/model", "work/step-2/model", "work/step-2/state"}
+    assert len(contents(s3)) == 3, "what is not kept is not paid for"
+    (told,) = node.said
+    assert told.startswith("files: 2 files are not saved: work/data/part, work/old.pt. The folders")
+    assert not node.mirror.copy()
+    assert node.said == [told], "until it is something else"
+    assert not node.mirror.save(), "without trying again: it would be in vain"
+    assert node.mirror.lost == ["work/data/part", "work/old.pt"]
+    (node.work / "data" / "part").unlink()
+    assert not node.mirror.copy()
+    assert "1 files are not saved: work/old.pt" in node.said[-1]
+    (node.output / "model").unlink()
     assert node.mirror.save()
-    assert saved(s3) == {"work/small": "y"}
+    assert saved(s3).keys() == {"work/old.pt", "work/step-2/model", "work/step-2/state"}
+    assert node.mirror.lost == []
+
+
+def test_a_folder_that_is_above_the_limit_by_itself_is_saved_in_part(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start(limit_bytes=3000)
+    node.write("work/large", "x" * 4000, ago_s=10)
+    for number in range(5):
+        node.write(f"output/samples/{number}", str(number) * 1000, ago_s=100 + number)
+    assert not node.mirror.save()
+    assert saved(s3).keys() == {f"output/samples/{number}" for number in range(3)}
+    assert node.mirror.lost == ["output/samples/3", "output/samples/4", "work/large"]
+    monkeypatch.setattr(runs, "OUTPUT_LIMIT_FILES", 2)
+    node = start(1)
+    for number in range(4):
+        node.write(f"work/{number}", str(number), ago_s=100 + number)
+    assert not node.mirror.save()
+    assert saved(s3, 1) == {"work/0": "0", "work/1": "1"}
+
+
+def test_an_older_checkpoint_makes_room_only_for_one_that_is_saved(start: Start, s3: S3) -> None:
+    node = start(limit_bytes=1500)
+    node.write("work/step-1/model", "1" * 1000)
+    assert node.mirror.copy()
+    path = node.write("work/step-2/model", "2" * 1000)
+    with path.open("a"):
+        assert not node.mirror.copy()
+        assert saved(s3).keys() == {"work/step-1/model"}
+    assert not node.mirror.copy()
+    assert saved(s3).keys() == {"work/step-2/model"}
 
 
 def test_a_bucket_that_does_not_answer_is_named_once_and_asked_again(start: Start, s3: S3) -> None:
@@ -509,33 +581,82 @@ def test_a_bucket_that_does_not_answer_is_named_once_and_asked_again(start: Star
     s3.is_down = True
     assert not node.mirror.copy()
     assert not node.mirror.copy()
-    assert not node.mirror.save()
-    assert len(node.said) == 1
+    assert not node.mirror.save(within_s=0.2)
+    assert node.mirror.lost == ["work/a"]
     assert node.said[0].startswith("files: not saved: EndpointConnectionError: ")
+    assert node.said[1:] == ["files: not saved at the program's end: work/a"]
     s3.is_down = False
     assert node.mirror.copy()
-    assert node.said[1:] == ["files: saved again"]
+    assert node.said[2:] == ["files: saved again"]
     assert saved(s3) == {"work/a": "one"}
 
 
-def test_without_its_files_a_program_is_not_started(
-    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+REFUSALS = [
+    refused("AccessDenied", 403),
+    refused("NoSuchBucket", 404),
+    OSError(errno.ENOSPC, "No space left on device"),
+]
+
+
+@pytest.mark.parametrize("error", REFUSALS, ids=str)
+def test_a_program_is_not_started_without_files_that_are_refused(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr(times, "FILES_RESTORE_S", 0.2)
+    s3.trouble = error
     s3.is_down = True
     node = start(restore=False)
     with pytest.raises(InputError, match="is not started without them"):
         node.mirror.restore()
+    assert any("trying again" in line for line in node.said), "rights may be some seconds late"
 
 
-def test_a_bucket_that_answers_late_is_waited_for(start: Start, s3: S3) -> None:
+TROUBLES = [
+    EndpointConnectionError(endpoint_url="s3"),
+    refused("SlowDown", 503),
+    refused("InternalError", 500),
+    ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+    RetriesExceededError(Boto3Error("the body stopped")),
+]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES, ids=lambda each: type(each).__name__)
+def test_a_bucket_in_trouble_is_waited_for(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    monkeypatch.setattr(times, "FILES_RESTORE_S", -1)  # the patience is over
     node = start()
     node.write("work/a", "one")
     node.mirror.save()
     again = start(restore=False)
-    s3.is_down, s3.calls_until_up = True, 2
+    if isinstance(trouble, RetriesExceededError):
+        download, left = s3.download_file, [trouble] * 3
+
+        def break_off(*given: Any, **named: Any) -> None:
+            if left:
+                raise left.pop()
+            download(*given, **named)
+
+        monkeypatch.setattr(s3, "download_file", break_off)
+    else:
+        s3.trouble = trouble
+        s3.is_down, s3.calls_until_up = True, 3
     again.mirror.restore()
     assert again.found() == {"work/a": "one"}
+    assert "not restored: " in again.said[0]
+
+
+def test_a_start_that_waits_for_the_bucket_ends_when_the_job_does(start: Start, s3: S3) -> None:
+    s3.is_down = True
+    node = start(restore=False)
+    asked: list[bool] = []
+
+    def is_over() -> bool:
+        asked.append("not restored" in "".join(node.said))
+        return asked[-1]
+
+    with pytest.raises(Stopped):
+        node.mirror.restore(should_stop=is_over)
 
 
 def test_a_restore_that_is_broken_off_returns_at_once_and_changes_nothing(
@@ -599,7 +720,8 @@ def test_an_object_that_is_not_what_was_saved_is_not_restored(start: Start, s3: 
     node.write("work/a", "one")
     node.write("work/b", "two")
     node.mirror.save()
-    s3.objects[f"{PREFIX}/node-0/work/a"] = b"something else"
+    (key,) = [key for key, content in s3.objects.items() if content == b"one"]
+    s3.objects[key] = b"something else"
     again = start()
     assert again.found() == {"work/b": "two"}
     assert f"files: work/a is damaged in {address(0)}: it is not restored" in again.said
@@ -614,11 +736,119 @@ def test_a_copy_that_must_end_leaves_out_what_does_not_fit(start: Start, s3: S3)
     s3.on_upload = lambda _key: time.sleep(0.3)
     assert not node.mirror.save(within_s=0.2)
     assert saved(s3) == {"work/a": "one"}
-    assert node.said == ["files: 2 files were not saved, such as work/a"]
+    assert node.mirror.lost == ["work/a", "work/step-2/model"]
+    assert node.said == ["files: not saved at the program's end: work/a, work/step-2/model"]
     s3.on_upload = lambda _key: None
     assert node.mirror.save(within_s=20)
     assert saved(s3) == {"work/a": "two", "work/step-2/model": "2"}
     assert start().found() == {"work/a": "two", "work/step-2/model": "2"}
+
+
+def test_the_last_copy_is_repeated_until_the_bucket_takes_all(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+    files = {f"work/{number:02}": str(number) for number in range(20)}
+    for name, text in files.items():
+        node.write(name, text)
+    refusals = [
+        refused("SlowDown", 503),
+        EndpointConnectionError(endpoint_url="s3"),
+        TimeoutError(),
+    ]
+    put, names_then = s3.put_object, []
+
+    def upload(_key: str) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    def put_object(**given: Any) -> Any:
+        names_then.append(len(Manifest.from_json(given["Body"]).files))
+        if len(names_then) == 1:
+            return put(**given)
+        if len(names_then) < 4:
+            raise refused("InternalError", 500)
+        return put(**given)
+
+    s3.on_upload = upload
+    monkeypatch.setattr(s3, "put_object", put_object)
+    assert node.mirror.save()
+    assert saved(s3) == files
+    assert names_then[0] == 17, "three uploads that fail do not keep the others out of the list"
+    sent = [key.rpartition("/")[2] for key in s3.written if not key.endswith(MANIFEST)]
+    assert len(sent) == len({*sent}) == 20, "nothing is sent twice"
+    assert node.mirror.lost == []
+    assert node.said[0].startswith("files: not saved: ")
+    assert node.said[1:] == ["files: saved again"]
+
+
+def test_what_could_not_be_saved_in_time_is_named(start: Start, s3: S3) -> None:
+    node = start()
+    for number in range(20):
+        node.write(f"work/{number:02}", str(number))
+    bad = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(7)]
+
+    def upload(key: str) -> None:
+        if key.rpartition("/")[2] in bad:
+            raise EndpointConnectionError(endpoint_url="s3")
+
+    s3.on_upload = upload
+    assert not node.mirror.save(within_s=0.3)
+    assert len(saved(s3)) == 13
+    assert node.mirror.lost == [f"work/{number:02}" for number in range(7)]
+    assert node.said[-1] == (
+        "files: not saved at the program's end: work/00, work/01, work/02, work/03, work/04 and "
+        "2 more"
+    )
+    s3.on_upload = lambda _key: None
+    assert node.mirror.save()
+    assert node.mirror.lost == []
+
+
+def test_while_the_program_runs_files_of_one_moment_are_listed_together(
+    start: Start, s3: S3
+) -> None:
+    node = start()
+    node.write("work/model", "step 1")
+    node.write("work/step", "1")
+    assert node.mirror.copy()
+    node.write("work/model", "step 2")
+    node.write("work/step", "2")
+    model = hashlib.sha256(b"step 2").hexdigest()
+
+    def upload(key: str) -> None:
+        if key.endswith(model):
+            raise EndpointConnectionError(endpoint_url="s3")
+
+    s3.on_upload = upload
+    assert not node.mirror.copy()
+    assert saved(s3) == {"work/model": "step 1", "work/step": "1"}
+    s3.on_upload = lambda _key: None
+    assert node.mirror.copy()
+    assert saved(s3) == {"work/model": "step 2", "work/step": "2"}
+
+
+def test_a_list_whose_answer_was_lost_is_written_again_before_anything_is_removed(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+    node.write("work/step", "1")
+    assert node.mirror.copy()
+    put = s3.put_object
+
+    def lose_the_answer(**given: Any) -> Any:
+        monkeypatch.setattr(s3, "put_object", put)
+        put(**given)
+        raise EndpointConnectionError(endpoint_url="s3")
+
+    monkeypatch.setattr(s3, "put_object", lose_the_answer)
+    node.write("work/step", "2")
+    assert not node.mirror.copy()
+    assert saved(s3) == {"work/step": "2"}
+    node.write("work/step", "1")
+    assert node.mirror.copy()
+    assert saved(s3) == {"work/step": "1"}
+    assert start().found() == {"work/step": "1"}
 
 
 def test_a_last_copy_ends_one_that_takes_too_long(start: Start, s3: S3) -> None:
@@ -666,7 +896,7 @@ def test_an_upload_that_hangs_does_not_keep_the_list_waiting(start: Start, s3: S
     assert not node.mirror.save(within_s=0.6)
     assert time.monotonic() - began < 5
     assert saved(s3) == {"work/small": "1"}
-    assert node.said == ["files: 1 files were not saved, such as work/stuck"]
+    assert node.said == ["files: not saved at the program's end: work/stuck"]
     is_over.set()
 
 
@@ -686,6 +916,93 @@ def test_a_node_that_was_started_again_elsewhere_does_not_save_any_more(start: S
     newer.write("work/c", "three")
     assert newer.mirror.save()
     assert start().found() == {"work/a": "two", "work/c": "three"}
+
+
+class Stalling(S3):
+    """The same bucket for a node whose call number ``stall_at`` is answered late."""
+
+    def __init__(self, s3: S3) -> None:
+        super().__init__()
+        self.objects = s3.objects
+        self.stall_at: int | None = None
+        self.is_stalled, self.goes_on = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+
+    def _check(self) -> None:
+        with self._lock:
+            is_late = self.stall_at == 0
+            self.stall_at = None if self.stall_at is None else self.stall_at - 1
+        if is_late:
+            self.is_stalled.set()
+            assert self.goes_on.wait(30)
+
+
+@pytest.mark.parametrize("stalls_in", ["restore", "save"])
+def test_a_node_that_was_replaced_changes_nothing_of_what_its_successor_has(
+    tmp_path: Path, stalls_in: str
+) -> None:
+    """At whatever call it stalls while its successor restores and saves."""
+    for number in range(20):
+        s3, place = S3(), tmp_path / str(number)
+        first = Node(place / "first", s3)
+        first.mirror.restore()
+        first.write("output/ckpt.pt", "v0")
+        first.write("output/old", "old")
+        assert first.mirror.save()
+
+        late = Stalling(s3)
+        stale = Node(place / "stale", s3)
+        folders = {WORK: stale.work, OUTPUT: stale.output}
+        stale.mirror = Mirror(folders, address(0), every_s=0.05, say=stale.said.append, client=late)
+        if stalls_in == "save":
+            stale.mirror.restore()
+            stale.write("output/ckpt.pt", "v1")
+            assert stale.mirror.save()
+            stale.write("output/ckpt.pt", "v2")
+            (stale.output / "old").unlink()
+        late.stall_at = number
+        call = stale.mirror.restore if stalls_in == "restore" else stale.mirror.save
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        while thread.is_alive() and not late.is_stalled.is_set():
+            time.sleep(0.001)
+        if not late.is_stalled.is_set():
+            break
+
+        successor = Node(place / "successor", s3)
+        successor.mirror.restore()
+        assert successor.found().get("output/ckpt.pt") in ("v0", "v1", "v2")
+        # New content, and content that was there before.
+        successor.write("output/ckpt.pt", "v1")
+        successor.write("output/old", "v3")
+        assert successor.mirror.save()
+        found = successor.found()
+        late.goes_on.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+        third = Node(place / "third", s3)
+        third.mirror.restore()
+        assert third.found() == found, number
+        assert not any("damaged" in line for line in third.said), number
+    assert number >= 3, "uploads, lists and removals were late"
+
+
+def test_a_node_that_was_replaced_reports_it_once(start: Start) -> None:
+    replaced: list[None] = []
+    stale = start(on_replaced=lambda: replaced.append(None))
+    stale.write("work/a", "one")
+    stale.mirror.save()
+    newer = start()
+    assert not stale.mirror.is_replaced
+    stale.write("work/a", "two")
+    for _ in range(2):
+        assert not stale.mirror.copy()
+        assert stale.mirror.is_replaced
+        assert replaced == [None]
+    assert not stale.mirror.save(), "it does not wait until it is not replaced any more"
+    assert stale.mirror.lost == ["work/a"]
+    assert newer.mirror.save()
 
 
 def test_a_node_gets_what_node_0_wrote_where_it_has_nothing_itself(start: Start, s3: S3) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ALL_COMPLETED, FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from containers.program.seats import NodeInfo, Seat
 from containers.program.told import Told
 from contract import exits, times
 from contract.errors import InputError
+from contract.nodes import ENV_JOB
 from contract.ranges import Range
 
 Ref = Future[Any]
@@ -258,11 +260,11 @@ def test_the_last_files_have_as_long_as_they_need_unless_the_job_must_end(
     hurried = threading.Event()
 
     def prepare(_name: str, actor: Actor) -> None:
-        def save(_within_s: float | None) -> bool:
+        def save(_within_s: float | None) -> list[str]:
             if is_told:
-                return True
+                return []
             running.stop()
-            return not hurried.wait(30)
+            return ["work/last"] if hurried.wait(30) else []
 
         actor.launcher.save = save  # type: ignore[method-assign, assignment]
         actor.launcher.hurry = lambda _: hurried.set()  # type: ignore[method-assign, assignment]
@@ -275,7 +277,126 @@ def test_the_last_files_have_as_long_as_they_need_unless_the_job_must_end(
     (saved,) = [given for name, given in ray.actors[0].called if name == "save"]
     assert saved == ((60,) if is_told else (None,))
     assert hurried.is_set() is not is_told
-    assert ("not all files of node 0" in capfd.readouterr().err) is not is_told
+    what = "not saved: 1 files of node 0: work/last\n"
+    assert (what in capfd.readouterr().err) is not is_told
+
+
+@dataclass
+class Files:
+    """What a node's last copy does: stands in for ``Mirror``."""
+
+    lost: list[str]
+    is_replaced: bool = False
+    is_down: bool = False
+    limits: list[float | None] = field(default_factory=list)
+
+    def save(self, within_s: float | None = None) -> bool:
+        self.limits.append(within_s)
+        if self.is_down:
+            time.sleep(120)
+        return not self.lost
+
+    def hurry(self, _within_s: float) -> None: ...
+    def close(self) -> None: ...
+
+
+class Stored:
+    """A group whose nodes' files are kept, and what it reports as lost."""
+
+    def __init__(
+        self, ray: Ray, monkeypatch: pytest.MonkeyPatch, script: str, **files: Files
+    ) -> None:
+        self.reported: list[tuple[str, str, str]] = []
+        self.group = group(script, workers=str(len(files)))
+        self.deadline = time.time() + 600
+        told = replace(self.group._told, storage="s3://bucket", deadline=self.deadline)
+        self.group._told = told
+
+        def report(what: str, *, storage: str, run: str, job: str) -> None:
+            assert storage == "s3://bucket"
+            self.reported.append((what, run, job))
+
+        def prepare(name: str, actor: Actor) -> None:
+            actor.launcher._order = replace(actor.launcher._order, storage="")
+            actor.launcher._mirror = files[name]  # type: ignore[assignment]
+            files[name].restore = lambda *_, **__: None  # type: ignore[attr-defined]
+            files[name].start = lambda: None  # type: ignore[attr-defined]
+
+        monkeypatch.setattr(nodes, "report_lost", report)
+        monkeypatch.setenv(ENV_JOB, "j1")
+        add(ray, *files)
+        ray.prepare = prepare
+
+
+def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [f"output/{number}" for number in range(7)]
+    files = {"a": Files(lost=[]), "b": Files(lost=lost)}
+    here = Stored(ray, monkeypatch, "true", **files)
+    assert here.group.run() == exits.FILES_LOST
+    named = "output/0, output/1, output/2, output/3, output/4 and 2 more"
+    assert here.reported == [(f"7 files of node 1: {named}", "r1", "j1")]
+    (limit,) = files["b"].limits
+    left = here.deadline - time.time()
+    assert left - 70 < (limit or 0) < left - 50, "over before the head ends the job"
+
+
+def test_a_program_that_has_failed_keeps_its_exit_code_where_files_are_lost(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Stored(ray, monkeypatch, "exit 3", a=Files(lost=["output/last"]))
+    assert here.group.run() == 3
+    assert here.reported == []
+
+
+@pytest.mark.parametrize("code", [exits.FILES_LOST, exits.NO_CAPACITY])
+def test_an_exit_code_of_the_systems_own_is_not_taken_over_from_a_program(
+    ray: Ray, code: int
+) -> None:
+    add(ray, "a")
+    assert group(f"exit {code}", workers="1").run() == exits.FAILED
+
+
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_a_node_that_goes_after_its_program_has_ended_has_saved_its_files_or_lost_them(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_saved: bool
+) -> None:
+    end = tmp_path / "end"
+    script = f"test $NODE_RANK = 1 || until test -e {end}; do sleep 0.05; done"
+    files = {"a": Files(lost=[]), "b": Files(lost=[], is_down=not has_saved)}
+    here = Stored(ray, monkeypatch, script, **files)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(here.group.run()), daemon=True)
+    thread.start()
+    wait_until(lambda: bool(files["b"].limits))
+    (seat,) = [seat for seat in here.group._seats if seat.number == 1]
+    if has_saved:
+        wait_until(lambda: seat.save is not None and seat.save.done())
+    ray.there["b"].lose()
+    end.touch()
+    thread.join(30)
+    assert codes == [exits.OK if has_saved else exits.FILES_LOST]
+    lost = [("the last files of node 1, which is lost", "r1", "j1")]
+    assert here.reported == ([] if has_saved else lost)
+
+
+def test_a_program_ends_on_all_nodes_when_another_job_takes_over_the_files_of_one(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = f"trap 'touch {tmp_path}/told-$NODE_RANK; exit 0' TERM; touch {tmp_path}/up-$NODE_RANK"
+    files = {"a": Files(lost=[]), "b": Files(lost=[])}
+    here = Stored(ray, monkeypatch, f"{script}; while :; do sleep 0.05; done", **files)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(here.group.run()), daemon=True)
+    thread.start()
+    wait_until(lambda: all((tmp_path / f"up-{rank}").exists() for rank in (0, 1)))
+    files["b"].is_replaced = True
+    ray.there["b"].launcher.replaced()
+    thread.join(30)
+    assert codes == [exits.FILES_LOST]
+    assert all((tmp_path / f"told-{rank}").exists() for rank in (0, 1))
+    assert here.reported == [("another job has taken over the files of the run", "r1", "j1")]
 
 
 def test_a_replacement_does_not_get_the_number_of_a_node_that_still_saves(ray: Ray) -> None:

@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 
 from containers import processes
+from containers.program import bucket as store
 from containers.program import launch
 from containers.program.files import Mirror
 from containers.program.launch import Ended, Launcher, Order, Place
@@ -24,6 +25,7 @@ from contract.errors import InputError
 from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, ENV_RUN, labelled_node, node_label
 from contract.ranges import Range
 from tests.conftest import ROOT
+from tests.containers.program.s3_in_memory import S3
 
 ORDER = Order(run="r1", words=("true",), variables={}, nodes=Range(2, 2), rendezvous="127.0.0.1")
 BOTH = ("10.0.0.6", "10.0.0.7")
@@ -458,6 +460,22 @@ def test_a_programs_last_files_have_all_the_time_that_the_node_has(
     here.launcher.wait_for_notice()
     here.launcher.save()
     assert 20 < (mirror.limits[-1] or 0) <= 30
+
+
+def test_a_program_whose_files_another_job_has_taken_over_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    s3 = S3()
+    monkeypatch.setattr(store, "_client", lambda: s3)
+    here = Here(folder, "echo 1 > step; while :; do sleep 0.02; done", storage="s3://bucket")
+    here.start(number=0)
+    here.wait_for("step")
+    other = Mirror({"work": folder.parent}, "s3://bucket/runs/r1/output/node-0", client=s3)
+    other.restore()
+    assert here.launcher._mirror
+    here.launcher._mirror.copy()
+    ended = here.launcher.wait()
+    assert (ended.code, ended.was_told, ended.was_replaced) == (143, True, True)
 
 
 def test_a_node_that_must_go_after_its_program_has_ended_saves_its_files(
