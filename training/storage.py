@@ -383,8 +383,8 @@ def publish_folder(
     target.parent.mkdir(parents=True, exist_ok=True)
     # A sibling of the target: a rename works only within one file system.
     part = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
-    shutil.move(local, part)
     check()
+    shutil.move(local, part)
     if target.exists():
         old = target.parent / f".{target.name}.old-{uuid.uuid4().hex[:8]}"
         target.replace(old)

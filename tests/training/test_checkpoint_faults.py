@@ -471,6 +471,10 @@ def test_a_sharded_run_of_which_no_checkpoint_is_usable_refuses_to_start_unless_
         patch.setattr(sharded_checkpoints, "verify", raising(NO_MEMORY))
         with pytest.raises(RuntimeError, match="can't allocate memory"):
             sharded_checkpoints.newest(worker)
+        patch.undo()
+        patch.setattr(dcp, "_check", raising(MemoryError()))
+        with pytest.raises(MemoryError):
+            sharded_checkpoints.newest(worker)
         errors, verify = [SLOW_DOWN], sharded_checkpoints.Found
         patch.undo()
         patch.setattr(

@@ -478,8 +478,15 @@ def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_no_more_than_lines(
     display = kept._display
     assert isinstance(display, Silent)
     tell(kept, start(), step(1))
+    write = storage.write_bytes
+
+    def only_in_s3(uri: str, content: bytes, *, quick: bool = False) -> None:
+        if not storage.is_s3(uri):
+            full()
+        write(uri, content, quick=quick)
+
     with monkeypatch.context() as patch:
-        write, opens = storage.write_bytes, Path.open
+        opens = Path.open
         patch.setattr(
             Path,
             "open",
@@ -487,18 +494,13 @@ def test_a_full_disk_under_the_record_of_a_run_in_s3_costs_no_more_than_lines(
                 full() if mode == "a" else opens(path, mode, **options)
             ),
         )
-        patch.setattr(
-            storage,
-            "write_bytes",
-            lambda uri, content, **options: (
-                write(uri, content, **options) if storage.is_s3(uri) else full()
-            ),
-        )
+        patch.setattr(storage, "write_bytes", only_in_s3)
         tell(kept, step(2), evaluation(1), Preempted(nodes=("a",), time=1.0), Saving(step=2))
         tell(kept, start(2, resumed=True), step(3))
     tell(kept, step(4))
     with monkeypatch.context() as patch:
         patch.setattr("training.record.page.write_report", full)
+        patch.setattr(storage, "write_bytes", only_in_s3)
         tell(kept, finished())
         kept.close()
     warnings = [event.message for event in display.shown if isinstance(event, Warned)]

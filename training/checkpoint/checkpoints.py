@@ -228,10 +228,7 @@ def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
         whole = [name for name in mine if _is_whole(run_uri, name)]
         torn = [name for name in mine[: mine.index(whole[-1])] if name not in whole]
         for name in [*late, *torn, *whole[:-keep]]:
-            uri = place_of(run_uri, name)
-            # The manifest first: what is left where the rest fails is torn, and not damaged.
-            storage.remove_file(storage.join(uri, MANIFEST_FILE))
-            storage.remove_folder(uri)
+            storage.remove_folder(place_of(run_uri, name))
 
 
 def _is_whole(run_uri: str, name: str) -> bool:
