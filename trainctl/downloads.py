@@ -14,6 +14,7 @@ from contract import runs
 from contract.errors import InputError
 from contract.files import MANIFEST, Manifest, SavedFile
 from contract.runs import safe_join
+from trainctl.aws.clients import code_of
 from trainctl.aws.files import Bucket
 from trainctl.errors import CliError, UsageError
 
@@ -148,13 +149,20 @@ def fetch(
 
 
 def _fetch_one(bucket: Bucket, wanted: Wanted) -> None:
+    from botocore.exceptions import ClientError
+
     target = wanted.target
     target.parent.mkdir(parents=True, exist_ok=True)
     # Again: what lies here may have become a link since the names were checked.
     safe_join(target.parent, target.name)
     part = target.with_name(f".{target.name[:200]}.part")
     try:
-        bucket.download(wanted.key, part)
+        try:
+            bucket.download(wanted.key, part)
+        except ClientError as error:
+            if code_of(error) not in ("NoSuchKey", "404") or wanted.file is None:
+                raise
+            raise _has_changed(wanted) from None
         if wanted.file is not None:
             _check(part, wanted)
             part.chmod(wanted.file.mode & 0o777 | 0o600)
@@ -167,10 +175,14 @@ def _check(part: Path, wanted: Wanted) -> None:
     with part.open("rb") as content:
         found = hashlib.file_digest(content, "sha256").hexdigest()
     if wanted.file is not None and found != wanted.file.sha256:
-        raise CliError(
-            f"{wanted.name} of {wanted.source} has changed while it was fetched: the job is "
-            "running; give the command again"
-        )
+        raise _has_changed(wanted)
+
+
+def _has_changed(wanted: Wanted) -> CliError:
+    return CliError(
+        f"{wanted.name} of {wanted.source} has changed while it was fetched: the job is "
+        "running; give the command again"
+    )
 
 
 def download(

@@ -431,6 +431,8 @@ class Account:
         }
 
     def on_download_file(self, _bucket: str, key: str, target: str) -> None:
+        if key not in self.objects:
+            raise refused("404")
         Path(target).write_bytes(self.objects[key])
 
     def on_get_secret_value(self, *, SecretId: str) -> Any:  # noqa: N803

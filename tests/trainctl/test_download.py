@@ -150,3 +150,11 @@ def test_links_that_are_left_out_are_counted(
     said = " ".join(capsys.readouterr().err.split())
     assert "2 links are left out, the first is node-0/work/last.pt -> 5.pt" in said
     assert below(tmp_path) == {"node-0/work/5.pt": content}
+
+
+def test_a_file_that_the_job_replaces_while_it_is_fetched_is_asked_for_again(
+    saved: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del saved.objects[runs.output_prefix("r1", 0) + "work/last.pt"]
+    assert main(["download", "r1", "--to", str(tmp_path)]) == 1
+    assert "has changed while it was fetched: the job is running" in capsys.readouterr().err
