@@ -122,7 +122,7 @@ def release(instances: set[str], *, wanted: Collection[str] = ()) -> None:
         wanted: capacity providers that a task waits for, "" for any: their groups start another
             host in the place of one that is terminated.
     """
-    ecs, groups = boto3.client("ecs"), boto3.client("autoscaling")
+    ecs = boto3.client("ecs")
     until = time.monotonic() + times.CONSISTENT_S  # of all: the function's own time is limited
     for instance in sorted(instances):
         set_status = partial(
@@ -138,12 +138,24 @@ def release(instances: set[str], *, wanted: Collection[str] = ()) -> None:
                 if is_ours:
                     set_status(status="ACTIVE")
                 continue
-            is_wanted = {"", found.get("capacityProviderName", "")} & {*wanted}
-            groups.terminate_instance_in_auto_scaling_group(
-                InstanceId=found["ec2InstanceId"], ShouldDecrementDesiredCapacity=not is_wanted
-            )
+            is_wanted = bool({"", found.get("capacityProviderName", "")} & {*wanted})
+            terminate(found["ec2InstanceId"], is_wanted=is_wanted)
         except Exception as error:
             print(f"{instance} is left to the next sweep: {error}")
+
+
+def terminate(instance: str, *, is_wanted: bool) -> None:
+    """Terminate an instance; its group starts another one in its place if that ``is_wanted``."""
+    groups = boto3.client("autoscaling")
+    end = partial(groups.terminate_instance_in_auto_scaling_group, InstanceId=instance)
+    try:
+        end(ShouldDecrementDesiredCapacity=not is_wanted)
+    except groups.exceptions.ClientError as error:
+        if is_wanted or error.response["Error"]["Code"] != "ValidationError":
+            raise
+        # A group that asks for none already, because a scale-in has spared a protected instance,
+        # cannot ask for less, and starts no other one.
+        end(ShouldDecrementDesiredCapacity=False)
 
 
 def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | None":
@@ -252,7 +264,7 @@ def end_unjoined(joined: set[str], wanted: Collection[str]) -> list[str]:
     Returns:
         Their ids.
     """
-    ec2, groups = boto3.client("ec2"), boto3.client("autoscaling")
+    ec2 = boto3.client("ec2")
     pages = ec2.get_paginator("describe_instances").paginate(
         Filters=[
             {"Name": f"tag:{GROUP_TAG}", "Values": [*GROUPS]},
@@ -269,10 +281,7 @@ def end_unjoined(joined: set[str], wanted: Collection[str]) -> list[str]:
         group = tags[GROUP_TAG]
         print(f"{name} of {group} has not joined the cluster within {age:.0f} s")
         try:
-            groups.terminate_instance_in_auto_scaling_group(
-                InstanceId=name,
-                ShouldDecrementDesiredCapacity=not {"", GROUPS[group]} & {*wanted},
-            )
+            terminate(name, is_wanted=bool({"", GROUPS[group]} & {*wanted}))
             ended.append(name)
         except Exception as error:
             print(f"{name} is left to the next sweep: {error}")

@@ -775,6 +775,25 @@ def test_an_instance_that_cannot_be_terminated_does_not_keep_the_sweep_from_the_
     assert keeper.handler({}, None)["released"] == ["i-1"]
 
 
+def test_a_group_that_asks_for_none_already_keeps_no_instance(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scale-in lowers what it asks for, and ends no instance that is protected."""
+    aws.unjoined, aws.hosts = {"i-late": ("workers", 9000.0)}, {"idle": 9000.0}
+    stock = aws.terminate_instance_in_auto_scaling_group
+
+    def terminate(**arguments: Any) -> None:
+        if arguments["ShouldDecrementDesiredCapacity"]:
+            message = "Currently, desiredSize equals minSize (0)."
+            error: Any = {"Error": {"Code": "ValidationError", "Message": message}}
+            raise ClientError(error, "TerminateInstanceInAutoScalingGroup")
+        stock(**arguments)
+
+    monkeypatch.setattr(aws, "terminate_instance_in_auto_scaling_group", terminate)
+    keeper.handler({}, None)
+    assert sorted(aws.terminated) == ["i-idle", "i-late"]
+
+
 def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(
     keeper: ModuleType, aws: Aws
 ) -> None:
