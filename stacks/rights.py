@@ -311,6 +311,11 @@ def of_teardown(scope: IConstruct, *, cluster: ecs.Cluster, groups: Sequence[str
                 actions=["autoscaling:DescribeAutoScalingGroups", "ec2:DescribeInstances"],
                 resources=["*"],
             ),
+            iam.PolicyStatement(
+                sid="SeeRollbacks",
+                actions=["cloudformation:DescribeStacks"],
+                resources=[Stack.of(scope).stack_id],
+            ),
         ),
         reasons={
             wildcard(scope): "Listing and deregistering have no resource, or one that is not known "

@@ -1,10 +1,9 @@
-"""Runs when TrainingStack goes away: ends what CloudFormation itself would wait for.
+"""Ends what CloudFormation would wait for when TrainingStack goes away.
 
-Inline code: boto3 and cfnresponse, at most 4,096 characters.
+Inline code: at most 4,096 characters.
 """
 
 import time
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
@@ -15,12 +14,12 @@ ec2 = boto3.client("ec2")
 autoscaling = boto3.client("autoscaling")
 
 
-def each(client: Any, operation: str, key: str, **arguments: Any) -> Iterator[Any]:
-    for page in client.get_paginator(operation).paginate(**arguments):
+def each(client: Any, call: str, key: str, **given: Any) -> Any:
+    for page in client.get_paginator(call).paginate(**given):
         yield from page[key]
 
 
-def wait(what: str, left: Callable[[], list[str]], context: Any) -> None:
+def wait(what: str, left: Any, context: Any) -> None:
     """Wait until `left()` is empty; leave time to answer."""
     while found := left():
         if context.get_remaining_time_in_millis() < 30_000:
@@ -48,30 +47,29 @@ def stop_tasks(cluster: str, context: Any) -> None:
     wait("tasks", left, context)
 
 
-def forget(definition: str) -> None:
+def forget(own: str) -> None:
     """Deregister the revisions that were kept for running jobs."""
-    family = definition.split("/")[-1].split(":")[0]
+    family = own.split("/")[-1].split(":")[0]
     for arn in each(ecs, "list_task_definitions", "taskDefinitionArns", familyPrefix=family):
-        if arn != definition:
+        if arn != own:
             ecs.deregister_task_definition(taskDefinition=arn)
 
 
 def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
     hosts: list[str] = []
+
+    def left() -> list[str]:
+        only = [{"Name": "instance-id", "Values": hosts}]
+        found = each(ec2, "describe_instances", "Reservations", Filters=only)
+        there = [host for one in found for host in one["Instances"]]
+        return [i["InstanceId"] for i in there if i["State"]["Name"] != "terminated"]
+
     named = {"AutoScalingGroupNames": groups}
     for group in each(autoscaling, "describe_auto_scaling_groups", "AutoScalingGroups", **named):
         hosts += [host["InstanceId"] for host in group["Instances"]]
-        autoscaling.delete_auto_scaling_group(
-            AutoScalingGroupName=group["AutoScalingGroupName"], ForceDelete=True
-        )
+        name = group["AutoScalingGroupName"]
+        autoscaling.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True)
     if hosts:
-
-        def left() -> list[str]:
-            only = [{"Name": "instance-id", "Values": hosts}]
-            found = each(ec2, "describe_instances", "Reservations", Filters=only)
-            there = [host for one in found for host in one["Instances"]]
-            return [i["InstanceId"] for i in there if i["State"]["Name"] != "terminated"]
-
         wait("hosts", left, context)
     for arn in each(ecs, "list_container_instances", "containerInstanceArns", cluster=cluster):
         ecs.deregister_container_instance(cluster=cluster, containerInstance=arn, force=True)
@@ -80,14 +78,17 @@ def terminate_hosts(cluster: str, groups: list[str], context: Any) -> None:
 def handler(event: dict[str, Any], context: Any) -> None:
     given = event["ResourceProperties"]
     name = event.get("PhysicalResourceId") or event["LogicalResourceId"]
-    status, reason = cfnresponse.SUCCESS, None
+    status, reason = "SUCCESS", None
     old = event.get("OldResourceProperties", {})
     try:
         if old.get("SharedStorage") == "fsx" != given["SharedStorage"]:
-            raise ValueError(
-                "the shared file system would be deleted: give -c shared_storage=fsx. "
-                "To go without it, destroy this stack first, which exports its files"
-            )
+            found = boto3.client("cloudformation").describe_stacks(StackName=event["StackId"])
+            # What rolls back only drops what it has just added.
+            if "ROLLBACK" not in found["Stacks"][0]["StackStatus"]:
+                raise ValueError(
+                    "the shared file system would be deleted: give -c shared_storage=fsx, "
+                    "or destroy this stack first"
+                )
         if event["RequestType"] == "Delete":
             if given["Action"] == "StopTasks":
                 stop_tasks(given["Cluster"], context)
@@ -96,6 +97,5 @@ def handler(event: dict[str, Any], context: Any) -> None:
             else:
                 terminate_hosts(given["Cluster"], given["Groups"], context)
     except Exception as error:
-        status, reason = cfnresponse.FAILED, f"{type(error).__name__}: {error}"
-        print(reason)
+        status, reason = "FAILED", f"{type(error).__name__}: {error}"
     cfnresponse.send(event, context, status, {}, name, reason=reason)

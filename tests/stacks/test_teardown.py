@@ -105,6 +105,8 @@ class Aws:
         self.hosts = {"i-1": looks, "i-2": looks}
         self.instances = ["container-instance/1"]
         self.calls: list[tuple[str, Any]] = []
+        self.stack = ""
+        """Status of the stack."""
         self.slept = 0.0
         self.answers: list[tuple[str, str, str | None]] = []
 
@@ -113,6 +115,7 @@ class Aws:
             get_paginator=lambda_functions.paginators(self),
             stop_task=self._stop_task,
             describe_tasks=self._describe_tasks,
+            describe_stacks=self._describe_stacks,
             delete_auto_scaling_group=lambda **arguments: self.calls.append(("delete", arguments)),
             deregister_container_instance=lambda **arguments: self.calls.append(
                 ("deregister", arguments)
@@ -139,6 +142,10 @@ class Aws:
             status = "STOPPED" if self.tasks[task] < 0 else "STOPPING"
             found.append({"taskArn": task, "lastStatus": status})
         return {"tasks": found}
+
+    def _describe_stacks(self, *, StackName: str) -> Any:  # noqa: N803
+        assert StackName == "arn:stack"
+        return {"Stacks": [{"StackStatus": self.stack}]}
 
     def _describe_auto_scaling_groups(self, *, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
         hosts = [{"InstanceId": host} for host in self.hosts]
@@ -210,20 +217,23 @@ def test_nothing_is_ended_while_the_stack_lives(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "status"),
+    ("old", "new", "stack", "status"),
     [
-        ("fsx", "none", "FAILED"),
-        ("fsx", "fsx", "SUCCESS"),
-        ("none", "fsx", "SUCCESS"),  # also the rollback of the first
-        (None, "none", "SUCCESS"),
+        ("fsx", "none", "UPDATE_IN_PROGRESS", "FAILED"),
+        ("fsx", "none", "UPDATE_ROLLBACK_IN_PROGRESS", "SUCCESS"),  # of an update that added it
+        ("fsx", "fsx", "UPDATE_IN_PROGRESS", "SUCCESS"),
+        ("none", "fsx", "UPDATE_IN_PROGRESS", "SUCCESS"),  # also the rollback of the first
+        (None, "none", "UPDATE_IN_PROGRESS", "SUCCESS"),
     ],
 )
-def test_an_update_that_drops_the_shared_file_system_fails(
-    monkeypatch: pytest.MonkeyPatch, old: str | None, new: str, status: str
+def test_only_a_rollback_drops_the_shared_file_system(
+    monkeypatch: pytest.MonkeyPatch, old: str | None, new: str, stack: str, status: str
 ) -> None:
     aws = Aws()
+    aws.stack = stack
     event = {
         "RequestType": "Update",
+        "StackId": "arn:stack",
         "LogicalResourceId": "Teardown",
         "ResourceProperties": {"Action": "TerminateHosts", "SharedStorage": new},
         "OldResourceProperties": {"Action": "TerminateHosts"}
