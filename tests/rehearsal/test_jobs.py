@@ -616,6 +616,7 @@ UNUSED = {
     "s3:AbortMultipartUpload": "a large upload that fails",
     "s3:ListMultipartUploadParts": "a large upload that is taken up again",
     "s3:ListBucketMultipartUploads": "the same",
+    "s3:GetObject": "the keeper, where a job has lost files; the others use it",
     "s3:GetBucketLocation": "asked by some S3 clients before the first request",
     "logs:DescribeLogGroups": "ECS Exec, which an emulator has not",
     "logs:DescribeLogStreams": "the same",
