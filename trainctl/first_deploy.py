@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from contract import exits
+from contract.errors import InputError
 from trainctl import output, planned
 from trainctl.commands import doctor
 from trainctl.errors import UsageError
@@ -26,7 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         output.say(f"error: {error}")
         return exits.BAD_INPUT
 
-    made = doctor.look(given, profile=options.profile, region=None, only_first_deploy=True)
+    try:  # where the CDK deploys to, whatever the profile says
+        region = planned.read(planned.project(), given).settings.region
+    except InputError:
+        region = ""  # told among the checks
+    made = doctor.look(
+        given, profile=options.profile, region=region or None, only_first_deploy=True
+    )
     problems = [check for check in made if check.state == "bad" and check.what != "stacks"]
     for check in problems:
         output.say(f"{check.what}: {check.found}")

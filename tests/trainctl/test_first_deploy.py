@@ -1,12 +1,17 @@
 """``make deploy`` checks an account before it makes the stacks there, and only then."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from contract import exits
 from contract.outputs import CORE_STACK
+from tests.conftest import ROOT
 from tests.trainctl.account import Account
 from tests.trainctl.test_doctor import laptop_is_ready
 from trainctl import first_deploy
+from trainctl.aws import deployment
 
 __all__ = ("laptop_is_ready",)
 pytestmark = pytest.mark.usefixtures("laptop_is_ready")
@@ -44,6 +49,26 @@ def test_stacks_that_are_there_are_deployed_without_a_check(account: Account, st
     account.stack_status, account.bootstrap, account.quota = status, None, 0.0
     assert first_deploy.main(["-c", "preset=fsdp"]) == exits.OK
     assert {name for name, _ in account.calls} == {"get_caller_identity", "describe_stacks"}
+
+
+@pytest.mark.usefixtures("account")
+def test_stacks_in_the_region_of_cdk_json_are_found_whatever_the_profile_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "stacks").mkdir()
+    file = json.loads((ROOT / "cdk.json").read_text())
+    file["context"]["region"] = "us-west-2"
+    (tmp_path / "cdk.json").write_text(json.dumps(file))
+    monkeypatch.chdir(tmp_path)
+    asked = []
+
+    def open_session(*, profile: str | None, region: str | None) -> object:
+        asked.append(region)
+        return deployment.open_session(profile=profile, region=region)
+
+    monkeypatch.setattr("trainctl.commands.doctor.open_session", open_session)
+    assert first_deploy.main([]) == exits.OK
+    assert asked == ["us-west-2"]
 
 
 def test_without_credentials_nothing_is_deployed(
