@@ -69,7 +69,7 @@ systemctl start docker
 if timeout 60 aws ecr get-login-password --region "$region" |
     timeout 60 docker login --username AWS --password-stdin "$registry"
 then
-    timeout 900 docker pull --quiet "$image" ||
+    timeout 600 docker pull --quiet "$image" ||
         say "WARNING: not pulled; ECS pulls it with the first task"
     docker logout "$registry"
 else
