@@ -1,6 +1,7 @@
 """Proves that one process at a time writes a run: a second one is refused or takes over, one that
 is gone does not count, and one that lost the run writes nothing that others would use."""
 
+import os
 import subprocess
 import sys
 import time
@@ -11,16 +12,24 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from torch import nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.spawn import start_processes
 
 from contract.errors import InputError
 from contract.nodes import ENV_JOB
 from contract.runs import RunPaths
 from contract.times import LEASE_S
+from tests import forks
 from tests.training.test_checkpoints import snapshot_of, trained, with_step
+from tests.training.test_ddp import free_port
 from tests.training.test_local_runs import DIGITS, Command, launcher
 from training import launch, storage
-from training.checkpoint import checkpoints
+from training.checkpoint import checkpoints, sharded_checkpoints
+from training.checkpoint.checkpoints import Position
 from training.checkpoint.lease import HeldError, Holder, Lease, LostError, newest_number
+from training.runtime.torchrun import TorchrunWorker
 
 TAKE = """
 import sys, time
@@ -212,6 +221,27 @@ def test_who_lost_the_run_saves_nothing_and_what_it_saved_late_is_removed(run: s
     checkpoints.publish(late, partial(checkpoints.write, with_step(snapshot, 30)))
     checkpoints.save(run, with_step(snapshot, 25), keep=2, fence=new.number)
     assert checkpoints.names(run) == ["step-00000020-lease2", "step-00000025-lease2"]
+
+
+def save_shards(rank: int, port: int, run: str, numbers: tuple[int, int]) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    worker = TorchrunWorker(run_uri=run, fence=numbers[rank])
+    model = nn.Linear(4, 4)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    optimizer = optim.AdamW(model.parameters())
+    saver = sharded_checkpoints.Saver(worker, model, optimizer, files={}, keep=1)
+    saver.save(Position(step=5), {})
+    worker.close()
+
+
+def test_under_torchrun_all_ranks_of_a_run_that_resumes_write_the_same_checkpoint(run: str) -> None:
+    Lease.take(run)
+    number = Lease.take(run).number
+    arguments = (free_port(), run, (number, 0))  # the lease is rank 0's alone
+    start_processes(save_shards, args=arguments, nprocs=2, start_method=forks.METHOD)
+    assert checkpoints.names(run) == ["step-00000005-lease2"]
+    sharded_checkpoints.verify(RunPaths(run).checkpoint(5, number))
 
 
 @pytest.fixture

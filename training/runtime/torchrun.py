@@ -97,7 +97,7 @@ class TorchrunWorker:
             torch.cuda.set_device(self.device)
         else:
             self.device = torch.device("cpu")
-        self.run_uri, self.fence = run_uri, fence
+        self.run_uri = run_uri
         self.on_events: Callable[..., None] | None = None
         self._stop = False
         self._saves = Saves(self.emit)
@@ -108,6 +108,10 @@ class TorchrunWorker:
             timeout=COLLECTIVE_TIMEOUT,
             device_id=self.device if self.device.type == "cuda" else None,
         )
+        # Rank 0 alone has the lease, and its number is in the names of what all ranks write.
+        box = [fence]
+        dist.broadcast_object_list(box, src=0)
+        self.fence = box[0]
 
     def _ask_to_stop(self, _number: int, _frame: Any) -> None:
         self._stop = True
