@@ -122,6 +122,21 @@ def test_what_a_second_look_finds_whole_is_not_damaged(
     assert newest_step(str(tmp_path)) == 100
 
 
+def test_a_checkpoint_without_a_file_that_its_list_does_not_name_is_damaged(tmp_path: Path) -> None:
+    run = str(tmp_path)
+    save(run, 100, 200)
+    folder = tmp_path / "checkpoints" / "step-00000200"
+    (folder / "state.pt").unlink()
+    listed = json.loads((folder / MANIFEST_FILE).read_text())
+    del listed["files"]["state.pt"]
+    (folder / MANIFEST_FILE).write_text(json.dumps(listed))
+    warnings: list[str] = []
+    found = checkpoints.newest(run, warnings.append)
+    assert found is not None
+    assert found.position.step == 100
+    assert "state.pt" in warnings[0]
+
+
 def damage(run: str, name: str) -> None:
     uri = f"{checkpoints.place_of(run, name)}/config.json"
     assert storage.exists(uri)

@@ -452,10 +452,12 @@ def _fetch(uri: str) -> Snapshot:
     """
     with tempfile.TemporaryDirectory(prefix="training-") as scratch:
         try:
-            folder = storage.fetch_folder(uri, Path(scratch))
-        except InputError as error:  # a key would lead out of the folder
-            raise DamagedError(str(error)) from None
-        return read(folder)
+            return read(storage.fetch_folder(uri, Path(scratch)))
+        except (
+            InputError,
+            FileNotFoundError,
+        ) as error:  # a key leads out; a file is gone
+            raise DamagedError(f"it cannot be read: {error}") from None
 
 
 def confirmed(task: Callable[[], T]) -> T:
