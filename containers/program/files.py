@@ -178,14 +178,19 @@ class Mirror:
         """
         if self._is_broken_off:
             return True  # the program has not run since its files were saved
+        until = None
         if within_s is not None:
             # Of a copy that is being made, too. The list is written after the files.
             self._deadline.bring_forward(within_s - min(within_s / 6, times.FILES_LIST_S))
+            until = self._deadline.at
         if not self._busy.acquire(timeout=-1 if within_s is None else within_s):
             self._tell(f"not saved: the last copy did not end within {within_s} s")
             is_complete = False
         else:
             try:
+                if until is not None:
+                    # Again: a save that has ended meanwhile has reset it.
+                    self._deadline.bring_forward(until - time.monotonic())
                 is_complete = self._save_or_try_again()
             finally:
                 self._deadline.at = None

@@ -887,6 +887,18 @@ def test_a_last_copy_is_hurried_while_it_is_made(start: Start, s3: S3) -> None:
     assert node.mirror.save(within_s=600), "the time was that of one copy"
 
 
+def test_of_two_last_copies_each_keeps_to_its_time(start: Start, s3: S3) -> None:
+    node = start()
+    node.write("work/a", "one")
+    s3.is_down = True
+    second = threading.Thread(target=node.mirror.save, kwargs={"within_s": 0.6})
+    threading.Timer(0.1, second.start).start()
+    assert not node.mirror.save(within_s=0.6)
+    second.join(timeout=5)
+    s3.is_down = False
+    assert not second.is_alive()
+
+
 def test_an_upload_that_hangs_does_not_keep_the_list_waiting(start: Start, s3: S3) -> None:
     node = start()
     node.write("work/small", "1")
