@@ -12,7 +12,11 @@ from typing import Final
 
 QUERY: Final = ("index", "name", "ecc.errors.uncorrected.volatile.total")
 #: Of a GPU, or of the host itself: Linux then kills the process that tries the GPUs.
-_NO_MEMORY: Final = re.compile(r"out of memory|[Cc]annot allocate memory|MemoryError|code -9$")
+#: cuBLAS, which comes after the context and the matrices, has words of its own for it.
+_NO_MEMORY: Final = re.compile(
+    r"out of memory|[Cc]annot allocate memory|MemoryError|code -9$"
+    r"|CUBLAS_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
+)
 _DRIVER_S: Final = 60
 _TRIAL_S: Final = 300  # torch may come from a cold disk
 SIZE: Final = 2048  # of the matrices; some milliseconds on any GPU

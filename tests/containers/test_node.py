@@ -267,6 +267,11 @@ def test_a_node_with_bad_gpus_does_not_join(nvidia_smi: Path) -> None:
     ("printed", "is_fault"),
     [
         ("GPU 0 cannot compute: CUDA error: out of memory", False),
+        (
+            "GPU 0 cannot compute: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling "
+            "`cublasCreate(handle)`",
+            False,
+        ),
         ("GPU 0 cannot compute: CUDA error: uncorrectable ECC error encountered", True),
     ],
 )
