@@ -130,14 +130,17 @@ def watch_host(
             continue
         try:
             faults = check()
-        except OSError as error:  # no memory for another process, for example
+        except Exception as error:  # no memory for another process, for example
             say(f"this host was not checked: {error}")
             faults = []
         for fault in faults:
             say(f"this host is not fit to train any more: {fault}")
         if faults:
             leave()
-        host_check.answer(request, faults)
+        try:
+            host_check.answer(request, faults)
+        except OSError as error:  # the disk is full: no answer is taken for a fit host
+            say(f"the answer about this host was not written: {error}")
         if faults:
             return
 

@@ -28,7 +28,7 @@ FILES_QUIET_S: Final = 3  # a new folder is copied when nothing in it has change
 FILES_SAVE_S: Final = 60  # the last copy of a node that is told to end; what is left is not copied
 FILES_LIST_S: Final = 10  # of that, for the list of what was copied
 FILES_SLACK_S: Final = 10  # a request that is being made when the time is over ends after it
-FILES_RESTORE_S: Final = 120  # a node that starts gives up when S3 refuses its files for so long
+FILES_REFUSED_S: Final = 120  # S3 refuses a node's files for so long: time will not change that
 
 # --- a job that reaches its deadline --------------------------------------------------------------
 HEAD_GRACE_S: Final = 120  # the head ends the job itself; after this the state machine ends it

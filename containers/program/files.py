@@ -90,6 +90,7 @@ class Mirror:
         )
         self._manifest = Manifest(generation=0, writer=uuid.uuid4().hex)
         self._is_code_known = self._is_restored = self._is_broken_off = False
+        self._is_in_trouble = False  # the bucket, in the last round, and may be well in the next
         self.is_replaced = False
         """Another start of this node has taken over its files."""
         self._restoring = Deadline()  # of a restore, once it has to be broken off
@@ -142,7 +143,7 @@ class Mirror:
                 reason = "another node has just been started in its place"
             except store.ERRORS as error:
                 reason = store.explained(error)
-                is_over = time.monotonic() - began > times.FILES_RESTORE_S
+                is_over = time.monotonic() - began > times.FILES_REFUSED_S
                 if is_over and not store.is_temporary(error):
                     raise self._not_restored(reason) from None
             except InputError as error:
@@ -168,6 +169,9 @@ class Mirror:
 
     def save(self, within_s: float | None = None) -> bool:
         """Copy everything as it is: the program has ended. What fails is tried again.
+
+        What time will not change, such as a right that is missing, or a file that a process left
+        behind keeps writing, is given up after ``times.FILES_REFUSED_S``: hosts are billed.
 
         Args:
             within_s: how long that may take; None: as long as it needs. What is left then is as it
@@ -202,12 +206,16 @@ class Mirror:
         return is_complete
 
     def _save_or_try_again(self) -> bool:
-        pause = min(_PAUSE_S, self._every_s)
+        began, pause = time.monotonic(), min(_PAUSE_S, self._every_s)
         while True:
+            self._is_in_trouble = False
             late = self._round(final=True)
             if late is not None and not late:
                 return not self._saver.unsaved  # what is above the limit stays so
-            if self.is_replaced or not self._is_restored or not self._deadline.leaves(pause):
+            is_over = time.monotonic() - began > times.FILES_REFUSED_S and not self._is_in_trouble
+            if is_over or self.is_replaced or not self._is_restored:
+                return False
+            if not self._deadline.leaves(pause):
                 return False
             time.sleep(pause)
             pause = min(2 * pause, self._every_s, _LONGEST_PAUSE_S)
@@ -251,6 +259,7 @@ class Mirror:
             self._on_replaced()
             return None
         except Exception as error:  # what disks and networks come up with
+            self._is_in_trouble = isinstance(error, store.ERRORS) and store.is_temporary(error)
             self._say_once("save", f"not saved: {store.explained(error)}; trying again")
             return None
         if "save" in self._said and not (late and final):

@@ -184,7 +184,7 @@ class Saver:
         if left_out := sorted(own.keys() - kept):
             size = sum(seen.size for seen in own.values())
             self._say_once(
-                f"limit {len(left_out)}",
+                f"limit {len(left_out).bit_length()}",  # again when it is twice as many
                 f"{len(left_out):,} files are not saved: {listed(left_out)}. The folders hold "
                 f"{_gib(size)} in {len(own):,} files, and at most {_gib(self._limit_bytes)} in "
                 f"{runs.OUTPUT_LIMIT_FILES:,} files are kept, those in $TRAIN_OUTPUT first, then "

@@ -144,7 +144,7 @@ OLD_LINES = """\
 {"type": "sample", "step": 0, "prompt": "Once", "text": " upon"}
 {"type": "loaded", "step": 1, "loss": 0.5}
 {"type": "preempted", "nodes": ["abc"], "time": 13.5}
-{"type": "resume", "step": 1, "world_size": 2, "checkpoint": "step-00000001"}
+{"type": "resume", "step": 1, "world_size": 2}
 """
 OLD_RESULT = """{
  "run": "r", "recipe": "ddp", "status": "succeeded", "accuracy": 0.9, "loss": 0.5,

@@ -218,8 +218,6 @@ class Resume:
     """Of the checkpoint; lines of later steps that stand before this one were trained again."""
     world_size: int | None = None
     """Number of workers from here on."""
-    checkpoint: str = ""
-    """Name of the checkpoint's folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -193,8 +193,6 @@ def _resumes(run: RecordedRun) -> list[str]:
         words = f"at step {resume.step:,}"
         if resume.world_size is not None:
             words += f" on {resume.world_size} workers"
-        if resume.checkpoint:
-            words += f" from {resume.checkpoint}"
         found.append(words)
     return found
 

@@ -351,12 +351,7 @@ class RunRecord:
         if event.resumed:
             if self._num_damaged:
                 added.insert(0, Damaged(lines=self._num_damaged))
-            resume = Resume(
-                step=event.step,
-                world_size=event.world_size,
-                checkpoint=runs.checkpoint_name(event.step),
-            )
-            added.insert(0, resume)
+            added.insert(0, Resume(step=event.step, world_size=event.world_size))
         self._phases = []
         texts = [*(line.text for line in kept), *map(_line, added)]
         content = "".join(f"{text}\n" for text in texts).encode()

@@ -602,7 +602,7 @@ REFUSALS = [
 def test_a_program_is_not_started_without_files_that_are_refused(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    monkeypatch.setattr(times, "FILES_RESTORE_S", 0.2)
+    monkeypatch.setattr(times, "FILES_REFUSED_S", 0.2)
     s3.trouble = error
     s3.is_down = True
     node = start(restore=False)
@@ -624,7 +624,7 @@ TROUBLES = [
 def test_a_bucket_in_trouble_is_waited_for(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
-    monkeypatch.setattr(times, "FILES_RESTORE_S", -1)  # the patience is over
+    monkeypatch.setattr(times, "FILES_REFUSED_S", -1)  # the patience is over
     node = start()
     node.write("work/a", "one")
     node.mirror.save()
@@ -780,6 +780,17 @@ def test_the_last_copy_is_repeated_until_the_bucket_takes_all(
     assert node.mirror.lost == []
     assert node.said[0].startswith("files: not saved: ")
     assert node.said[1:] == ["files: saved again"]
+
+
+def test_a_last_copy_that_the_bucket_refuses_is_given_up(
+    start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = start()
+    node.write("work/a", "1")
+    s3.trouble, s3.is_down = refused("AccessDenied", 403), True
+    monkeypatch.setattr(times, "FILES_REFUSED_S", 0.0)
+    assert not node.mirror.save()
+    assert node.mirror.lost == ["work/a"]
 
 
 def test_what_could_not_be_saved_in_time_is_named(start: Start, s3: S3) -> None:

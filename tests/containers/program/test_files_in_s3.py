@@ -419,7 +419,7 @@ def test_a_file_above_the_limit_does_not_keep_the_others_from_the_bucket(start: 
 def test_a_bucket_that_does_not_exist_is_named(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(times, "FILES_RESTORE_S", 0.1)
+    monkeypatch.setattr(times, "FILES_REFUSED_S", 0.1)
     node = start()
     address = "s3://no-such-bucket/runs/r"
     missing = Mirror({WORK: node.place / WORK}, address, every_s=0.05, say=node.said.append)
