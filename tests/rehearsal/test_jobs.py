@@ -548,9 +548,10 @@ def test_a_run_grows_with_its_hosts_and_outlives_them_and_is_stopped(rehearsal: 
                 break
         assert "1 x m5.large" in shown(rehearsal, job)["waiting"]
         # A host without its GPU has cost one task, and is gone.
-        bad, good, *_waits = [each for each in stage.tasks(job) if each.get("startedBy") == job]
+        bad, *others = [each for each in stage.tasks(job) if each.get("startedBy") == job]
         assert bad["containers"][0]["exitCode"] == exits.BAD_HOST
-        assert good["lastStatus"] == "RUNNING"
+        # Which of those that wait gets the next host is not defined.
+        assert [each["lastStatus"] for each in others].count("RUNNING") == 1
         assert bad["containerInstanceArn"] not in stage.hosts()
         have(2)
         following.send_signal(signal.SIGINT)
