@@ -8,6 +8,7 @@ processes by their environment. Taking it away looks for the name, so it works a
 end.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -218,7 +219,8 @@ class Rehearsal:
         command_line.bootstrap()
         iam = account_at(environment["AWS_ENDPOINT_URL"]).client("iam")
         for service in LINKED_ROLES:
-            iam.create_service_linked_role(AWSServiceName=service)
+            with contextlib.suppress(iam.exceptions.InvalidInputException):  # it is there already
+                iam.create_service_linked_role(AWSServiceName=service)
         self._remember({"before": inventory(environment["AWS_ENDPOINT_URL"])})
         given = {**settings, "image_tag": image_tag}
         context = [part for name, value in given.items() for part in ("-c", f"{name}={value}")]
