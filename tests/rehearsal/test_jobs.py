@@ -248,6 +248,7 @@ def test_a_study_and_other_jobs_share_no_node_and_a_gate_stops_one_on_a_slow_net
     )
     assert following.stdout is not None
     right = following.stdout.readline().strip()
+    container_of(rehearsal, right, HEAD)  # an execution shows some time after its start
     again = trainctl(rehearsal, "submit", "ddp", "--run", "size-2", "--yes")
     assert again.returncode == exits.BAD_INPUT
     assert f"is being trained already, by job {right}" in again.stderr
