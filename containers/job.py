@@ -7,7 +7,6 @@ command runs beside it; its exit code is the container's. At the deadline, or wh
 are needed at least do not come, the command is ended first and says goodbye in its own way.
 """
 
-import functools
 import json
 import os
 import signal
@@ -130,10 +129,7 @@ class Job:
             self._folder, self._provider = Path(folder), provider
             request = self._folder / "check"
             environment |= {ENV_LOG_PIPE: str(pipe), ENV_HOST_CHECK: str(request)}
-            check = functools.partial(node.host_faults, self._head, is_in_use=True)
-            threading.Thread(
-                target=node.watch_host, args=(request, check, self._on_unfit, ended), daemon=True
-            ).start()
+            node.start_watching_host(self._head, request, self._on_unfit, ended)
             self._scale()
             threading.Thread(
                 target=cluster.watch, args=(os.environ[TOKEN], self._on_size, ended), daemon=True

@@ -145,6 +145,14 @@ def watch_host(
             return
 
 
+def start_watching_host(
+    config: NodeConfig, request: Path, leave: Callable[[], None], ended: threading.Event
+) -> None:
+    """Run ``watch_host`` in a thread, for a host whose memory a training may hold."""
+    check = functools.partial(host_faults, config, is_in_use=True)
+    threading.Thread(target=watch_host, args=(request, check, leave, ended), daemon=True).start()
+
+
 def count(environment: Mapping[str, str], name: str, default: int) -> int:
     """A whole number of the environment. Raises InputError when it is none."""
     value = environment.get(name, str(default))
@@ -332,10 +340,7 @@ class Node:
             self._ray.send_signal(signal.SIGTERM)
         ended = threading.Event()
         request = Path(environment[nodes.ENV_HOST_CHECK])
-        check = functools.partial(host_faults, config, is_in_use=True)
-        threading.Thread(
-            target=watch_host, args=(request, check, self._leave, ended), daemon=True
-        ).start()
+        start_watching_host(config, request, self._leave, ended)
         if config.kind == nodes.HEAD:
             threading.Thread(
                 target=cluster.watch, args=(os.environ[TOKEN], say, ended), daemon=True
