@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -614,11 +616,10 @@ def test_the_last_files_of_a_program_on_the_head_are_tried_until_the_deadline(
     assert saved(s3) == {"work/result": "1\n"}
 
 
-def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    s3 = S3()
-    own = OnHead(s3, monkeypatch, "sh", "-c", "while :; do date +%N > step; sleep 0.05; done")
+@contextmanager
+def saving(own: OnHead, s3: S3) -> Iterator[tuple[threading.Thread, list[int]]]:
+    """A job that runs in a thread and has saved its program's file ``step``; it is stopped in the
+    end. Yields the thread, and a list that gets the job's exit code."""
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(own.run()), daemon=True)
     thread.start()
@@ -627,11 +628,20 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
         while "work/step" not in saved(s3):
             assert time.monotonic() < until
             time.sleep(0.02)
-        assert OnHead(s3, monkeypatch, "true").run() == exits.OK
-        thread.join(20)
+        yield thread, codes
     finally:
         own._stop(0, None)
         thread.join(30)
+
+
+def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    s3 = S3()
+    own = OnHead(s3, monkeypatch, "sh", "-c", "while :; do date +%N > step; sleep 0.05; done")
+    with saving(own, s3) as (thread, codes):
+        assert OnHead(s3, monkeypatch, "true").run() == exits.OK
+        thread.join(20)
     assert codes == [exits.FILES_LOST]
     assert "another job has taken over the files" in capfd.readouterr().err
     lost = s3.objects["runs/r1/jobs/r1-20261121-0900-abcd.lost"]
@@ -662,17 +672,8 @@ def test_files_are_saved_while_the_program_on_the_head_runs(
 ) -> None:
     s3 = S3()
     own = OnHead(s3, monkeypatch, "sh", "-c", "echo 1 > step; sleep 600")
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(own.run()), daemon=True)
-    thread.start()
-    until = time.monotonic() + 30
-    try:
-        while "work/step" not in saved(s3):
-            assert time.monotonic() < until
-            time.sleep(0.02)
-    finally:
-        own._stop(0, None)
-        thread.join(30)
+    with saving(own, s3) as (_, codes):
+        pass
     assert codes == [exits.TERMINATED]
 
 
