@@ -1,0 +1,382 @@
+"""Faults that a user would feel, planted one at a time in a copy of the project:
+``python -m tests.planted_faults [NAME ...] [--all]``.
+
+Prints the test that fails with each fault, and exits with 1 if a fault survives. A fault first
+meets the quick tests closest to it; with ``--all``, one that survives those meets every quick test.
+
+The first ten of ``FAULTS`` were chosen by reading the product only, not its tests. The next ten
+survived an earlier review by hand. Each fault of ``STRICT`` removes the code that handles one
+behavior of AWS that the local AWS copies (``rehearsal/ministack/switches.py``).
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.conftest import ROOT
+
+#: What the tests need and git does not track.
+_LINKED: Final = (".venv", ".venv-aws", "node_modules")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One wrong edit."""
+
+    name: str
+    file: str
+    old: str
+    """Occurs exactly once in ``file``."""
+    new: str
+    felt: str
+    """What a user would notice."""
+    tests: str
+    """Quick tests closest to it, separated by spaces."""
+
+    def plant(self, project: Path) -> None:
+        """
+        Raises:
+            ValueError: the edit does not fit the file.
+        """
+        text = (ROOT / self.file).read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {self.file} has {text.count(self.old)}x {self.old!r}")
+        (project / self.file).write_text(text.replace(self.old, self.new))
+
+
+FAULTS: Final = (
+    # --- chosen by reading the product only
+    Fault(
+        name="answer-without-end",
+        file="training/data/conversations.py",
+        old="                learned[stop] = True\n",
+        new="",
+        felt="a model trained on chats never ends its answer",
+        tests="tests/training/test_conversations.py",
+    ),
+    Fault(
+        name="mixture-learns-questions",
+        file="training/data/mixed_feed.py",
+        old="labels[own] = batch.labels",
+        new="labels[own] = tokens[own, 1:]",
+        felt="in a mixture of text and chats, the questions are learned too",
+        tests="tests/training/test_mixtures.py",
+    ),
+    Fault(
+        name="same-order-each-epoch",
+        file="training/data/images.py",
+        old="if epoch != self._epoch:",
+        new="if not len(self._order):",
+        felt="each epoch has the same order, and a resumed run another one",
+        tests="tests/training/test_data.py",
+    ),
+    Fault(
+        name="average-not-published",
+        file="training/checkpoint/checkpoints.py",
+        old="model=snapshot.average or snapshot.model",
+        new="model=snapshot.model",
+        felt="the model of a run is not the averaged one that was evaluated",
+        tests="tests/training/test_checkpoints.py",
+    ),
+    Fault(
+        name="evaluation-lost-on-resume",
+        file="training/record/lines.py",
+        old="line.step <= step]",
+        new="line.step < step]",
+        felt="each resume removes the evaluation of its checkpoint from the report",
+        tests="tests/training/test_record.py",
+    ),
+    Fault(
+        name="drain-until-the-end",
+        file="containers/spot.py",
+        old="notice.seconds() - times.SPOT_MARGIN_S",
+        new="notice.seconds()",
+        felt="Ray still runs when a spot host goes: the announced end counts as a failure",
+        tests="tests/containers/test_spot.py",
+    ),
+    Fault(
+        name="old-file-over-new-code",
+        file="containers/program/files.py",
+        old="[file for file in manifest.files if not self._is_older_than_its_code(file)]",
+        new="[*manifest.files]",
+        felt="a file that the user has fixed and submitted again is replaced by its old copy",
+        tests="tests/containers/program/test_files.py",
+    ),
+    Fault(
+        name="lost-files-succeed",
+        file="containers/job.py",
+        old="return code if is_saved or code != exits.OK else exits.FILES_LOST",
+        new="return code",
+        felt="a job that could not save its files is reported as succeeded",
+        tests="tests/containers/test_job.py",
+    ),
+    Fault(
+        name="ended-nodes-billed-twice",
+        file="trainctl/pricing.py",
+        old="        if task.id in known:\n            continue\n",
+        new="",
+        felt="`trainctl cost` counts a node twice for the hour in which ECS still shows it",
+        tests="tests/trainctl/test_costs.py",
+    ),
+    Fault(
+        name="tag-without-lock",
+        file="contract/images.py",
+        old='("contract", "training", "containers", "requirements.lock")',
+        new='("contract", "training", "containers")',
+        felt="after an upgrade of packages, `make images` finds the old images and builds none",
+        tests="tests/contract/test_images.py",
+    ),
+    # --- survived a review by hand
+    Fault(
+        name="waits-only-once",
+        file="stacks/job_machine.py",
+        old='_value(f"{waits} ? $asked : $millis() / 1000")',
+        new='_value("$asked")',
+        felt="a job that loses its head after an hour gives up at once where no host is free",
+        tests="tests/stacks/test_simulated_jobs.py",
+    ),
+    Fault(
+        name="max-cost-of-fewest-nodes",
+        file="trainctl/job_plan.py",
+        old="num_nodes=wanted.high, max_seconds=seconds)",
+        new="num_nodes=wanted.low, max_seconds=seconds)",
+        felt="with --nodes 1:8 the bill is up to eight times --max-cost",
+        tests="tests/trainctl/test_submit.py tests/trainctl/test_costs.py",
+    ),
+    Fault(
+        name="waits-longer-than-it-lasts",
+        file="trainctl/job_plan.py",
+        old="min(round(given.wait_minutes * 60), max_seconds)",
+        new="round(given.wait_minutes * 60)",
+        felt="a job of two hours waits for days for a host",
+        tests="tests/trainctl/test_submit.py",
+    ),
+    Fault(
+        name="silent-upload",
+        file="training/runtime/saving.py",
+        old="                self._report()\n        self._thread, error",
+        new="                pass\n        self._thread, error",
+        felt="an upload of more than five minutes is taken for a hang, and killed, for ever",
+        tests="tests/training/test_saving.py",
+    ),
+    Fault(
+        name="shared-position",
+        file="training/checkpoint/checkpoints.py",
+        old="position=replace(position),",
+        new="position=position,",
+        felt="a slow save writes a later step into a checkpoint: a resume leaves data out",
+        tests="tests/training/test_checkpoints.py",
+    ),
+    Fault(
+        name="ddp-mean-of-ranks",
+        file="training/recipes/ddp/loop.py",
+        old="(loss_sum * (world_size / size)).backward()",
+        new="(loss_sum / len(labels)).backward()",
+        felt="on three workers another curve than on two: images of smaller shares weigh more",
+        tests="tests/training/test_ddp.py tests/training/test_recipe_steps.py",
+    ),
+    Fault(
+        name="fsdp-mean-of-passes",
+        file="training/recipes/fsdp/loop.py",
+        old="(mean_loss * (part.num_labels * world_size / num_labels)).backward()",
+        new="(mean_loss / config.num_microbatches).backward()",
+        felt="short chats and padded sequences weigh more than they should",
+        tests="tests/training/test_recipe_steps.py tests/training/test_fsdp_input.py",
+    ),
+    Fault(
+        name="fsdp-applies-bad-step",
+        file="training/recipes/fsdp/loop.py",
+        old="            if is_finite(loss_sum, norm, world_size=world_size):\n"
+        "                optimizer.step()\n",
+        new="            optimizer.step()\n",
+        felt="one infinite gradient makes every weight NaN",
+        tests="tests/training/test_recipe_steps.py tests/training/test_skipped_steps.py",
+    ),
+    Fault(
+        name="fsdp-loss-counted-twice",
+        file="training/recipes/fsdp/loop.py",
+        old="saver.save(after if evaluates else position, config.to_json())",
+        new="saver.save(position, config.to_json())",
+        felt="the training curve jumps after each resume",
+        tests="tests/training/test_recipe_steps.py",
+    ),
+    Fault(
+        name="lost-node-counted",
+        file="containers/autoscaler.py",
+        old="if now - at < _SETTLES_S",
+        new="if now >= at",
+        felt="a node that never comes is counted for ever: the job trains with one node less",
+        tests="tests/containers/test_autoscaler.py",
+    ),
+)
+
+STRICT: Final = (
+    Fault(
+        name="policies",
+        file="stacks/rights.py",
+        old='sid="Secrets", actions=["secretsmanager:GetSecretValue"]',
+        new='sid="Secrets", actions=["secretsmanager:DescribeSecret"]',
+        felt="a job is refused its secrets",
+        tests="tests/stacks/test_roles.py",
+    ),
+    Fault(
+        name="patience",
+        file="contract/verdicts.py",
+        old="again=time.time() < patience",
+        new="again=False",
+        felt="a job gives up before --wait-minutes are over",
+        tests="tests/stacks/test_job_keeper.py",
+    ),
+    Fault(
+        name="revisions",
+        file="stacks/ray_nodes.py",
+        old="update_replace_policy = CfnDeletionPolicy.RETAIN",
+        new="update_replace_policy = CfnDeletionPolicy.DELETE",
+        felt="a running job is not continued after an update of the stack",
+        tests="tests/stacks/test_training_stack.py",
+    ),
+    Fault(
+        name="filters",
+        file="containers/autoscaler.py",
+        old=", startedBy=self._settings.job\n",
+        new=', startedBy=self._settings.job, desiredStatus="RUNNING"\n',
+        felt="no worker is found",
+        tests="tests/containers/test_autoscaler.py",
+    ),
+    Fault(
+        name="exec",
+        file="containers/autoscaler.py",
+        old='"enableExecuteCommand": True,',
+        new='"enableExecuteCommand": False,',
+        felt="`trainctl shell` does not reach a worker",
+        tests="tests/containers/test_autoscaler.py",
+    ),
+    Fault(
+        name="requests",
+        file="stacks/job_machine.py",
+        old='"EnableExecuteCommand": True,',
+        new='"enableExecuteCommand": True,',
+        felt="the head is not started",
+        tests="tests/stacks/test_state_machine.py",
+    ),
+    Fault(
+        name="architecture",
+        file="contract/endings.py",
+        old="|no such image|platform",
+        new="|no such image",
+        felt="an image that cannot start is tried again",
+        tests="tests/rehearsal/test_hosts.py",
+    ),
+    Fault(
+        name="consistency",
+        file="stacks/job_keeper/index.py",
+        old="if statuses[job] == UNKNOWN and is_new and not is_over:",
+        new="if not job and is_new and not is_over:",
+        felt="a new job is stopped as an orphan",
+        tests="tests/stacks/test_job_keeper.py",
+    ),
+    Fault(
+        name="consistency-2",
+        file="stacks/job_keeper/index.py",
+        old="if pending <= len(never_ran) and pending + alive <= len(stopping):",
+        new="if host:",
+        felt="the host of a starting task is terminated",
+        tests="tests/stacks/test_job_keeper.py",
+    ),
+    Fault(
+        name="deletion",
+        file="stacks/gpu_cluster.py",
+        old="self.teardown.hosts.node.add_dependency(self.storage.export)",
+        new="pass",
+        felt="`make destroy` leaves the file system behind",
+        tests="tests/stacks/test_shared_storage.py",
+    ),
+    Fault(
+        name="errors",
+        file="stacks/job_machine.py",
+        old='"ECS.AmazonECSException", ',
+        new="",
+        felt="a throttled call ends a job",
+        tests="tests/stacks/test_state_machine.py",
+    ),
+)
+
+
+def copied(folder: Path) -> Path:
+    """The project as it is now, with the environments and the data of this one."""
+    copy = folder / "project"
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if not (ROOT / name).is_file():
+            continue  # deleted, or a link to an environment
+        target = copy / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    for name in _LINKED:
+        (copy / name).symlink_to((ROOT / name).resolve())
+    (folder / "shared").symlink_to(ROOT.parent / "shared")
+    return copy
+
+
+def killer(project: Path, tests: list[str]) -> str:
+    """The first quick test that fails in ``project``; "" if none does."""
+    command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    # It compares the list with the sources, so every fault would die of it.
+    command += ["--ignore", "tests/test_planted_faults.py"]
+    done = subprocess.run(
+        [*command, "-m", "not slow and not night", *tests],
+        cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode in (0, 5):  # 5: no test was selected
+        return ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    if done.returncode not in (1, 2) or failed is None:
+        raise RuntimeError(f"pytest ended with {done.returncode}:\n{done.stdout[-2000:]}")
+    return failed[1]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.planted_faults")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="faults to plant [all]")
+    parser.add_argument("--all", action="store_true", help="survivors meet every quick test")
+    given = parser.parse_args(argv)
+    known = {each.name: each for each in (*FAULTS, *STRICT)}
+    if unknown := {*given.names} - known.keys():
+        parser.error(f"there is no fault {', '.join(sorted(unknown))}")
+
+    num_survivors = 0
+    with tempfile.TemporaryDirectory() as folder:
+        project = copied(Path(folder))
+        for fault in [known[name] for name in given.names or known]:
+            fault.plant(project)
+            began = time.monotonic()
+            died = killer(project, fault.tests.split())
+            if not died and given.all:
+                died = killer(project, [])
+            seconds = time.monotonic() - began
+            shutil.copy2(ROOT / fault.file, project / fault.file)
+            num_survivors += not died
+            print(f"{fault.name:26} {seconds:4.0f} s  {died or 'SURVIVES'}", flush=True)
+    return 1 if num_survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
