@@ -75,7 +75,7 @@ class State:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self.step()
         self.saver = sharded_checkpoints.Saver(
-            self.worker, self.model, self.optimizer, files={}, keep=2
+            self.worker, self.model, self.optimizer, files={}, settings={}, keep=2
         )
 
     @property
@@ -133,7 +133,7 @@ def measure(run_uri: str, mb: int, rounds: int) -> Rounds:
     step = 0
 
     def own() -> Callable[[], bool]:
-        state.saver.save(Position(step=step), {})
+        state.saver.save(Position(step=step))
         return lambda: state.worker.is_saving()
 
     def by_async_save() -> Callable[[], bool]:
@@ -209,10 +209,10 @@ def save_gathered(state: State, uri: str) -> float:
 def save_two(run_uri: str, mb: int, mark: str) -> None:
     """Save step 1, then begin step 2, say so, and wait to be killed."""
     state = State(run_uri, mb)
-    state.saver.save(Position(step=1), {})
+    state.saver.save(Position(step=1))
     state.worker.finish_saves()
     dist.barrier()
-    state.saver.save(Position(step=2), {})
+    state.saver.save(Position(step=2))
     Path(f"{mark}-{state.worker.rank}").touch()
     time.sleep(60)
 

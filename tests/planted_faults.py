@@ -202,9 +202,9 @@ FAULTS: Final = (
     ),
     Fault(
         name="fsdp-loss-counted-twice",
-        file="training/recipes/fsdp/loop.py",
-        old="saver.save(after if evaluates else position, config.to_json())",
-        new="saver.save(position, config.to_json())",
+        file="training/recipes/bookkeeping.py",
+        old="self._save(reported if evaluates else self._position)",
+        new="self._save(self._position)",
         felt="the training curve jumps after each resume",
         tests="tests/training/test_recipe_steps.py",
     ),

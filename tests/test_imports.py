@@ -71,7 +71,7 @@ LAYERS: tuple[set[str], ...] = (
         *("training.recipes.communication", "training.worker"),
     },
     {"training.checkpoint"},
-    {"training.recipes.replicated"},
+    {"training.recipes.bookkeeping"},
     RECIPES,
     {"training.recipes", "training.plan", "training.export"},
     {"training.runtime", "training.generate"},

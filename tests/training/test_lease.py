@@ -230,8 +230,8 @@ def save_shards(rank: int, port: int, run: str, numbers: tuple[int, int]) -> Non
     model = nn.Linear(4, 4)
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = optim.AdamW(model.parameters())
-    saver = sharded_checkpoints.Saver(worker, model, optimizer, files={}, keep=1)
-    saver.save(Position(step=5), {})
+    saver = sharded_checkpoints.Saver(worker, model, optimizer, files={}, settings={}, keep=1)
+    saver.save(Position(step=5))
     worker.close()
 
 

@@ -276,14 +276,42 @@ def pass_over(
             storage.remove_folder(uri)
 
 
-def save_in_background(worker: Worker, snapshot: Snapshot | None, *, keep: int) -> None:
-    """Hand rank 0's snapshot to the worker for saving; every rank calls this at the same step."""
-    if worker.rank:
-        worker.save(None, None)
-        return
-    assert snapshot is not None
-    write_it = partial(save, worker.run_uri, snapshot, keep=keep, fence=worker.fence)
-    worker.save(snapshot.position.step, write_it)
+class Saver:
+    """Saves the replicated model of one run; every rank has one and calls it at the same steps."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        copy: Callable[[Position], Snapshot],
+        *,
+        newest: Snapshot | None,
+        keep: int,
+    ) -> None:
+        """
+        Args:
+            copy: copies the state of the run; called on rank 0.
+            newest: the snapshot that the run resumes from.
+            keep: newest checkpoints that stay.
+        """
+        self._worker, self._copy, self._newest, self._keep = worker, copy, newest, keep
+
+    def save(self, position: Position) -> None:
+        """Copy the state and write it in the background."""
+        worker = self._worker
+        if worker.rank:
+            worker.save(None, None)
+            return
+        self._newest = self._copy(position)
+        worker.save(
+            position.step,
+            partial(save, worker.run_uri, self._newest, keep=self._keep, fence=worker.fence),
+        )
+
+    def publish(self) -> None:
+        """Publish the model of the newest snapshot, on rank 0."""
+        if self._worker.rank == 0:
+            assert self._newest is not None
+            publish_model(self._worker.run_uri, self._newest)
 
 
 def publish_model(run_uri: str, snapshot: Snapshot) -> str:

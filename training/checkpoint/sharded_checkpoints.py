@@ -72,15 +72,17 @@ class Saver:
         optimizer: torch.optim.Optimizer,
         *,
         files: Mapping[str, bytes],
+        settings: Mapping[str, Any],
         keep: int,
     ) -> None:
         """
         Args:
             files: small ones to put beside the shards, by name.
+            settings: the run's, kept with its position.
             keep: newest checkpoints that stay.
         """
         self._worker, self._model, self._optimizer = worker, model, optimizer
-        self._files, self._keep = dict(files), keep
+        self._files, self._settings, self._keep = dict(files), dict(settings), keep
         self._group = dist.new_group(backend="gloo")
         on_gpu = worker.device.type == "cuda"
         # Its buffers in host memory are made once: fresh pages cost more than the copy.
@@ -93,7 +95,7 @@ class Saver:
             )
         )
 
-    def save(self, position: Position, settings: Mapping[str, Any]) -> float:
+    def save(self, position: Position) -> float:
         """Copy the state and begin to write it; return the seconds that training waited."""
         began = time.perf_counter()
         self._worker.finish_saves()  # the buffers are in use until then
@@ -101,7 +103,7 @@ class Saver:
         files = {
             **self._files,
             STATE_FILE: json.dumps(
-                {"position": asdict(replace(position)), "config": dict(settings)}, indent=1
+                {"position": asdict(position), "config": self._settings}, indent=1
             ).encode(),
         }
 

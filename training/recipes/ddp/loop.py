@@ -6,8 +6,9 @@ through it on a laptop, without AWS and without a GPU:
     python -m training.launch ddp --local                    (under Ray Train)
     torchrun --standalone --nproc-per-node 2 -m training.launch -- ddp    (without Ray)
 
-``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
-the batch of step N depends only on N and the seed (see ``training.data.images``).
+``train`` below is the algorithm; what follows each step is in ``training.recipes.bookkeeping``. A
+run may be restarted at any step and on any number of workers: the batch of step N depends only on N
+and the seed (see ``training.data.images``).
 """
 
 import base64
@@ -26,8 +27,8 @@ from training.checkpoint import checkpoints
 from training.data import images
 from training.models import classifiers as models
 from training.models import replicas
+from training.recipes.bookkeeping import Bookkeeping
 from training.recipes.ddp.settings import DdpConfig
-from training.recipes.replicated import Reports
 from training.record.events import phase
 from training.record.result import Classification, ImageSample
 from training.schedule import warmup_cosine
@@ -59,6 +60,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
             f"{order.smallest_batch} images leaves a worker with fewer than two; use fewer workers"
         )
     total_steps = config.num_steps(order.steps_per_epoch)
+    steps_between_saves = config.checkpoint_every_epochs * order.steps_per_epoch
 
     model = models.resnet18(stem=config.stem, width=config.width)
     num_parameters = models.num_parameters(model)
@@ -83,12 +85,13 @@ def train(worker: Worker, config: DdpConfig) -> None:
         models.channels_last(model)
     optimizer = build_optimizer(model, config, device)
 
-    start_step = 0
+    # Resume
+    position = checkpoints.Position()
     snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
     if snapshot is not None:
         snapshot.check_data(image_set.fingerprint, run=config.run, data=config.data)
         checkpoints.apply(snapshot, model, optimizer, cut=cut)
-        start_step = snapshot.position.step
+        position = snapshot.position
 
     worker.emit(phase("model_ready"))
     replica = replicas.distribute(
@@ -101,35 +104,46 @@ def train(worker: Worker, config: DdpConfig) -> None:
     resumed = snapshot is not None
     worker.emit(
         course.start(
-            model, step=start_step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
+            model, step=position.step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
         )
     )
 
-    reports = Reports(
-        worker,
-        config,
-        course,
-        snapshot=snapshot,
-        copy=partial(
-            checkpoints.take_snapshot,
+    def copy(position: checkpoints.Position) -> checkpoints.Snapshot:
+        return checkpoints.take_snapshot(
             model,
             optimizer,
             cut=cut,
+            position=position,
             config=config.to_json(),
             data=image_set.fingerprint,
-        ),
-        statistics=model.buffers,
+        )
+
+    saver = checkpoints.Saver(worker, copy, newest=snapshot, keep=config.checkpoints_to_keep)
+    books = Bookkeeping(
+        worker,
+        config,
+        course,
+        lr=config.lr,
+        position=position,
+        evaluates=course.ends_epoch,
         evaluate=partial(evaluate, model, test_set, worker=worker, use_bf16=use_bf16),
+        saves=lambda num_done: num_done % steps_between_saves == 0,
+        save=saver.save,
+        settle=lambda: replicas.average_over_workers(model.buffers(), world_size),
     )
-    timer = reports.timer
+    timer = books.timer
     model.train()
-    for step in range(start_step, total_steps):
-        with reports.step(step):
+    for step in range(position.step, total_steps):
+        with books.step(step):
+            # Learning rate
             for group in optimizer.param_groups:
                 group["lr"] = course.learning_rate(step)
+
+            # This worker's part of the batch
             pixels, labels, size = _batch(train_set, order, config, step, worker)
             timer.mark("data")
 
+            # Forward
             with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
                 logits = forward(pixels).logits
             loss_sum = F.cross_entropy(
@@ -137,16 +151,19 @@ def train(worker: Worker, config: DdpConfig) -> None:
             )
             timer.mark("forward")
 
-            # DDP averages gradients over the workers, whose shares may differ by an image: this
-            # gives every image of the global batch the same weight.
+            # Backward. DDP averages gradients over the workers, whose shares may differ by an
+            # image: this gives every image of the global batch the same weight.
             (loss_sum * (world_size / size)).backward()
             timer.mark("backward")
 
+            # Update
             norm = replicas.update(model, optimizer, max_grad_norm=config.max_grad_norm)
-            reports.done(loss_sum=loss_sum, norm=norm, size=size, items=len(labels))
-        if not reports.after(step):
+            books.done(loss_sum=loss_sum, norm=norm, size=size, items=len(labels))
+
+        # Report, save, evaluate
+        if not books.after(step):
             return
-    reports.finish(partial(describe, image_set=image_set))
+    books.finish(partial(describe, image_set=image_set), publish=saver.publish)
 
 
 def learning_rate(config: DdpConfig, step: int, total_steps: int) -> float:

@@ -1,6 +1,7 @@
 """The FSDP recipe's evaluation: the loss over what no step trains on, source by source."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +16,16 @@ from training.models import language_models
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.settings import FsdpConfig
 from training.worker import Pulse, Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Result over the held-out text."""
+
+    loss: float
+    """Mean per token in nats; of a mixture, weighted by the shares of its sources."""
+    measures: dict[str, float]
+    """Perplexity, and of a mixture the loss of each source."""
 
 
 class HeldOut:
@@ -45,11 +56,8 @@ class HeldOut:
             self.unigram_loss += part.share * part.store.unigram_loss(labels)
         self.num_tokens = sum(self._num_tokens)
 
-    def evaluate(self, trained: WithLoss, worker: Worker) -> tuple[float, dict[str, float]]:
-        """Mean loss per token, in nats, of a mixture weighted by the shares of its sources; and the
-        measures: its perplexity, and of a mixture the loss of each source. Every rank takes part
-        and gets the same numbers.
-        """
+    def evaluate(self, trained: WithLoss, worker: Worker) -> Score:
+        """Evaluate all held-out sequences with all ranks; all get the same result."""
         totals = torch.zeros(len(self._parts), dtype=torch.float64, device=worker.device)
         pulse = Pulse(worker)
         trained.eval()
@@ -67,7 +75,7 @@ class HeldOut:
             measures |= {
                 f"loss_{part.label}": mean for part, mean in zip(self._parts, means, strict=True)
             }
-        return loss, measures
+        return Score(loss=loss, measures=measures)
 
     def _loss_sum(self, number: int, trained: WithLoss, worker: Worker, pulse: Pulse) -> Tensor:
         """What a rank has of the loss of a source's tokens together, a scalar."""

@@ -1,4 +1,4 @@
-"""FSDP2 recipe: a causal language model, sharded over all workers, trained on every token once.
+"""FSDP2 recipe: a causal language model, sharded over all workers, trained on tokens.
 
 Use it when model plus optimizer do not fit on one GPU, or for any language model;
 ``training.recipes.ddp`` is for models that fit whole. To step through it on a laptop, without AWS
@@ -7,13 +7,15 @@ and without a GPU:
     python -m training.launch fsdp --local                    (under Ray Train)
     torchrun --standalone --nproc-per-node 2 -m training.launch -- fsdp    (without Ray)
 
-``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
-the batch of step N depends only on N and the seed (see ``training.data.feed``).
+``train`` below is the algorithm; what follows each step is in ``training.recipes.bookkeeping``. A
+run may be restarted at any step and on any number of workers: the batch of step N depends only on N
+and the seed (see ``training.data.feed``).
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -25,34 +27,23 @@ from torch.distributed.fsdp import FSDPModule
 
 from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints, sharded_checkpoints
-from training.checkpoint.timetable import Timetable
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
 from training.data.text import TokenStore
 from training.models import agreement, built_shapes, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
-from training.recipes import communication
+from training.recipes.bookkeeping import Bookkeeping
 from training.recipes.fsdp import estimate, inputs
 from training.recipes.fsdp.held_out import HeldOut, on_device
 from training.recipes.fsdp.model import build, describe, fill
 from training.recipes.fsdp.settings import FsdpConfig
-from training.record.events import (
-    Evaluation,
-    Finished,
-    Loaded,
-    Noted,
-    Sample,
-    Stopped,
-    Warned,
-    phase,
-)
+from training.record.events import Evaluation, Loaded, Noted, Sample, Warned, phase
 from training.record.result import HeldOutText
 from training.schedule import warmup_cosine
 from training.worker import Worker
 
 _NUM_PROMPTS: Final = 3
 _PROMPT_TOKENS: Final = 16
-_PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 
 
 def train(worker: Worker, config: FsdpConfig) -> None:
@@ -155,6 +146,7 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         model,
         optimizer,
         files=describe(config, model_config, stores),
+        settings=config.to_json(),
         keep=config.checkpoints_to_keep,
     )
 
@@ -172,121 +164,76 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
             model, step=start_step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
         )
     )
-    loss, measures = held_out.evaluate(trained, worker)
+    score = held_out.evaluate(trained, worker)
     if found is None:
-        worker.emit(Evaluation(step=0, epoch=0, loss=loss, measures=measures))
+        worker.emit(Evaluation(step=0, epoch=0, loss=score.loss, measures=score.measures))
         _sample(trained, stores, config, worker, step=0)
     else:
-        worker.emit(Loaded(step=start_step, loss=loss))
+        worker.emit(Loaded(step=start_step, loss=score.loss))
 
-    timer = metrics.StepTimer(_PHASES, device)
-    log = metrics.StepLog(device)
-    clock = metrics.Clock(earlier_s=position.seconds)
-    timetable = Timetable(config.checkpoint_minutes)
-
-    def is_evaluated(num_done: int) -> bool:
-        return num_done == total_steps or num_done % evaluate_every == 0
-
-    watch = communication.Watch(device, world_size=world_size, evaluates=is_evaluated)
-    num_skipped = 0
+    books = Bookkeeping(
+        worker,
+        config,
+        course,
+        lr=config.lr,
+        position=position,
+        score=score,
+        evaluates=lambda num_done: num_done == total_steps or num_done % evaluate_every == 0,
+        evaluate=partial(held_out.evaluate, trained, worker),
+        saves=lambda num_done: num_done % checkpoint_every == 0,
+        save=saver.save,
+        num_bad_allowed=config.max_skipped_steps,
+    )
+    timer = books.timer
     trained.train()
     for step in range(start_step, total_steps):
-        # Dropout, where a model has any, is that of the step, whenever and wherever it is taken.
+        # Seed dropout by the step, so that a resumed run draws the same; each rank draws its own.
         torch.manual_seed((config.seed * 1_000_003 + step) * 65_537 + rank)
-        timer.start()
-        for group in optimizer.param_groups:
-            group["lr"] = course.learning_rate(step)
-        num_done = step + 1
-        last = num_done == total_steps
-        evaluates = is_evaluated(num_done)
-        with watch.step(num_done):
+        with books.step(step):
+            # Learning rate
+            for group in optimizer.param_groups:
+                group["lr"] = course.learning_rate(step)
+
+            # This rank's part of the batch, in passes that fit into memory
             loss_sum = torch.zeros((), device=device)
             batch = feed.step(step, rank=rank, world_size=world_size)
             num_labels = feed.num_labels(step)
             for number, part in enumerate(batch.parts(config.num_microbatches), start=1):
                 inputs_of_pass = on_device(part, device)
                 timer.mark("data")
+
+                # Forward
                 reduce_gradients(
                     trained, config.reduce_gradients, is_last=number == config.num_microbatches
                 )
                 mean_loss = trained(*inputs_of_pass)
                 timer.mark("forward")
-                # Gradients are averaged over the workers, whose passes may have more or fewer
-                # tokens to learn: this gives every such token of the step the same weight.
+
+                # Backward. Gradients are averaged over the workers, whose passes may have more or
+                # fewer tokens to learn: this gives every such token of the step the same weight.
                 (mean_loss * (part.num_labels * world_size / num_labels)).backward()
                 loss_sum += mean_loss.detach() * part.num_labels
                 timer.mark("backward")
+
+            # Update, unless the loss or the gradient is not finite
             norm = clip(model, config.max_grad_norm)
             if is_finite(loss_sum, norm, world_size=world_size):
                 optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-        log.add(loss_sum=loss_sum, norm=norm, size=num_labels)
-        # The watching takes time of its own: such a step is not among those that are timed.
-        timer.mark("optimizer", items=0 if watch.is_watching else batch.num_tokens)
+            books.done(loss_sum=loss_sum, norm=norm, size=num_labels, items=batch.num_tokens)
 
-        saves = last or num_done % checkpoint_every == 0
-        if not (evaluates or saves) and num_done % config.report_every:
-            continue
-
-        # One small reduction per report: the losses since the last one, and whether any worker
-        # was asked to stop or has a checkpoint due, so that all of them do so at the same step.
-        steps, stopping = log.collect(stop=worker.stop_requested(), save=timetable.is_due())
-        num_skipped = checkpoints.stop_if_diverged(
-            steps,
-            num_done - len(steps) + 1,
-            lr=config.lr,
-            worker=worker,
-            in_a_row=num_skipped,
-            limit=config.max_skipped_steps + 1,
-        )
-        position.advance(num_done, steps)
-        worker.emit(*course.steps(steps, last=num_done))
-        # With a node about to go, every report is saved: what is lost is what comes after it.
-        if worker.is_losing_a_node() or saves or stopping or log.save_asked:
-            timetable.saved()
-            # The loss since the last evaluation is reported by the next one.
-            position.seconds = clock.seconds()
-            after = checkpoints.Position(step=num_done, seconds=position.seconds)
-            saver.save(after if evaluates else position, config.to_json())
-            timer.mark("checkpoint")
-        if evaluates:
-            ranks = course.ranks(
-                timer.means(),
-                step=num_done,
-                epoch=num_done / feed.steps_per_epoch,
-                communication_s=watch.seconds(),
-                memory_bytes=float(metrics.peak_memory(device)),
-            )
-            loss, measures = held_out.evaluate(trained, worker)
-            evaluated = course.evaluation(
-                ranks,
-                loss=loss,
-                measures=measures,
-                train_loss=position.take_train_loss(),
-                seconds=clock.seconds(),
-                memory_bytes=max(each.memory_bytes or 0.0 for each in ranks),
-            )
-            worker.emit(*watch.warnings(ranks), *ranks, evaluated)
-        if stopping and not last:
-            worker.finish_saves(retry=True)
-            worker.emit(Stopped(step=num_done))
+        # Report, save, evaluate
+        if not books.after(step):
             return
 
     if start_step < total_steps or found is None:
         _sample(trained, stores, config, worker, step=total_steps)
-    worker.finish_saves(retry=True)
-    worker.emit(
-        Finished(
-            step=total_steps,
-            loss=loss,
-            measures=measures,
-            seconds=clock.seconds(),
-            evaluation=HeldOutText(
-                loss=loss,
-                perplexity=measures["perplexity"],
-                unigram_loss=held_out.unigram_loss,
-                num_tokens=held_out.num_tokens,
-            ),
+    books.finish(
+        lambda score: HeldOutText(
+            loss=score.loss,
+            perplexity=score.measures["perplexity"],
+            unigram_loss=held_out.unigram_loss,
+            num_tokens=held_out.num_tokens,
         )
     )
 

@@ -6,8 +6,9 @@ device. To step through it on a laptop, without AWS, a GPU or data:
     python -m training.launch imagenet --local               (under Ray Train)
     torchrun --standalone --nproc-per-node 2 -m training.launch -- imagenet    (without Ray)
 
-``train`` below is the whole recipe. It may be restarted at any step and on any number of workers:
-which pictures step N sees, and which part of each, depends only on N and the seed.
+``train`` below is the algorithm; what follows each step is in ``training.recipes.bookkeeping``. A
+run may be restarted at any step and on any number of workers: which pictures step N sees, and which
+part of each, depends only on N and the seed.
 """
 
 import contextlib
@@ -34,10 +35,10 @@ from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
+from training.recipes.bookkeeping import Bookkeeping
 from training.recipes.imagenet.inputs import num_decoders
 from training.recipes.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
 from training.recipes.imagenet.synthetic import NUM_CLASSES, Synthetic
-from training.recipes.replicated import Reports
 from training.record.events import Warned, phase
 from training.schedule import warmup_cosine
 from training.worker import Pulse, Worker
@@ -79,6 +80,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
             "workers"
         )
     total_steps = config.num_steps(order.steps_per_epoch)
+    steps_between_saves = config.checkpoint_every_epochs * order.steps_per_epoch
 
     model = picture_models.build(config.model, classes=found.classes)
     model.to(device)
@@ -110,14 +112,15 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         fused=device.type in ("cuda", "cpu"),
     )
 
-    start_step = 0
+    # Resume
+    position = checkpoints.Position()
     snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
     if snapshot is not None:
         snapshot.check_data(found.fingerprint, run=config.run, data=config.data)
         checkpoints.apply(snapshot, model, optimizer, cut={})
         if average is not None:
             average.load(snapshot.average)
-        start_step = snapshot.position.step
+        position = snapshot.position
 
     worker.emit(phase("model_ready"))
     replica = replicas.distribute(
@@ -131,43 +134,54 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
     num_parameters = models.num_parameters(model)
     worker.emit(
         course.start(
-            model, step=start_step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
+            model, step=position.step, resumed=resumed, parameters=num_parameters, bf16=use_bf16
         )
     )
 
-    def statistics() -> Iterator[torch.Tensor]:
-        yield from model.buffers()
+    def settle() -> None:
+        buffers = [*model.buffers()]
         if average is not None:
-            yield from average.buffers(model)
+            buffers += average.buffers(model)
+        replicas.average_over_workers(buffers, world_size)
 
-    reports = Reports(
-        worker,
-        config,
-        course,
-        snapshot=snapshot,
-        copy=partial(
-            checkpoints.take_snapshot,
+    def copy(position: checkpoints.Position) -> checkpoints.Snapshot:
+        return checkpoints.take_snapshot(
             model,
             optimizer,
             cut={},
+            position=position,
             config=config.to_json(),
             data=found.fingerprint,
             average=average.state if average is not None else None,
-        ),
-        statistics=statistics,
+        )
+
+    saver = checkpoints.Saver(worker, copy, newest=snapshot, keep=config.checkpoints_to_keep)
+    books = Bookkeeping(
+        worker,
+        config,
+        course,
+        lr=config.lr,
+        position=position,
+        evaluates=course.ends_epoch,
         evaluate=partial(evaluate, model, average, found, config, worker=worker, use_bf16=use_bf16),
+        saves=lambda num_done: num_done % steps_between_saves == 0,
+        save=saver.save,
+        settle=settle,
         warnings=partial(found.newly_damaged, world_size),
     )
-    timer = reports.timer
+    timer = books.timer
     model.train()
-    steps_to_do = range(start_step, total_steps)
+    steps_to_do = range(position.step, total_steps)
     plan = rank_plan(order, steps=steps_to_do, rank=rank, world_size=world_size)
     batches = found.train.batches(plan)
     for step in steps_to_do:
-        with reports.step(step):
-            epoch = step // order.steps_per_epoch + 1
+        with books.step(step):
+            # Learning rate
             for group in optimizer.param_groups:
                 group["lr"] = course.learning_rate(step)
+
+            # Pictures of this worker, cut, resized, mirrored and mixed on the device
+            epoch = step // order.steps_per_epoch + 1
             batch = next(batches)
             boxes = augmentation.random_boxes(
                 batch.samples, seed=config.seed, step=step, least_area=config.least_area
@@ -185,7 +199,8 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
                 dist.all_reduce(num_present)
             timer.mark("data")
 
-            # What dropout draws also depends on the step only, and is another on each worker.
+            # Forward. Seed dropout by the step, so that a resumed run draws the same; each rank
+            # draws its own.
             torch.manual_seed(config.seed + 1_000_003 * step + rank)
             with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
                 logits = forward(pixels).logits
@@ -198,25 +213,28 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
             )
             timer.mark("forward")
 
-            # DDP averages gradients over the workers, whose shares may differ by some pictures:
-            # this gives every picture of the global batch the same weight.
+            # Backward. DDP averages gradients over the workers, whose shares may differ by some
+            # pictures: this gives every picture of the global batch the same weight.
             (loss_sum * (world_size / num_present)).backward()
             timer.mark("backward")
 
+            # Update
             norm = replicas.update(model, optimizer, max_grad_norm=config.max_grad_norm)
             if average is not None:
                 average.update(model, num_updates=step)
             size = len(order.indices(step))
             # As if the missing ones were like the others.
-            reports.done(
+            books.done(
                 loss_sum=loss_sum.detach() * (size / num_present),
                 norm=norm,
                 size=size,
                 items=len(batch.samples),
             )
-        if not reports.after(step):
+
+        # Report, save, evaluate
+        if not books.after(step):
             return
-    reports.finish()
+    books.finish(publish=saver.publish)
 
 
 def learning_rate(config: ImagenetConfig, step: int, steps_per_epoch: int) -> float:
