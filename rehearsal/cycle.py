@@ -43,7 +43,6 @@ __all__ = (
     "up",
 )
 
-PORT: Final = 4566
 NUM_WORKERS: Final = 2
 #: Every deploy of the rehearsal: no GPU, and a bucket that goes with it.
 SETTINGS: Final = {"preset": "cpu", "retain_bucket": "false"}
@@ -177,25 +176,7 @@ class Rehearsal:
         with steps.step("check the Docker Engine and what must be installed"):
             check_installed()
             check_space(self.engine, needed_gb=RUN_GB, what="the containers need")
-        with steps.step("start the local AWS and the image registry"):
-            gateway = self.engine.make_network(self.name)
-            store = ""
-            if registry.program():
-                store = registry.start(self.folder / "registry", name=self.name)
-            else:
-                steps.say("no docker-registry here: the nodes take the images from the engine")
-            aws = local_aws.start_detached(
-                self.folder / "aws",
-                host=gateway,
-                port=PORT,
-                containers=local_aws.Containers(
-                    name=self.name,
-                    engine=self.engine.address,
-                    network=self.name,
-                    registry=store,
-                ),
-            )
-            self._remember({"endpoint": aws.endpoint, "registry": store})
+        aws = self.start(steps)
         tag = content_tag(ROOT)
         docker = self.docker()
         with steps.step("build the images of head and worker"):
@@ -209,6 +190,31 @@ class Rehearsal:
             with steps.step(f"bring up the standing cluster: a head, {NUM_WORKERS} workers"):
                 self.trainctl("cluster", "up", "--nodes", str(NUM_WORKERS), "--yes")
         self._remember({"image_tag": tag})
+
+    def start(self, steps: Steps) -> LocalAws:
+        """Start the local AWS on a network of its own, and the image registry."""
+        with steps.step("start the local AWS and the image registry"):
+            gateway = self.engine.make_network(self.name)
+            store = ""
+            if registry.program():
+                store = registry.start(self.folder / "registry", name=self.name)
+            else:
+                steps.say("no docker-registry here: the nodes take the images from the engine")
+            aws = local_aws.start_detached(
+                self.folder / "aws",
+                host=gateway,
+                # MiniStack removes what an earlier one with the same port has left in the engine:
+                # with a fixed port, the containers of another checkout.
+                port=0,
+                containers=local_aws.Containers(
+                    name=self.name,
+                    engine=self.engine.address,
+                    network=self.name,
+                    registry=store,
+                ),
+            )
+            self._remember({"endpoint": aws.endpoint, "registry": store})
+        return aws
 
     def deploy(
         self, environment: Mapping[str, str], *, image_tag: str, settings: Mapping[str, str]

@@ -29,6 +29,9 @@ DEBIAN_PYTHON: Final = "3.11"
 WHEELS_IMAGE: Final = "ecs-train-wheels"
 #: Older images of each node that stay, so that going back to other sources builds nothing.
 KEPT: Final = 2
+#: Label of an image: name of the checkout that has built it. Not ``LABEL``, which its containers
+#: would inherit.
+BUILT_BY: Final = "ecs-train.built-by"
 REVISION_LABEL: Final = "org.opencontainers.image.revision"
 
 
@@ -47,8 +50,8 @@ class QuietDocker:
     log: Path
 
     def run(self, *arguments: str, capture: bool = False) -> str:
-        if arguments[0] == "run":
-            arguments = ("run", "--label", f"{LABEL}={self.name}", *arguments[1:])
+        if label := {"run": LABEL, "build": BUILT_BY}.get(arguments[0]):
+            arguments = (arguments[0], "--label", f"{label}={self.name}", *arguments[1:])
         try:
             output = commands.run(
                 [self.client, *arguments], environment=self.environment, folder=ROOT, log=self.log
@@ -59,7 +62,7 @@ class QuietDocker:
 
 
 def build(
-    engine: Engine, docker: publish.Docker, *, image_tag: str, say: Callable[[str], None]
+    engine: Engine, docker: QuietDocker, *, image_tag: str, say: Callable[[str], None]
 ) -> dict[str, str]:
     """Build both images, unless the engine has them; return their names there by node.
 
@@ -83,25 +86,25 @@ def build(
         arguments.append(f"TORCH_CPU_INDEX={index}")
     arguments.append(f"BASE_IMAGE={base}")
     publish.build(docker, targets=images, git_sha=git_sha, build_arguments=arguments)
-    if removed := _remove_older(engine, images):
+    if removed := _remove_older(engine, images, name=docker.name):
         say(f"{removed} images of earlier sources were removed from the Docker Engine")
     return images
 
 
-def _remove_older(engine: Engine, images: Mapping[str, str]) -> int:
-    """Remove what was built from earlier sources, but for the ``KEPT`` newest of each node; return
-    how many there were. The engine itself keeps those that a container uses."""
+def _remove_older(engine: Engine, images: Mapping[str, str], *, name: str) -> int:
+    """Remove what this checkout has built from earlier sources, except the ``KEPT`` newest images
+    of each node; return how many were removed. The engine keeps those that a container uses."""
+    own = ("image", "ls", "--filter", f"label={BUILT_BY}={name}")
     old: list[str] = []
     for built in images.values():
         repository = built.partition(":")[0]
         listed = engine(
-            *("image", "ls", "--filter", f"reference={repository}:content-*"),
+            *(*own, "--filter", f"reference={repository}:content-*"),
             *("--format", "{{.Repository}}:{{.Tag}}"),  # the newest one comes first
         )
         old += [image for image in listed.split() if image != built][KEPT:]
-    # Those that a newer one of the same sources has taken the name from.
-    unnamed = ("--filter", "dangling=true", "--filter", f"label={publish.LABEL}ray")
-    old += engine("image", "ls", "--quiet", *unnamed).split()
+    # Those whose name a newer image of the same sources has taken.
+    old += engine(*own, "--filter", "dangling=true", "--quiet").split()
     return sum(bool(engine("image", "rm", image, check=False)) for image in old)
 
 

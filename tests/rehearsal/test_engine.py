@@ -139,44 +139,50 @@ def test_images_are_built_unless_the_engine_has_them_of_this_commit(
 
 DOCKER = """\
 #!/bin/sh
-# An engine with a file per image, its name without the colon; "used" in it: by a container.
+# An engine with a folder per checkout and a file per image, its name without the colon; "used" in
+# it: by a container.
 cd "$(dirname "$0")/images"
+label=$(echo "$4" | sed 's/label=ecs-train.built-by=//')
 case "$*" in
-*dangling*label=ecs-train.ray*) ls | grep '^unnamed' ;;
+*dangling=true*) ls "$label" | grep '^unnamed' ;;
 *reference=*)
-    name=$(echo "$4" | sed 's/.*=//; s/:.*//')
-    ls -t | grep "^$name-content" | sed 's/-content/:content/' ;;
+    name=$(echo "$6" | sed 's/.*=//; s/:.*//')
+    ls -t "$label" | grep "^$name-content" | sed 's/-content/:content/' ;;
 "image rm "*)
-    file=$(echo "$3" | sed 's/:/-/')
+    file=$(ls -d */"$(echo "$3" | sed 's/:/-/')")
     ! grep -q used "$file" && rm "$file" && echo "$3" ;;
 *) exit 2 ;;
 esac
 """
 
 
-def test_older_images_are_removed_unless_a_container_uses_them(tmp_path: Path) -> None:
+def test_older_images_of_this_checkout_are_removed_unless_a_container_uses_them(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "docker"
     script.write_text(DOCKER)
     script.chmod(0o755)
     stored = tmp_path / "images"
-    stored.mkdir()
+    (stored / "this").mkdir(parents=True)
+    (stored / "another").mkdir()
     for age, number in enumerate([5, 4, 3, 2, 1]):
         for node in ("head", "worker"):
-            path = stored / f"ecs-train-{node}-content-{number}"
+            path = stored / "this" / f"ecs-train-{node}-content-{number}"
             path.write_text("used" if (node, number) == ("worker", 1) else "")
             os.utime(path, (0, 10**9 - age))
-    for other in ("ecs-train-wheels-1", "ecs-train-base-1", "ecs-train-head-mine", "unnamed"):
-        (stored / other).touch()
+            (stored / "another" / f"ecs-train-{node}-content-{number + 10}").touch()
+    (stored / "this" / "unnamed").touch()
+    (stored / "another" / "unnamed-too").touch()
     engine = Engine(client=str(script), address="unix:///nowhere")
     # What is built may be old: the engine had it, and only its label was renewed.
     built = {node: f"ecs-train-{node}:content-2" for node in ("head", "worker")}
-    assert images._remove_older(engine, built) == 4
-    kept = {path.name.removeprefix("ecs-train-") for path in stored.iterdir()}
+    assert images._remove_older(engine, built, name="this") == 4
+    kept = {path.name.removeprefix("ecs-train-") for path in (stored / "this").iterdir()}
     assert kept == {
         *("head-content-5", "head-content-4", "head-content-2"),
         *("worker-content-5", "worker-content-4", "worker-content-2", "worker-content-1"),
-        *("wheels-1", "base-1", "head-mine"),
     }
+    assert len([*(stored / "another").iterdir()]) == 11
 
 
 def test_a_registry_that_ends_at_once_says_why(

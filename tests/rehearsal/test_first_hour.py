@@ -26,7 +26,7 @@ import typer
 
 from contract import exits
 from contract.images import content_tag
-from rehearsal import cycle, images, local_aws, processes, registry
+from rehearsal import images, local_aws, processes, registry
 from rehearsal.cycle import Rehearsal
 from rehearsal.engine import EngineError
 from rehearsal.inventory import difference, inventory
@@ -231,7 +231,7 @@ def empty_aws(own: Rehearsal) -> LocalAws:
     return local_aws.start_detached(
         own.folder / "aws",
         host=own.engine.make_network(own.name),
-        port=cycle.PORT,
+        port=0,
         containers=local_aws.Containers(
             name=own.name, engine=own.engine.address, network=own.name, registry=""
         ),
