@@ -27,7 +27,7 @@ from benchmarks.output import report, say
 from contract.errors import InputError
 from training import metrics, optimizers
 from training.data import text
-from training.data.sequences import SequenceOrder
+from training.data.feed import SequenceOrder
 from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.loop import clip

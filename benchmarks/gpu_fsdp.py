@@ -29,7 +29,7 @@ from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES
 from training import metrics
 from training.data import PYTHON_HELP
-from training.data.sequences import SequenceOrder
+from training.data.feed import SequenceOrder
 from training.models import language_models, lora, memory, model_weights, pretrained
 from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import inputs, loop

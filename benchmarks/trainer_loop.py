@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from training.data.sequences import SequenceOrder
+from training.data.feed import SequenceOrder
 
 BETAS: Final = (0.9, 0.95)
 

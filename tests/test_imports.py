@@ -62,7 +62,6 @@ LAYERS: tuple[set[str], ...] = (
     {
         *("training.machine", "training.storage", "training.losses", "training.schedule"),
         *("training.optimizers", "training.network"),
-        "training.checkpoint.lease",  # stores of tokens have one too
     },
     {"training.record"},
     {"training.data", "training.models", "training.metrics"},

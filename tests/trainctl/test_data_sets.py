@@ -190,13 +190,10 @@ def test_a_mixture_has_the_address_of_each_of_its_data_sets(
         ("1 cats, 1 dogs", "--data dogs: s3://bucket has no such data set"),
         ("1 cats, 1 s3://other/text", "--data s3://other/text is in another bucket"),
         ("1 cats, 0 tiny-shakespeare", "weight 0 for tiny-shakespeare: give a positive number"),
-        ("tiny-shakespeare", "--stream is for text in S3, and --data is tiny-shakespeare"),
     ):
-        assert main([*fsdp, "--run", "other", "--stream", "--data", data]) == exits.BAD_INPUT
+        assert main([*fsdp, "--run", "other", "--data", data]) == exits.BAD_INPUT
         assert sentence in capsys.readouterr().err
     assert account.changes == changes
-    assert main([*fsdp, "--run", "other", "--stream", "--data", "cats"]) == exits.OK
-    assert command_of(account)[-3:] == ("--stream", "--data", "s3://bucket/data/cats/")
 
 
 def test_a_job_prefers_the_copy_in_the_bucket_to_a_download(account: Account, folder: Path) -> None:

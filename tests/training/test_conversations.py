@@ -15,8 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from contract.errors import InputError
 from training.data import vocabulary
 from training.data.conversations import ChatWriter, Message, content_of
-from training.data.feed import ChatFeed, feed_of
-from training.data.packing import NOTHING, best_fit
+from training.data.feed import NOTHING, ChatFeed, best_fit, feed_of
 from training.data.text import TokenStore, store_for
 from training.losses import IGNORE
 from training.models import pretrained, serving

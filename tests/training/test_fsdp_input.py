@@ -16,9 +16,9 @@ from tests.conftest import ROOT
 from training import launch, machine, optimizers
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.manifest import DamagedError
-from training.data import documents, mixture
+from training.data import documents, mixture, sources
+from training.data.feed import SequenceOrder
 from training.data.mixed_feed import feed_for
-from training.data.sequences import SequenceOrder
 from training.recipes import command
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp import loop as fsdp
@@ -233,9 +233,9 @@ def test_nodes_share_a_store_through_the_bucket(
 
 @pytest.mark.slow
 def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
-    s3_endpoint: str, tmp_path: Path
+    s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    del s3_endpoint, tmp_path
+    del s3_endpoint  # the environment points at it
     from training import storage
 
     storage.filesystem("s3://").mkdir("s3://texts")
@@ -244,6 +244,11 @@ def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
     storage.write_bytes("s3://texts/a/two.txt", b"two")
     storage.write_bytes("s3://texts/a/deep/one.jsonl", b'{"text": "one"}')
     storage.write_bytes("s3://texts/a/picture.png", b"no text")
+    # Text and tokens are 36 bytes together.
+    monkeypatch.setattr(sources, "bytes_free", lambda: 35)
+    with pytest.raises(InputError, match=r"use hosts with a larger disk"):
+        documents.text_files("s3://texts/a")
+    monkeypatch.setattr(sources, "bytes_free", lambda: 36)
     found = documents.text_files("s3://texts/a/")
     assert [path.read_bytes() for path in found] == [b'{"text": "one"}', b"two"]
 

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import processes
 from contract.errors import InputError
 from tests import forks
-from training.data.sequences import positions_in_documents
+from training.data.feed import positions_in_documents
 from training.models import language_models, lora, model_weights
 from training.models.language_models import WithLoss
 from training.recipes.fsdp import loop

@@ -28,7 +28,7 @@ from tests.training.test_local_runs import DIGITS, Command, launcher
 from training import launch, storage
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.lease import HeldError, Holder, Lease, LostError, newest_number
+from training.checkpoint.lease import Holder, Lease, LostError, newest_number
 from training.runtime.torchrun import TorchrunWorker
 
 TAKE = """
@@ -140,15 +140,6 @@ def test_a_job_follows_itself_and_takes_a_run_over_once(
     # The same words, once more, because its head was started again.
     with pytest.raises(InputError, match="is being trained by job third"):
         Lease.take(run, take_over=True)
-
-
-def test_what_any_node_of_a_job_may_write_another_one_does_not_take(
-    run: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere(run, 1, job="mine")
-    monkeypatch.setenv(ENV_JOB, "mine")
-    with pytest.raises(HeldError, match="by job mine"):
-        Lease.take(run, one_per_job=False)
 
 
 def test_who_lost_the_run_hears_of_it_and_writes_no_lease(run: str) -> None:

@@ -1,16 +1,14 @@
 """Proves that rows are read from the kinds of files that data sets come as, and what is none of
 them is refused with the place."""
 
-import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract.errors import InputError
-from training.data import documents, rows, text, vocabulary
+from training.data import documents
 from training.data.conversations import Message
 
 ROWS = [{"text": f'number {i}: [a], {{b}} and "c\\"\n', "more": {"é": [i]}} for i in range(40)]
@@ -36,14 +34,14 @@ def read(file: Path, field: str = "text") -> list[Any]:
 def test_json_is_read_a_row_at_a_time(
     content: str, at_a_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "READ_BYTES", at_a_time)
+    monkeypatch.setattr(documents, "READ_BYTES", at_a_time)
     (tmp_path / "a.json").write_text(content)
     assert read(tmp_path / "a.json") == TEXTS
 
 
-def test_only_what_is_read_of_a_list_must_be_there() -> None:
-    content = io.StringIO('[{"text": "one"}, {"text": "two"}, nonsense')
-    found: Iterator[Any] = rows.of_json(content, "a.json", "text")
+def test_only_what_is_read_of_a_list_must_be_there(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('[{"text": "one"}, {"text": "two"}, nonsense')
+    found = documents.documents([tmp_path / "a.json"], "text", None)
     assert [next(found), next(found)] == ["one", "two"]
 
 
@@ -135,23 +133,6 @@ def test_a_table_of_another_kind_is_refused_and_not_taken_for_text(source: str) 
 )
 def test_the_kind_of_a_file_is_the_last_of_its_suffixes(name: str, kind: str) -> None:
     assert documents.kind_of(name) == kind
-
-
-def test_what_was_text_before_it_was_rows_has_another_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class SeenError(Exception):
-        """The marks that a key is made of."""
-
-    def key_of(marks: list[str], *_: Any, **__: Any) -> str:
-        raise SeenError(*marks)
-
-    monkeypatch.setattr(text, "key_of", key_of)
-    monkeypatch.setattr(vocabulary, "read", lambda *_, **__: None)
-    for name, start in (("a.json", "rows:a.json:"), ("a.jsonl", "a.jsonl:")):
-        (tmp_path / name).write_text('{"text": "one"}\n')
-        with pytest.raises(SeenError, match=f"^{start}"):
-            text.store_for(str(tmp_path / name), tmp_path, held_out_every=2)
 
 
 def test_the_parts_of_a_message_are_joined_where_they_are_text(tmp_path: Path) -> None:

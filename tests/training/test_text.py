@@ -18,8 +18,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from contract.errors import InputError
-from training.data import store_info, text
-from training.data.sequences import SequenceOrder, positions_in_documents
+from training.data import text
+from training.data.feed import SequenceOrder, positions_in_documents
 from training.data.text import TokenStore, store_for
 
 WORDS = ["<|endoftext|>", "[unknown]", *(f"w{i}" for i in range(98))]
@@ -154,6 +154,21 @@ def test_progress_goes_up_to_the_whole(corpus: Path, tokenizer: Path) -> None:
     assert seen[-1] == (corpus.stat().st_size,) * 2
 
 
+def test_tokens_go_to_the_disk_while_the_text_is_read(tmp_path: Path, tokenizer: Path) -> None:
+    sizes: list[int] = []
+
+    def report(_done: int, _total: int) -> None:
+        parts = (tmp_path / "cache" / "tokens").glob(f".*/{text.TRAIN_FILE}")
+        sizes.append(sum(part.stat().st_size for part in parts))
+
+    path = tmp_path / "long.txt"
+    path.write_text("\n\n".join(document(i) for i in range(5000)))
+    store = store_for(str(path), tokenizer, held_out_every=10, report=report)
+    # Before the last document: all but two rounds of the tokenizer, of 1,024 documents of 6 tokens
+    # of 2 bytes.
+    assert store.train.nbytes - sizes[-2] < 2 * 1024 * 6 * 2
+
+
 def _empty(path: Path, _tokenizer: Path) -> None:
     path.write_text("\n \n\n")
 
@@ -221,7 +236,7 @@ def test_a_damaged_store_is_named_with_what_to_remove(corpus: Path, tokenizer: P
     (folder / text.TRAIN_FILE).write_bytes(b"123")
     with pytest.raises(InputError, match=r"has 3 bytes instead of 432: .* remove"):
         TokenStore.open(folder)
-    (folder / store_info.STORE_FILE).write_text("{")
+    (folder / text.STORE_FILE).write_text("{")
     with pytest.raises(InputError, match="is no token store"):
         TokenStore.open(folder)
 

@@ -106,7 +106,6 @@ def test_stores_of_tokens(tmp_path: Path) -> None:
     for name, count in (("train.bin", 64), ("held-out.bin", 16)):
         np.zeros(count, np.uint16).tofile(tmp_path / name)
     info = {
-        "format": 1,
         "key": "k",
         "tokenizer": "t",
         "vocab_size": 256,

@@ -1,4 +1,4 @@
-"""Who may write a run, or build a store of tokens: one process at a time, which holds its lease.
+"""The lease of a run: one process at a time may write it.
 
     <folder>/leases/00000007.json   who holds it, and when that was last confirmed
 
@@ -6,8 +6,7 @@ The highest number counts. It is taken by creating its file, which the storage l
 and no second one; its holder confirms it every few seconds, and no other process writes that file.
 So a process that stalls and comes back finds a higher number, and stops. A number is never removed,
 so that it is never given twice. It is also part of a checkpoint's name: what a holder of an earlier
-lease is still writing lies apart from what its successor writes. A store has no need of that: each
-process that builds it writes the same bytes.
+lease is still writing lies apart from what its successor writes.
 """
 
 import contextlib
@@ -27,10 +26,6 @@ from contract.runs import LEASES_DIR, RunPaths
 from contract.text import duration
 from contract.times import LEASE_RENEW_S, LEASE_S
 from training import machine, storage
-
-
-class HeldError(InputError):
-    """Another process holds the lease."""
 
 
 class LostError(InputError):
@@ -87,9 +82,9 @@ class Holder:
     def as_json(self) -> bytes:
         return json.dumps(asdict(self), indent=1).encode()
 
-    def is_gone(self, own: "Holder", *, one_per_job: bool) -> bool:
+    def is_gone(self, own: "Holder") -> bool:
         """Whether it cannot write any more, as far as can be told at once."""
-        if self.released or (one_per_job and self.job and self.job == own.job):
+        if self.released or (self.job and self.job == own.job):
             return True
         if not self.machine or self.machine != own.machine:
             return False
@@ -123,7 +118,6 @@ class Lease:
         uri: str,
         *,
         take_over: bool = False,
-        one_per_job: bool = True,
         clock: Callable[[], float] = time.time,
     ) -> Self:
         """Take the lease of a folder, which need not exist yet.
@@ -131,22 +125,19 @@ class Lease:
         Args:
             take_over: also from a holder that is still there. A job does that once: started again
                 after it lost the run to another one, it leaves the run alone.
-            one_per_job: only one process of a job at a time takes this lease, its head: what an
-                earlier one held is free at once. False: any of its nodes may.
             clock: Unix time in seconds.
 
         Raises:
-            HeldError: another process holds it.
+            InputError: another process holds it.
         """
         own = Holder.here(clock())
         while True:
             number = newest_number(uri)
             if number:
                 other = _read(uri, number)
-                is_gone = other.is_gone(own, one_per_job=one_per_job)
-                held = not is_gone and clock() - other.confirmed < LEASE_S
+                held = not other.is_gone(own) and clock() - other.confirmed < LEASE_S
                 if held and (not take_over or _had(uri, number, own.job)):
-                    raise HeldError(_refusal(uri, other, clock()))
+                    raise InputError(_refusal(uri, other, clock()))
             if storage.create_bytes(_file(uri, number + 1), own.as_json()):
                 return cls(uri, number + 1, own, clock=clock)
 

@@ -6,114 +6,51 @@ a row may also hold a conversation (``training.data.conversations``). ``training
 tokens of them.
 """
 
+import csv
 import gzip
 import hashlib
 import io
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Final, TypeVar, cast
 
 from contract.errors import InputError
 from contract.text import byte_size
 from training import storage
-from training.data import PYTHON_HELP, catalog, hub_text, rows, sources
-from training.data.rows import MAX_CHARACTERS, READ_BYTES, TOO_LONG, Content
-from training.storage import UnreachableError
+from training.data import PYTHON_HELP, catalog, hub_text, sources
+from training.data.conversations import MESSAGES, Conversation, columns_of, content_of
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")
-#: Of a folder, those of the first kinds that it has are read: many have others that describe them.
+#: A folder is read for the first of these groups that it has: a .csv or .json beside other files
+#: often just describes them.
 _TIERS: Final = (KINDS, (".csv", ".csv.gz"), (".json", ".json.gz"))
 _ALL_KINDS: Final = tuple(kind for tier in _TIERS for kind in tier)
 #: Tables that would be taken for text where they are given by name.
 _UNREAD: Final = ("tsv", "xls", "xlsx", "arrow", "feather", "orc", "avro")
 _ROWS: Final = ("jsonl", "json", "csv")
 _BATCH_DOCUMENTS: Final = 1024
+#: Limit of a document, because it is in memory as a whole.
+MAX_CHARACTERS: Final = 1 << 28
+_TOO_LONG: Final = (
+    f"the text has a {{}} of more than {MAX_CHARACTERS:,} characters. In .txt files an empty line "
+    "ends a document; or give .jsonl, with a document a line"
+)
+#: Read at a time.
+READ_BYTES: Final = 4 << 20
 
+_BATCH_ROWS: Final = 1024
+#: Where JSON is cut off, the decoder reports an error at most this far from the end.
+_LONGEST_WORD: Final = 16
+
+Content = str | Conversation
 _Content = TypeVar("_Content")
 
 Report = Callable[[int, int], None]
-"""Is called with the bytes read so far and the bytes to read."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RemoteFile:
-    """A file in S3 that is read through the network, and never kept as a whole."""
-
-    address: str
-    size: int
-    """Bytes."""
-    etag: str
-    """Tells one content from another. A file that is replaced while it is read is an error."""
-
-    @property
-    def name(self) -> str:
-        return self.address.rpartition("/")[2]
-
-    def open(self) -> IO[bytes]:
-        """
-        Raises:
-            InputError: it is gone or has been replaced, which reading also finds.
-            UnreachableError: S3 does not answer, which reading also finds.
-        """
-        with self.reading():
-            fs = storage.filesystem(self.address)
-            found: Any = fs.open(self.address, "rb", block_size=READ_BYTES)
-            # From here on, S3 itself refuses to read on in another content (If-Match).
-            if self.etag and found.details["ETag"] != self.etag:
-                raise self._replaced()
-        return io.BufferedReader(_RemoteReads(self, found))
-
-    @contextmanager
-    def reading(self) -> Iterator[None]:
-        try:
-            with storage.reading(self.address):
-                yield
-        except FileNotFoundError:
-            raise self._replaced() from None
-        except UnreachableError as error:
-            if type(error.__cause__).__name__ == "FileExpired":  # s3fs's, for a failed If-Match
-                raise self._replaced() from None
-            raise
-
-    def _replaced(self) -> InputError:
-        return InputError(
-            f"{self} has been replaced since the run began, or removed: start the run again"
-        )
-
-    def __str__(self) -> str:
-        return self.address
-
-
-class _RemoteReads(io.RawIOBase):
-    """Tells a store that does not answer from a file whose content is damaged."""
-
-    def __init__(self, file: RemoteFile, content: Any) -> None:
-        self._file, self._content = file, content
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        with self._file.reading():
-            return int(self._content.readinto(buffer))
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        return int(self._content.seek(offset, whence))
-
-    def tell(self) -> int:
-        return int(self._content.tell())
-
-    def close(self) -> None:
-        self._content.close()
-        super().close()
+"""Called with the bytes read so far and the bytes to read."""
 
 
 def text_files(source: str, report: Report | None = None) -> list[Path]:
@@ -175,38 +112,28 @@ def kind_of(name: str) -> str:
     return plain.rpartition(".")[2]
 
 
-def remote_files(source: str) -> list[RemoteFile]:
-    """The files of a text in S3, sorted by their keys.
+def _s3_files(source: str) -> list[Path]:
+    """The files of a text in S3, sorted by their keys and brought into the node's cache.
 
     Raises:
-        InputError: there is nothing at ``source``, or nothing of a kind that can be read, or it
-            may not be read.
+        InputError: there is no text at ``source``, it may not be read, or the disk is too small.
         UnreachableError: S3 does not answer.
     """
     with storage.given(source):
-        found = storage.filesystem(source).find(source.rstrip("/"), detail=True)
-    return [
-        RemoteFile(address=f"s3://{key}", size=int(each["size"]), etag=str(each["ETag"]))
-        for key, each in ((key, found[key]) for key in _texts_of(sorted(found), source))
-    ]
-
-
-def _s3_files(source: str) -> list[Path]:
-    files = remote_files(source)
-    places = [each.address.rpartition("/") for each in files]
+        found = storage.filesystem(source).find(source, detail=True)
+    folders = {key: f"s3://{key}".rpartition("/")[::2] for key in _texts_of(sorted(found), source)}
     missing = sum(
-        max(0, each.size - sources.bytes_here(folder, name))
-        for each, (folder, _, name) in zip(files, places, strict=True)
+        max(0, int(found[key]["size"]) - sources.bytes_here(folder, name))
+        for key, (folder, name) in folders.items()
     )
     # Tokens of two or four bytes are about as large as the text, or half.
     if (free := sources.bytes_free()) < 2 * missing:
         raise InputError(
             f"{source} has {byte_size(missing)} of text that is not here yet, which takes about as "
-            f"much again as tokens, and {sources.cache_dir()} has {byte_size(free)} free: give "
-            "--stream, which keeps only a small part of it on the disk at a time (only text: "
-            "conversations need hosts with a larger disk)"
+            f"much again as tokens, and {sources.cache_dir()} has {byte_size(free)} free: use "
+            "hosts with a larger disk (root_volume_gib), or train on a part of the text"
         )
-    return [sources.local_files(folder, [name])[0] for folder, _, name in places]
+    return [sources.local_files(folder, [name])[0] for folder, name in folders.values()]
 
 
 def _python_help() -> Path:
@@ -222,22 +149,20 @@ def _python_help() -> Path:
     return file
 
 
-def documents(
-    files: Sequence[Path | RemoteFile], field: str, report: Report | None
-) -> Iterator[Content]:
+def documents(files: Sequence[Path], field: str, report: Report | None) -> Iterator[Content]:
     """The documents or conversations of all files, in order; only one is in memory.
 
     Raises:
         InputError: a file cannot be read, or a line or a row holds neither.
     """
-    total = sum(map(_size, files))
+    total = sum(file.stat().st_size for file in files)
     done = 0
     for file in files:
         is_table = kind_of(file.name) == "parquet"  # is read here and there
         try:
             with ExitStack() as stack:
-                raw = stack.enter_context(_open(file))
-                for document in _contents(raw, file, field, stack):
+                raw = stack.enter_context(file.open("rb"))
+                for document in _contents_of(raw, file, field, stack):
                     yield document
                     if report and not is_table:
                         report(done + raw.tell(), total)
@@ -247,35 +172,33 @@ def documents(
             ) from None
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"{file} cannot be read: {error}; fetch it again") from None
-        done += _size(file)
+        done += file.stat().st_size
         if report:
             report(done, total)
 
 
-def _contents(
-    raw: IO[bytes], file: Path | RemoteFile, field: str, stack: ExitStack
-) -> Iterator[Content]:
+def _contents_of(raw: IO[bytes], file: Path, field: str, stack: ExitStack) -> Iterator[Content]:
     kind, name = kind_of(file.name), str(file)
     if kind == "parquet":
-        return rows.of_parquet(raw, name, field)
+        return _of_parquet(raw, name, field)
     is_packed = file.name.partition("?")[0].lower().endswith(".gz")
     content = stack.enter_context(gzip.GzipFile(fileobj=raw)) if is_packed else raw
-    # Of rows: some programs put a byte-order mark before them.
+    # Some programs put a byte-order mark before rows.
     encoding = "utf-8-sig" if kind in _ROWS else "utf-8"
     text = stack.enter_context(io.TextIOWrapper(cast("IO[bytes]", content), encoding))
     match kind:
         case "jsonl":
-            return rows.of_json_lines(_lines(text), name, field)
+            return _of_json_lines(_lines(text), name, field)
         case "json":
-            return rows.of_json(text, name, field)
+            return _of_json(text, name, field)
         case "csv":
-            return rows.of_csv(_lines(text), name, field)
+            return _of_csv(_lines(text), name, field)
         case _:
             return _paragraphs(_lines(text))
 
 
 def batches(contents: Iterable[_Content]) -> Iterator[list[_Content]]:
-    """As many at a time as the tokenizer works on with all processors."""
+    """Group contents, so that the tokenizer has work for all processors."""
     batch: list[_Content] = []
     for each in contents:
         batch.append(each)
@@ -286,18 +209,10 @@ def batches(contents: Iterable[_Content]) -> Iterator[list[_Content]]:
         yield batch
 
 
-def _size(file: Path | RemoteFile) -> int:
-    return file.size if isinstance(file, RemoteFile) else file.stat().st_size
-
-
-def _open(file: Path | RemoteFile) -> IO[bytes]:
-    return file.open() if isinstance(file, RemoteFile) else file.open("rb")
-
-
 def _lines(text: IO[str]) -> Iterator[str]:
     while line := text.readline(MAX_CHARACTERS + 1):
         if len(line) > MAX_CHARACTERS:
-            raise InputError(TOO_LONG.format("line"))
+            raise InputError(_TOO_LONG.format("line"))
         yield line
 
 
@@ -308,7 +223,7 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
     for line in lines:
         size = size + len(line) if block else len(line)
         if size > MAX_CHARACTERS:
-            raise InputError(TOO_LONG.format("document"))
+            raise InputError(_TOO_LONG.format("document"))
         if "\0" in line:
             raise InputError("the text holds zero bytes: it is binary, or not UTF-8")
         if line.strip():
@@ -318,3 +233,147 @@ def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
             block = []
     if block:
         yield "".join(block).rstrip("\n")
+
+
+# --- rows -----------------------------------------------------------------------------------------
+def _of_parquet(content: IO[bytes], name: str, field: str) -> Iterator[Content]:
+    """Read the text columns of a Parquet table, a thousand rows at a time.
+
+    Args:
+        content: the file.
+        name: what an error calls it.
+        field: what ``--text-field`` asks for.
+
+    Raises:
+        InputError: it is no table, or has no such column.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.ParquetFile(content, buffer_size=READ_BYTES)
+        columns = _columns(table.schema_arrow.names, name, field)
+        batches = table.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
+        yield from _contents((row for each in batches for row in each.to_pylist()), name, field)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{name} cannot be read: {error}") from None
+
+
+def _of_csv(lines: Iterable[str], name: str, field: str) -> Iterator[Content]:
+    """Read the text columns of a CSV table, whose first row names the columns.
+
+    Raises:
+        InputError: it is no such table, or has no such column.
+    """
+    csv.field_size_limit(MAX_CHARACTERS)
+    table = csv.reader(lines, strict=True)
+    try:
+        names = next(table, [])
+        if (column := _columns(names, name, field)[0]) in MESSAGES and column != field:
+            raise InputError(
+                f"{name} has messages written as text: write them as .jsonl or .parquet, where "
+                "they are lists of objects"
+            )
+        for values in table:
+            where = f"{name}, line {table.line_num}"
+            if not values:  # an empty line
+                continue
+            if len(values) != len(names):
+                raise InputError(f"{where}: {len(values)} values for {len(names)} columns")
+            if content := _content(dict(zip(names, values, strict=True)), field, where):
+                yield content
+    except csv.Error as error:
+        raise InputError(f"{name}, line {table.line_num}: no CSV: {error}") from None
+
+
+def _of_json(text: IO[str], name: str, field: str) -> Iterator[Content]:
+    """Read the objects of a list, or objects that follow each other; one is in memory at a time.
+
+    Raises:
+        InputError: it is no JSON, or an object holds neither document nor conversation.
+    """
+    yield from _contents(_values(text, name), name, field)
+
+
+def _of_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Content]:
+    """Read the objects of lines.
+
+    Raises:
+        InputError: a line has none, or one that holds neither document nor conversation.
+    """
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if content := _content(row, field, f"{name}, line {number}"):
+            yield content
+
+
+def _columns(names: Sequence[str], name: str, field: str) -> list[str]:
+    if columns := columns_of(names, field):
+        return columns
+    raise InputError(
+        f"{name} has no column {field!r} but {', '.join(names)}: give --text-field one of them"
+    )
+
+
+def _contents(values: Iterable[Any], name: str, field: str) -> Iterator[Content]:
+    for number, row in enumerate(values, start=1):
+        if content := _content(row, field, f"{name}, row {number}"):
+            yield content
+
+
+def _content(row: Any, field: str, where: str) -> Content | None:
+    if not isinstance(row, Mapping):
+        raise InputError(f"{where}: no JSON object")
+    try:
+        return content_of(row, field)
+    except ValueError as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _values(text: IO[str], name: str) -> Iterator[Any]:
+    """The values of a list, or those that follow each other."""
+    decoder, rest, at, number = json.JSONDecoder(), "", 0, 1
+    is_list: bool | None = None
+    while True:
+        while at < len(rest) and (rest[at].isspace() or (is_list and rest[at] == ",")):
+            at += 1
+        if at < len(rest) and is_list is None:
+            is_list = rest[at] == "["
+            at += is_list
+            continue
+        if is_list and rest[at : at + 1] == "]":
+            is_list, at = None, at + 1  # and another list may follow
+            continue
+        wrong = "the list does not end" if is_list else ""
+        if at < len(rest):
+            try:
+                value, at = decoder.raw_decode(rest, at)
+            except (ValueError, RecursionError) as error:
+                wrong = f"row {number} is no JSON: {getattr(error, 'msg', error)}"
+                if not _is_cut(error, len(rest)):
+                    raise InputError(f"{name}: {wrong}") from None
+            else:
+                yield value
+                number += 1
+                continue
+        if len(rest) - at > MAX_CHARACTERS:
+            raise InputError(_TOO_LONG.format("row"))
+        # Twice as much each time, or a long row would be parsed again and again.
+        more = text.read(max(READ_BYTES, len(rest) - at))
+        if not more and wrong:
+            raise InputError(f"{name}: {wrong}")
+        if not more:
+            return
+        rest, at = rest[at:] + more, 0
+
+
+def _is_cut(error: Exception, length: int) -> bool:
+    """True if more text may make the JSON valid."""
+    return isinstance(error, json.JSONDecodeError) and (
+        error.msg.startswith("Unterminated string") or error.pos + _LONGEST_WORD > length
+    )

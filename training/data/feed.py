@@ -1,23 +1,60 @@
-"""What each step of a language model trains on, from a store of text or of conversations."""
+"""The sequences of each step of a language model, from a store of text or of conversations.
 
-from dataclasses import replace
+Text is cut into windows of one length; conversations are packed into sequences, none is torn apart,
+and none sees another. The batch of a step is a function of only the step and the seed.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
-from training.data.packing import NOTHING, Batch, Packs
-from training.data.sequences import (
-    SequenceOrder,
-    Shuffle,
-    Tokens,
-    endless,
-    positions_in_documents,
-    share,
-    windows,
-)
-from training.data.text import TokenStore
+from training.data.text import Part, Tokens, TokenStore
 from training.losses import IGNORE
+
+#: Stands for a sequence that holds nothing.
+NOTHING: Final = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Batch:
+    """Sequences, and the labels that are learned."""
+
+    tokens: Tokens
+    """``[num_sequences, seq_len + 1]``: inputs and labels overlap in all but one."""
+    labels: Tokens | None = None
+    """``[num_sequences, seq_len]``, ``IGNORE`` where nothing is learned; None: all tokens are."""
+    positions: Tokens | None = None
+    """Positions of the inputs in their documents, ``[num_sequences, seq_len]``; None: attention
+    reaches over the whole sequence."""
+    num_labels: int
+    """Labels that are learned."""
+    num_tokens: int
+    """Inputs that are not padding."""
+
+    def parts(self, num: int) -> "list[Batch]":
+        """Split into ``num`` batches of equally many sequences."""
+        size = len(self.tokens) // num
+        found = []
+        for first in range(0, num * size, size):
+            rows = slice(first, first + size)
+            labels = None if self.labels is None else self.labels[rows]
+            found.append(
+                Batch(
+                    tokens=self.tokens[rows],
+                    labels=labels,
+                    positions=None if self.positions is None else self.positions[rows],
+                    num_labels=self.num_labels // num
+                    if labels is None
+                    else int((labels != IGNORE).sum()),
+                    num_tokens=self.num_tokens // num,
+                )
+            )
+        return found
 
 
 class TextFeed:
@@ -36,7 +73,6 @@ class TextFeed:
             seq_len=seq_len,
             global_batch=global_batch,
             seed=seed,
-            shuffle=store.shuffle(seq_len),
         )
         self.isolates = isolates
         self.num_sequences = self._order.num_sequences
@@ -46,14 +82,14 @@ class TextFeed:
         self.num_held_out = max(0, (len(store.held_out) - 1) // seq_len)
         """Sequences of the held-out part."""
         self.notes: list[str] = []
-        """What a person should know about the data, in sentences."""
+        """Notes for the user about the data, a sentence each."""
 
     def step(self, step: int, *, rank: int, world_size: int) -> Batch:
         """A worker's part of a step."""
         return self.batch(share(self._order.sequences(step), rank=rank, world_size=world_size))
 
     def num_labels(self, step: int) -> int:
-        """What all workers learn in a step."""
+        """Number of labels that all workers learn in a step."""
         return self.num_labels_of(self._order.sequences(step))
 
     def endless(self, places: Tokens) -> Tokens:
@@ -61,22 +97,22 @@ class TextFeed:
         return endless(self._order.order, places)
 
     def num_labels_of(self, sequences: Tokens) -> int:
-        """What is learned of some sequences."""
+        """Number of labels that are learned in some sequences."""
         return len(sequences) * self._seq_len
 
     def batch(self, sequences: Tokens) -> Batch:
-        """Some sequences of the training part."""
-        return self._batch(self._store.windows(sequences, self._seq_len))
+        """Read sequences of the training part."""
+        return self._batch(windows(self._store.train, sequences, self._seq_len))
 
     def held_out(self, sequences: Tokens) -> Batch:
-        """Some of the held-out sequences; ``NOTHING`` stands for one that does not count."""
+        """Read held-out sequences; ``NOTHING`` stands for one that does not count."""
         rows = windows(self._store.held_out, np.maximum(sequences, 0), self._seq_len)
         batch = self._batch(rows)
         num = int((sequences != NOTHING).sum()) * self._seq_len
         return Batch(tokens=batch.tokens, positions=batch.positions, num_labels=num, num_tokens=num)
 
     def held_out_labels(self, num: int) -> npt.NDArray[np.integer]:
-        """What is learned of the first ``num`` held-out sequences, ids."""
+        """Ids of the labels that are learned in the first ``num`` held-out sequences."""
         return self._store.held_out[1 : 1 + num * self._seq_len]
 
     def _batch(self, tokens: Tokens) -> Batch:
@@ -165,7 +201,7 @@ class ChatFeed:
         return self.batch(share(self.sequences(step), rank=rank, world_size=world_size))
 
     def num_labels(self, step: int) -> int:
-        """What all workers learn in a step."""
+        """Number of labels that all workers learn in a step."""
         return self.num_labels_of(self.sequences(step))
 
     def endless(self, places: Tokens) -> Tokens:
@@ -173,22 +209,22 @@ class ChatFeed:
         return endless(self._order, places)
 
     def num_labels_of(self, sequences: Tokens) -> int:
-        """What is learned of some sequences."""
+        """Number of labels that are learned in some sequences."""
         return self._train.num_labels(sequences)
 
     def batch(self, sequences: Tokens) -> Batch:
-        """Some sequences of the training part; ``NOTHING`` is one of padding."""
+        """Read sequences of the training part; ``NOTHING`` is one of padding."""
         return self._placed(self._train.batch(sequences))
 
     def held_out(self, sequences: Tokens) -> Batch:
-        """Some of the held-out sequences; ``NOTHING`` stands for one that does not count."""
+        """Read held-out sequences; ``NOTHING`` stands for one that does not count."""
         return self._placed(self._held_out.batch(sequences))
 
     def _placed(self, batch: Batch) -> Batch:
         return batch if self.isolates else replace(batch, positions=None)
 
     def held_out_labels(self, num: int) -> npt.NDArray[np.integer]:
-        """What is learned of the first ``num`` held-out sequences, ids."""
+        """Ids of the labels that are learned in the first ``num`` held-out sequences."""
         found = [self._held_out.batch(np.array([each])).labels for each in range(num)]
         return np.concatenate([each[each != IGNORE] for each in found if each is not None])
 
@@ -202,7 +238,7 @@ def feed_of(
     isolates: bool = False,
     packs: bool = True,
 ) -> TextFeed | ChatFeed:
-    """What belongs to the content of a store.
+    """Feed for the content of a store, text or conversations.
 
     Args:
         isolates: attention stays within a document of text.
@@ -214,3 +250,234 @@ def feed_of(
     if store.info.is_chat:
         return ChatFeed(store, seq_len=seq_len, global_batch=global_batch, seed=seed, packs=packs)
     return TextFeed(store, seq_len=seq_len, global_batch=global_batch, seed=seed, isolates=isolates)
+
+
+# --- windows of text ----------------------------------------------------------------------------
+class Shuffle:
+    """All of them shuffled: a function of only the seed and the epoch."""
+
+    def __init__(self, *, seed: int, num: int) -> None:
+        self.num, self._seed = num, seed
+        self._epoch = -1
+        self._order: npt.NDArray[np.signedinteger] = np.zeros(0, np.int64)
+
+    def pick(self, epoch: int, places: Tokens) -> Tokens:
+        # Kept, because every step of the epoch asks for it.
+        if epoch != self._epoch:
+            self._epoch = epoch
+            # Half the memory of int64, and the same order.
+            numbers = np.arange(self.num, dtype=np.int32 if self.num < 2**31 else np.int64)
+            self._order = np.random.default_rng([self._seed, epoch]).permutation(numbers)
+        return self._order[places].astype(np.int64)
+
+
+def endless(order: Shuffle, places: Tokens) -> Tokens:
+    """Items at these places where epochs follow each other without end."""
+    epochs, within = np.divmod(places, order.num)
+    found = np.empty_like(places)
+    for epoch in np.unique(epochs).tolist():
+        own = epochs == epoch
+        found[own] = order.pick(epoch, within[own])
+    return found
+
+
+class SequenceOrder:
+    """Numbers of the sequences of each step: a function of only the step and the seed.
+
+    Sequence ``i`` is tokens ``[i * seq_len, (i + 1) * seq_len]``, both ends included: the last
+    token of one is the first of the next, as label there and as input here. What does not fill a
+    sequence or a step is left out, another part in each epoch.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_tokens: int,
+        seq_len: int,
+        global_batch: int,
+        seed: int,
+    ) -> None:
+        """
+        Args:
+            global_batch: sequences per optimizer update, over all workers.
+
+        Raises:
+            InputError: they do not fill a step.
+        """
+        self.seq_len, self.global_batch = seq_len, global_batch
+        self.num_sequences = max(0, (num_tokens - 1) // seq_len)
+        if self.num_sequences < global_batch:
+            raise InputError(
+                f"{num_tokens:,} tokens are {self.num_sequences} sequences of {seq_len}, "
+                f"fewer than the {global_batch} of one step: give more text, or a smaller "
+                "batch or sequence"
+            )
+        self.order = Shuffle(seed=seed, num=self.num_sequences)
+        self.steps_per_epoch = self.num_sequences // global_batch
+
+    def sequences(self, step: int) -> Tokens:
+        """Indices of the sequences of ``step`` (0 is the first), ``[global_batch]``."""
+        epoch, within = divmod(step, self.steps_per_epoch)
+        return self.order.pick(epoch, within * self.global_batch + np.arange(self.global_batch))
+
+    def batch(self, tokens: npt.NDArray[Any], step: int, *, rank: int, world_size: int) -> Tokens:
+        """A worker's part of a step, ``[global_batch / world_size, seq_len + 1]``.
+
+        Inputs are ``[:, :-1]``, labels ``[:, 1:]``.
+        """
+        mine = share(self.sequences(step), rank=rank, world_size=world_size)
+        return windows(tokens, mine, self.seq_len)
+
+
+def windows(tokens: npt.NDArray[Any], sequences: Tokens, seq_len: int) -> Tokens:
+    """Cut sequences out of a row of tokens, ``[len(sequences), seq_len + 1]``."""
+    picked: Tokens = tokens[sequences[:, None] * seq_len + np.arange(seq_len + 1)].astype(np.int64)
+    return picked
+
+
+def share(sequences: Tokens, *, rank: int, world_size: int) -> Tokens:
+    """A worker's part of a step's sequences.
+
+    Raises:
+        InputError: the workers cannot all have as many.
+    """
+    if len(sequences) % world_size:
+        raise InputError(
+            f"a global batch of {len(sequences)} sequences cannot be shared by {world_size} "
+            "workers: choose a multiple"
+        )
+    return sequences[rank::world_size]
+
+
+def positions_in_documents(inputs: Tokens, end_of_text: int) -> Tokens:
+    """Position of each token within its document, ``inputs``'s shape; a sequence's first is 0.
+
+    Models that are given these instead of a running count attend only within a document.
+    """
+    place = np.broadcast_to(np.arange(inputs.shape[1]), inputs.shape)
+    begins = np.zeros_like(inputs)
+    begins[:, 1:] = np.where(inputs[:, :-1] == end_of_text, place[:, 1:], 0)
+    inside: Tokens = place - np.maximum.accumulate(begins, axis=1)
+    return inside
+
+
+# --- packs of conversations ---------------------------------------------------------------------
+class Packs:
+    """The conversations of a store in sequences of one length, each whole and once.
+
+    Which lie together depends only on their lengths: the longest are placed first, each where it
+    leaves the least room (best fit, decreasing). What is longer than a sequence loses its end.
+    """
+
+    def __init__(self, part: Part, *, seq_len: int, padding: int, shares: bool = True) -> None:
+        """
+        Args:
+            padding: id of the token that fills a sequence up.
+            shares: several may lie in a sequence.
+        """
+        self._part, self._seq_len, self._padding = part, seq_len, padding
+        lengths = np.diff(part.starts)
+        self.num_cut = int((lengths > seq_len + 1).sum())
+        """Conversations that are longer than a sequence."""
+        self._lengths = np.minimum(lengths, seq_len + 1)
+        counts = self._num_labels()
+        kept = np.flatnonzero(counts)
+        self.num_dropped = len(lengths) - len(kept)
+        """Conversations without a label in what is left of them."""
+        own = np.arange(len(kept))
+        pack_of = best_fit(self._lengths[kept], seq_len + 1) if shares else own
+        self.num_sequences = int(pack_of.max(initial=-1)) + 1
+        self._members = kept[np.argsort(pack_of, kind="stable")]
+        self._first = np.concatenate(
+            [[0], np.cumsum(np.bincount(pack_of, minlength=self.num_sequences))]
+        ).astype(np.int64)
+        # With a last entry for sequences that hold nothing.
+        self._labels_of = np.zeros(self.num_sequences + 1, np.int64)
+        np.add.at(self._labels_of, pack_of, counts[kept])
+        self._tokens_of = np.zeros(self.num_sequences + 1, np.int64)
+        np.add.at(self._tokens_of, pack_of, self._lengths[kept])
+        self._tokens_of = np.minimum(self._tokens_of, seq_len)
+
+    def members(self, sequence: int) -> Tokens:
+        """Numbers of the conversations of a sequence."""
+        if sequence == NOTHING:
+            return self._members[:0]
+        return self._members[self._first[sequence] : self._first[sequence + 1]]
+
+    def num_labels(self, sequences: Tokens) -> int:
+        """Labels of some sequences that are learned."""
+        return int(self._labels_of[sequences].sum())
+
+    @property
+    def num_tokens(self) -> int:
+        """Inputs of all sequences that are not padding."""
+        return int(self._tokens_of.sum())
+
+    def batch(self, sequences: Tokens) -> Batch:
+        """Read sequences; ``NOTHING`` is one of padding."""
+        shape = (len(sequences), self._seq_len + 1)
+        tokens = np.full(shape, self._padding, np.int64)
+        learned = np.zeros(shape, bool)
+        positions = np.zeros(shape, np.int64)
+        for row, sequence in enumerate(sequences.tolist()):
+            at = 0
+            for member in self.members(sequence).tolist():
+                first, size = self._part.starts[member], self._lengths[member]
+                own = slice(at, at + size)
+                tokens[row, own] = self._part.tokens[first : first + size]
+                # The first token follows another conversation: nothing tells what it will be.
+                learned[row, at + 1 : at + size] = self._part.learned[first + 1 : first + size]
+                positions[row, own] = np.arange(size)
+                at += size
+            positions[row, at:] = np.arange(self._seq_len + 1 - at)
+        return Batch(
+            tokens=tokens,
+            labels=np.where(learned[:, 1:], tokens[:, 1:], IGNORE),
+            positions=positions[:, :-1],
+            num_labels=self.num_labels(sequences),
+            num_tokens=int(self._tokens_of[sequences].sum()),
+        )
+
+    def _num_labels(self) -> Tokens:
+        """Learned labels of each conversation, as much of it as fits a sequence."""
+        sums = np.zeros(len(self._lengths), np.int64)
+        starts, learned = self._part.starts, self._part.learned
+        whole = self._lengths == np.diff(starts)
+        if len(learned):
+            sums = np.add.reduceat(learned, starts[:-1], dtype=np.int64).astype(np.int64)
+            sums -= learned[starts[:-1]]
+        for number in np.flatnonzero(~whole).tolist():
+            first = starts[number]
+            sums[number] = learned[first + 1 : first + self._lengths[number]].sum()
+        return sums
+
+
+def best_fit(lengths: Sequence[int] | npt.NDArray[np.integer], capacity: int) -> Tokens:
+    """The pack of each of several lengths, none above ``capacity``, numbered from 0.
+
+    Takes about a second per million.
+    """
+    sizes = np.asarray(lengths, np.int64)
+    found = np.empty(len(sizes), np.int64)
+    rooms: list[int] = []  # those that some pack has left, sorted
+    packs: dict[int, list[int]] = {}
+    number = 0
+    order = np.argsort(-sizes, kind="stable")
+    for place, size in zip(order.tolist(), sizes[order].tolist(), strict=True):
+        at = bisect_left(rooms, size)
+        if at == len(rooms):
+            pack, room = number, capacity
+            number += 1
+        else:
+            room = rooms[at]
+            pack = packs[room].pop()
+            if not packs[room]:
+                del packs[room], rooms[at]
+        found[place] = pack
+        left = room - size
+        if left and left not in packs:
+            insort(rooms, left)
+            packs[left] = []
+        if left:
+            packs[left].append(pack)
+    return found

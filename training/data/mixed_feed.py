@@ -1,4 +1,4 @@
-"""What each step trains on where the data is a mixture (``training.data.mixture``).
+"""The sequences of each step of a run on a mixture (``training.data.mixture``).
 
 Which source the n-th sequence of a run comes from depends only on n: a fixed pattern of slots, as
 even as the shares allow, repeats. Each source has its own seeded order and its own epochs, so the
@@ -14,11 +14,9 @@ from typing import Final
 import numpy as np
 
 from contract.errors import InputError
-from training.data.feed import ChatFeed, TextFeed, feed_of
+from training.data.feed import Batch, ChatFeed, TextFeed, feed_of, share
 from training.data.mixture import Source
-from training.data.packing import Batch
-from training.data.sequences import Tokens, share
-from training.data.text import TokenStore
+from training.data.text import Tokens, TokenStore
 
 #: Slots of a pattern where the shares' own denominator is larger.
 _SLOTS: Final = 10_000
@@ -38,7 +36,7 @@ class Part:
 
 
 class Slots:
-    """Which source, and which of its sequences, each slot of the run takes."""
+    """Source and sequence of each slot of a run."""
 
     def __init__(self, shares: Sequence[Fraction]) -> None:
         """
@@ -90,7 +88,7 @@ class MixedFeed:
         self.notes = [f"{each.label}: {note}" for each in parts for note in each.feed.notes]
 
     def sequences(self, step: int) -> list[Tokens]:
-        """Of each source, the sequences of a step, in the order of their slots."""
+        """Sequences of a step, source by source, in the order of their slots."""
         source, places = self._slots.of(self._slots_of(step))
         return [
             each.feed.endless(places[source == number]) for number, each in enumerate(self.parts)
@@ -108,14 +106,14 @@ class MixedFeed:
         return _merged(batches, rows)
 
     def num_labels(self, step: int) -> int:
-        """What all workers learn in a step."""
+        """Number of labels that all workers learn in a step."""
         return sum(
             each.feed.num_labels_of(found)
             for each, found in zip(self.parts, self.sequences(step), strict=True)
         )
 
     def times_seen(self, total_steps: int) -> list[float]:
-        """How often each source is seen in a run."""
+        """Number of times that a run sees each source."""
         slots = total_steps * self._global_batch
         return [slots * each.share / each.feed.num_sequences for each in self.parts]
 
@@ -133,7 +131,7 @@ def feed_for(
     isolates: bool = False,
     packs: bool = True,
 ) -> tuple[TextFeed | ChatFeed | MixedFeed, Sequence[Part]]:
-    """What a run trains on, and its parts: one for each source.
+    """Feed of a run, and its parts: one for each source.
 
     Args:
         stores: one for each source.
@@ -150,7 +148,7 @@ def feed_for(
             feed = feed_of(
                 store,
                 seq_len=seq_len,
-                # Of a mixture, no source needs to fill a step by itself.
+                # In a mixture, no source needs to fill a step by itself.
                 global_batch=1 if is_mixed else global_batch,
                 # Sources of one length would else come in the same order.
                 seed=seed + number * 2**32,
@@ -167,7 +165,7 @@ def feed_for(
 
 
 def described(feed: MixedFeed, total_steps: int) -> tuple[list[str], list[str]]:
-    """What a person should know of a run on a mixture: facts, and warnings, a sentence each."""
+    """Facts about a run on a mixture for its user, and warnings, a sentence each."""
     facts, warnings = [], []
     for part, times in zip(feed.parts, feed.times_seen(total_steps), strict=True):
         facts.append(
@@ -220,7 +218,7 @@ def _largest_remainder(shares: Sequence[Fraction], size: int) -> list[int]:
     by_rest = sorted(range(len(shares)), key=lambda number: -rest[number])
     for number in by_rest[: max(0, size - sum(counts))]:
         counts[number] += 1
-    # What the smallest have too much of.
+    # The smallest were rounded up to a slot each: take that from the largest.
     counts[counts.index(max(counts))] -= max(0, sum(counts) - size)
     return counts
 

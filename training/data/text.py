@@ -2,7 +2,7 @@
 
 A store is built once from plain text: documents are tokenized one after the other, each ends with
 the end-of-text token, and one document in so many is held out. Training reads fixed windows of the
-one long row (``training.data.sequences``), so every token is predicted exactly once an epoch and
+one long row (``training.data.feed``), so every token is predicted exactly once an epoch and
 none is padding. Conversations lie in the same row, with where each begins and which of its tokens
 are learned beside it (``training.data.conversations``). Use ``training.data.images`` for pictures.
 """
@@ -25,25 +25,75 @@ from contract.errors import InputError
 from training import storage
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded
-from training.data.documents import Report, batches, documents, kind_of, text_files
-from training.data.sequences import Order, Tokens, windows
-from training.data.store_info import FORMAT, STORE_FILE, StoreInfo, read_info
+from training.data.documents import Report, batches, documents, text_files
 from training.data.vocabulary import Vocabulary
 
+STORE_FILE: Final = "store.json"
 TRAIN_FILE: Final = "train.bin"
-HELD_OUT_FILE: Final = "held-out.bin"
+_HELD_OUT_FILE: Final = "held-out.bin"
 #: How often each token of the vocabulary is learned from in the training part, int64.
-COUNTS_FILE: Final = "counts.bin"
-#: Of conversations, beside each part: whether a token is learned, uint8, and where each of them
-#: begins, int64, with the end of the last one.
-LEARNED: Final = ".learned"
-STARTS: Final = ".starts"
-_COUNTED: Final = 1 << 24  # tokens that are counted at a time
+_COUNTS_FILE: Final = "counts.bin"
+#: Suffixes of two more files per part of conversations: 1 for each learned token (uint8), and the
+#: start of each conversation, followed by the end of the last one (int64).
+_LEARNED: Final = ".learned"
+_STARTS: Final = ".starts"
+#: Version of the files and of the tokenization: part of each key.
+_FORMAT: Final = 2
+_DTYPES: Final = ("uint16", "uint32")
 _MIXED: Final = (
     "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
 )
 
+Tokens = npt.NDArray[np.int64]
 _Encode = Callable[[Sequence[str | Conversation]], Iterator[Encoded]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreInfo:
+    """Description of a store: ``store.json``, written after all other files."""
+
+    key: str
+    """Hash of the text's files, the tokenizer and the split: the same key, the same tokens."""
+    tokenizer: str
+    """SHA-256 of the tokenizer's file."""
+    vocab_size: int
+    end_of_text: int
+    """Id of the token that ends each document."""
+    dtype: str
+    num_documents: int
+    num_train_tokens: int
+    num_held_out_tokens: int
+    num_train_conversations: int = 0
+    """0: the store is of text."""
+    num_held_out_conversations: int = 0
+    num_left_out: int = 0
+    """Conversations without an answer to learn."""
+    stops: tuple[int, ...] = ()
+    """Ids of the tokens that end answers."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read the description of the store in a folder.
+
+        Raises:
+            InputError: it is no store.
+        """
+        try:
+            values = dict(json.loads((folder / STORE_FILE).read_bytes()))
+            info = cls(**values | {"stops": tuple(values.get("stops", ()))})
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"{folder} is no token store ({error}): build it again") from None
+        numbers = [info.vocab_size, info.end_of_text, *info.stops]
+        numbers += [info.num_train_tokens, info.num_held_out_tokens]
+        numbers += [info.num_train_conversations, info.num_held_out_conversations]
+        # numpy would take the bytes of a file for addresses in memory, if dtype asked for objects.
+        if info.dtype not in _DTYPES or not all(type(n) is int and n >= 0 for n in numbers):
+            raise InputError(f"{folder} is no token store ({STORE_FILE}): build it again")
+        return info
+
+    @property
+    def is_chat(self) -> bool:
+        return self.num_train_conversations > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +105,7 @@ class Part:
     learned: npt.NDArray[np.uint8]
     """1 for tokens that are learned, as long as ``tokens``."""
     starts: npt.NDArray[np.int64]
-    """Where each conversation begins, and where the last one ends."""
+    """Start of each conversation, and the end of the last one."""
 
 
 class TokenStore:
@@ -64,7 +114,7 @@ class TokenStore:
     def __init__(self, folder: Path, info: StoreInfo) -> None:
         self.folder, self.info = folder, info
         self.train = self._map(TRAIN_FILE, info.num_train_tokens)
-        self.held_out = self._map(HELD_OUT_FILE, info.num_held_out_tokens)
+        self.held_out = self._map(_HELD_OUT_FILE, info.num_held_out_tokens)
 
     @classmethod
     def open(cls, folder: Path) -> Self:
@@ -73,26 +123,17 @@ class TokenStore:
         Raises:
             InputError: there is none, or its files do not have the sizes that it names.
         """
-        return cls(folder, read_info(folder))
-
-    def windows(self, sequences: Tokens, seq_len: int) -> Tokens:
-        """Some sequences of the training part, ``[len(sequences), seq_len + 1]``."""
-        return windows(self.train, sequences, seq_len)
-
-    def shuffle(self, seq_len: int) -> Callable[[int, int], Order] | None:
-        """What makes the order of its sequences, of a seed and their number; None: any does."""
-        del seq_len
-        return None
+        return cls(folder, StoreInfo.read(folder))
 
     def conversations(self, *, held_out: bool) -> Part:
-        """A part of a store of conversations."""
-        name, tokens = (HELD_OUT_FILE, self.held_out) if held_out else (TRAIN_FILE, self.train)
+        """Open the training or the held-out part of a store of conversations."""
+        name, tokens = (_HELD_OUT_FILE, self.held_out) if held_out else (TRAIN_FILE, self.train)
         info = self.info
         num = info.num_held_out_conversations if held_out else info.num_train_conversations
         return Part(
             tokens=tokens,
-            learned=self._map(name + LEARNED, len(tokens), "uint8"),
-            starts=self._map(name + STARTS, num + 1, "int64"),
+            learned=self._map(name + _LEARNED, len(tokens), "uint8"),
+            starts=self._map(name + _STARTS, num + 1, "int64"),
         )
 
     def _map(self, name: str, count: int, kind: str = "") -> npt.NDArray[Any]:
@@ -114,27 +155,16 @@ class TokenStore:
         Args:
             labels: ids of what is predicted; all of the held-out part without it.
         """
-        counts = self._counts() + 1.0
+        counts = self._map(_COUNTS_FILE, self.info.vocab_size, "int64") + 1.0
         log_probability = np.log(counts / counts.sum())
         return float(-log_probability[self.held_out[1:] if labels is None else labels].mean())
 
-    def _counts(self) -> npt.NDArray[Any]:
-        size = self.info.vocab_size
-        if (self.folder / COUNTS_FILE).exists():
-            return self._map(COUNTS_FILE, size, "int64")
-        # Stores of earlier versions have no such file. A block at a time: numpy would make eight
-        # bytes of each token.
-        blocks = range(0, len(self.train), _COUNTED)
-        return sum(
-            (np.bincount(self.train[first : first + _COUNTED], minlength=size) for first in blocks),
-            np.zeros(size, np.int64),
-        )
-
     def prompts(self, *, num: int, length: int) -> list[Tokens]:
-        """What to let a model continue, as rows of equal length ``[num, length]``.
+        """Prompts for a model to continue, as rows of equal length ``[num, length]``.
 
-        Of text, the first tokens of the first held-out documents that have twice as many, together.
-        Of conversations, what comes before the first answer of each, by itself: rows of one.
+        For text, the first tokens of the first held-out documents that have twice as many, as one
+        array.
+        For conversations, what precedes the first answer of each, as arrays of one row.
         """
         if self.info.is_chat:
             part = self.conversations(held_out=True)
@@ -185,11 +215,8 @@ def store_for(
     contents = documents(files, field, report)
     first = next(contents, None)
     is_chat = isinstance(first, tuple)
-    # Earlier versions took these for text.
-    later = {"json": "rows:", "csv": "rows:"}
-    marks = [f"{later.get(kind_of(each.name), '')}{each.name}:{sha256(each)}" for each in files]
-    key = key_of(marks, tokenizer_file, held_out_every, field, words, is_chat=is_chat)
-    folder = place_of(key)
+    key = _key_of(files, tokenizer_file, held_out_every, field, words, is_chat=is_chat)
+    folder = _place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
         if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
             build(
@@ -197,7 +224,7 @@ def store_for(
                 words,
                 folder,
                 key=key,
-                tokenizer_digest=sha256(tokenizer_file),
+                tokenizer_digest=_sha256(tokenizer_file),
                 held_out_every=held_out_every,
                 is_chat=is_chat,
             )
@@ -208,15 +235,15 @@ def store_for(
 
 def open_store(key: str, *, shared: str | None) -> TokenStore | None:
     """The store of a key, from the node's cache or from where the nodes share them; or None."""
-    folder = place_of(key)
+    folder = _place_of(key)
     with sources.locked(folder.with_name(f"{key}.lock")):
         if not (folder / STORE_FILE).exists() and not _fetch_store(folder, shared):
             return None
     return TokenStore.open(folder)
 
 
-def place_of(key: str) -> Path:
-    """Where the store of a key is kept on this node."""
+def _place_of(key: str) -> Path:
+    """Folder of a store on this node."""
     return sources.cache_dir() / "tokens" / key
 
 
@@ -261,15 +288,15 @@ def build(
     if held_out_every < 2:
         raise InputError(f"one document in {held_out_every} cannot be held out: use 2 or more")
     dtype = np.dtype(np.uint16 if words.size <= 2**16 else np.uint32)
-    encode = _chats(ChatWriter(words)) if is_chat else texts(words)
+    encode = _chats(ChatWriter(words)) if is_chat else _texts(words)
     number = num_left_out = 0
     stops: set[int] = set()
     part = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         with ExitStack() as stack:
             train, held_out = (
-                Output(part / name, dtype, words.size, stack, is_chat=is_chat)
-                for name in (TRAIN_FILE, HELD_OUT_FILE)
+                _Output(part / name, dtype, words.size, stack, is_chat=is_chat)
+                for name in (TRAIN_FILE, _HELD_OUT_FILE)
             )
             for batch in batches(contents):
                 for row in encode(batch):
@@ -286,9 +313,8 @@ def build(
                 f"the text has {number} {kind}, and one in {held_out_every} is to be held out: "
                 "give more text. In .txt files an empty line ends a document"
             )
-        (part / COUNTS_FILE).write_bytes(train.counts.tobytes())
+        (part / _COUNTS_FILE).write_bytes(train.counts.tobytes())
         info = StoreInfo(
-            format=FORMAT,
             key=key,
             tokenizer=tokenizer_digest,
             vocab_size=words.size,
@@ -308,8 +334,8 @@ def build(
         shutil.rmtree(part, ignore_errors=True)
 
 
-class Output:
-    """Writes one part of a store, or of a part."""
+class _Output:
+    """Writes one part of a store."""
 
     def __init__(
         self, path: Path, dtype: np.dtype[Any], size: int, stack: ExitStack, *, is_chat: bool
@@ -318,7 +344,7 @@ class Output:
             return stack.enter_context(path.with_name(path.name + ending).open("wb"))
 
         self._tokens = opened("")
-        self._beside = (opened(LEARNED), opened(STARTS)) if is_chat else None
+        self._beside = (opened(_LEARNED), opened(_STARTS)) if is_chat else None
         self._dtype, self.counts = dtype, np.zeros(size, np.int64)
         self.num_tokens = self.num_rows = 0
         if self._beside:
@@ -336,7 +362,7 @@ class Output:
             self._beside[1].write(np.int64(self.num_tokens).tobytes())
 
 
-def texts(words: Vocabulary) -> _Encode:
+def _texts(words: Vocabulary) -> _Encode:
     """Tokens of documents, with what the tokenizer puts before each, and the end of text."""
 
     def encode(batch: Sequence[str | Conversation]) -> Iterator[Encoded]:
@@ -363,8 +389,8 @@ def _chats(writer: ChatWriter) -> _Encode:
     return encode
 
 
-def key_of(
-    contents: Sequence[str],
+def _key_of(
+    files: Sequence[Path],
     tokenizer_file: Path,
     held_out_every: int,
     field: str,
@@ -372,19 +398,15 @@ def key_of(
     *,
     is_chat: bool,
 ) -> str:
-    """The key of a store.
-
-    Args:
-        contents: a line for each file, which has another one for another content.
-    """
-    parts = [f"{FORMAT}", f"{held_out_every}", field, sha256(tokenizer_file), *contents]
-    # The number counts the ways of telling which tokens of a conversation are learned.
-    parts += [f"chat-2:{words.digest_of_template()}"] if is_chat else words.marks
+    """Hash of all that decides the tokens of a store."""
+    parts = [f"{_FORMAT}", f"{held_out_every}", field, _sha256(tokenizer_file)]
+    parts += [f"{each.name}:{_sha256(each)}" for each in files]
+    parts += [f"chat:{words.digest_of_template()}"] if is_chat else words.marks
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 
 
-def sha256(file: Path) -> str:
-    """Of a file, or of the tokenizer of a folder.
+def _sha256(file: Path) -> str:
+    """Hash of a file, or of the tokenizer of a folder.
 
     Raises:
         InputError: it cannot be read.

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from contract.errors import InputError
 from training import metrics
+from training.data.feed import NOTHING, Batch
 from training.data.mixed_feed import Part
-from training.data.packing import NOTHING, Batch
 from training.models import language_models
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.settings import FsdpConfig
@@ -39,7 +39,7 @@ class HeldOut:
         self._parts, self._at_once = parts, config.sequences_per_pass
         self._num, self._num_tokens = [], []
         self.unigram_loss = 0.0
-        """Of a mixture, as its loss: each source's by its share."""
+        """Loss from token frequencies only; of a mixture, the mean over its shares."""
         for part in parts:
             feed = part.feed
             if feed.num_held_out < 1:
@@ -78,7 +78,7 @@ class HeldOut:
         return Score(loss=loss, measures=measures)
 
     def _loss_sum(self, number: int, trained: WithLoss, worker: Worker, pulse: Pulse) -> Tensor:
-        """What a rank has of the loss of a source's tokens together, a scalar."""
+        """This rank's part of the summed loss over a source's tokens, a scalar."""
         world_size, feed, num = worker.world_size, self._parts[number].feed, self._num[number]
         total = torch.zeros((), dtype=torch.float64, device=worker.device)
         per_round = world_size * self._at_once
@@ -96,6 +96,6 @@ class HeldOut:
 
 
 def on_device(batch: Batch, device: torch.device) -> list[Tensor | None]:
-    """What ``WithLoss`` is called with."""
+    """Arguments of ``WithLoss``."""
     arrays = (batch.tokens, batch.positions, batch.labels)
     return [None if each is None else torch.from_numpy(each).to(device) for each in arrays]

@@ -7,8 +7,6 @@ from pathlib import Path
 from contract.errors import InputError
 from training import storage
 from training.data import PYTHON_HELP, catalog, mixture
-from training.data.streams import store as streams
-from training.data.streams.build import stream_for
 from training.data.text import TokenStore, open_store, store_for
 from training.models.pretrained import check_weights, shared_cache, tokenizer_file
 from training.recipes.fsdp.settings import FsdpConfig
@@ -21,11 +19,6 @@ def look_at(config: FsdpConfig) -> None:
     Raises:
         InputError: it is not.
     """
-    if config.stream and not storage.is_s3(config.storage):
-        raise InputError(
-            f"--stream keeps tokens beside the runs, and --storage {config.storage} is no bucket: "
-            "give s3://BUCKET/PREFIX, or leave out --stream"
-        )
     for place in mixture.places_of(config.data):
         if "://" in place or catalog.find(place) or place == PYTHON_HELP:
             continue
@@ -68,15 +61,9 @@ def stores_of(config: FsdpConfig) -> list[TokenStore]:
     shared = shared_cache(config.storage)
     places, keys = mixture.places_of(config.data), mixture.places_of(config.text_key)
     return [
-        _opened(key, shared) or _store(config, place, None)
+        open_store(key, shared=shared) or _store(config, place, None)
         for key, place in zip(keys, places, strict=True)
     ]
-
-
-def _opened(key: str, shared: str | None) -> TokenStore | None:
-    if shared is not None and key.startswith(streams.PREFIX):
-        return streams.open_stream(key, shared=shared)
-    return open_store(key, shared=shared)
 
 
 def stops_of(stores: Sequence[TokenStore]) -> tuple[int, ...]:
@@ -86,22 +73,12 @@ def stops_of(stores: Sequence[TokenStore]) -> tuple[int, ...]:
 
 def _store(config: FsdpConfig, place: str, report: Report | None) -> TokenStore:
     tokenizer = tokenizer_file(config.tokenizer, config.model, runs=config.storage)
-    shared = shared_cache(config.storage)
-    if config.stream and shared is not None and storage.is_s3(place):
-        return stream_for(
-            place,
-            tokenizer,
-            held_out_every=config.held_out_every,
-            text_field=config.text_field,
-            shared=shared,
-            report=report,
-        )
     return store_for(
         place,
         tokenizer,
         held_out_every=config.held_out_every,
         field=config.text_field,
         template=config.chat_template,
-        shared=shared,
+        shared=shared_cache(config.storage),
         report=report,
     )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from contract.errors import InputError
-from training.data import mixture
 from training.models.memory import RECOMPUTE, REDUCE, REDUCE_DTYPES
 from training.recipes.settings import TrainingConfig, Value, divisors, option
 
@@ -45,11 +44,6 @@ class FsdpConfig(TrainingConfig):
         help="field of a .jsonl line or column of a table that holds a document or "
         "messages (default: text; else messages, conversations, or pairs such as prompt and "
         "completion)",
-    )
-    stream: bool = option(
-        False,
-        help="text in S3 is read through the network and its tokens stay in the runs' bucket, for "
-        "text larger than a disk; sequences come in another order than without it",
     )
     chat_template: str = option(
         "",
@@ -211,13 +205,6 @@ class FsdpConfig(TrainingConfig):
         if self.offload_moments and self.optimizer != "adamw":
             raise InputError(
                 f"--offload-moments is of --optimizer adamw, not of {self.optimizer}: leave one out"
-            )
-        if self.stream and not any(
-            each.startswith("s3://") for each in mixture.places_of(self.data)
-        ):
-            raise InputError(
-                f"--stream is for text in S3, and --data is {self.data}: give s3://BUCKET/FOLDER, "
-                "or leave out --stream"
             )
         if self.lora_bits not in (PACKED_BITS, 16):
             raise InputError(f"--lora-bits is {self.lora_bits}: choose {PACKED_BITS} or 16")
