@@ -6,9 +6,12 @@ so that nothing can work by accident over loopback. Real Ray, real entry point, 
 
 import json
 import os
+import secrets
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,6 +37,7 @@ class Host:
     def __init__(self, name: str, address: str, folder: Path) -> None:
         self.name, self.address, self.folder = name, address, folder
         folder.mkdir()
+        self.ray_folder = Path(tempfile.mkdtemp(dir="/tmp"))
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def command(self, *arguments: str) -> list[str]:
@@ -45,7 +49,7 @@ class Host:
             **os.environ,
             "RAY_AUTH_TOKEN": TOKEN,
             "RAY_AUTH_MODE": "token",
-            "RAY_TMPDIR": f"/tmp/{self.name}",
+            "RAY_TMPDIR": str(self.ray_folder),
             "TRAIN_HEAD_ADDRESS": HEAD,
             "TRAIN_NUM_CPUS": "1",
             "TRAIN_NUM_GPUS": "0",
@@ -101,8 +105,9 @@ class Host:
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
     """Two hosts with a cable between them."""
-    number = os.getpid() % 10_000
-    names = f"h{number}", f"w{number}"
+    # Namespaces and cables are the machine's, and so are their names.
+    mark = secrets.token_hex(4)
+    names = f"h{mark}", f"w{mark}"
     try:
         ip("netns", "add", names[0])
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
@@ -110,7 +115,7 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
     pair = Host(names[0], HEAD, tmp_path / "head"), Host(names[1], WORKER, tmp_path / "worker")
     try:
         ip("netns", "add", names[1])
-        cable = f"e{number}a", f"e{number}b"
+        cable = f"e{mark}a", f"e{mark}b"
         ip("link", "add", cable[0], "type", "veth", "peer", "name", cable[1])
         for host, end in zip(pair, cable, strict=True):
             ip("link", "set", end, "netns", host.name)
@@ -122,6 +127,7 @@ def hosts(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
         for host in pair:
             host.kill()
             subprocess.run(["ip", "netns", "del", host.name], check=False)
+            shutil.rmtree(host.ray_folder, ignore_errors=True)
 
 
 def wait_until(true: Callable[[], bool], *, seconds: float, what: str) -> None:

@@ -6,6 +6,7 @@ The hosts are network namespaces of this machine, joined by a bridge; Linux limi
 import contextlib
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -25,10 +26,6 @@ SLOW = 1
 
 def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True, text=True)
-
-
-def name(number: int) -> str:
-    return f"b{os.getpid() % 10_000}n{number}"
 
 
 def quietly(*words: str) -> None:
@@ -67,7 +64,8 @@ def end_all(host: str) -> None:
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
     """Names of the network namespaces, 10.214.77.1 to .3."""
-    switch, names = name(9), [name(number) for number in range(len(RATES_MBIT))]
+    mark = f"b{secrets.token_hex(4)}"  # names of namespaces are the machine's
+    switch, names = f"{mark}s", [f"{mark}{number}" for number in range(len(RATES_MBIT))]
     try:
         try:
             connect(switch, names)
