@@ -38,11 +38,14 @@ DEV := $(NODE) -r requirements.txt -r requirements-dev.txt
 VENV := sh .ci/venv .venv --lock requirements.lock --project
 CDK := node_modules/.bin/cdk
 # Tests with these markers, a process for each processor; each of them takes whole files, whose tests
-# share what is slow to make. More than four would need more memory than they save time.
-parallel = $(PYTHON) -m pytest -n logical --maxprocesses 4 --dist loadfile $(call marked,$(1))
+# share what is slow to make, the longest ones first. More than four would need more memory than they
+# save time.
+parallel = $(PYTHON) -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(call marked,$(1))
 marked = -m "$(1)"
 # One process, because they share one deployment. A test keeps them in this folder.
 in_containers = $(PYTHON) -m pytest tests/rehearsal
+# Results of `make night`.
+NIGHT := build/night.md
 # Where CI is set, there is no one to ask.
 UNASKED := $(strip $(YES)$(CI))
 
@@ -108,7 +111,7 @@ check: venv-dev venv-aws node ## lint, format, types, rules of the templates and
 	$(PYTHON) -m ruff format --check .
 	@sh .ci/beside '$(PYTHON) -m mypy' '$(call parallel,not slow and not night) -q'
 
-test: venv-dev venv-aws node ## the tests that need no Docker Engine, but for the longest (at most ten minutes)
+test: venv-dev venv-aws node ## the tests that need no Docker Engine, but for the longest (minutes)
 	$(call parallel,not engine and not night and not long) $(ARGS)
 
 # What `make check` leaves out of CI's tests, in two halves.
@@ -119,9 +122,13 @@ test-engine: venv-dev venv-aws node ## the tests in containers
 	$(in_containers) $(call marked,engine and not night) $(ARGS)
 
 night: venv-dev venv-aws venv-audit node ## what CI leaves out: rare models, audits, soaks, a browser, Ray's examples (hours)
-	@# 5: none of them was asked for.
-	$(call parallel,night and not engine) $(ARGS) || test $$? -eq 5
-	$(in_containers) $(call marked,engine and night) $(ARGS) || test $$? -eq 5
+	@mkdir -p $(dir $(NIGHT))
+	@printf '| tests of | tests | passed | failed | seconds |\n| --- | ---: | ---: | ---: | ---: |\n' >$(NIGHT)
+	@# A part that fails keeps no other from running. 5: none of its tests was asked for.
+	@code=0; set -x; \
+	$(call parallel,night and not engine) --table $(NIGHT) $(ARGS) || [ $$? -eq 5 ] || code=1; \
+	$(in_containers) $(call marked,engine and night) --table $(NIGHT) $(ARGS) || [ $$? -eq 5 ] || code=1; \
+	{ set +x; } 2>/dev/null; cat $(NIGHT); exit $$code
 
 fuzz: venv-dev ## damage what others may have written, SECONDS for each reader
 	FUZZ_SECONDS=$(SECONDS) $(PYTHON) -m pytest -q tests/*/test_untrusted*.py $(ARGS)

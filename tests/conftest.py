@@ -14,6 +14,8 @@ import pytest
 
 from rehearsal.local_aws import LocalAws, is_healthy, local_aws
 
+pytest_plugins = ["tests.ordering"]
+
 ROOT = Path(__file__).resolve().parents[1]
 
 # Started in the background of a script, a process ignores Ctrl-C and so would all that tests start.

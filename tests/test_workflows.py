@@ -24,7 +24,7 @@ def zizmor(*files: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_linter_finds_nothing() -> None:
-    assert [path.name for path in WORKFLOWS] == ["check.yml", "images.yml"]
+    assert [path.name for path in WORKFLOWS] == ["check.yml", "images.yml", "night.yml"]
     run = zizmor(*WORKFLOWS)
     assert run.returncode == 0, run.stdout + run.stderr
 
@@ -52,8 +52,9 @@ def test_every_action_is_pinned_to_a_commit(path: Path) -> None:
 
 
 def test_they_run_what_a_laptop_runs() -> None:
-    check, images = (path.read_text() for path in WORKFLOWS)
+    check, images, night = (path.read_text() for path in WORKFLOWS)
     assert "run: .ci/run" in check
+    assert "run: make night" in night
     assert "python3 -m containers.publish" in images
     assert "docker push" not in images
 
@@ -66,7 +67,7 @@ def jobs(path: Path) -> dict[str, str]:
 
 
 def test_images_are_pushed_from_main_after_the_checks_and_never_for_a_pull_request() -> None:
-    check, images = WORKFLOWS
+    check, images, _ = WORKFLOWS
     assert "  push:\n    branches: [main]\n" in check.read_text()
     caller = jobs(check)["images"]
     assert "needs: check\n" in caller
@@ -75,6 +76,12 @@ def test_images_are_pushed_from_main_after_the_checks_and_never_for_a_pull_reque
     assert re.findall(r"^on:\n((?:  .*\n)+)", images.read_text(), re.MULTILINE) == [
         "  workflow_call:\n"
     ]
+
+
+def test_the_night_shows_its_table_after_a_failure_too() -> None:
+    steps = jobs(WORKFLOWS[2])["night"].split("      - ")
+    assert 'cat build/night.md >> "$GITHUB_STEP_SUMMARY"\n        if: always()\n' in steps[-1]
+    assert "NIGHT := build/night.md\n" in (ROOT / "Makefile").read_text()
 
 
 def test_what_runs_other_peoples_packages_has_no_rights_and_both_images_are_scanned() -> None:

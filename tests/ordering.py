@@ -1,0 +1,82 @@
+"""Start the longest files of tests first, and show what each file took.
+
+``--dist loadfile`` hands out whole files, by itself those with the most tests first; with
+``--no-loadscope-reorder`` it keeps the order in which they are collected.
+
+``make test-slow ARGS=--record-seconds`` measures again what it runs, on a quiet machine.
+"""
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Container, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import pytest
+
+#: Seconds by file and marker: what a command runs of a file depends on both.
+_TABLE: Final = Path(__file__).with_name("seconds.json")
+#: Shorter ones do not decide when the last file ends.
+_LEAST_S: Final = 3
+_MARKERS: Final = ("night", "long", "slow")
+
+_seconds: defaultdict[str, float] = defaultdict(float)
+_outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+
+
+def _key(nodeid: str, keywords: Container[str]) -> str:
+    file = nodeid.partition("::")[0]
+    return " ".join([file, *[each for each in _MARKERS if each in keywords][:1]])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("ordering of files")
+    group.addoption("--record-seconds", action="store_true", help=f"write {_TABLE.name}")
+    group.addoption("--table", metavar="FILE", help="append what each file of tests took")
+
+
+@pytest.hookimpl(trylast=True)  # once the tests that are left out are gone
+def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
+    # A single process keeps the order of names, which the tests in containers depend on.
+    if hasattr(config, "workerinput"):
+        sort_by_seconds(items, json.loads(_TABLE.read_text()))
+
+
+def sort_by_seconds(items: list[pytest.Item], table: Mapping[str, float]) -> None:
+    """Put the files that take longest first; one that is not in the table counts as middle."""
+    keys = defaultdict(set)
+    for item in items:
+        keys[item.path].add(_key(item.nodeid, item.keywords))
+    middle = median(table.values())
+    seconds = {
+        path: sum(table.get(key, 0) for key in found) or middle for path, found in keys.items()
+    }
+    items.sort(key=lambda item: -seconds[item.path])
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    key = _key(report.nodeid, report.keywords)
+    _seconds[key] += report.duration
+    if report.when == "call" or report.outcome != "passed":
+        _outcomes[key][report.outcome] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    config = session.config
+    if hasattr(config, "workerinput"):
+        return
+    if config.getoption("record_seconds"):
+        known = json.loads(_TABLE.read_text()) | _seconds
+        kept = {
+            key: round(seconds)
+            for key, seconds in sorted(known.items())
+            if seconds >= _LEAST_S and (config.rootpath / key.split()[0]).exists()
+        }
+        _TABLE.write_text(json.dumps(kept, indent=0) + "\n")
+    if table := config.getoption("table"):
+        with Path(table).open("a") as file:
+            for key, found in sorted(_outcomes.items()):
+                cells = key.split()[0], sum(found.values()), found["passed"], found["failed"]
+                file.write(f"| {' | '.join(map(str, cells))} | {_seconds[key]:.0f} |\n")
