@@ -22,6 +22,8 @@ class Templates(NamedTuple):
 
     core: Template
     training: Template
+    folder: str
+    """Where the cloud assembly is, for ``cdk --app``."""
 
     @property
     def resources(self) -> dict[str, dict[str, Any]]:
@@ -65,6 +67,7 @@ def _synth(settings: tuple[tuple[str, str], ...]) -> Templates:
     return Templates(
         core=cloud.get_stack_by_name(CORE_STACK).template,
         training=cloud.get_stack_by_name(TRAINING_STACK).template,
+        folder=cloud.directory,
     )
 
 
