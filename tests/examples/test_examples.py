@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,29 +20,54 @@ pytestmark = pytest.mark.slow
 
 
 class Example(NamedTuple):
-    """A program of ``examples/``, and when to kill it."""
+    """A program of ``examples/``, and when it can be killed."""
 
     name: str
-    arguments: tuple[str, ...]
-    saved: str
-    """What it prints when there is something to resume from."""
+    length: str
+    """The option that says how long it trains."""
+    every: int
+    """Steps or epochs between two saves."""
+    saving: str
+    """What it prints right before each save."""
+    second: str
+    """The same of the second save: the first one is complete."""
     fresh: str
-    """How it starts without."""
+    """How it starts with nothing to resume from."""
+    arguments: tuple[str, ...] = ()
     good_loss: float = float("inf")
 
 
-DDP = Example("ddp", ("--steps", "240"), "step 60 ", "starts at step 0")
+# Higher learning rates than the defaults: a few steps show that a program learns.
+DDP = Example(
+    "ddp", "--steps", 20, "\nstep ", "step 40 ", "starts at step 0", arguments=("--lr", "0.01")
+)
 TRAINER = Example(
     "hf_trainer",
-    ("--max_steps", "100", "--save_steps", "10"),
-    "{'loss': '3.",
+    "--max_steps",
+    10,
+    "{'loss'",
+    "'epoch': '0.078",
     "starts at step 0",
+    # The default falls to 0 at the last step, and a run that is killed has another last step.
+    arguments=(
+        *("--logging_steps", "10", "--save_steps", "10"),
+        *("--learning_rate", "0.01", "--lr_scheduler_type", "constant"),
+    ),
     good_loss=3.6,
 )
 ACCELERATE = Example(
-    "accelerate", ("--epochs", "30"), "epoch 5 ", "starts at epoch 0", good_loss=0.01
+    "accelerate", "--epochs", 1, "\nepoch ", "epoch 2 ", "starts at epoch 0", good_loss=0.1
 )
-GPT = Example("gpt", ("--steps", "120"), "step 40 ", "starts at step 0", good_loss=3.5)
+GPT = Example(
+    "gpt",
+    "--steps",
+    20,
+    "\nstep ",
+    "step 40 ",
+    "starts at step 0",
+    arguments=("--lr", "0.01"),
+    good_loss=3.5,
+)
 
 
 def folder_of(example: Example, place: Path) -> Path:
@@ -80,23 +105,31 @@ def test_an_example_that_was_killed_ends_like_one_that_was_not(
 ) -> None:
     whole, killed = folder_of(example, tmp_path / "whole"), tmp_path / "killed"
     shutil.copytree(whole, killed)
-    with started(whole / "train.py", *example.arguments, log=tmp_path / "whole.log") as group:
+
+    def start(folder: Path, length: int, log: str) -> AbstractContextManager[Ranks]:
+        given = (*example.arguments, example.length, str(length))
+        return started(folder / "train.py", *given, log=tmp_path / log)
+
+    # It would never end, so it is not killed too late.
+    with start(killed, 1_000_000, "first.log") as group:
+        group.wait_for(example.second)
+        group.kill()
+        assert group.wait() == [-signal.SIGKILL] * 2
+        length = example.every * (group.text().count(example.saving) + 1)
+    assert not (killed / "result.json").exists()
+
+    with start(killed, length, "second.log") as group:
+        assert group.wait() == [0, 0], group.text()
+        assert example.fresh not in group.text(), "it began anew"
+    with start(whole, length, "whole.log") as group:
         assert group.wait() == [0, 0], group.text()
         text = group.text()
         assert [text.count(f"rank {rank} of 2 {example.fresh}") for rank in (0, 1)] == [1, 1]
+
     expected = result_of(whole)
     assert expected["world_size"] == 2
     assert expected.get("loss", 0.0) < example.good_loss
     assert expected.get("accuracy", 1.0) > 0.9
-
-    with started(killed / "train.py", *example.arguments, log=tmp_path / "first.log") as group:
-        group.wait_for(example.saved)
-        group.kill()
-        assert group.wait() == [-signal.SIGKILL] * 2
-    assert not (killed / "result.json").exists(), "it was killed too late"
-    with started(killed / "train.py", *example.arguments, log=tmp_path / "second.log") as group:
-        assert group.wait() == [0, 0], group.text()
-        assert example.fresh not in group.text(), "it began anew"
     assert result_of(killed) == pytest.approx(expected, rel=1e-5)
 
 
