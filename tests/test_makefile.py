@@ -60,12 +60,6 @@ def test_make_alone_lists_targets_and_variables() -> None:
         assert f"\n  {variable} " in listing.stdout
 
 
-def test_every_target_is_phony_so_that_no_file_can_hide_it() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    phony = set(re.findall(r"(?m)^\.PHONY: (.*)$", makefile)[0].split())
-    assert set(re.findall(r"(?m)^([a-z][a-z-]*):", makefile)) == phony
-
-
 def test_demo_passes_its_workers_on() -> None:
     plan = run("make", "--dry-run", "demo", "WORKERS=3")
     assert plan.returncode == 0, plan.stderr
@@ -104,20 +98,6 @@ def test_a_deploy_checks_the_account_first_with_the_same_arguments_unless_told_o
     assert check in planned
     assert planned.index(check) < planned.index("node_modules/.bin/cdk deploy")
     assert check not in plan("deploy", "ARGS=-c preset=fsdp", "SKIP_DOCTOR=1")
-
-
-@pytest.mark.parametrize("target", ["synth", "diff", "deploy", "destroy"])
-def test_deploying_needs_the_laptops_packages_alone(target: str) -> None:
-    planned = plan(target)
-    assert "--project -r requirements.txt\n" in planned
-    assert "sh .ci/node\n" in planned
-    assert "containers/requirements.txt" not in planned
-
-
-def test_only_the_night_installs_what_the_audits_need() -> None:
-    assert ".venv-audit" not in plan("check") + plan("test") + plan("test-slow")
-    installs = "TORCH_INDEX= sh .ci/venv .venv-audit -r .ci/audit-requirements.txt"
-    assert installs in plan("night")
 
 
 def marker_expressions(*arguments: str) -> list[str]:
