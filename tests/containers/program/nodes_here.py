@@ -147,7 +147,7 @@ class RunInThread(Run):
 class LocalNodes:
     """A Ray cluster whose head only coordinates, and its worker nodes."""
 
-    def __init__(self, folder: Path, *, head_cpus: int = 0) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._number = 0
         self._run: RunInThread | None = None
@@ -161,7 +161,7 @@ class LocalNodes:
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={
-                "num_cpus": head_cpus,
+                "num_cpus": 0,
                 "include_dashboard": False,
                 # Any free one: where the usual one is taken, Ray leaves a socket open.
                 "dashboard_port": None,
@@ -253,8 +253,8 @@ class LocalNodes:
 
 
 @contextmanager
-def local_nodes(folder: Path, num: int, *, head_cpus: int = 0) -> Iterator[LocalNodes]:
-    here = LocalNodes(folder, head_cpus=head_cpus)
+def local_nodes(folder: Path, num: int) -> Iterator[LocalNodes]:
+    here = LocalNodes(folder)
     try:
         here.add(num)
         yield here

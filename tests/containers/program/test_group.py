@@ -15,7 +15,7 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from containers.program import nodes, seats
 from containers.program.launch import Ended, Launcher, Order, rendezvous_id
 from containers.program.nodes import Group
-from containers.program.seats import NodeInfo, Seat
+from containers.program.seats import NodeInfo, Seat, alive
 from containers.program.told import Told
 from contract import exits, times
 from contract.errors import InputError
@@ -141,6 +141,21 @@ def group(script: str, *, workers: str = "2", capacity_wait_s: float = 30) -> Gr
 def add(ray: Ray, *names: str) -> None:
     for name in names:
         ray.there[name] = None  # type: ignore[assignment]
+
+
+def test_a_head_that_trains_is_node_0_and_counts_beside_the_workers(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def node(name: str, **resources: float) -> dict[str, Any]:
+        place = {"NodeID": name, "NodeManagerAddress": "127.0.0.1", "Alive": True}
+        return {**place, "Resources": {"CPU": 1.0, **resources}}
+
+    found = [node("worker"), node("head", **{"node:__internal_head__": 1.0})]
+    monkeypatch.setattr(ray, "nodes", lambda: found, raising=False)
+    monkeypatch.setattr(nodes, "alive", alive)
+    assert group(f"echo of $NUM_NODES > {tmp_path}/$NODE_RANK", workers="1").run() == exits.OK
+    assert [*ray.there] == ["head", "worker"]
+    assert [(tmp_path / rank).read_text() for rank in ("0", "1")] == ["of 2\n"] * 2
 
 
 def test_a_node_lost_before_the_start_leaves_no_program_behind(ray: Ray, tmp_path: Path) -> None:

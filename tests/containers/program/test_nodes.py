@@ -217,15 +217,6 @@ def test_an_elastic_program_shrinks_with_a_loss_and_grows_again(
     assert run.lines().count("done as one of 2") == 2
 
 
-def test_a_head_that_trains_is_node_0(tmp_path: Path) -> None:
-    words = "echo rank $NODE_RANK of $NUM_NODES in $(basename $TMPDIR)"
-    with local_nodes(tmp_path, 1, head_cpus=1) as here:
-        run = here.start("sh", "-c", words, workers="1")
-        assert run.wait() == exits.OK, run
-    assert run.lines(0) == ["rank 0 of 2 in head"]
-    assert run.lines(1) == ["rank 1 of 2 in n1"]
-
-
 def test_too_few_nodes_after_a_loss_are_no_capacity(here: LocalNodes) -> None:
     run = here.start("sleep", "1000", capacity_wait_s=2)
     run.wait_for("running sleep 1000 on 2 nodes")
