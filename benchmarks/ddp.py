@@ -31,7 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.output import report, say
 from contract.errors import InputError
-from training.data import images, sources
+from training.data import DIGITS, images
 from training.models import classifiers as models
 from training.models import replicas
 from training.recipes.ddp import loop as ddp
@@ -196,7 +196,7 @@ def _figures(rank: int, data: str) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp", description=__doc__)
-    parser.add_argument("--data", default=sources.DIGITS, help="folder with FashionMNIST's files")
+    parser.add_argument("--data", default=DIGITS, help="folder with FashionMNIST's files")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     try:
@@ -226,7 +226,7 @@ def main() -> int:
         "part_of_limit": rates["recipe"] / limit,
         "world_size": WORLD_SIZE,
         "batch_per_worker": _BATCH_PER_WORKER,
-        "data": "digits" if options.data == sources.DIGITS else Path(options.data).name,
+        "data": "digits" if options.data == DIGITS else Path(options.data).name,
     }
     report(result, as_json=options.json)
     return 0 if figures["losses_agree_to_1e-4"] else 1

@@ -64,7 +64,8 @@ LAYERS: tuple[set[str], ...] = (
         *("training.optimizers", "training.network"),
     },
     {"training.record"},
-    {"training.data", "training.models", "training.metrics"},
+    {"training.data", "training.metrics"},
+    {"training.models"},
     {
         *("training.recipes.recipe", "training.recipes.settings"),
         *("training.recipes.communication", "training.worker"),

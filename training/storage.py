@@ -155,26 +155,6 @@ def check_writable(root: str) -> None:
         ) from None
 
 
-@contextlib.contextmanager
-def reading(uri: str) -> Iterator[None]:
-    """Names what could not be read.
-
-    Raises:
-        FileNotFoundError: there is no such object.
-        OSError: the disk is full.
-        UnreachableError: it cannot be read, for another reason.
-    """
-    try:
-        yield
-    except (FileNotFoundError, InputError):
-        raise
-    except Exception as error:  # s3fs lets botocore's many exceptions through
-        if is_full(error):
-            raise
-        why = str(error) or type(error).__name__
-        raise UnreachableError(f"{uri} cannot be read: {why}") from error
-
-
 def is_full(error: Exception) -> bool:
     """Whether a disk of this machine, or a quota, is used up."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -224,21 +204,26 @@ def _first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def given(uri: str) -> Iterator[None]:
-    """The same for an address that a user has given: what is wrong with it is the user's mistake.
+    """Turn errors of reading what a user gave into those that say whose mistake they are.
 
     Raises:
         InputError: there is nothing at ``uri``, or it may not be read.
+        OSError: the disk is full.
         UnreachableError: it cannot be read, for another reason.
     """
     try:
-        with reading(uri):
-            yield
+        yield
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"{uri} does not exist, or these credentials may not read it") from None
-    except UnreachableError as error:
-        if _is_of_user(error.__cause__):
-            raise InputError(str(error)) from None
-        raise
+    except Exception as error:  # s3fs lets botocore's many exceptions through
+        if is_full(error):
+            raise
+        message = f"{uri} cannot be read: {str(error) or type(error).__name__}"
+        if _is_of_user(error):
+            raise InputError(message) from None
+        raise UnreachableError(message) from error
 
 
 def _is_of_user(error: BaseException | None) -> bool:

@@ -17,8 +17,8 @@ import torch
 from contract.errors import InputError
 from tests.forks import FORKS
 from training.data import idx, images, sources
+from training.data.catalog import IDX_FILES
 from training.data.images import BatchOrder, DeviceImages
-from training.data.sources import FILES
 from training.storage import UnreachableError
 
 CPU = torch.device("cpu")
@@ -76,31 +76,31 @@ def test_fashion_mnist_mini_is_read_with_its_classes(fashion_mini: Path) -> None
 
 
 def damage_truncate(folder: Path) -> None:
-    path = folder / FILES[0]
+    path = folder / IDX_FILES[0]
     path.write_bytes(path.read_bytes()[:-200])
 
 
 def damage_not_gzip(folder: Path) -> None:
-    (folder / FILES[2]).write_bytes(b"<html>404</html>")
+    (folder / IDX_FILES[2]).write_bytes(b"<html>404</html>")
 
 
 def damage_bits(folder: Path) -> None:
-    content = bytearray((folder / FILES[0]).read_bytes())
+    content = bytearray((folder / IDX_FILES[0]).read_bytes())
     content[len(content) // 2] ^= 0xFF
-    (folder / FILES[0]).write_bytes(bytes(content))
+    (folder / IDX_FILES[0]).write_bytes(bytes(content))
 
 
 def damage_magic(folder: Path) -> None:
-    (folder / FILES[1]).write_bytes(gzip.compress(b"\x00\x00\x0d\x01" + bytes(8)))
+    (folder / IDX_FILES[1]).write_bytes(gzip.compress(b"\x00\x00\x0d\x01" + bytes(8)))
 
 
 def damage_length(folder: Path) -> None:
-    content = gzip.decompress((folder / FILES[0]).read_bytes())
-    (folder / FILES[0]).write_bytes(gzip.compress(content[:-5]))
+    content = gzip.decompress((folder / IDX_FILES[0]).read_bytes())
+    (folder / IDX_FILES[0]).write_bytes(gzip.compress(content[:-5]))
 
 
 def damage_empty(folder: Path) -> None:
-    (folder / FILES[3]).write_bytes(b"")
+    (folder / IDX_FILES[3]).write_bytes(b"")
 
 
 def damage_size(folder: Path) -> None:
@@ -108,24 +108,24 @@ def damage_size(folder: Path) -> None:
 
 
 def damage_labels_range(folder: Path) -> None:
-    (folder / FILES[1]).write_bytes(idx_gz(np.arange(40) % 12))
+    (folder / IDX_FILES[1]).write_bytes(idx_gz(np.arange(40) % 12))
 
 
 def damage_labels_count(folder: Path) -> None:
-    (folder / FILES[1]).write_bytes(idx_gz(np.arange(39) % 10))
+    (folder / IDX_FILES[1]).write_bytes(idx_gz(np.arange(39) % 10))
 
 
 def damage_no_images(folder: Path) -> None:
-    (folder / FILES[2]).write_bytes(idx_gz(np.zeros((0, 28, 28))))
-    (folder / FILES[3]).write_bytes(idx_gz(np.zeros(0)))
+    (folder / IDX_FILES[2]).write_bytes(idx_gz(np.zeros((0, 28, 28))))
+    (folder / IDX_FILES[3]).write_bytes(idx_gz(np.zeros(0)))
 
 
 def damage_missing(folder: Path) -> None:
-    (folder / FILES[3]).unlink()
+    (folder / IDX_FILES[3]).unlink()
 
 
 def damage_all_missing(folder: Path) -> None:
-    for name in FILES:
+    for name in IDX_FILES:
         (folder / name).unlink()
 
 
@@ -142,7 +142,7 @@ def damage_all_missing(folder: Path) -> None:
         (damage_labels_range, "the label 11"),
         (damage_labels_count, "39 labels for the 40 images"),
         (damage_no_images, "holds no images"),
-        (damage_missing, f"has no {FILES[3]}"),
+        (damage_missing, f"has no {IDX_FILES[3]}"),
         (damage_all_missing, "is empty"),
     ],
 )
@@ -240,11 +240,11 @@ def test_a_mirror_is_asked_once_per_file_however_many_workers_load(
     with FORKS.Pool(3) as pool:
         fingerprints = pool.starmap(_load_in_process, [(url, cache)] * 3)
     assert len(set(fingerprints)) == 1
-    assert sorted(handler.requests) == sorted(f"/{name}" for name in FILES)
+    assert sorted(handler.requests) == sorted(f"/{name}" for name in IDX_FILES)
     assert images.load(url + "/").fingerprint == fingerprints[0]
-    assert len(handler.requests) == len(FILES)
+    assert len(handler.requests) == len(IDX_FILES)
     left_over = [path.name for path in cache.rglob("*") if path.is_file()]
-    assert sorted(left_over) == sorted([".lock", *FILES])
+    assert sorted(left_over) == sorted([".lock", *IDX_FILES])
 
 
 def test_a_download_that_breaks_off_leaves_nothing_and_the_next_try_works(
@@ -272,7 +272,7 @@ def test_a_file_that_the_mirror_does_not_have_is_named(
     mirror: tuple[str, type[Mirror]], cache: Path
 ) -> None:
     del cache
-    with pytest.raises(InputError, match=f"nothing-here/{FILES[0]} could not be fetched.*404"):
+    with pytest.raises(InputError, match=f"nothing-here/{IDX_FILES[0]} could not be fetched.*404"):
         images.load(f"{mirror[0]}/nothing-here")
 
 
@@ -287,14 +287,14 @@ def test_a_damaged_download_is_forgotten(
     mirror: tuple[str, type[Mirror]], cache: Path, tmp_path: Path
 ) -> None:
     url, handler = mirror
-    good = (tmp_path / "mirror" / FILES[0]).read_bytes()
-    (tmp_path / "mirror" / FILES[0]).write_bytes(good[:-100])
+    good = (tmp_path / "mirror" / IDX_FILES[0]).read_bytes()
+    (tmp_path / "mirror" / IDX_FILES[0]).write_bytes(good[:-100])
     with pytest.raises(InputError, match="truncated"):
         images.load(url)
-    assert not list(cache.rglob(FILES[0]))
-    (tmp_path / "mirror" / FILES[0]).write_bytes(good)
+    assert not list(cache.rglob(IDX_FILES[0]))
+    (tmp_path / "mirror" / IDX_FILES[0]).write_bytes(good)
     assert len(images.load(url).train_images) == 40
-    assert handler.requests.count(f"/{FILES[0]}") == 2
+    assert handler.requests.count(f"/{IDX_FILES[0]}") == 2
 
 
 def test_a_cache_that_cannot_be_written_is_named(

@@ -17,7 +17,7 @@ from contract.times import STORAGE_RETRY_S
 from tests.training.bucket import Bucket, install
 from tests.training.test_data import write_images
 from training import launch, machine
-from training.data.sources import FILES
+from training.data.catalog import IDX_FILES
 from training.recipes import command
 
 
@@ -79,7 +79,7 @@ LOCAL = ["ddp", "--local"]
         ([*LOCAL, "--storage", "no/such/place"], ["no/such does not exist", "make it first"]),
         ([*LOCAL, "--precision", "fp8"], ["--precision is 'fp8'", "auto, fp32, bf16"]),
         ([*LOCAL, "--global-batch", "4"], ["global batch 4", "--global-batch 8"]),
-        ([*LOCAL, "--data", "nowhere"], ["nowhere does not exist", FILES[0]]),
+        ([*LOCAL, "--data", "nowhere"], ["nowhere does not exist", IDX_FILES[0]]),
         ([*LOCAL, "--data", "."], ["is empty"]),
     ],
 )
@@ -181,8 +181,8 @@ def test_storage_without_permission_is_refused(
 def test_data_with_a_file_missing_is_refused(
     elsewhere: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (write_images(elsewhere / "data") / FILES[3]).unlink()
-    assert f"has no {FILES[3]}" in refused([*LOCAL, "--data", "data"], capsys)
+    (write_images(elsewhere / "data") / IDX_FILES[3]).unlink()
+    assert f"has no {IDX_FILES[3]}" in refused([*LOCAL, "--data", "data"], capsys)
 
 
 def run_with(folder: Path, **settings: object) -> None:

@@ -18,10 +18,9 @@ import numpy.typing as npt
 import torch
 
 from contract.errors import InputError
-from training.data import catalog, idx, sources
-from training.data.catalog import DataSet
+from training.data import DIGITS, catalog, idx, sources
+from training.data.catalog import IDX_FILES, DataSet
 from training.data.download import Report
-from training.data.sources import DIGITS, FILES
 
 IMAGE_SIZE: Final = 28
 NUM_CLASSES: Final = 10
@@ -65,7 +64,7 @@ def load(source: str, *, report: Report | None = None) -> ImageSet:
     """
     if source == DIGITS:
         return _digits()
-    paths = sources.local_files(source, FILES, report=report)
+    paths = sources.local_files(source, IDX_FILES, report=report)
     contents = []
     for path in paths:
         try:
@@ -91,7 +90,7 @@ def _known(contents: Sequence[bytes], source: str) -> DataSet:
     """
     found = {
         name: hashlib.sha256(content).hexdigest()
-        for name, content in zip(FILES, contents, strict=True)
+        for name, content in zip(IDX_FILES, contents, strict=True)
     }
     several = [each for each in catalog.ALL if each.kind == catalog.IMAGES]
     likely = max(several, key=lambda each: len(each.files.items() & found.items()))

@@ -27,11 +27,6 @@ from training.data.catalog import DataSet
 from training.data.download import Report
 from training.storage import UnreachableError
 
-# The data set that needs no source: scikit-learn's, which comes with the package.
-DIGITS: Final = "digits"
-
-FILES: Final = catalog.IDX_FILES
-
 CACHE_VARIABLE: Final = download.CACHE_VARIABLE
 cache_dir = download.cache_dir
 

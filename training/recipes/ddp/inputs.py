@@ -12,7 +12,7 @@ def look_at(config: DdpConfig) -> None:
         InputError: a file is missing.
     """
     if not sources.is_remote(config.data) and catalog.find(config.data) is None:
-        sources.local_files(config.data, sources.FILES)
+        sources.local_files(config.data, catalog.IDX_FILES)
 
 
 def prepare(config: DdpConfig, report: Report | None = None) -> DdpConfig:
