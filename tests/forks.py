@@ -14,11 +14,15 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Final
+
+import psutil
 
 #: ``multiprocessing`` knows the method by this name.
 METHOD: Final = "forkserver"
@@ -55,18 +59,48 @@ class Ranks:
         codes = [process.exitcode for process in self.processes]
         return None if None in codes else next((code for code in codes if code), 0)
 
-    def wait(self, timeout_s: float = 90) -> list[int | None]:
-        """Exit codes, by rank; None of those that do not end."""
-        deadline = time.monotonic() + timeout_s
-        for process in self.processes:
-            process.join(max(deadline - time.monotonic(), 0))
+    def wait(self, idle_s: float = 90) -> list[int | None]:
+        """Exit codes, by rank; None of those that hang."""
+        hang = self._hang(idle_s)
+        while running := [each.sentinel for each in self.processes if each.exitcode is None]:
+            if hang():
+                break
+            connection.wait(running, timeout=min(idle_s, 1))
         return [process.exitcode for process in self.processes]
+
+    def _hang(self, idle_s: float) -> Callable[[], bool]:
+        """A question to repeat: have they used next to nothing of the processors for so long?
+
+        Where other programs keep the processors busy, ranks that work are only slow.
+        """
+        since, used = time.monotonic(), self._cpu_s()
+
+        def is_idle() -> bool:
+            nonlocal since, used
+            now = self._cpu_s()
+            if abs(now - used) > 0.01 * idle_s:  # less than before: that of one that has ended
+                since, used = time.monotonic(), now
+            return time.monotonic() - since > idle_s
+
+        return is_idle
+
+    def _cpu_s(self) -> float:
+        """Processor seconds of those that run."""
+        total = 0.0
+        for process in self.processes:
+            with suppress(psutil.NoSuchProcess):
+                times = psutil.Process(process.pid).cpu_times()
+                total += times.user + times.system
+        return total
 
     def communicate(self, timeout: float = 90) -> tuple[str, str]:
         """What all have printed and reported, after their end.
 
+        Args:
+            timeout: as ``idle_s``.
+
         Raises:
-            TimeoutError: they do not end.
+            TimeoutError: they hang.
         """
         if None in self.wait(timeout):
             raise TimeoutError(self.text())
@@ -86,11 +120,11 @@ class Ranks:
     def text(self) -> str:
         return "".join(each.read_text() for each in {self.out, self.err} if each.exists())
 
-    def wait_for(self, words: str, timeout_s: float = 90) -> None:
+    def wait_for(self, words: str, idle_s: float = 90) -> None:
         """Wait until they have printed ``words``."""
-        deadline = time.monotonic() + timeout_s
+        hang = self._hang(idle_s)
         while words not in self.text():
-            assert time.monotonic() < deadline, f"{words!r} is not in:\n{self.text()}"
+            assert not hang(), f"{words!r} is not in:\n{self.text()}"
             assert self.poll() is None, self.text()
             time.sleep(0.01)
 

@@ -349,7 +349,6 @@ def killed(rank: int, world_size: int, port: int, folder: str, data: str, kill_a
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_a_kill_in_mid_epoch_and_fewer_workers_lose_and_repeat_no_picture(tmp_path: Path) -> None:
     data = str(sort_val(write_tree(tmp_path / "data", num_train=96, num_val=21)))
     arguments = (str(tmp_path), data, 8)  # the second step of the second epoch
@@ -378,7 +377,6 @@ def test_a_kill_in_mid_epoch_and_fewer_workers_lose_and_repeat_no_picture(tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
 def test_under_ray_it_trains_on_a_tree_with_damaged_pictures_and_lists_them(tmp_path: Path) -> None:
     data = sort_val(write_tree(tmp_path / "data", num_train=96, num_val=20))
     broken = sorted((data / "train").rglob("*.JPEG"))[:3]
