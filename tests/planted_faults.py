@@ -41,15 +41,15 @@ class Fault:
     tests: str
     """Quick tests closest to it, separated by spaces."""
 
-    def plant(self, project: Path) -> None:
-        """
+    def planted(self, text: str) -> str:
+        """The text of its file with the edit.
+
         Raises:
-            ValueError: the edit does not fit the file.
+            ValueError: the edit does not fit.
         """
-        text = (ROOT / self.file).read_text()
         if text.count(self.old) != 1:
             raise ValueError(f"{self.name}: {self.file} has {text.count(self.old)}x {self.old!r}")
-        (project / self.file).write_text(text.replace(self.old, self.new))
+        return text.replace(self.old, self.new)
 
 
 FAULTS: Final = (
@@ -157,7 +157,7 @@ FAULTS: Final = (
         old="min(round(given.wait_minutes * 60), max_seconds)",
         new="round(given.wait_minutes * 60)",
         felt="a job of two hours waits for days for a host",
-        tests="tests/trainctl/test_submit.py",
+        tests="tests/trainctl/test_costs.py",
     ),
     Fault(
         name="silent-upload",
@@ -334,7 +334,7 @@ def copied(folder: Path) -> Path:
 
 def killer(project: Path, tests: list[str]) -> str:
     """The first quick test that fails in ``project``; "" if none does."""
-    command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command = [str(ROOT / ".venv/bin/python"), "-m", "pytest", "-qxrfE", "-p", "no:cacheprovider"]
     # It compares the list with the sources, so every fault would die of it.
     command += ["--ignore", "tests/test_planted_faults.py"]
     done = subprocess.run(
@@ -366,13 +366,15 @@ def main(argv: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         project = copied(Path(folder))
         for fault in [known[name] for name in given.names or known]:
-            fault.plant(project)
+            file = project / fault.file
+            text = file.read_text()
+            file.write_text(fault.planted(text))
             began = time.monotonic()
             died = killer(project, fault.tests.split())
             if not died and given.all:
                 died = killer(project, [])
             seconds = time.monotonic() - began
-            shutil.copy2(ROOT / fault.file, project / fault.file)
+            file.write_text(text)
             num_survivors += not died
             print(f"{fault.name:26} {seconds:4.0f} s  {died or 'SURVIVES'}", flush=True)
     return 1 if num_survivors else 0

@@ -5,6 +5,7 @@ The metadata service is a real HTTP server that asks for version 2's token, as i
 
 import http.server
 import json
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ import pytest
 
 from containers import spot
 from containers.spot import Instance, Notice
+from contract import times
 
 NOTICE = '{"action": "terminate", "time": "2026-11-21T09:32:00Z"}'
 
@@ -167,6 +169,22 @@ def test_a_service_that_has_answered_is_asked_again_after_a_pause(server: Server
     thread.join(10)
     assert len(told) == 1
     ended.set()
+
+
+def test_ray_ends_a_node_before_its_host_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, stdout="of-this-node\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    drain = spot.Drain(head="10.0.0.5", address="10.0.0.6", environment={}, say=pytest.fail)
+    assert drain(Notice(action="terminate", at=time.time() + 100))
+    _, told = commands
+    assert told[told.index("--node-id") + 1] == "of-this-node"
+    left = int(told[told.index("--deadline-remaining-seconds") + 1])
+    assert 100 - times.SPOT_MARGIN_S - 5 < left <= 100 - times.SPOT_MARGIN_S
 
 
 def test_the_watch_ends_with_its_node(server: Server) -> None:

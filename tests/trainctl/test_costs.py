@@ -288,6 +288,8 @@ def test_nodes_that_run_or_whose_event_is_on_its_way_count(
     account.tasks["w1"] = {"taskArn": "w1", "lastStatus": "PROVISIONING", "startedBy": "job"}
     account.tasks["w1"]["createdAt"] = account.now - timedelta(seconds=300)
     assert cost_of(capsys)["node_seconds"] == {"head": 360, "worker": 0}
+    account.task_events = [event("head", 360)]  # it has come, and ECS still knows the task
+    assert cost_of(capsys)["node_seconds"] == {"head": 360, "worker": 0}
 
 
 def unknown(account: Account, name: str) -> None:

@@ -3,17 +3,19 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import nn
 
 from contract.errors import InputError
 from training import storage
 from training.checkpoint import checkpoints
-from training.checkpoint.checkpoints import Position, Snapshot
+from training.checkpoint.checkpoints import MODEL_FILE, Position, Snapshot
 from training.models import classifiers as models
 from training.models.classifiers import Window
 
@@ -60,8 +62,6 @@ def snapshot() -> Snapshot:
 
 
 def with_step(snapshot: Snapshot, number: int) -> Snapshot:
-    from dataclasses import replace
-
     return replace(snapshot, position=Position(step=number))
 
 
@@ -108,7 +108,12 @@ def test_a_model_whose_kernels_are_channels_last_is_saved_and_goes_on_alike(tmp_
 
 def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
     model, optimizer, cut = trained("live", steps=1)
-    taken = snapshot_of(model, optimizer, cut)
+    position = Position(step=1)
+    taken = checkpoints.take_snapshot(
+        model, optimizer, cut=cut, position=position, config={}, data=""
+    )
+    position.step = 2
+    assert taken.position.step == 1
     before = {name: tensor.clone() for name, tensor in taken.model.items()}
     step(model, optimizer, 1)
     assert all(torch.equal(taken.model[name], tensor) for name, tensor in before.items())
@@ -253,6 +258,16 @@ def test_leftovers_of_a_killed_save_are_removed_and_nothing_else(
 def test_a_published_folder_can_be_read_by_others(tmp_path: Path, snapshot: Snapshot) -> None:
     checkpoints.publish_model(str(tmp_path), snapshot)
     assert (tmp_path / "model").stat().st_mode & 0o055 == 0o055
+
+
+def test_the_model_of_a_run_is_its_average_where_a_recipe_keeps_one(
+    tmp_path: Path, snapshot: Snapshot
+) -> None:
+    average = {name: torch.zeros_like(tensor) for name, tensor in snapshot.model.items()}
+    checkpoints.publish_model(str(tmp_path), replace(snapshot, average=average))
+    published = load_file(tmp_path / "model" / MODEL_FILE)
+    assert published.keys() == average.keys()
+    assert not any(tensor.any() for tensor in published.values())
 
 
 @pytest.mark.slow
