@@ -232,10 +232,16 @@ class StepTimer:
     On a GPU the marks are CUDA events, read only in ``means``; on a CPU they are clock readings.
     """
 
-    def __init__(self, phases: Sequence[str], device: torch.device) -> None:
+    def __init__(
+        self,
+        phases: Sequence[str],
+        device: torch.device,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         assert "step_time" not in phases, "the name of the whole step's time"
         self.phases = tuple(phases)
-        self._on_gpu = device.type == "cuda"
+        self._on_gpu, self._clock = device.type == "cuda", clock
         self._steps: list[_Step] = []
 
     def start(self) -> None:
@@ -270,7 +276,7 @@ class StepTimer:
 
     def _now(self) -> float | torch.cuda.Event:
         if not self._on_gpu:
-            return time.perf_counter()
+            return self._clock()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -22,20 +22,17 @@ CPU = torch.device("cpu")
 
 
 def test_the_phases_of_a_step_add_up_to_the_step() -> None:
-    timer = metrics.StepTimer(("data", "forward"), CPU)
-    for _ in range(3):
+    now = iter([0.0, 1.0, 3.0, 10.0, 13.0, 17.0, 20.0, 29.0])
+    timer = metrics.StepTimer(("data", "forward"), CPU, clock=lambda: next(now))
+    for _ in range(2):
         timer.start()
-        time.sleep(0.01)
         timer.mark("data")
-        time.sleep(0.02)
         timer.mark("forward", items=8)
     timer.start()  # a step that never ended does not count
     timer.mark("data")
     means = timer.means()
-    assert means.phases["data"] >= 0.01
-    assert means.phases["forward"] >= 0.02
-    assert means.step_time_s == pytest.approx(sum(means.phases.values()))
-    assert means.items_per_s == pytest.approx(8 / means.step_time_s)
+    assert means.phases == {"data": 2.0, "forward": 3.0}
+    assert (means.step_time_s, means.items_per_s) == (5.0, 1.6)
     nothing = {"data": 0.0, "forward": 0.0}
     assert timer.means() == metrics.StepMeans(phases=nothing, step_time_s=0, items_per_s=0)
 
@@ -74,39 +71,13 @@ def test_a_step_is_finite_if_loss_and_gradient_are(loss: float, norm: float, fin
     assert metrics.StepMetrics(loss=loss, grad_norm=norm, size=8).is_finite is finite
 
 
-def find_the_straggler(rank: int) -> None:
-    """Rank 1 takes 0.2 s longer for each step; of three between two evaluations one is watched."""
-    course = metrics.Course(
-        items="images",
-        items_per_step=2,
-        global_batch=2,
-        steps_per_epoch=3,
-        total_steps=9,
-        learning_rate=lambda _: 1.0,
-        flops_per_item=1.0,
-        world_size=2,
-        device=CPU,
-    )
-    watch = communication.Watch(CPU, world_size=2, evaluates=course.ends_epoch, rest_s=0)
-    timer = metrics.StepTimer(("all",), CPU)
-    said = []
-    for step in range(1, 10):
-        timer.start()
-        with watch.step(step):
-            time.sleep(0.2 * rank)
-            dist.all_reduce(torch.ones(10))
-        assert watch.is_watching is (step % 3 == 2)
-        timer.mark("all", items=0 if watch.is_watching else 1)
-        if step % 3 == 0:
-            ranks = course.ranks(
-                timer.means(), step=step, epoch=step // 3, communication_s=watch.seconds()
-            )
-            waits = [each.communication_s or 0.0 for each in ranks]
-            assert waits[0] > 0.15 > waits[1] > 0
-            said.append([each.message for each in watch.warnings(ranks)])
-    # One slow stretch may be chance, and once said is enough.
-    assert [len(each) for each in said] == [0, 1, 0]
-    assert said[1][0].startswith("the other workers wait for rank 1: in a step of 0.2")
+def wait_for_a_slow_rank(rank: int) -> None:
+    """Rank 1 comes 0.2 s later to a collective: what rank 0 waits is its communication."""
+    with communication.Communication(CPU) as watched:
+        time.sleep(0.2 * rank)
+        dist.all_reduce(torch.ones(10))
+    waits = [each["s"] for each in metrics.gather({"s": watched.seconds()}, CPU)]
+    assert waits[0] > waits[1] > 0
 
 
 def start_a_profiler_late(rank: int) -> None:
@@ -124,10 +95,7 @@ def start_a_profiler_late(rank: int) -> None:
         watching = communication.Communication(CPU)
         with watching:
             dist.all_reduce(torch.ones(10))
-    began = time.perf_counter()
-    dist.all_reduce(torch.ones(10))
-    assert time.perf_counter() - began < 0.2
-    assert 0 < watching.seconds() < 0.2
+    assert 0 < watching.seconds() < 0.4
 
 
 def two_ranks(rank: int, store: str) -> None:
@@ -146,7 +114,7 @@ def two_ranks(rank: int, store: str) -> None:
     assert log.save_asked
     assert not stopping
     assert [step.loss for step in steps] == [1.0]
-    find_the_straggler(rank)
+    wait_for_a_slow_rank(rank)
     start_a_profiler_late(rank)
     gathered = metrics.gather({"a": rank + 0.1, "b": 7.0}, CPU)
     assert gathered == [{"a": 0.1, "b": 7.0}, {"a": 1.1, "b": 7.0}]
@@ -209,6 +177,22 @@ def test_watching_takes_little_of_a_run_and_none_of_its_first_step() -> None:
                 assert (seconds is None) is (not watched)
                 assert watch.warnings(times((seconds, seconds), step_s=1.0)) == []
         assert watched == expected
+
+
+def test_a_worker_that_the_others_wait_for_twice_in_a_row_is_named_once() -> None:
+    watch = communication.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, rest_s=0.0)
+    said = []
+    for step in range(1, 11):
+        with watch.step(step):
+            pass
+        if step % 2 == 0:
+            watch.seconds()
+            said.append([each.message for each in watch.warnings(times((0.2, 0.0), step_s=0.3))])
+    # Nothing is measured before the first evaluation, and one slow stretch may be chance.
+    assert [len(each) for each in said] == [0, 0, 1, 0, 0]
+    assert said[2][0].startswith(
+        "the other workers wait for rank 1: in a step of 0.3 s, 0.2 s longer in collectives than it"
+    )
 
 
 def test_what_was_not_measured_again_is_no_second_witness() -> None:
