@@ -10,7 +10,6 @@ are needed at least do not come, the command is ended first and says goodbye in 
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -18,20 +17,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 
-from containers import cluster, demand, metadata, network, node, processes
-from containers.job_config import (
-    JobConfig,
-    autoscaling,
-    capacity,
-    for_autoscaler,
-    for_ray,
-    worker_provider,
-)
+from containers import demand, metadata, network, node
+from containers.clock import Clock
+from containers.job_config import JobConfig, for_autoscaler, for_ray, worker_provider
 from containers.log import say
-from containers.node import TOKEN, NodeConfig
+from containers.node import NodeConfig
 from containers.program import cache
 from containers.program import code as user_code
 from containers.program import head as on_head
@@ -41,6 +33,7 @@ from containers.program.lines import log_pipe
 from containers.program.process import Program
 from containers.program.requirements import Stopped
 from containers.program.told import ENV_PROGRAM, Told
+from containers.ray_head import RayHead
 from contract import exits, times
 from contract.errors import InputError
 from contract.files import WORK
@@ -56,17 +49,31 @@ from contract.nodes import (
     ClusterSize,
 )
 from contract.text import listed
-from training.runtime.forkserver import ForkServer
 
-if TYPE_CHECKING:
-    from containers.autoscaler import ProviderConfig  # which imports Ray
-
-#: Below the job's folder: what Ray's autoscaler reads.
-_SCALING: Final = "autoscaling.yaml"
-#: Marks Ray and all that it starts.
-_ENV_RAY: Final = "TRAIN_RAY_OF_JOB"
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
+
+
+class Ray(Protocol):
+    """What a job asks of its Ray: a ``RayHead``."""
+
+    address: str
+    size: ClusterSize | None
+    demand: demand.Watch
+
+    def start(self) -> None: ...
+
+    def poll(self) -> int | None: ...
+
+    def last_lines(self) -> list[str]: ...
+
+    def scale(self, *, least: int | None = None, most: int | None = None) -> None: ...
+
+    def watch_demand(self) -> None: ...
+
+    def release_workers(self) -> None: ...
+
+    def end(self) -> None: ...
 
 
 class Job:
@@ -75,127 +82,85 @@ class Job:
     def __init__(
         self,
         config: JobConfig,
-        head: NodeConfig,
+        ray: Ray,
+        environment: Mapping[str, str],
         *,
-        clock: Callable[[], float] = time.monotonic,
+        spawn: Callable[..., Program] = Program,
+        make_mirror: Callable[[dict[str, Path], str], Mirror] = Mirror,
+        clock: Clock = time,
     ) -> None:
-        self._config, self._head, self._clock = config, head, clock
-        self._stopped = False
-        self._size: ClusterSize | None = None
-        self._ray_log: Path | None = None
+        """
+        Args:
+            ray: of this job; not started yet.
+            environment: of the command, but for what this class adds.
+            spawn: starts a command.
+            make_mirror: of a program's folders and the address of their copy.
+        """
+        self._config, self._ray, self._clock = config, ray, clock
+        self._spawn, self._make_mirror = spawn, make_mirror
+        self._storage = environment.get(ENV_STORAGE, "")
+        self._environment = environment
+        self._is_stopped = False
         # None while there are as many worker nodes as it needs.
-        self._short_since: float | None = clock() if config.spec.nodes.low else None
+        self._short_since: float | None = clock.monotonic()
         self._capacity_at: float | None = None  # when there first were
-        self._demand: demand.Watch | None = None
         self._has_released = False
         self._mirror: Mirror | None = None
         self._is_told = False  # to end, and has little time left
-        self._is_unfit = False  # the head's own host
+        self._is_unfit = False
         self._ending: int | None = None  # exit code, of a reason to end before the command runs
 
     def run(self) -> int:
         """Return the container's exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        server = node.start_fork_server(self._head)
-        if faults := node.host_faults(self._head):
-            for fault in faults:
-                say(f"not starting: {fault}")
-            return exits.BAD_HOST
-        cache.start_trimming()
-        task = metadata.own_task()
-        if task is None:
-            raise InputError("a job starts its workers on ECS, and this is no task of ECS")
-        address = network.own_address()
-        interface = network.interface_of(address)
-        say(
-            f"job {self._config.job}: head on {address}, worker nodes: "
-            f"{self._config.spec.nodes.words}"
-        )
-        provider = worker_provider(
-            self._config, recipe=self._head.recipe, task=task, address=address
-        )
-        environment = node.ray_environment(self._head, interface) | os.environ
-        environment |= {
-            "GLOO_SOCKET_IFNAME": interface,
-            "NCCL_SOCKET_IFNAME": interface,
-            "RAY_CLOUD_INSTANCE_ID": task.arn,
-            "RAY_NODE_TYPE_NAME": HEAD,
-            **for_autoscaler(),
-            **for_ray(self._config.spec),
-        }
-        ended = threading.Event()
-        with tempfile.TemporaryDirectory(prefix="job-") as folder, log_pipe(Path(folder)) as pipe:
-            self._folder, self._provider = Path(folder), provider
-            request = self._folder / "check"
-            environment |= {ENV_LOG_PIPE: str(pipe), ENV_HOST_CHECK: str(request)}
-            node.start_watching_host(self._head, request, self._on_unfit, ended)
-            self._scale()
-            threading.Thread(
-                target=cluster.watch, args=(os.environ[TOKEN], self._on_size, ended), daemon=True
-            ).start()
-            self._start_ray(address, environment, server)
-            try:
-                code = self._bring_up(address, environment)
-                if code is None:
-                    code = self._pass_gate(address, environment)
-                if code is None:
-                    self._watch_demand(f"{address}:{GCS_PORT}", ended)
-                    code = self._run_command(address, environment)
-                return code
-            finally:
-                ended.set()
-                _end(self._ray, times.RAY_STOP_S)  # first, or it would replace what goes
-                release_workers(provider)
+        self._ray.start()
+        try:
+            code = self._bring_up()
+            if code is None:
+                code = self._pass_gate()
+            if code is None:
+                spec = self._config.spec
+                # Recipes were counted on the laptop, and a program on nodes asks Ray for nothing.
+                if spec.on == Placement.HEAD and not spec.recipe:
+                    self._ray.watch_demand()
+                code = self._run_command()
+            return code
+        finally:
+            self._ray.end()
 
-    def _start_ray(
-        self, address: str, environment: Mapping[str, str], server: ForkServer | None
-    ) -> None:
-        """Start Ray's head, and end what is left of one that was started before."""
-        processes.kill_marked(_ENV_RAY, self._config.job)
-        command = node.ray_command(self._head, address, server)
-        command += [f"--autoscaling-config={self._folder / _SCALING}"]
-        self._ray_log = self._folder / "ray.log"
-        # What it says at its start is for people who start it by hand.
-        with self._ray_log.open("wb") as log:
-            self._ray = subprocess.Popen(
-                command,
-                env={**environment, _ENV_RAY: self._config.job},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+    def stop(self) -> None:
+        """End the job soon: this container has been told to stop."""
+        self._is_stopped = True
+        if self._mirror:
+            self._mirror.hurry(times.COMMAND_STOP_S + times.FILES_SAVE_S)
 
-    def _bring_up(self, address: str, environment: Mapping[str, str]) -> int | None:
+    def leave_host(self) -> None:
+        """End the job soon: the head's own host is not fit."""
+        self._is_unfit = True
+
+    def _bring_up(self) -> int | None:
         """Wait until Ray, which was started, is up; start it once more where it ends instead."""
         code = self._until_up()
         if code == exits.RAY_FAILED and self._ray.poll() is not None:
             # Ray waits 30 s for its own processes, which a busy host may exceed once.
             say("Ray is started once more")
-            self._start_ray(address, environment, None)
+            self._ray.start()
             code = self._until_up()
         return code
 
     def _until_up(self) -> int | None:
         """Wait until Ray is up; an exit code where that does not come."""
-        began = time.monotonic()
+        began = self._clock.monotonic()
         # Its port alone is not enough: the head is a node of its own cluster some seconds later.
-        while self._size is None:
-            if (early := self._reason_to_end(self._ray)) is not None:
+        while self._ray.size is None:
+            if (early := self._reason_to_end()) is not None:
                 return early
-            if time.monotonic() - began > times.RAY_START_S:
+            if self._clock.monotonic() - began > times.RAY_START_S:
                 self._say_of_ray(f"Ray did not start within {times.RAY_START_S} s")
                 return exits.RAY_FAILED
-            time.sleep(_POLL_S)
+            self._clock.sleep(_POLL_S)
         return None
 
-    def _scale(self, *, least: int | None = None, most: int | None = None) -> None:
-        """Tell Ray's autoscaler how many nodes there shall be; it reads the file every time."""
-        text = autoscaling(self._config, self._head, self._provider, least=least, most=most)
-        new = self._folder / "new.yaml"
-        new.write_text(text, encoding="utf-8")
-        new.replace(self._folder / _SCALING)
-
-    def _pass_gate(self, address: str, environment: Mapping[str, str]) -> int | None:
+    def _pass_gate(self) -> int | None:
         """Run what must succeed before the job's command; an exit code where it does not."""
         words = self._config.spec.before
         if not words:
@@ -204,8 +169,7 @@ class Job:
         given = dict(self._config.spec.variables)
         # For its workers too: which network NCCL uses may be among them.
         runtime = {RAY_VARIABLE: json.dumps({"runtime_env": {"env_vars": given}})} if given else {}
-        gate = self._start(words, None, address, {**environment, **given, **runtime})
-        code = self._wait(gate, self._ray)
+        code = self._wait(self._start(words, None, {**given, **runtime}))
         if code == exits.OK:
             return None
         say(
@@ -215,23 +179,24 @@ class Job:
         return code
 
     def _start(
-        self,
-        words: tuple[str, ...],
-        folder: Path | None,
-        address: str,
-        environment: Mapping[str, str],
+        self, words: tuple[str, ...], folder: Path | None, variables: Mapping[str, str]
     ) -> Program:
         """
         Raises:
             InputError: there is no such program.
         """
-        own = {ENV_RUN: self._config.spec.run, "RAY_ADDRESS": f"{address}:{GCS_PORT}"}
+        own = {
+            ENV_RUN: self._config.spec.run,
+            "RAY_ADDRESS": f"{self._ray.address}:{GCS_PORT}",
+        }
         try:
-            return Program(words, folder=folder, environment={**environment, **own})
+            return self._spawn(
+                words, folder=folder, environment={**self._environment, **variables, **own}
+            )
         except OSError as error:
             raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
 
-    def _run_command(self, address: str, environment: Mapping[str, str]) -> int:
+    def _run_command(self) -> int:
         spec = self._config.spec
         # A process of Ray may still write there.
         with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
@@ -244,9 +209,11 @@ class Job:
                     # Ray's own variable is for programs that use Ray.
                     of_user = {k: v for k, v in own.environment.items() if k[:4] != "RAY_"}
                     words = (sys.executable, "-m", "containers.program.nodes")
-                    variables = {ENV_PROGRAM: self._program(address, of_user).to_json()}
+                    variables = {ENV_PROGRAM: self._program(of_user).to_json()}
                 else:
-                    program = on_head.prepare(spec, own, Path(folder), environment)
+                    program = on_head.prepare(
+                        spec, own, Path(folder), self._environment, make_mirror=self._make_mirror
+                    )
                     variables, place = program.environment, program.folder
                     if program.mirror:
                         program.mirror.restore(should_stop=self._must_end)
@@ -255,9 +222,9 @@ class Job:
                     say(f"running {' '.join(words)}")
             except Stopped:
                 return self._ending or exits.FAILED
-            command = self._start(words, place, address, {**environment, **variables})
+            command = self._start(words, place, variables)
             try:
-                code = self._wait(command, self._ray)
+                code = self._wait(command)
             finally:
                 command.end()  # what it has left behind writes no more
                 is_saved = self._save_files()
@@ -266,25 +233,30 @@ class Job:
     def _must_end(self) -> bool:
         """Whether there is a reason to end, before the command runs; says it once."""
         if self._ending is None:
-            self._ending = self._reason_to_end(self._ray)
+            self._ending = self._reason_to_end()
         return self._ending is not None
 
     def _save_files(self) -> bool:
         """Save what the command on the head wrote last; return whether all of it is saved."""
         if self._mirror is None:
             return True
-        left = 0 if self._is_told else self._config.deadline - time.time()
+        left = 0 if self._is_told else self._config.deadline - self._clock.time()
         is_saved = self._mirror.save(max(times.FILES_SAVE_S, left))
         self._mirror.close()
         if not is_saved:
             what = f"{len(self._mirror.lost):,} files: {listed(self._mirror.lost)}"
             if self._mirror.is_replaced:
                 what = "another job has taken over the files of the run"
-            storage, run = os.environ.get(ENV_STORAGE, ""), self._config.spec.run
-            report_lost(what, storage=storage, run=run, job=self._config.job)
+            report_lost(
+                what,
+                storage=self._storage,
+                run=self._config.spec.run,
+                job=self._config.job,
+                client=self._mirror.client,
+            )
         return is_saved
 
-    def _program(self, address: str, variables: Mapping[str, str]) -> Told:
+    def _program(self, variables: Mapping[str, str]) -> Told:
         """What runs on all nodes."""
         spec = self._config.spec
         return Told(
@@ -293,32 +265,24 @@ class Job:
             workers=spec.nodes,
             variables=variables,
             capacity_wait_s=spec.capacity_wait_s,
-            address=address,
+            address=self._ray.address,
             archive=f"{PROGRAM_DIR}/{user_code.ARCHIVE}" if spec.code else "",
-            storage=os.environ.get(ENV_STORAGE, ""),
+            storage=self._storage,
             deadline=self._config.deadline,
         )
-
-    def _watch_demand(self, address: str, ended: threading.Event) -> None:
-        """Watch what a program asks Ray for. Recipes were counted on the laptop."""
-        if self._config.spec.on == Placement.NODES or self._config.spec.recipe:
-            return
-        os.environ["RAY_AUTH_MODE"] = "token"  # read by Ray's client, in this process
-        self._demand = demand.Watch(capacity(self._config, self._head))
-        threading.Thread(target=self._demand.run, args=(address, ended), daemon=True).start()
 
     def _release_unused(self) -> None:
         """Release worker nodes that have had nothing to do since all had joined."""
         spec = self._config.spec
-        if self._capacity_at is None or self._demand is None or self._has_released:
+        if self._capacity_at is None or self._has_released:
             return
-        if self._clock() - self._capacity_at < spec.idle_s:
+        if self._clock.monotonic() - self._capacity_at < spec.idle_s:
             return
-        idle = sum(each >= spec.idle_s for each in self._demand.idle_s)
+        idle = sum(each >= spec.idle_s for each in self._ray.demand.idle_s)
         if not idle:
             return  # yet; one that works now may be done later
         self._has_released = True
-        self._scale(least=0)
+        self._ray.scale(least=0)
         nodes = "1 worker node has" if idle == 1 else f"{idle} worker nodes have"
         say(
             f"{nodes} had nothing to do for {spec.idle_s} s and will be released; the command "
@@ -326,20 +290,20 @@ class Job:
             "on every node)"
         )
 
-    def _wait(self, command: Program, ray: "subprocess.Popen[bytes]") -> int:
+    def _wait(self, command: Program) -> int:
         """Exit code of the command, or of what ended it."""
         code: int | None = None
         while command.poll() is None and code is None:
-            time.sleep(_POLL_S)
-            code = self._reason_to_end(ray)
+            self._clock.sleep(_POLL_S)
+            code = self._reason_to_end()
             self._release_unused()
         if code is not None:
             self._is_told = True
             if code == exits.NO_CAPACITY:
                 # Nothing trains; no node is paid for while the command ends.
-                self._scale(least=0, most=0)
-                release_workers(self._provider)
-            until = time.monotonic() + self._stop_s()
+                self._ray.scale(least=0, most=0)
+                self._ray.release_workers()
+            until = self._clock.monotonic() + self._stop_s()
             command.terminate()
             command.wait(lambda: until)
             command.end(lambda: until)
@@ -364,25 +328,24 @@ class Job:
             return times.COMMAND_STOP_S + times.FILES_SAVE_S + times.FILES_SLACK_S
         return times.COMMAND_STOP_S
 
-    def _reason_to_end(self, ray: "subprocess.Popen[bytes]") -> int | None:
+    def _reason_to_end(self) -> int | None:
         """Exit code of a job that must not go on; None while it may."""
-        config = self._config
-        if self._stopped:
+        if self._is_stopped:
             say("stopped as told")
             return exits.TERMINATED
         if self._mirror is not None and self._mirror.is_replaced:
             say("another job has taken over the files of this run: the command is ended")
             return exits.FILES_LOST
-        if time.time() > config.deadline:
+        if self._clock.time() > self._config.deadline:
             say("the deadline has come")
             return exits.DEADLINE
-        if ray.poll() is not None:
-            self._say_of_ray(f"Ray ended on its own (exit code {ray.returncode})")
+        if (code := self._ray.poll()) is not None:
+            self._say_of_ray(f"Ray ended on its own (exit code {code})")
             return exits.RAY_FAILED
         if self._is_unfit:
             return exits.BAD_HOST
-        if self._demand is not None and self._demand.reason:
-            say(f"the program {self._demand.reason}")
+        if reason := self._ray.demand.reason:
+            say(f"the program {reason}")
             return exits.ASKS_TOO_MUCH
         return self._lack_of_capacity()
 
@@ -392,75 +355,31 @@ class Job:
         A recipe waits for the nodes that it has lost while the others are billed. A program may go
         on without them, and one on all nodes has its own patience (``containers.program.nodes``).
         """
+        now, needed = self._clock.monotonic(), self._config.spec.nodes.low
+        there = self._ray.size.num_nodes - 1 if self._ray.size else 0
         has_lost = self._capacity_at is not None
-        short_since = self._short_since
-        if short_since is None or (has_lost and not self._config.spec.recipe):
+        if self._ray.size and there >= needed:
+            self._short_since = None
+            if self._capacity_at is None:
+                self._capacity_at = now
             return None
-        waited = self._clock() - short_since
+        if self._short_since is None:
+            self._short_since = now
+        if not needed or (has_lost and not self._config.spec.recipe):
+            return None
+        waited = now - self._short_since
         if waited <= self._config.spec.capacity_wait_s:
             return None
-        there = self._size.num_nodes - 1 if self._size else 0
-        needed = self._config.spec.nodes.low
         after = "after a loss" if has_lost else "after the start"
         say(f"{there} of {needed} worker nodes, {waited:.0f} s {after}: no capacity")
         return exits.NO_CAPACITY
 
     def _say_of_ray(self, what: str) -> None:
-        lines = self._ray_log.read_text(errors="replace").splitlines() if self._ray_log else []
-        say("\n".join([f"{what}; it said last:", *lines[-20:]]))
-
-    def _on_size(self, line: str) -> None:
-        self._size = ClusterSize.from_line(line)
-        say(line)
-        enough = self._size and self._size.num_nodes > self._config.spec.nodes.low
-        if enough:
-            self._short_since = None
-            if self._capacity_at is None:
-                self._capacity_at = self._clock()
-        elif self._short_since is None:
-            self._short_since = self._clock()
-
-    def _on_unfit(self) -> None:
-        self._is_unfit = True
-
-    def _stop(self, _number: int, _frame: FrameType | None) -> None:
-        self._stopped = True
-        if self._mirror:
-            self._mirror.hurry(times.COMMAND_STOP_S + times.FILES_SAVE_S)
+        say("\n".join([f"{what}; it said last:", *self._ray.last_lines()]))
 
 
-def release_workers(provider: "ProviderConfig") -> None:
-    """Stop the workers of a job; what fails here is left to the function that cleans up."""
-    # Only now: importing Ray would keep the job's beginning waiting for a second.
-    from botocore.exceptions import BotoCoreError, ClientError
-    from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND
-
-    from containers.autoscaler import EcsNodeProvider
-
-    try:
-        nodes = EcsNodeProvider(provider, provider["job"])
-        workers = nodes.non_terminated_nodes({TAG_RAY_NODE_KIND: NODE_KIND_WORKER})
-        nodes.terminate_nodes(workers)
-    except (ClientError, BotoCoreError) as error:
-        say(f"the workers could not be stopped: {error}")
-    else:
-        say(f"{len(workers)} workers stopped")
-
-
-def _end(process: "subprocess.Popen[bytes]", within_s: float) -> None:
-    """SIGTERM, then SIGKILL."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(within_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def run(environment: Mapping[str, str]) -> int:
-    """Run the job that a task's environment describes; return the container's exit code.
+def described(environment: Mapping[str, str]) -> tuple[JobConfig, NodeConfig]:
+    """The job that a task's environment describes, and its head.
 
     Raises:
         InputError: a variable is missing or wrong.
@@ -469,4 +388,58 @@ def run(environment: Mapping[str, str]) -> int:
     config = JobConfig.from_environment(environment)
     # With --verbose, nodes bring along what Ray's processes print: Ray starts those as usual.
     recipe = "" if "--verbose" in config.spec.command else config.spec.recipe
-    return Job(config, replace(head, recipe=recipe)).run()
+    return config, replace(head, recipe=recipe)
+
+
+def run(environment: Mapping[str, str]) -> int:
+    """Run the job that a task's environment describes; return the container's exit code.
+
+    Raises:
+        InputError: a variable is missing or wrong, or this is no task of ECS.
+    """
+    config, head = described(environment)
+    # Until there is a job to stop, a signal ends this process with the same exit code.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(exits.TERMINATED))
+    server = node.start_fork_server(head)
+    if faults := node.host_faults(head):
+        for fault in faults:
+            say(f"not starting: {fault}")
+        return exits.BAD_HOST
+    cache.start_trimming()
+    task = metadata.own_task()
+    if task is None:
+        raise InputError("a job starts its workers on ECS, and this is no task of ECS")
+    address = network.own_address()
+    interface = network.interface_of(address)
+    say(f"job {config.job}: head on {address}, worker nodes: {config.spec.nodes.words}")
+    given = node.ray_environment(head, interface) | os.environ
+    given |= {
+        "GLOO_SOCKET_IFNAME": interface,
+        "NCCL_SOCKET_IFNAME": interface,
+        "RAY_CLOUD_INSTANCE_ID": task.arn,
+        "RAY_NODE_TYPE_NAME": HEAD,
+        **for_autoscaler(),
+        **for_ray(config.spec),
+    }
+    ended = threading.Event()
+    with tempfile.TemporaryDirectory(prefix="job-") as folder, log_pipe(Path(folder)) as pipe:
+        request = Path(folder) / "check"
+        given |= {ENV_LOG_PIPE: str(pipe), ENV_HOST_CHECK: str(request)}
+        ray = RayHead(
+            config,
+            head,
+            address=address,
+            environment=given,
+            folder=Path(folder),
+            provider=worker_provider(config, recipe=head.recipe, task=task, address=address),
+            server=server,
+        )
+        job = Job(config, ray, given)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: job.stop())
+        node.start_watching_host(head, request, job.leave_host, ended)
+        try:
+            return job.run()
+        finally:
+            ended.set()

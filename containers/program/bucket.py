@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from containers.clock import Clock
 from contract.errors import InputError
 from contract.files import MANIFEST, Manifest, SavedFile
 from contract.runs import safe_join
@@ -40,22 +41,23 @@ class OutOfTimeError(CancelledError):
 class Deadline:
     """When a copy must have ended; it may be set while the copy is being made."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = time) -> None:
+        self._clock = clock
         self.at: float | None = None
-        """``time.monotonic()``; None: it may take as long as it needs."""
+        """By the clock's ``monotonic()``; None: it may take as long as it needs."""
 
     def bring_forward(self, within_s: float) -> None:
         """Set it to so many seconds from now, unless it comes before that already."""
-        new = time.monotonic() + within_s
+        new = self._clock.monotonic() + within_s
         self.at = new if self.at is None else min(self.at, new)
 
     def is_over(self, by_s: float = 0) -> bool:
         """Whether it came at least ``by_s`` seconds ago."""
-        return self.at is not None and time.monotonic() > self.at + by_s
+        return self.at is not None and self._clock.monotonic() > self.at + by_s
 
     def leaves(self, seconds: float) -> bool:
         """Whether more than so many seconds are left."""
-        return self.at is None or self.at - time.monotonic() > seconds
+        return self.at is None or self.at - self._clock.monotonic() > seconds
 
     def check(self, _num_bytes: int = 0) -> None:
         """Raises OutOfTimeError when it has come."""

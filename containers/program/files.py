@@ -28,6 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from containers.clock import Clock
 from containers.log import say as say_to_log
 from containers.program import bucket as store
 from containers.program.bucket import Deadline, NodeBucket, ReplacedError, digest
@@ -58,7 +59,7 @@ class Mirror:
         limit_bytes: int = runs.OUTPUT_LIMIT_BYTES,
         say: Callable[[str], None] = say_to_log,
         client: Any = None,
-        clock: Callable[[], float] = time.time,
+        clock: Clock = time,
         on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
@@ -68,19 +69,18 @@ class Mirror:
         every_s: between two copies, counted from midnight, so that all nodes copy together.
         limit_bytes: of folders with more, ``OUTPUT`` is kept first, and then the newest files.
         client: of S3; boto3's by default.
-        clock: Unix time.
         on_replaced: called once when another start of this node has taken over its files, so that
             what the program writes here from then on is lost.
         """
         self._folders = Folders(folders, excluded=excluded)
         self._beside = next(iter(folders.values())).parent
-        self._bucket, self._client = NodeBucket(address, client), client
+        self._bucket, self.client = NodeBucket(address, client), client
         self._every_s, self._say = every_s, say
         self._clock, self._on_replaced = clock, on_replaced
         self.lost: list[str] = []
         """Names of the files that ``save`` could not save."""
         self._said: set[str] = set()
-        self._deadline = Deadline()
+        self._deadline = Deadline(clock)
         self._saver = Saver(
             self._folders,
             self._bucket,
@@ -93,7 +93,7 @@ class Mirror:
         self._is_in_trouble = False  # the bucket, in the last round, and may be well in the next
         self.is_replaced = False
         """Another start of this node has taken over its files."""
-        self._restoring = Deadline()  # of a restore, once it has to be broken off
+        self._restoring = Deadline(clock)  # of a restore, once it has to be broken off
         self._busy = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -131,7 +131,7 @@ class Mirror:
             done.set_result(None)
 
     def _restore_or_try_again(self, fallback: str) -> None:
-        began, pause = time.monotonic(), min(_PAUSE_S, self._every_s)
+        began, pause = self._clock.monotonic(), min(_PAUSE_S, self._every_s)
         while True:
             self._restoring.check()
             try:
@@ -143,14 +143,14 @@ class Mirror:
                 reason = "another node has just been started in its place"
             except store.ERRORS as error:
                 reason = store.explained(error)
-                is_over = time.monotonic() - began > times.FILES_REFUSED_S
+                is_over = self._clock.monotonic() - began > times.FILES_REFUSED_S
                 if is_over and not store.is_temporary(error):
                     raise self._not_restored(reason) from None
             except InputError as error:
                 raise self._not_restored(str(error)) from None
             self._restoring.check()
             self._say_once("restore", f"not restored: {reason}; trying again")
-            time.sleep(pause)
+            self._clock.sleep(pause)
             pause = min(2 * pause, self._every_s, _LONGEST_PAUSE_S)
 
     def _not_restored(self, reason: str) -> InputError:
@@ -194,7 +194,7 @@ class Mirror:
             try:
                 if until is not None:
                     # Again: a save that has ended meanwhile has reset it.
-                    self._deadline.bring_forward(until - time.monotonic())
+                    self._deadline.bring_forward(until - self._clock.monotonic())
                 is_complete = self._save_or_try_again()
             finally:
                 self._deadline.at = None
@@ -206,18 +206,20 @@ class Mirror:
         return is_complete
 
     def _save_or_try_again(self) -> bool:
-        began, pause = time.monotonic(), min(_PAUSE_S, self._every_s)
+        began, pause = self._clock.monotonic(), min(_PAUSE_S, self._every_s)
         while True:
             self._is_in_trouble = False
             late = self._round(final=True)
             if late is not None and not late:
                 return not self._saver.unsaved  # what is above the limit stays so
-            is_over = time.monotonic() - began > times.FILES_REFUSED_S and not self._is_in_trouble
+            is_over = (
+                self._clock.monotonic() - began > times.FILES_REFUSED_S and not self._is_in_trouble
+            )
             if is_over or self.is_replaced or not self._is_restored:
                 return False
             if not self._deadline.leaves(pause):
                 return False
-            time.sleep(pause)
+            self._clock.sleep(pause)
             pause = min(2 * pause, self._every_s, _LONGEST_PAUSE_S)
 
     def copy(self) -> bool:
@@ -240,10 +242,16 @@ class Mirror:
             self._thread = None
 
     def _run(self) -> None:
-        # By the clock and not from the start: nodes that copy at the same moment save what belongs
-        # together, such as the same step.
-        while not self._ended.wait(self._every_s - self._clock() % self._every_s):
+        while not self._ended.wait(self.until_next_copy()):
             self.copy()
+
+    def until_next_copy(self) -> float:
+        """Seconds until the thread copies again.
+
+        By the clock and not from the start: nodes that copy at the same moment save what belongs
+        together, such as the same step.
+        """
+        return self._every_s - self._clock.time() % self._every_s
 
     def _round(self, *, final: bool) -> list[str] | None:
         """Save; return the names of files that another round may save, None where all failed."""
@@ -281,7 +289,7 @@ class Mirror:
             self._take_over()
             self._is_restored = True
         if fallback and fallback.rstrip("/") != self._bucket.address:
-            self._borrow(NodeBucket(fallback, self._client))
+            self._borrow(NodeBucket(fallback, self.client))
 
     def _take_over(self) -> None:
         if not self._is_code_known:

@@ -91,7 +91,7 @@ class Program:
             time.sleep(_POLL_S)
         over = time.monotonic() + _KILL_S
         # Again for those that were being started meanwhile.
-        while (left := self._left()) and time.monotonic() < over:
+        while (left := self.left()) and time.monotonic() < over:
             for pid in left:
                 _signal(pid, signal.SIGKILL)
             time.sleep(_POLL_S / 10)
@@ -103,7 +103,8 @@ class Program:
         code = self.poll()
         return exits.KILLED if code is None else code
 
-    def _left(self) -> set[int]:
+    def left(self) -> set[int]:
+        """Process ids of what is left of it."""
         # By the group too: a process that has changed its title has no mark any more.
         return {*processes.marked(ENV_START, self._mark), *processes.in_group(self._process.pid)}
 
@@ -112,7 +113,7 @@ class Program:
 
         Only for those whose parent is gone: a torchrun, say, ends its own processes.
         """
-        left = self._left()
+        left = self.left()
         for pid in left - self._told:
             if processes.parent(pid) not in left:
                 self._told.add(pid)

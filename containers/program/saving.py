@@ -285,7 +285,7 @@ class Saver:
                 left = wait(left, timeout=_GRACE_S, return_when=FIRST_EXCEPTION).not_done
                 for future in futures.keys() - left:
                     future.result()  # raises what it has raised
-            reads = {futures[future]: future.result() for future in futures.keys() - left}
+            reads = {name: future.result() for future, name in futures.items() if future.done()}
         finally:
             pool.shutdown(wait=not self._deadline.is_over(), cancel_futures=True)
         return {name: read for name, read in reads.items() if read}

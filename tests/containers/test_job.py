@@ -1,37 +1,38 @@
 """The head of a job reads what it is told, tells Ray's autoscaler the right things and refuses what
-cannot be right. What it does with real Ray in real containers: tests/rehearsal."""
+cannot be right. Whole lives of jobs, with a Ray and commands that follow a script on a fake clock.
+What it does with real Ray in real containers: tests/rehearsal."""
 
 import functools
 import json
+import math
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from containers import demand, job, job_config, metadata, node
+from containers import demand, job, job_config, metadata, node, ray_head
 from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
-from containers.program import bucket as store
 from containers.program import cache, code, head
 from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror
-from containers.program.process import Program
 from contract import exits, nodes, times
 from contract.errors import InputError
 from contract.files import MANIFEST, Manifest
 from contract.job import JobSpec, Placement
 from contract.nodes import ClusterSize
 from contract.ranges import Range
+from tests.clock import FakeClock
 from tests.conftest import ROOT
 from tests.containers.program.s3_in_memory import S3
 
@@ -69,67 +70,12 @@ def ordered(**changed: Any) -> job_config.JobConfig:
     return config(**{nodes.ENV_JOB_SPEC: replace(SPEC, **changed).to_json()})
 
 
-def begun(spec: JobSpec, monkeypatch: pytest.MonkeyPatch) -> job.Job:
-    """The job that a head's container runs for an order."""
-    jobs: list[job.Job] = []
-
-    def run(own: job.Job) -> int:
-        jobs.append(own)
-        return 0
-
-    monkeypatch.setattr(job.Job, "run", run)
-    deadline = str(int(time.time()) + 600)
-    job.run(ENVIRONMENT | {nodes.ENV_JOB_SPEC: spec.to_json(), nodes.ENV_DEADLINE: deadline})
-    (own,) = jobs
-    return own
-
-
 def test_ray_leaves_programs_on_nodes_to_linux_where_memory_runs_out() -> None:
     name = "RAY_memory_monitor_refresh_ms"
     for on, expected in ((Placement.NODES, "0"), (Placement.HEAD, None)):
         own = ordered(on=on)
         provider = job_config.worker_provider(own, recipe="", task=TASK, address="10.0.0.5")
         assert provider["environment"].get(name) == expected
-
-
-@pytest.mark.parametrize(
-    ("recipe", "on", "seconds"),
-    [
-        ("fsdp", Placement.HEAD, times.RECIPE_STOP_S),
-        ("", Placement.HEAD, times.COMMAND_STOP_S),
-        ("", Placement.NODES, 90),  # 20 s to end, and then its files are saved
-    ],
-)
-def test_a_recipe_that_is_told_to_stop_has_time_for_its_checkpoint(
-    recipe: str, on: Placement, seconds: int
-) -> None:
-    own = job.Job(
-        ordered(recipe=recipe, on=on), NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    )
-    assert own._stop_s() == seconds
-
-
-#: Commands of users' programs that are called like a part of this project.
-NAMESAKES = (
-    ("python", "training.py"),
-    ("torchrun", "training.py"),
-    ("python", "-m", "training.launch", "ddp"),
-)
-
-
-@pytest.mark.parametrize("words", NAMESAKES, ids=" ".join)
-def test_a_users_program_called_like_a_recipe_is_no_recipe(
-    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = begun(replace(SPEC, command=words, code="s3://bucket/code.zip"), monkeypatch)
-    assert own._head.recipe == ""
-    assert own._stop_s() == times.COMMAND_STOP_S
-    own._ray = Process()  # type: ignore[assignment]
-    monkeypatch.setattr(demand.Watch, "run", lambda *_: None)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # restored afterwards: the watch sets it
-    own._watch_demand("10.0.0.5:6379", threading.Event())
-    assert own._demand is not None, "a request that cannot be met would wait until the deadline"
-    assert wait_for(own, "sh", "-c", f"exit {exits.RAY_FAILED}") == exits.FAILED
 
 
 def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
@@ -212,144 +158,32 @@ def test_outside_ecs_a_job_says_that_it_cannot_start_workers() -> None:
     )
 
 
-class Process:
-    """Stands for Ray, which runs or has ended."""
-
-    def __init__(self, returncode: int | None = None) -> None:
-        self.returncode = returncode
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-
-def reason(own: job.Job, ray: Any) -> int | None:
-    return own._reason_to_end(ray)
-
-
-def test_a_job_ends_for_a_reason_with_a_code_of_its_own() -> None:
-    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    running = Process()
-    assert reason(job.Job(config(), head), running) is None
-    late = job.Job(config(**{nodes.ENV_DEADLINE: str(int(time.time()) - 1)}), head)
-    assert reason(late, running) == exits.DEADLINE
-    now = [0.0]
-    alone = waiting(now)
-    now[0] = 61.0
-    assert reason(alone, running) == exits.NO_CAPACITY
-    assert reason(job.Job(config(), head), Process(1)) == exits.RAY_FAILED
-    unfit = job.Job(config(), head)
-    unfit._on_unfit()
-    assert reason(unfit, running) == exits.BAD_HOST
-
-
-@pytest.mark.parametrize(
-    ("before", "code", "said"),
-    [
-        ((), None, ""),
-        (("sh", "-c", "exit 0"), None, "before the job's command: sh -c exit 0"),
-        (("sh", "-c", "exit 1"), 1, "the job's command is not started"),
-    ],
-    ids=["none", "passed", "failed"],
-)
-def test_what_must_succeed_before_the_command_ends_the_job_where_it_fails(
-    before: tuple[str, ...], code: int | None, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    own = job.Job(ordered(before=before), head)
-    own._ray = Process()  # type: ignore[assignment]
-    assert own._pass_gate("10.0.0.5", os.environ) == code
-    assert said in capsys.readouterr().err
-
-
-def test_a_gate_knows_the_job_and_its_ray(tmp_path: Path) -> None:
-    script = f'echo "$TRAIN_RUN $RAY_ADDRESS" > {tmp_path}/seen'
-    own = job.Job(
-        ordered(before=("sh", "-c", script)), NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    )
-    own._ray = Process()  # type: ignore[assignment]
-    assert own._pass_gate("10.0.0.5", os.environ) is None
-    assert (tmp_path / "seen").read_text() == "r1 10.0.0.5:6379\n"
-
-
-def size(workers: int) -> str:
-    """What the head reports of its cluster."""
-    return ClusterSize(num_nodes=1 + workers, num_cpus=8 * workers, num_gpus=workers).line()
-
-
-def waiting(now: list[float], **changed: Any) -> job.Job:
-    """A job that waits 60 s for hosts; ``now`` is its clock."""
-    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    return job.Job(ordered(capacity_wait_s=60, **changed), head, clock=lambda: now[0])
-
-
-def test_a_recipe_that_lost_a_node_waits_for_another_as_long_as_at_its_start(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    now = [0.0]
-    own = waiting(now, recipe="fsdp", nodes=Range(2, 2))
-    own._on_size(size(2))
-    now[0] = 5000.0  # however long it has trained before
-    own._on_size(size(1))
-    now[0] += 60
-    assert reason(own, Process()) is None
-    own._on_size(size(2))  # replaced in time
-    now[0] += 5000
-    assert reason(own, Process()) is None
-    own._on_size(size(1))
-    now[0] += 50
-    own._on_size(size(0))  # another loss does not begin the wait anew
-    now[0] += 11
-    assert reason(own, Process()) == exits.NO_CAPACITY
-    assert "0 of 2 worker nodes, 61 s after a loss: no capacity" in capsys.readouterr().err
-
-
-def test_an_elastic_recipe_that_trains_with_fewer_nodes_does_not_wait() -> None:
-    now = [0.0]
-    own = waiting(now, recipe="fsdp", nodes=Range(1, 4))
-    own._on_size(size(4))
-    own._on_size(size(1))
-    now[0] += 5000
-    assert reason(own, Process()) is None
-
-
-def test_a_job_without_worker_nodes_waits_for_none() -> None:
-    now = [0.0]
-    own = waiting(now, nodes=Range(0, 0))
-    now[0] = 61.0  # its own Ray may still be starting
-    assert reason(own, Process()) is None
-
-
-@pytest.mark.parametrize("on", [Placement.HEAD, Placement.NODES])
-def test_a_program_may_go_on_without_the_nodes_that_it_lost(on: Placement) -> None:
-    now = [0.0]
-    own = waiting(now, on=on)
-    own._on_size(size(1))
-    own._on_size(size(0))
-    now[0] += 5000
-    assert reason(own, Process()) is None
-
-
 def test_the_commands_words_reach_it_as_they_are() -> None:
     words = ["python", "-c", "print('a b')"]
     assert ordered(command=tuple(words)).spec.command == tuple(words)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "option", "prepared"),
+    ("recipe", "words", "prepared"),
     [
-        ("ddp", "--epochs", "ddp"),
-        ("fsdp", "--epochs", "fsdp"),
-        ("ddp", "--verbose", ""),  # what Ray's processes print is brought to the head
-        ("", "--epochs", ""),
+        ("ddp", "python -m training.launch ddp", "ddp"),
+        ("fsdp", "python -m training.launch fsdp", "fsdp"),
+        # What Ray's processes print is brought to the head.
+        ("ddp", "python -m training.launch ddp --verbose", ""),
+        # Users' programs that are called like a part of this project.
+        ("", "python training.py", ""),
+        ("", "torchrun training.py", ""),
+        ("", "python -m training.launch ddp", ""),
     ],
 )
 def test_nodes_prepare_for_the_recipe_that_a_job_trains(
-    recipe: str, option: str, prepared: str, monkeypatch: pytest.MonkeyPatch
+    recipe: str, words: str, prepared: str
 ) -> None:
-    own = begun(replace(SPEC, command=(*SPEC.command, option), recipe=recipe), monkeypatch)
-    assert own._head.recipe == prepared
-    told = autoscaling(own._head)["provider"]
-    assert told["environment"].get(nodes.ENV_RECIPE, "") == prepared
+    order = replace(SPEC, command=tuple(words.split()), recipe=recipe)
+    own, head = job.described(ENVIRONMENT | {nodes.ENV_JOB_SPEC: order.to_json()})
+    assert head.recipe == prepared
+    provider = job_config.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
+    assert provider["environment"].get(nodes.ENV_RECIPE, "") == prepared
 
 
 def test_a_program_on_all_nodes_is_given_as_many_as_the_job_may_have() -> None:
@@ -363,213 +197,340 @@ def test_a_program_on_all_nodes_is_given_as_many_as_the_job_may_have() -> None:
     assert (found["max_workers"], worker["min_workers"], worker["max_workers"]) == (0, 0, 0)
 
 
-class StartsAnew(job.Job):
-    """A job whose Ray ends as often as it is told, and then stays."""
+# --- whole lives ----------------------------------------------------------------------------------
+class Ray:
+    """Does what a test says; its head is up at once, unless it fails to start."""
 
-    def __init__(self, *, fails: int) -> None:
-        super().__init__(config(), NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT))
-        self.fails, self.starts = fails, 0
+    address = "10.0.0.5"
 
-    def _start_ray(self, *_arguments: Any) -> None:
+    def __init__(self, own: job_config.JobConfig, *, fails: int = 0) -> None:
+        """``fails``: so many starts end by themselves."""
+        self.size: ClusterSize | None = None
+        head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
+        self.demand = demand.Watch(job_config.capacity(own, head))
+        self.starts, self.fails, self.code = 0, fails, None if fails == 0 else 1
+        self.scaled: list[tuple[int | None, int | None]] = []
+        self.done: list[str] = []
+
+    def start(self) -> None:
         self.starts += 1
-        words = ["false"] if self.starts <= self.fails else ["sleep", "600"]
-        self._ray = subprocess.Popen(words)
-        if self.starts > self.fails:
-            self._on_size(ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0).line())
+        self.code = 1 if self.starts <= self.fails else None
+        if self.code is None:
+            self.have(0)
 
-    def bring_up(self) -> int | None:
-        self._start_ray()
-        try:
-            return self._bring_up("10.0.0.5", {})
-        finally:
-            self._ray.kill()
-            self._ray.wait()
+    def poll(self) -> int | None:
+        return self.code
+
+    def last_lines(self) -> list[str]:
+        return ["the last line of Ray"]
+
+    def scale(self, *, least: int | None = None, most: int | None = None) -> None:
+        self.scaled.append((least, most))
+
+    def watch_demand(self) -> None:
+        self.done.append("demand is watched")
+
+    def release_workers(self) -> None:
+        self.done.append("workers released")
+
+    def end(self) -> None:
+        self.done.append("ended")
+
+    # --- what a script lets happen
+    def have(self, workers: int) -> None:
+        self.size = ClusterSize(num_nodes=1 + workers, num_cpus=8 * workers, num_gpus=workers)
+
+    def die(self) -> None:
+        self.code = 1
+
+    def be_asked(self, requests: int, *, now: float) -> None:
+        request = demand.Request(bundles=({"CPU": 8.0},) * requests, strategy="PACK")
+        self.demand.take(demand.Seen(requests=(request,), totals={}, idle_s=()), now=now)
+
+    def idle(self, *seconds: float) -> None:
+        self.demand.idle_s = seconds
+
+
+@dataclass
+class Command:
+    """A program that ends at a time of the clock."""
+
+    clock: FakeClock
+    words: tuple[str, ...]
+    environment: Mapping[str, str]
+    ends: float
+    code: int
+    stops_in: float
+    """Seconds after it was told to end."""
+    told: float | None = None
+    killed: float | None = None
+
+    def poll(self) -> int | None:
+        return self.code if self.clock.now >= self.ends else None
+
+    def terminate(self) -> None:
+        self.told = self.clock.now
+        self.ends = min(self.ends, self.clock.now + self.stops_in)
+
+    def wait(self, until: Callable[[], float]) -> None:
+        while self.poll() is None and self.clock.now < until():
+            self.clock.sleep(0.1)
+
+    def end(self, _until: object = None) -> int:
+        if self.poll() is None and self.killed is None:
+            self.killed = self.clock.now
+        code = self.poll()
+        return exits.KILLED if code is None else code
+
+
+class Life:
+    """A job from its start to its end, in which the clock's script lets things happen."""
+
+    def __init__(
+        self,
+        *,
+        lasts: float = 30.0,
+        codes: tuple[int, ...] = (0,),
+        stops_in: float = 0.0,
+        fails: int = 0,
+        deadline: int = 1_000_000,
+        **order: Any,
+    ) -> None:
+        """
+        Args:
+            lasts: seconds of each command.
+            codes: of its commands, in their order.
+            stops_in: seconds that a command takes to end when it is told to.
+            fails: so many starts of Ray end by themselves.
+        """
+        own = replace(ordered(**order), deadline=deadline)
+        self.clock, self.ray, self.commands = FakeClock(), Ray(own, fails=fails), list[Command]()
+        self._codes, self._lasts, self._stops_in = codes, lasts, stops_in
+        self.job = job.Job(own, self.ray, {}, spawn=self._spawn, clock=self.clock)
+
+    def _spawn(self, words: tuple[str, ...], *, environment: Mapping[str, str], **_: Any) -> Any:
+        self.commands.append(
+            Command(
+                clock=self.clock,
+                words=words,
+                environment=environment,
+                ends=self.clock.now + self._lasts,
+                code=self._codes[len(self.commands)],
+                stops_in=self._stops_in,
+            )
+        )
+        return self.commands[-1]
+
+    def run(self) -> int:
+        code = self.job.run()
+        assert self.ray.done[-1] == "ended"
+        return code
+
+
+REASONS: dict[int, Callable[[Life], None]] = {
+    exits.TERMINATED: lambda life: life.clock.at(50, life.job.stop),
+    exits.DEADLINE: lambda _life: None,
+    exits.RAY_FAILED: lambda life: life.clock.at(50, life.ray.die),
+    exits.BAD_HOST: lambda life: life.clock.at(50, life.job.leave_host),
+    exits.NO_CAPACITY: lambda life: life.clock.at(40, life.ray.have, 0),
+}
+
+
+@pytest.mark.parametrize("code", REASONS)
+def test_a_job_ends_for_a_reason_with_a_code_of_its_own(code: int) -> None:
+    life = Life(lasts=math.inf, deadline=900, recipe="fsdp", nodes=Range(2, 2), capacity_wait_s=60)
+    life.ray.start = lambda: life.ray.have(2)  # type: ignore[method-assign]
+    REASONS[code](life)
+    assert life.run() == code
+    ended = {exits.DEADLINE: 900.0, exits.NO_CAPACITY: 100.0}.get(code, 50.0)
+    assert life.commands[0].told == pytest.approx(ended, abs=0.3)
+    # No node is paid for while a command ends that has none.
+    released = ["workers released"] if code == exits.NO_CAPACITY else []
+    assert (life.ray.done, life.ray.scaled) == ([*released, "ended"], [(0, 0)] * len(released))
 
 
 @pytest.mark.parametrize(
-    ("fails", "starts", "code"), [(0, 1, None), (1, 2, None), (2, 2, exits.RAY_FAILED)]
+    ("recipe", "on", "seconds"),
+    [
+        ("fsdp", Placement.HEAD, times.RECIPE_STOP_S),
+        ("", Placement.HEAD, times.COMMAND_STOP_S),
+        ("", Placement.NODES, 90),  # 20 s to end, and then its files are saved
+    ],
 )
-def test_ray_is_started_once_more_where_it_ends_before_it_is_up(
-    fails: int, starts: int, code: int | None
+def test_a_recipe_that_is_told_to_stop_has_time_for_its_checkpoint(
+    recipe: str, on: Placement, seconds: int
 ) -> None:
-    own = StartsAnew(fails=fails)
-    assert own.bring_up() == code
-    assert own.starts == starts
-
-
-def test_a_program_that_asks_for_more_than_the_job_can_have_ends_it(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    own = job.Job(config(), head)
-    own._demand = demand.Watch(job_config.capacity(config(), head))
-    assert reason(own, Process()) is None
-    seen = demand.Seen(
-        requests=(demand.Request(bundles=({"CPU": 8.0},) * 5, strategy="PACK"),),
-        totals={},
-        idle_s=(),
-    )
-    for now in (0.0, demand.MEANT_S):
-        own._demand.take(seen, now=now)
-    assert reason(own, Process()) == exits.ASKS_TOO_MUCH
-    assert capfd.readouterr().err == (
-        "node: the program asks for 5 workers of 8 CPUs each; this job has at most 4\n"
-    )
-
-
-def test_nodes_without_work_are_reported_and_released_after_the_idle_time(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-    own = job.Job(ordered(idle_s=1), head)
-    own._folder, own._provider = tmp_path, {}
-    own._demand = demand.Watch(job_config.capacity(config(), head))
-    own._demand.idle_s = (5.0, 0.0)
-    own._scale()
-
-    def least() -> int:
-        found = json.loads((tmp_path / "autoscaling.yaml").read_text())
-        return int(found["available_node_types"]["worker"]["min_workers"])
-
-    own._release_unused()
-    assert least() == 1, "not before all have joined"
-    own._on_size(ClusterSize(num_nodes=3, num_cpus=8, num_gpus=1).line())
-    own._release_unused()
-    assert least() == 1, "not before the idle time"
-    time.sleep(1.1)
-    for idle_s in ((), (0.9, 0.0)):  # what Ray was seen to report lags behind
-        own._demand.idle_s = idle_s
-        own._release_unused()
-        assert least() == 1, "it would go without a word"
-    own._demand.idle_s = (5.0, 0.0)
-    own._release_unused()
-    own._release_unused()
-    assert least() == 0
-    assert capfd.readouterr().err.count("1 worker node has had nothing to do for 1 s") == 1
-
-
-def doing_well() -> job.Job:
-    """A job that has no reason to end."""
-    return job.Job(
-        config(**{nodes.ENV_DEADLINE: str(int(time.time()) + 600)}),
-        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
-    )
-
-
-def wait_for(own: job.Job, *words: str) -> int:
-    """What the head's container exits with after a command."""
-    ray: Any = Process()
-    return own._wait(Program(words, folder=None, environment=os.environ), ray)
+    life = Life(lasts=math.inf, stops_in=math.inf, recipe=recipe, on=on)
+    life.clock.at(10, life.job.stop)
+    assert life.run() == exits.TERMINATED
+    (command,) = life.commands
+    assert command.told is not None
+    assert command.killed == pytest.approx(command.told + seconds, abs=0.2)
 
 
 @pytest.mark.parametrize(
-    ("script", "code"),
-    [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 143), ("kill -KILL $$", 1), ("exit 137", 1)],
+    ("code", "own"),
+    [(0, 0), (7, 7), (143, 143), (exits.KILLED, 1), *((c, 1) for c in exits.OF_THE_SYSTEM)],
 )
-def test_a_command_that_was_killed_does_not_count_as_a_head_that_was(
-    script: str, code: int, capfd: pytest.CaptureFixture[str]
+def test_the_exit_code_of_a_program_never_reads_as_one_of_the_system(
+    code: int, own: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert wait_for(doing_well(), "sh", "-c", script) == code
-    assert ("the command was killed (exit code 137)" in capfd.readouterr().err) == (code == 1)
-
-
-@pytest.mark.parametrize("code", exits.OF_THE_SYSTEM)
-def test_an_exit_code_of_the_systems_own_is_not_taken_over_from_a_command(
-    code: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert wait_for(doing_well(), "sh", "-c", f"exit {code}") == exits.FAILED
-    assert f"exit code {code} has a meaning of its own here" in capfd.readouterr().err
+    life = Life(codes=(code,))
+    assert life.run() == own
+    assert "demand is watched" in life.ray.done, "a request that cannot be met would wait for ever"
+    said = capfd.readouterr().err
+    assert ("the command was killed (exit code 137)" in said) == (code == exits.KILLED)
+    taken = f"exit code {code} has a meaning of its own here"
+    assert (taken in said) == (code in exits.OF_THE_SYSTEM)
 
 
 @pytest.mark.parametrize("code", [exits.FILES_LOST, exits.NO_CAPACITY])
 def test_what_runs_programs_on_nodes_reports_their_end_with_the_systems_own_codes(
     code: int,
 ) -> None:
-    own = doing_well()
-    own._config = replace(own._config, spec=replace(SPEC, on=Placement.NODES))
-    assert wait_for(own, "sh", "-c", f"exit {code}") == code
+    life = Life(codes=(code,), on=Placement.NODES)
+    assert life.run() == code
+    assert life.ray.done == ["ended"], "no demand is watched"
 
 
-PROGRAM = """
-import signal, sys, time
-def save(*_):
-    time.sleep(0.3)
-    open(sys.argv[1], "a").write("saved")
-    sys.exit()
-signal.signal(signal.SIGTERM, save if sys.argv[2] == "kind" else signal.SIG_IGN)
-open(sys.argv[1], "w").write("began ")
-time.sleep(60)
-"""
-
-
-def behind_a_shell(file: Path, kind: str) -> Program:
-    """A program that a shell waits for, once it runs."""
-    run = 'python="$1"; shift; "$python" -c "$@" && true'
-    words = ("sh", "-c", run, "sh", sys.executable, PROGRAM, str(file), kind)
-    shell = Program(words, folder=None, environment=os.environ)
-    until = time.monotonic() + 60
-    while not (file.exists() and file.read_text()) and time.monotonic() < until:
-        time.sleep(0.02)
-    return shell
-
-
-def test_a_program_behind_a_shell_is_told_to_end_and_waited_for(tmp_path: Path) -> None:
-    shell = behind_a_shell(tmp_path / "file", "kind")
-    own, ray = doing_well(), Process(1)  # Ray's end is a reason to end
-    assert own._wait(shell, ray) == exits.RAY_FAILED  # type: ignore[arg-type]
-    assert (tmp_path / "file").read_text() == "began saved"
-    assert shell._left() == set()
-
-
-@pytest.mark.parametrize("within_s", [0.5, 0])
-def test_a_program_behind_a_shell_that_does_not_end_is_killed(
-    tmp_path: Path, within_s: float
+def test_what_must_succeed_before_the_command_ends_the_job_where_it_fails(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    shell = behind_a_shell(tmp_path / "file", "stubborn")
-    began = time.monotonic()
-    shell.terminate()
-    shell.wait(lambda: began + within_s)
-    shell.end(lambda: began + within_s)
-    assert time.monotonic() - began < 10
-    assert shell._left() == set()
+    assert Life(before=("check", "all"), codes=(0, 5)).run() == 5
+    assert "before the job's command: check all" in capsys.readouterr().err
+    failed = Life(before=("check", "all"), codes=(1, 5), variables={"NCCL_DEBUG": "INFO"})
+    assert failed.run() == 1
+    assert "the job's command is not started" in capsys.readouterr().err
+    (gate,) = failed.commands
+    assert gate.environment[nodes.ENV_RUN] == "r1"
+    assert gate.environment["RAY_ADDRESS"] == "10.0.0.5:6379"
+    runtime = json.loads(gate.environment[RAY_VARIABLE])["runtime_env"]
+    assert runtime == {"env_vars": {"NCCL_DEBUG": "INFO"}}
 
 
-def test_a_command_that_has_ended_leaves_nothing_behind(tmp_path: Path) -> None:
-    shell = behind_a_shell(tmp_path / "file", "kind")
-    shell._process.kill()
-    shell._process.wait()
-    assert shell._left(), "the program goes on"
-    assert shell.end() == exits.KILLED
-    assert shell._left() == set()
-    assert (tmp_path / "file").read_text() == "began "
+def test_a_recipe_that_lost_a_node_waits_for_another_as_long_as_at_its_start(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    life = Life(lasts=math.inf, recipe="fsdp", nodes=Range(2, 2), capacity_wait_s=60)
+    for when, workers in ((50, 2), (500, 1), (555, 2), (1000, 1), (1050, 0)):
+        life.clock.at(when, life.ray.have, workers)  # another loss does not begin the wait anew
+    assert life.run() == exits.NO_CAPACITY
+    assert life.clock.now == pytest.approx(1060, abs=0.5)
+    assert "0 of 2 worker nodes, 60 s after a loss: no capacity" in capsys.readouterr().err
+
+
+def test_a_job_whose_nodes_do_not_come_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    life = Life(lasts=math.inf, nodes=Range(1, 4), capacity_wait_s=60)
+    assert life.run() == exits.NO_CAPACITY
+    assert "0 of 1 worker nodes, 60 s after the start: no capacity" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        pytest.param({"recipe": "fsdp", "nodes": Range(1, 4)}, id="trains with fewer"),
+        pytest.param({"on": Placement.HEAD}, id="a program"),
+        pytest.param({"on": Placement.NODES}, id="a program on nodes"),
+        pytest.param({"nodes": Range(0, 0)}, id="has none"),
+    ],
+)
+def test_a_job_that_can_do_without_a_node_does_not_wait_for_one(order: dict[str, Any]) -> None:
+    life = Life(lasts=400, capacity_wait_s=60, **order)
+    life.clock.at(5, life.ray.have, 4)
+    life.clock.at(10, life.ray.have, 1 if "recipe" in order else 0)
+    assert life.run() == exits.OK
+
+
+@pytest.mark.parametrize(
+    ("fails", "starts", "code"), [(0, 1, exits.OK), (1, 2, exits.OK), (2, 2, exits.RAY_FAILED)]
+)
+def test_ray_is_started_once_more_where_it_ends_before_it_is_up(
+    fails: int, starts: int, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    life = Life(fails=fails)
+    assert life.run() == code
+    assert life.ray.starts == starts
+    last = "Ray ended on its own (exit code 1); it said last:\nnode: the last line of Ray"
+    assert capsys.readouterr().err.count(last.partition("\n")[0]) == fails
+
+
+def test_ray_that_hangs_while_it_starts_is_not_waited_for_any_longer(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    life = Life(capacity_wait_s=1000)
+    life.ray.start = lambda: None  # type: ignore[method-assign]
+    assert life.run() == exits.RAY_FAILED
+    assert life.clock.now == pytest.approx(times.RAY_START_S, abs=0.3)
+    assert f"Ray did not start within {times.RAY_START_S} s" in capsys.readouterr().err
+
+
+def test_a_program_that_asks_for_more_than_the_job_can_have_ends_it(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    life = Life(lasts=math.inf)
+    for now in (10, 10 + demand.MEANT_S):
+        life.clock.at(now, functools.partial(life.ray.be_asked, 5, now=now))
+    assert life.run() == exits.ASKS_TOO_MUCH
+    said = "node: the program asks for 5 workers of 8 CPUs each; this job has at most 4\n"
+    assert said in capfd.readouterr().err
+
+
+def test_nodes_without_work_are_reported_and_released_after_the_idle_time(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    life = Life(lasts=400, idle_s=90, nodes=Range(2, 4))
+    scaled: list[tuple[float, int]] = []
+    life.ray.scale = lambda **least: scaled.append((life.clock.now, *least.values()))  # type: ignore[method-assign]
+    life.ray.idle(200.0, 0.0)  # of a node that came first: not before all have joined
+    life.clock.at(50, life.ray.have, 2)
+    life.clock.at(100, life.ray.idle)  # what Ray was seen to report lags behind
+    life.clock.at(145, life.ray.idle, 89.0, 0.0)  # it would go without a word
+    life.clock.at(200, life.ray.idle, 95.0, 0.0)
+    assert life.run() == exits.OK
+    ((when, least),) = scaled
+    assert when == pytest.approx(200, abs=0.2)
+    assert least == 0
+    assert capfd.readouterr().err.count("1 worker node has had nothing to do for 90 s") == 1
+
+
+def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
+    ray = ray_head.RayHead(
+        config(),
+        NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
+        address="10.0.0.5",
+        environment={},
+        folder=tmp_path,
+        provider={},
+        server=None,
+    )
+    for least, expected in ((None, (1, 4)), (0, (0, 4))):
+        ray.scale(least=least)
+        (file,) = tmp_path.iterdir()
+        worker = json.loads(file.read_text())["available_node_types"]["worker"]
+        assert (worker["min_workers"], worker["max_workers"]) == expected
 
 
 # --- the files of a program on the head -----------------------------------------------------------
-class OnHead(job.Job):
-    """A job whose head has brought up Ray, at one attempt; its bucket is in memory."""
+def on_head(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, *words: str, clock: Any = time, lasts: int = 600
+) -> job.Job:
+    """One attempt at a job whose bucket is in memory.
 
-    def __init__(self, s3: S3, monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
-        given = ENVIRONMENT | {
-            nodes.ENV_DEADLINE: str(int(time.time()) + 600),
-            nodes.ENV_JOB_SPEC: replace(SPEC, command=words, on=Placement.HEAD).to_json(),
-        }
-        super().__init__(
-            job_config.JobConfig.from_environment(given),
-            NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT),
-        )
-        self._ray = Process()  # type: ignore[assignment]
-        prepare = functools.partial(
-            head.prepare, make_mirror=functools.partial(Mirror, client=s3, every_s=0.05)
-        )
-        monkeypatch.setattr(head, "prepare", prepare)
-        monkeypatch.setattr(
-            code, "prepare", lambda _spec, folder, **_: Prepared(folder=folder, environment={})
-        )
-        monkeypatch.setattr(store, "_client", lambda: s3)
-        monkeypatch.setenv(nodes.ENV_STORAGE, "s3://bucket")
-
-    def run(self) -> int:
-        return self._run_command("10.0.0.5", {**os.environ, nodes.ENV_STORAGE: "s3://bucket"})
+    Args:
+        clock: of its files; they are copied often by the real one.
+        lasts: seconds to the deadline.
+    """
+    monkeypatch.setattr(
+        code, "prepare", lambda _spec, folder, **_: Prepared(folder=folder, environment={})
+    )
+    own = replace(ordered(command=words, on=Placement.HEAD), deadline=time.time() + lasts)
+    every_s = 0.05 if clock is time else 30
+    return job.Job(
+        own,
+        Ray(own),
+        {**os.environ, nodes.ENV_STORAGE: "s3://bucket"},
+        make_mirror=functools.partial(Mirror, client=s3, every_s=every_s, clock=clock),
+    )
 
 
 def saved(s3: S3) -> dict[str, str]:
@@ -580,44 +541,48 @@ def saved(s3: S3) -> dict[str, str]:
     return {file.name: s3.objects[f"{prefix}/{file.object}"].decode() for file in files}
 
 
+class Refusing(S3):
+    """A bucket that refuses so many uploads before it takes them."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.left = times
+        self.on_upload = self._refuse
+
+    def _refuse(self, _key: str) -> None:
+        self.left -= 1
+        if self.left >= 0:
+            raise EndpointConnectionError(endpoint_url="s3")
+
+
 @pytest.mark.parametrize("own_code", [0, 3])
 def test_a_program_on_the_head_whose_last_files_are_not_saved_has_not_succeeded(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], own_code: int
 ) -> None:
-    s3 = S3()
-
-    def upload(_key: str) -> None:
-        assert own._mirror
-        own._mirror.hurry(0.3)  # as at the deadline
-        raise EndpointConnectionError(endpoint_url="s3")
-
-    s3.on_upload = upload
+    s3 = Refusing(1_000_000)
     script = f"for n in 1 2 3 4 5 6 7; do echo $n > result-$n; done; exit {own_code}"
-    own = OnHead(s3, monkeypatch, "sh", "-c", script)
+    own = on_head(s3, monkeypatch, "sh", "-c", script, clock=FakeClock())
     assert own.run() == (exits.FILES_LOST if own_code == 0 else own_code)
     what = ", ".join(f"work/result-{number}" for number in range(1, 6)) + " and 2 more"
     assert f"not saved: 7 files: {what}" in capfd.readouterr().err
     assert s3.objects["runs/r1/jobs/r1-20261121-0900-abcd.lost"].decode() == f"7 files: {what}"
 
 
+@pytest.mark.parametrize(("lasts", "code"), [(600, exits.OK), (5, exits.FILES_LOST)])
 def test_the_last_files_of_a_program_on_the_head_are_tried_until_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, lasts: int, code: int
 ) -> None:
-    monkeypatch.setattr(times, "FILES_SAVE_S", 0.1)
-    s3 = S3()
-    refusals = [EndpointConnectionError(endpoint_url="s3") for _ in range(5)]
-
-    def upload(_key: str) -> None:
-        if refusals:
-            raise refusals.pop()
-
-    s3.on_upload = upload
-    assert OnHead(s3, monkeypatch, "sh", "-c", "echo 1 > result").run() == exits.OK
-    assert saved(s3) == {"work/result": "1\n"}
+    clock, s3 = FakeClock(), Refusing(20)
+    words = ("sh", "-c", "echo 1 > result")
+    assert on_head(s3, monkeypatch, *words, clock=clock, lasts=lasts).run() == code
+    assert saved(s3) == ({} if code else {"work/result": "1\n"})
+    assert (clock.now > times.FILES_SAVE_S) == (code == exits.OK), (
+        "longer than a node has that must end"
+    )
 
 
 @contextmanager
-def saving(own: OnHead, s3: S3) -> Iterator[tuple[threading.Thread, list[int]]]:
+def saving(own: job.Job, s3: S3) -> Iterator[tuple[threading.Thread, list[int]]]:
     """A job that runs in a thread and has saved its program's file ``step``; it is stopped in the
     end. Yields the thread, and a list that gets the job's exit code."""
     codes: list[int] = []
@@ -630,18 +595,21 @@ def saving(own: OnHead, s3: S3) -> Iterator[tuple[threading.Thread, list[int]]]:
             time.sleep(0.02)
         yield thread, codes
     finally:
-        own._stop(0, None)
+        own.stop()
         thread.join(30)
 
 
 def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     s3 = S3()
-    own = OnHead(s3, monkeypatch, "sh", "-c", "while :; do date +%N > step; sleep 0.05; done")
+    go = tmp_path / "go"
+    script = f"echo 1 > step; until [ -e {go} ]; do sleep 0.1; done; echo 2 > step; sleep 600"
+    own = on_head(s3, monkeypatch, "sh", "-c", script)
     with saving(own, s3) as (thread, codes):
-        assert OnHead(s3, monkeypatch, "true").run() == exits.OK
-        thread.join(20)
+        assert on_head(s3, monkeypatch, "true").run() == exits.OK
+        go.touch()
+        thread.join(60)
     assert codes == [exits.FILES_LOST]
     assert "another job has taken over the files" in capfd.readouterr().err
     lost = s3.objects["runs/r1/jobs/r1-20261121-0900-abcd.lost"]
@@ -660,7 +628,7 @@ def test_a_program_on_the_head_gets_back_what_it_wrote_at_an_earlier_attempt(
         "$TRAIN_OUTPUT/said",
     )
     for _ in range(2):
-        assert OnHead(s3, monkeypatch, *words).run() == 0
+        assert on_head(s3, monkeypatch, *words).run() == 0
     assert saved(s3)["work/said"] == "r1\nr1\n"
     lines = saved(s3)["output/said"].splitlines()
     assert lines[0] == "r1", "of the working directory"
@@ -671,7 +639,7 @@ def test_files_are_saved_while_the_program_on_the_head_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     s3 = S3()
-    own = OnHead(s3, monkeypatch, "sh", "-c", "echo 1 > step; sleep 600")
+    own = on_head(s3, monkeypatch, "sh", "-c", "echo 1 > step; sleep 600")
     with saving(own, s3) as (_, codes):
         pass
     assert codes == [exits.TERMINATED]
@@ -681,19 +649,18 @@ def test_a_stop_does_not_wait_for_the_files_of_a_program_on_the_head(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     s3 = S3()
-    assert OnHead(s3, monkeypatch, "sh", "-c", "echo 1 > step").run() == 0
+    assert on_head(s3, monkeypatch, "sh", "-c", "echo 1 > step").run() == 0
     before = saved(s3)
-    own = OnHead(s3, monkeypatch, "sh", "-c", "echo 2 > step")
+    own = on_head(s3, monkeypatch, "sh", "-c", "echo 2 > step")
     told = threading.Event()
 
     def download(_key: str) -> None:
-        own._stop(0, None)
+        own.stop()
         told.wait(120)
 
     s3.on_download = download
-    began = time.monotonic()
     assert own.run() == exits.TERMINATED
-    assert time.monotonic() - began < 60
+    assert not told.is_set(), "the download has not ended"
     told.set()
     said = capfd.readouterr().err
     assert said.count("stopped as told") == 1
@@ -753,5 +720,5 @@ def test_a_job_begins_with_the_cache_of_its_host(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(node, "start_fork_server", lambda _head: None)
     monkeypatch.setattr(metadata, "own_task", lambda: None)
     with pytest.raises(InputError, match="no task of ECS"):
-        job.Job(config(), NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)).run()
+        job.run(ENVIRONMENT)
     assert began == [True]

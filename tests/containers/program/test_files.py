@@ -23,6 +23,7 @@ from containers.program.requirements import Stopped
 from contract import runs, times
 from contract.errors import InputError
 from contract.files import MANIFEST, OUTPUT, WORK, Manifest
+from tests.clock import FakeClock
 from tests.containers.program.s3_in_memory import S3, refused
 
 PREFIX = "runs/r/output"
@@ -381,29 +382,9 @@ def test_a_thread_copies_until_it_is_ended(start: Start, s3: S3) -> None:
 def test_nodes_copy_at_the_same_moments_whenever_they_were_started(start: Start) -> None:
     """So that after a lost host all nodes restore what they had at one moment."""
 
-    def moments(began: float, copy_s: float) -> list[float]:
-        now = began
-        seen: list[float] = []
-
-        def wait(seconds: float) -> bool:
-            nonlocal now
-            now += seconds
-            return len(seen) == 3
-
-        def copy() -> bool:
-            nonlocal now
-            seen.append(now)
-            now += copy_s
-            return True
-
-        node = start(every_s=30, clock=lambda: now)
-        node.mirror._ended.wait = wait  # type: ignore[method-assign, assignment]
-        node.mirror.copy = copy  # type: ignore[method-assign]
-        node.mirror._run()
-        return seen
-
-    for began, copy_s in ((86_401.0, 0.5), (86_417.25, 4.0), (86_429.5, 12.0)):
-        assert moments(began, copy_s) == [86_430, 86_460, 86_490]
+    for began in (86_401.0, 86_417.25, 86_429.5):
+        node = start(every_s=30, clock=FakeClock(now=began))
+        assert began + node.mirror.until_next_copy() == 86_430
 
 
 # --- names
@@ -728,13 +709,14 @@ def test_an_object_that_is_not_what_was_saved_is_not_restored(start: Start, s3: 
 
 
 def test_a_copy_that_must_end_leaves_out_what_does_not_fit(start: Start, s3: S3) -> None:
-    node = start()
+    clock = FakeClock()
+    node = start(clock=clock)
     node.write("work/a", "one")
     node.mirror.save()
     node.write("work/a", "two")
     node.write("work/step-2/model", "2")
-    s3.on_upload = lambda _key: time.sleep(0.3)
-    assert not node.mirror.save(within_s=0.2)
+    s3.on_upload = lambda _key: clock.sleep(3)
+    assert not node.mirror.save(within_s=2)
     assert saved(s3) == {"work/a": "one"}
     assert node.mirror.lost == ["work/a", "work/step-2/model"]
     assert node.said == ["files: not saved at the program's end: work/a, work/step-2/model"]
@@ -794,7 +776,7 @@ def test_a_last_copy_that_the_bucket_refuses_is_given_up(
 
 
 def test_what_could_not_be_saved_in_time_is_named(start: Start, s3: S3) -> None:
-    node = start()
+    node = start(clock=FakeClock(), every_s=30)
     for number in range(20):
         node.write(f"work/{number:02}", str(number))
     bad = [hashlib.sha256(str(number).encode()).hexdigest() for number in range(7)]
@@ -804,7 +786,7 @@ def test_what_could_not_be_saved_in_time_is_named(start: Start, s3: S3) -> None:
             raise EndpointConnectionError(endpoint_url="s3")
 
     s3.on_upload = upload
-    assert not node.mirror.save(within_s=0.3)
+    assert not node.mirror.save(within_s=60)
     assert len(saved(s3)) == 13
     assert node.mirror.lost == [f"work/{number:02}" for number in range(7)]
     assert node.said[-1] == (
@@ -867,45 +849,50 @@ def test_a_list_whose_answer_was_lost_is_written_again_before_anything_is_remove
 def test_a_last_copy_ends_one_that_takes_too_long(start: Start, s3: S3) -> None:
     node = start(every_s=0.01)
     node.write("work/a", "one")
-    is_busy: list[str] = []
+    is_busy, is_over = threading.Event(), threading.Event()
 
-    def slow(key: str) -> None:
-        is_busy.append(key)
-        time.sleep(0.5)
+    def hang(_key: str) -> None:
+        is_busy.set()
+        is_over.wait(60)
 
-    s3.on_upload = slow
+    s3.on_upload = hang
     node.mirror.start()
-    until = time.monotonic() + 20
-    while not is_busy and time.monotonic() < until:
-        time.sleep(0.01)
-    began = time.monotonic()
+    assert is_busy.wait(20)
     assert not node.mirror.save(within_s=0.1)
-    assert time.monotonic() - began < 5
+    assert not is_over.is_set(), "what hangs is not waited for"
+    is_over.set()
     node.mirror.close()
 
 
 def test_a_last_copy_is_hurried_while_it_is_made(start: Start, s3: S3) -> None:
-    node = start()
+    clock = FakeClock()
+    node = start(clock=clock)
     for number in range(40):
         node.write(f"work/{number:02}", str(number))
-    s3.on_upload = lambda _key: time.sleep(0.2)
-    threading.Timer(0.3, node.mirror.hurry, args=[0.1]).start()
-    began = time.monotonic()
+    begun: list[str] = []
+
+    def upload(key: str) -> None:
+        begun.append(key)
+        if len(begun) == 20:
+            node.mirror.hurry(1)
+            clock.sleep(2)
+
+    s3.on_upload = upload
     assert not node.mirror.save(within_s=600)
-    assert time.monotonic() - began < 0.9, "forty uploads, eight at a time, take longer"
-    assert 0 < len(saved(s3)) < 40
+    assert 12 <= len(saved(s3)) < 20, "but for the eight that were on their way"
     s3.on_upload = lambda _key: None
     assert node.mirror.save(within_s=600), "the time was that of one copy"
 
 
 def test_of_two_last_copies_each_keeps_to_its_time(start: Start, s3: S3) -> None:
-    node = start()
+    clock = FakeClock()
+    node = start(clock=clock, every_s=30)
     node.write("work/a", "one")
     s3.is_down = True
-    second = threading.Thread(target=node.mirror.save, kwargs={"within_s": 0.6})
-    threading.Timer(0.1, second.start).start()
-    assert not node.mirror.save(within_s=0.6)
-    second.join(timeout=5)
+    second = threading.Thread(target=node.mirror.save, kwargs={"within_s": 60})
+    clock.at(10, second.start)
+    assert not node.mirror.save(within_s=60)
+    second.join(timeout=60)
     s3.is_down = False
     assert not second.is_alive()
 
@@ -916,10 +903,9 @@ def test_an_upload_that_hangs_does_not_keep_the_list_waiting(start: Start, s3: S
     node.write("work/stuck", "2")
     stuck = hashlib.sha256(b"2").hexdigest()
     is_over = threading.Event()
-    s3.on_upload = lambda key: is_over.wait(20) if key.endswith(stuck) else None
-    began = time.monotonic()
+    s3.on_upload = lambda key: is_over.wait(60) if key.endswith(stuck) else None
     assert not node.mirror.save(within_s=0.6)
-    assert time.monotonic() - began < 5
+    assert not is_over.is_set(), "the upload hangs"
     assert saved(s3) == {"work/small": "1"}
     assert node.said == ["files: not saved at the program's end: work/stuck"]
     is_over.set()
