@@ -61,7 +61,7 @@ LAYERS: tuple[set[str], ...] = (
     # Facts and small tools.
     {
         *("training.machine", "training.storage", "training.losses", "training.schedule"),
-        *("training.optimizers", "training.network"),
+        *("training.optimizers", "training.network", "training.lease"),
     },
     {"training.record"},
     {"training.data", "training.metrics"},

@@ -19,8 +19,8 @@ from contract.nodes import Gpus
 from contract.ranges import Range
 from contract.runs import RunPaths, check_run_name
 from training import storage
-from training.checkpoint.lease import Lease
 from training.data import catalog, mixture
+from training.lease import Lease
 from training.recipes import command as commands
 from training.recipes.command import Command, OptionError, Recorded, RunCompleteError
 from training.recipes.settings import RunConfig

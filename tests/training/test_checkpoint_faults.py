@@ -26,8 +26,8 @@ from tests.training.bucket import RUN, Bucket, CrashError, install
 from training import storage
 from training.checkpoint import checkpoints, dcp, sharded_checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
-from training.checkpoint.lease import Holder, Lease, LostError, check, newest_number
 from training.checkpoint.manifest import Manifest
+from training.lease import Holder, Lease, LostError, check, newest_number
 from training.record.events import Event, Warned
 
 SLOW_DOWN = OSError(errno.EBUSY, "Please reduce your request rate.")

@@ -17,7 +17,7 @@ from contract.job import JobSpec
 from contract.ranges import Range
 from contract.runs import RunPaths
 from training import launch, recipes
-from training.checkpoint.lease import Lease
+from training.lease import Lease
 from training.recipes import command
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import Event, Start, Step

@@ -28,12 +28,12 @@ from tests.training.test_local_runs import DIGITS, Command, launcher
 from training import launch, storage
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.lease import Holder, Lease, LostError, newest_number
+from training.lease import Holder, Lease, LostError, newest_number
 from training.runtime.torchrun import TorchrunWorker
 
 TAKE = """
 import sys, time
-from training.checkpoint.lease import Lease
+from training.lease import Lease
 lease = Lease.take(sys.argv[1])
 lease.keep()
 print(lease.number, flush=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.record import curves, figures, page, reader
+from training.record import figures, page, plots, reader
 from training.record.page import write_report
 
 PLOTS = {"loss", "accuracy", "throughput", "learning_rate", "step_time", "confusion_matrix"}
@@ -331,7 +331,7 @@ def test_steps_that_a_resume_did_again_count_once(run_dir: Path) -> None:
     write_lines(run_dir / "metrics.jsonl", [*once[:at], *lost, resume, *once[at:]])
     run = reader.read_run(run_dir)
     assert [step.step for step in run.steps] == list(range(1, 61))
-    assert curves.column(run.steps, "loss").max() < 99
+    assert plots.column(run.steps, "loss").max() < 99
 
 
 def test_a_language_model_has_tokens_and_perplexity(tmp_path: Path) -> None:
@@ -413,7 +413,7 @@ def test_samples_become_images_with_the_same_pixels(run_dir: Path) -> None:
 @pytest.mark.parametrize(("size", "num_buckets"), [(5, 10), (10, 10), (23, 10), (4000, 1500)])
 def test_bucket_means_keep_the_mean_of_the_whole(size: int, num_buckets: int) -> None:
     values = np.arange(size, dtype=np.float64)
-    means = curves.bucket_means(values, num_buckets)
+    means = plots.bucket_means(values, num_buckets)
     assert len(means) == min(size, num_buckets)
     assert np.all(np.diff(means) > 0)
     assert abs(means.mean() - values.mean()) < 1
@@ -421,7 +421,7 @@ def test_bucket_means_keep_the_mean_of_the_whole(size: int, num_buckets: int) ->
 
 def test_smoothing_keeps_a_level_curve_and_its_length() -> None:
     for size in (1, 7, 8, 300):
-        np.testing.assert_allclose(curves.smooth(np.full(size, 0.25)), np.full(size, 0.25))
+        np.testing.assert_allclose(plots.smooth(np.full(size, 0.25)), np.full(size, 0.25))
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

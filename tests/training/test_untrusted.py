@@ -21,8 +21,8 @@ from tests.fuzzing import fuzz
 from training import storage
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
-from training.checkpoint.lease import Holder
 from training.checkpoint.manifest import DamagedError, File, Manifest
+from training.lease import Holder
 from training.recipes.command import Recorded
 from training.record.events import Event, Phase, Step, to_json
 from training.record.lines import parse_metrics

@@ -27,8 +27,7 @@ from torch import nn
 
 from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
-from training import storage
-from training.checkpoint import lease
+from training import lease, storage
 from training.checkpoint.manifest import DamagedError, File, Manifest
 from training.metrics import StepMetrics
 from training.models import classifiers as models

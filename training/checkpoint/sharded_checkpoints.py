@@ -44,8 +44,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, RunPaths
-from training import storage
-from training.checkpoint import checkpoints, lease
+from training import lease, storage
+from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
 from training.checkpoint.dcp import METADATA_FILE, LoadPlanner, Reader, StorageFiles
 from training.checkpoint.manifest import DamagedError, File, Manifest

@@ -24,7 +24,7 @@ from contract.ranges import Range
 from contract.runs import RunPaths
 from contract.times import CHECKPOINT_STOP_S, WORKER_ANSWER_S
 from training import machine
-from training.checkpoint.lease import Lease
+from training.lease import Lease
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record import progress

@@ -17,7 +17,7 @@ from contract import exits
 from contract.errors import InputError
 from contract.runs import RunPaths
 from training import recipes
-from training.checkpoint.lease import Lease
+from training.lease import Lease
 from training.recipes.settings import RunConfig
 from training.record.environment import environment
 from training.record.events import Event, Failed
