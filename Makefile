@@ -29,13 +29,19 @@ SKIP_DOCTOR ?=
 # TORCH_INDEX once, .venv remembers it. macOS needs none, its torch has no CUDA.
 export PYTHON_BIN TORCH_INDEX
 
+# Packages come without bytecode: a first run compiles what it imports, a quarter of all there is,
+# and should keep it.
+unexport PYTHONDONTWRITEBYTECODE
+
 # CDK's command line reports nothing.
 export CDK_DISABLE_CLI_TELEMETRY := true
 
 PYTHON := .venv/bin/python
 NODE := -r containers/requirements.txt
-DEV := $(NODE) -r requirements.txt -r requirements-dev.txt
-VENV := sh .ci/venv .venv --lock requirements.lock --project
+LAPTOP := -r requirements.txt
+DEV := $(NODE) $(LAPTOP) -r requirements-dev.txt
+# pip: for you, in an active shell.
+VENV := sh .ci/venv .venv -c requirements.lock -e . pip
 CDK := node_modules/.bin/cdk
 # Tests with these markers, a process for each processor; each of them takes whole files, whose tests
 # share what is slow to make, the longest ones first. More than four would need more memory than they
@@ -141,18 +147,23 @@ format: venv-dev ## rewrite the sources as `check` wants them
 	$(PYTHON) -m ruff format .
 
 ##@ Keep house
+# Hashes of all but torch, which comes in several builds by the index it is taken from. One for CUDA
+# pins its CUDA packages itself, and the others have no use for them. On the oldest Python: what it
+# admits, the newer ones admit too.
+LOCKED = awk '/^[^ ]/ { drop = /^((nvidia|cuda)-|triton=|torch=)/ } /^torch=/ { sub(/[+ ].*/, ""); print } !drop'
 lock: ## resolve the requirement files into requirements.lock (UPGRADE=1: newest of the rest)
-	@rm -rf .venv-lock
-	@sh .ci/venv .venv-lock --lock requirements.lock
-	@.venv-lock/bin/python .ci/lock.py $(if $(UPGRADE),--upgrade)
-	@rm -rf .venv-lock
+	@sh .ci/uv --version && cp requirements.lock .uv
+	@sh .ci/uv pip compile --quiet $(if $(UPGRADE),--upgrade) --python-version 3.11 --generate-hashes \
+		--no-annotate --custom-compile-command "make lock" --output-file .uv/requirements.lock \
+		containers/requirements.txt requirements.txt requirements-dev.txt
+	@$(LOCKED) .uv/requirements.lock > requirements.lock
 
 clean: ## remove caches and what builds leave behind; runs/ and the environments stay
-	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info cdk.out .venv-lock .rehearsal
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info cdk.out .rehearsal
 	find contract training trainctl stacks containers benchmarks rehearsal tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## remove the environments too
-	rm -rf .venv .venv-aws .venv-audit node_modules
+	rm -rf .uv .venv .venv-aws .venv-audit node_modules
 
 venv: ## .venv with what training needs (other targets do this by themselves)
 	@$(VENV) $(NODE)
@@ -161,7 +172,7 @@ venv-dev:
 	@$(VENV) $(DEV)
 
 venv-laptop:
-	@$(VENV) -r requirements.txt
+	@$(VENV) $(LAPTOP)
 
 venv-aws:
 	@TORCH_INDEX= sh .ci/venv .venv-aws -r rehearsal/requirements.txt

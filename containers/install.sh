@@ -18,7 +18,11 @@ if [ -n "$(ls /mnt/wheels/wheels 2>/dev/null)" ]; then
     export PIP_NO_INDEX=1 PIP_FIND_LINKS=/mnt/wheels/wheels
 fi
 
-install() { "$VENV/bin/python" -m pip install --quiet --constraint "$LOCK" "$@"; }
+install() {
+    # Without the hashes: pip would insist on one for torch too, whose build depends on the index.
+    sed '/--hash=/d; s/ \\$//' "$LOCK" >/tmp/constraints.txt
+    "$VENV/bin/python" -m pip install --quiet --constraint /tmp/constraints.txt "$@"
+}
 
 site_packages() { "$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 
@@ -74,7 +78,7 @@ case $1 in
             compile -x '/(test|tests|idlelib|lib2to3|turtledemo|site-packages|dist-packages)/' "$library"
         fi
         # torch wants setuptools; here already, or its layer would have to hide the one of venv.
-        install --upgrade "$(sed -n '/^pip==/p' "$LOCK")" "$(sed -n '/^setuptools==/p' "$LOCK")"
+        install --upgrade pip setuptools
         # peft brings torch along, from the default index: it waits for the next stage.
         sed '/^torch==/d; /^peft==/d' "$SOURCE/requirements.txt" >/tmp/requirements.txt
         install --requirement /tmp/requirements.txt

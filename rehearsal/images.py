@@ -8,6 +8,7 @@ into an image: its certificates and package sources stay outside.
 import hashlib
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -169,16 +170,18 @@ def _wheels(engine: Engine, python: str) -> str:
     image = f"{WHEELS_IMAGE}:{key}"
     if engine.inspect("image", image):
         return image
-    tools = ("pip==", "setuptools==")
-    pins = [line for line in files[0].read_text().splitlines() if line.startswith(tools)]
+    # Without the hashes: pip would insist on one for torch too, whose build depends on the index.
+    pins = re.findall(r"(?m)^[^\s#]+", files[0].read_text())
     with tempfile.TemporaryDirectory(prefix="wheels-") as folder:
-        wheels = Path(folder, "wheels")
+        wheels, constraints = Path(folder, "wheels"), Path(folder, "constraints.txt")
+        constraints.write_text("\n".join(pins))
         own = ".".join(platform.python_version_tuple()[:2])
         other = [] if own == python else ["--python-version", python, "--only-binary", ":all:"]
         commands.run(
             [
                 *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(wheels)),
-                *(*other, "--constraint", str(files[0]), "--requirement", str(files[1]), *pins),
+                *(*other, "--constraint", str(constraints), "--requirement", str(files[1])),
+                *("pip", "setuptools"),
             ],
             environment=os.environ,
             folder=ROOT,

@@ -6,7 +6,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -214,79 +213,229 @@ def test_a_python_that_will_not_do_is_named_with_the_remedy(
 def test_a_python_that_does_not_exist_is_named(tmp_path: Path) -> None:
     attempt = run("sh", ".ci/venv", str(tmp_path / ".venv"), PYTHON_BIN="/no/such/python")
     assert attempt.returncode == 1
-    assert "no Python found (tried /no/such/python)" in attempt.stderr
+    assert "found none of /no/such/python" in attempt.stderr
+
+
+# --- environments ---------------------------------------------------------------------------------
+#: Notes how it was called and what it was told, and makes environments, but installs nothing.
+#: ``$FAILS``: the arguments at which it fails.
+UV = """\
+#!/bin/sh
+[ "$1" != --version ] || exec echo uv 1.2.3
+echo "$@" >>calls
+env | grep -E '^(UV_|SSL_CERT_FILE|ALL_PROXY)' | sort >told
+case "$1" in venv) "$4" -m venv --without-pip "$5" ;; esac
+case "$*" in *"${FAILS:-nothing}"*) echo no such package; exit 1 ;; esac
+"""
+#: A Python to install uv with. Only where ``$PIP`` names one with a pip, that pip has settings.
+PYTHON = """\
+#!/bin/sh
+case "$*" in
+    "-m venv .uv") mkdir -p .uv/bin && cp "$0" .uv/bin/python ;;
+    "-m pip install "*) cp uv .uv/bin/uv; echo "$@" >>calls ;;
+    "-m pip config list") ${PIP:-true} -m pip config list ;;
+esac
+"""
+
+
+class Checkout:
+    """A folder with what `.ci/venv` reads, and a uv that is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        shutil.copytree(ROOT / ".ci", folder / ".ci")
+        lock = "uv==1.2.3 \\\n    --hash=sha256:abc\ntorch==2.13.0\nyarl==1\n"
+        for name, text in {
+            "requirements.lock": lock,
+            "requirements.txt": "rich",
+            "containers/requirements.txt": "torch",
+            "pyproject.toml": "",
+            "training/__init__.py": "",
+        }.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text)
+        for path, text in {"uv": UV, "python": PYTHON}.items():
+            (folder / path).write_text(text)
+            (folder / path).chmod(0o755)
+        run("sh", ".ci/uv", "first", cwd=folder, PYTHON_BIN=str(folder / "python"))
+        self.installed_uv = self.calls()[:1]
+
+    def make(self, *arguments: str, before: str = "", code: int = 0, **environment: str) -> str:
+        """Bring `.venv` up to date, as the Makefile does; the messages."""
+        options = shlex.join(["-c", "requirements.lock", "-e", ".", "pip", *arguments])
+        done = run(
+            *("sh", "-c", f"{before} sh .ci/venv .venv {options}"),
+            cwd=self.folder,
+            **({"PYTHON_BIN": "", "TORCH_INDEX": ""} | environment),
+        )
+        assert done.returncode == code, done.stderr
+        return done.stderr
+
+    def calls(self) -> list[str]:
+        """The calls of uv (and of the pip that installed it) since the last look."""
+        path = self.folder / "calls"
+        found = path.read_text().splitlines() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return found
+
+    def told(self) -> dict[str, str]:
+        """The variables that uv had at its last call."""
+        lines = (self.folder / "told").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    return Checkout(tmp_path)
+
+
+def test_uv_is_installed_once_as_the_lock_has_it(checkout: Checkout) -> None:
+    (call,) = checkout.installed_uv
+    assert "--require-hashes" in call
+    pinned = (checkout.folder / ".uv" / "requirements.txt").read_text()
+    assert pinned == "uv==1.2.3 \\\n    --hash=sha256:abc\n"
+
+    python = str(checkout.folder / "python")
+    assert run("sh", ".ci/uv", "x", cwd=checkout.folder, PYTHON_BIN=python).returncode == 0
+    assert checkout.calls() == ["x"]
+    # Half of it, after Ctrl-C, counts as none.
+    (checkout.folder / ".uv" / "bin" / "uv").write_text("")
+    assert run("sh", ".ci/uv", "x", cwd=checkout.folder, PYTHON_BIN=python).returncode == 0
+    assert [call.split()[0] for call in checkout.calls()] == ["-m", "x"]
+
+
+def test_uv_gets_the_settings_of_pip_and_keeps_its_own(checkout: Checkout) -> None:
+    def told(**environment: str) -> dict[str, str]:
+        none = {name: "" for name in os.environ if name.startswith(("PIP_", "UV_", "SSL_CERT"))}
+        # Neither the settings of this machine nor those of its user.
+        none |= {"PIP": sys.executable, "PIP_CONFIG_FILE": os.devnull}
+        done = run("sh", ".ci/uv", "x", cwd=checkout.folder, **(none | environment))
+        assert done.returncode == 0, done.stderr
+        return {name: value for name, value in checkout.told().items() if value}
+
+    assert told() == {"UV_PYTHON_DOWNLOADS": "never"}
+
+    (checkout.folder / "pip.conf").write_text(
+        "[global]\nindex-url = https://file\nfind-links =\n  /a\n  /b\ntimeout = 60\n"
+    )
+    of_file = told(PIP_CONFIG_FILE="pip.conf")
+    assert of_file["UV_DEFAULT_INDEX"] == "https://file"
+    assert of_file["UV_FIND_LINKS"] == "/a,/b"
+    assert of_file["UV_HTTP_TIMEOUT"] == "60"
+
+    of_variables = told(
+        PIP_INDEX_URL="https://mine",
+        PIP_EXTRA_INDEX_URL="https://more https://other",
+        PIP_CERT="/cert",
+        PIP_NO_INDEX="1",
+        PIP_FIND_LINKS="/c /d",
+        PIP_DEFAULT_TIMEOUT="9",
+        UV_HTTP_TIMEOUT="5",
+    )
+    assert of_variables == {
+        "UV_DEFAULT_INDEX": "https://mine",
+        "UV_INDEX": "https://more https://other",
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "SSL_CERT_FILE": "/cert",
+        "UV_NO_INDEX": "1",
+        "UV_FIND_LINKS": "/c,/d",
+        "UV_HTTP_TIMEOUT": "5",
+        "UV_PYTHON_DOWNLOADS": "never",
+    }
 
 
 def test_an_environment_stays_where_it_is_active_and_where_python_has_another_path(
-    tmp_path: Path,
+    checkout: Checkout, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    project = tmp_path / "project"
-    shutil.copytree(ROOT / ".ci", project / ".ci")
-    (tmp_path / "link").symlink_to(project)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "link").symlink_to(checkout.folder)
     base = Path(sys.base_prefix, "bin", "python3")
-    other = tmp_path / "python3"
+    other = elsewhere / "python3"
     other.symlink_to(base.resolve())
-    # Installing pip would take most of the test's time.
-    without_pip = tmp_path / "without-pip"
-    version = ".".join(map(str, sys.version_info[:3]))
-    without_pip.write_text(
-        f'#!/bin/sh\n[ "$1" = -c ] && exec echo supported usable {version} "$0"\n'
-        f'exec "{base}" "$@" --without-pip\n'
+
+    assert "(new)" in checkout.make(PYTHON_BIN=str(base))
+    assert checkout.calls() != []
+    active = ". .venv/bin/activate &&"
+    assert checkout.make(before=active) == ""
+    assert checkout.make(before=active, PYTHON_BIN="python3") == ""
+    assert checkout.make(PYTHON_BIN=str(other)) == ""
+    assert checkout.make(before=f"cd {elsewhere / 'link'} &&") == ""
+    assert checkout.calls() == []
+
+
+def test_packages_join_an_environment_and_a_changed_lock_makes_it_again(checkout: Checkout) -> None:
+    node, laptop = ("-r", "containers/requirements.txt"), ("-r", "requirements.txt")
+    assert "(new)" in checkout.make(*node)
+    checkout.calls()
+
+    # Beside what is there, once, and also in a shell in which the environment is active.
+    active = ". .venv/bin/activate &&"
+    checkout.make(*laptop, before=active)
+    (call,) = checkout.calls()
+    assert call.startswith("pip install --python .venv ")
+    assert call.endswith("-c requirements.lock -e . pip -r requirements.txt")
+    assert checkout.make(*laptop) == checkout.make(*node) == checkout.make(*node, *laptop) == ""
+
+    # There and back again: what was there before is not what is there now.
+    for text in ("rich typer", "rich"):
+        (checkout.folder / "requirements.txt").write_text(text)
+        assert checkout.make(*node) == ""
+        assert checkout.make(*laptop) != ""
+    checkout.calls()
+
+    with (checkout.folder / "requirements.lock").open("a") as lock:
+        lock.write("zipp==1\n")
+    assert "has changed" in checkout.make(*node)
+    assert checkout.calls()[0].startswith("venv ")
+
+
+def test_an_interrupted_or_failed_installation_is_done_over(checkout: Checkout) -> None:
+    laptop = ("-r", "requirements.txt")
+    checkout.make()
+    pieces = checkout.folder / ".venv" / "pieces"
+
+    # Ctrl-C while packages join: uv dies, and its caller with it.
+    pieces.touch()
+    shutil.copy(checkout.folder / ".uv/bin/uv", checkout.folder / "uv")
+    (checkout.folder / ".uv/bin/uv").write_text(
+        UV.replace("echo no such package; exit 1", "kill -INT 0")
     )
-    without_pip.chmod(0o755)
-
-    def make(before: str = "", **environment: str) -> str:
-        script = f"{before} sh .ci/venv .venv"
-        done = run("sh", "-c", script, cwd=project, **({"PYTHON_BIN": ""} | environment))
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    assert "(new)" in make(PYTHON_BIN=str(without_pip))
-    installed = project / ".venv" / "installed"
-    installed.touch()
-    activate = ". .venv/bin/activate &&"
-    assert make(activate) == ""
-    assert make(activate, PYTHON_BIN="python3") == ""
-    assert make(PYTHON_BIN=str(other)) == ""
-    assert make(f"cd {tmp_path / 'link'} &&") == ""
-    assert installed.exists()
-
-
-@pytest.mark.slow
-def test_an_environment_is_made_once_and_again_after_an_interruption(tmp_path: Path) -> None:
-    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
-    (tmp_path / "requirements.txt").write_text("# nothing\n")
-    command = ["sh", ".ci/venv", ".venv", "-r", "requirements.txt"]
-
-    def make(*, activate: bool = False) -> str:
-        before = ". .venv/bin/activate &&" if activate else ""
-        done = run(
-            *("sh", "-c", f"{before} {shlex.join(command)}"),
-            cwd=tmp_path,
-            PYTHON_BIN="python3" if activate else sys.executable,
-            TORCH_INDEX="",
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stderr
-
-    assert "(new)" in make()
-    began = time.monotonic()
-    assert make() == ""
-    assert time.monotonic() - began < 10
-
-    # Left by a user who pressed Ctrl-C: the marker, and packages in pieces.
-    (tmp_path / ".venv" / "incomplete").touch()
-    (tmp_path / ".venv" / "pieces").touch()
+    options = ["-c", "requirements.lock", "-e", ".", "pip", *laptop]
+    killed = subprocess.run(
+        ["sh", ".ci/venv", ".venv", *options],
+        cwd=checkout.folder,
+        env=os.environ | {"PYTHON_BIN": "", "TORCH_INDEX": "", "FAILS": "-r requirements.txt"},
+        start_new_session=True,
+        capture_output=True,
+        check=False,
+    )
+    assert killed.returncode != 0
+    shutil.copy(checkout.folder / "uv", checkout.folder / ".uv/bin/uv")
     # Also where python3 is the environment's own, which is removed.
-    assert "was interrupted" in make(activate=True)
-    assert not (tmp_path / ".venv" / "pieces").exists()
-    assert make() == ""
+    said = checkout.make(before=". .venv/bin/activate &&", PYTHON_BIN="python3")
+    assert "did not finish" in said
+    assert not pieces.exists()
+    assert checkout.make() == ""
 
-    # A failed installation shows the end of its log, and is done over the next time.
-    (tmp_path / "requirements.txt").write_text("./no-such-package\n")
-    failed = run(*command, cwd=tmp_path, PYTHON_BIN=sys.executable, TORCH_INDEX="")
-    assert failed.returncode == 1
-    assert "no-such-package" in failed.stderr
-    assert ".venv/install.log" in failed.stderr
-    (tmp_path / "requirements.txt").write_text("# nothing\n")
-    assert "was interrupted" in make()
+    failed = checkout.make(*laptop, code=1, FAILS="-r requirements.txt")
+    assert "  | no such package\n" in failed
+    assert ".venv/install.log" in failed
+    assert "did not finish" in checkout.make()
+
+
+def test_torch_alone_comes_from_its_index_which_is_remembered(checkout: Checkout) -> None:
+    node = ("-r", "containers/requirements.txt")
+    checkout.make(*node, TORCH_INDEX="https://torch.example")
+    _, torch, rest = checkout.calls()
+    assert torch == "pip install --python .venv --no-deps torch==2.13.0"
+    assert rest.endswith("-r containers/requirements.txt")
+    assert "torch.example" not in "".join(checkout.told().values())
+    assert checkout.make(*node) == ""
+    # Made again, from the same index.
+    (checkout.folder / ".venv" / "ready").unlink()
+    checkout.make(*node)
+    assert len(checkout.calls()) == 3
+
+    checkout.make(*node, code=1, TORCH_INDEX="https://other.example", FAILS="--no-deps")
+    assert checkout.told()["UV_INDEX"] == "https://other.example"
+    assert checkout.told()["UV_DEFAULT_INDEX"] == "https://other.example"
