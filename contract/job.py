@@ -25,8 +25,8 @@ from contract.runs import check_run_name
 JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
 SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
-#: Of ``JobSpec``'s JSON. Raise it where an older deployment would run a job other than what a newer
-#: trainctl orders; trainctl then refuses the older deployment.
+#: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
+#: deployment that has another one.
 ORDER_VERSION: Final = 5
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
@@ -180,13 +180,8 @@ class JobSpec:
         }
 
     @classmethod
-    def from_json(cls, text: str, *, ignore_unknown: bool = False) -> Self:
+    def from_json(cls, text: str) -> Self:
         """Read an order; fields that are missing have their defaults.
-
-        Args:
-            ignore_unknown: what cleans up after a job or lists it wants to go on with what it
-                knows. What runs a job does not: leaving a part of the order out would run another
-                job than the one that was submitted.
 
         Raises:
             InputError: it is no order, or a field is wrong, missing or unknown.
@@ -195,13 +190,13 @@ class JobSpec:
         if missing := [name for name in ("run", "command", "nodes") if name not in values]:
             raise InputError(f"a job's order has no {', '.join(missing)}: trainctl submit sets it")
         known = {each.name for each in fields(cls)}
-        if (unknown := sorted(values.keys() - known)) and not ignore_unknown:
+        if unknown := sorted(values.keys() - known):
             raise InputError(
                 f"a job's order has {', '.join(unknown)}, which this version does not know "
                 f"({', '.join(sorted(known))}): the images are older than trainctl; push new ones "
                 "and deploy"
             )
-        given = {name: value for name, value in values.items() if name in known}
+        given = dict(values)
         if not isinstance(given["run"], str):
             raise _wrong("run", given["run"], "text")
         if not isinstance(given["command"], list):
@@ -337,19 +332,18 @@ class Outcome:
     def from_json(cls, text: str) -> Self:
         """Read an outcome: of an execution, or of a record in a run's folder.
 
-        What else a record holds (the job, its command), and what later versions add, is ignored.
-        A status that this version does not know counts as failed; its reason says more.
+        What else a record holds (the job, its command) is ignored.
 
         Raises:
             InputError: it is no outcome.
         """
         values = _object(text, what="a job's outcome")
         status = values.get("status")
-        if not isinstance(status, str):
+        if not isinstance(status, str) or status not in {*JobStatus}:
             raise _wrong("status", status, f"one of {', '.join(JobStatus)}")
         known = {each.name for each in fields(cls)} - {"status", "reason"}
         return cls(
-            status=JobStatus(status) if status in {*JobStatus} else JobStatus.FAILED,
+            status=JobStatus(status),
             reason=str(values.get("reason", status)),
             **{name: values[name] for name in known if name in values},
         )

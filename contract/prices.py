@@ -149,7 +149,7 @@ class Prices:
                 region=str(values["region"]),
                 spot=bool(values["spot"]),
                 nat_usd_per_hour=_usd(values["nat_usd_per_hour"]),
-                shared_usd_per_hour=_usd(values.get("shared_usd_per_hour", 0.0)),  # older: none
+                shared_usd_per_hour=_usd(values["shared_usd_per_hour"]),
                 **hosts,
             )
         except (KeyError, TypeError, ValueError, OverflowError) as error:

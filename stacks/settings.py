@@ -438,8 +438,6 @@ def _gpu(machine: InstanceType) -> str:
 
 
 def _unknown(name: str, known: list[str]) -> NoReturn:
-    if name == "allow_without_efa":  # until November 2026
-        raise InputError("the setting allow_without_efa is now efa: off has the same effect")
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
     raise InputError(f"there is no setting {name}: {hint}")

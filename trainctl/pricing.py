@@ -116,7 +116,7 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
             else "ECS's events of this job are missing"
         )
     elif prices is None:
-        why = "its order has no prices, as those of older versions"
+        why = "its order has no prices"
     usd = None
     if prices is not None and seconds is not None:
         usd = _usd(prices, seconds)

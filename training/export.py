@@ -25,8 +25,7 @@ from contract.exports import DEFAULT_DTYPE, DTYPES
 from contract.runs import CONFIG_FILE
 from training import recipes, storage
 from training.checkpoint import sharded_checkpoints
-from training.data.vocabulary import CONFIG_FILE as TOKENIZER_CONFIG
-from training.data.vocabulary import GENERATION_FILE, TOKENIZER_FILE
+from training.data.vocabulary import GENERATION_FILE
 from training.models import language_models, lora, model_weights, nf4, pretrained, serving
 from training.models.model_weights import INDEX_FILE, SINGLE_FILE
 from training.recipes.recipe import Recipe
@@ -143,11 +142,7 @@ def _check_free(to: str) -> None:
 
 def _served(found: sharded_checkpoints.Found) -> dict[str, bytes]:
     """What a model is served with beside its weights, by the names of its files."""
-    files = {name: content for name in serving.FILES if (content := found.read(name)) is not None}
-    if TOKENIZER_FILE in files and TOKENIZER_CONFIG not in files:  # of an earlier version
-        values = {"tokenizer_class": serving.TOKENIZER_CLASS}
-        files[TOKENIZER_CONFIG] = json.dumps(values).encode()
-    return files
+    return {name: content for name in serving.FILES if (content := found.read(name)) is not None}
 
 
 def _parts(
@@ -183,7 +178,7 @@ def _model_config(found: sharded_checkpoints.Found, dtype: torch.dtype) -> dict[
             f"{found.uri} has no {pretrained.CONFIG_FILE} that names a type of model, which "
             "transformers needs: it cannot be exported"
         )
-    # Under its name of today, and under that which older versions and other programs read.
+    # transformers 5 reads "dtype"; transformers 4 and other programs read "torch_dtype".
     config["dtype"] = config["torch_dtype"] = str(dtype).removeprefix("torch.")
     if stops := serving.stops_of(found.read(GENERATION_FILE)):
         config["eos_token_id"] = stops[0]

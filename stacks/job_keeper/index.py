@@ -100,7 +100,7 @@ def spec_of(order: str | None) -> JobSpec | None:
     if not order:
         return None
     try:
-        return JobSpec.from_json(order, ignore_unknown=True)
+        return JobSpec.from_json(order)
     except InputError as error:
         print(f"an order is not understood: {error}")
         return None

@@ -26,6 +26,7 @@ SHAPE = {
     "worker_instance_type": "g5.12xlarge",
     "max_workers": 4,
     "spot": False,
+    "efa": False,
     "image_tag": "abc123",
     "max_heads": 1,
     "root_volume_gib": 0,

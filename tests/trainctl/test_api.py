@@ -26,6 +26,7 @@ RESULT = {
     "world_size": 4,
     "parameters": 1,
     "hosts": [],
+    "measures": ["accuracy"],
 }
 
 

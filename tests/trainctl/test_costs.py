@@ -109,9 +109,6 @@ def test_a_job_on_the_shared_file_system_reads_it_by_its_path_and_its_price_has_
     assert spec.prices is not None
     assert spec.prices.shared_usd_per_hour == pytest.approx(0.460274)
     assert Prices.from_json(json.loads(json.dumps(spec.prices.to_json()))) == spec.prices
-    older = {**PRICES.to_json()}
-    del older["shared_usd_per_hour"]
-    assert Prices.from_json(older) == PRICES, "orders of older versions have none"
     account.add(
         "job", status="SUCCEEDED", output="{}", input=account.sent("start_execution")[0]["input"]
     )

@@ -19,7 +19,7 @@ from training.record.events import (
     Warned,
 )
 from training.record.fields import Rate
-from training.record.measures import Measure
+from training.record.measures import ACCURACY, Measure
 from training.record.progress import Progress
 from training.record.result import Result
 
@@ -96,7 +96,7 @@ def step(number: int) -> Step:
 def test_a_log_has_a_line_for_what_happened(
     event: Event, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    display = PlainDisplay(measures=[BANDWIDTH])
+    display = PlainDisplay(measures=[BANDWIDTH, ACCURACY])
     display.show(START)
     capsys.readouterr()
     display.show(event)

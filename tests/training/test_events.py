@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from docs import record as record_page
 from tests.conftest import ROOT
 from training.record import events, reader
-from training.record.events import TYPES, Evaluation, Event, Finished, Phase, RankTimes, Step
+from training.record.events import TYPES, Evaluation, Event, Finished, RankTimes, Step
 from training.record.fields import Known, Named, Rate
 from training.record.lines import parse_metrics
 from training.record.result import (
@@ -126,58 +126,6 @@ def test_every_field_is_described(kind: type[Any]) -> None:
     described = record_page.descriptions(kind)
     assert [*described] == [field.name for field in dataclasses.fields(kind)]
     assert all(described.values()), described
-
-
-# Lines as the version before typed events wrote them.
-OLD_LINES = """\
-{"type": "phase", "name": "ray_ready", "time": 1.5}
-{"type": "phase", "name": "workers_ready", "time": 2.5, "hosts": ["10.0.0.1", "10.0.0.2"]}
-{"type": "step", "step": 1, "epoch": 1, "loss": 2.4, "lr": 0.001, "grad_norm": 3.0, "time": 9.5}
-{"type": "rank", "epoch": 1, "step": 1, "rank": 0, "data_s": 0.1, "forward_s": 0.2, \
-"backward_s": 0.3, "optimizer_s": 0.05, "step_time_s": 0.65, "images_per_s": 480.0}
-{"type": "rank", "epoch": 0.5, "step": 1, "rank": 1, "data_s": 0.1, "forward_s": 0.2, \
-"backward_s": 0.3, "optimizer_s": 0.05, "checkpoint_s": 0.0, "step_time_s": 0.65, \
-"tokens_per_s": 480.0, "communication_s": 0.01, "memory_bytes": 123456.0}
-{"type": "evaluation", "epoch": 1, "step": 1, "loss": 0.5, "accuracy": 0.9, "train_loss": 1.1, \
-"images_per_s": 950.0, "seconds": 12.5, "flops_per_s": 1e9, "mfu": null, "memory_bytes": null}
-{"type": "evaluation", "epoch": 0, "step": 0, "loss": 0.7, "perplexity": 2.0}
-{"type": "sample", "step": 0, "prompt": "Once", "text": " upon"}
-{"type": "loaded", "step": 1, "loss": 0.5}
-{"type": "preempted", "nodes": ["abc"], "time": 13.5}
-{"type": "resume", "step": 1, "world_size": 2}
-"""
-OLD_RESULT = """{
- "run": "r", "recipe": "ddp", "status": "succeeded", "accuracy": 0.9, "loss": 0.5,
- "perplexity": null, "seconds": 12.5, "steps": 1, "images_per_s": 950.0, "world_size": 2,
- "hosts": [], "resumed_from": null, "preempted": 0, "parameters": 11175370, "flops_per_s": 1e9,
- "mfu": null, "memory_bytes": null, "device": "CPU", "precision": "fp32", "error": null
-}"""
-
-
-def test_a_record_of_the_version_before_is_read_and_written_the_same() -> None:
-    metrics = parse_metrics(OLD_LINES.encode())
-    assert (len(metrics.lines), metrics.num_damaged) == (11, 0)
-    assert metrics.of(Phase)[1].hosts == ("10.0.0.1", "10.0.0.2")
-    assert [each.rate for each in metrics.of(RankTimes)] == [
-        Rate(items="images", per_s=480.0),
-        Rate(items="tokens", per_s=480.0),
-    ]
-    for line, text in zip(metrics.lines, OLD_LINES.splitlines(), strict=True):
-        known = {name: value for name, value in json.loads(text).items() if value is not None}
-        assert line.event is not None
-        written = events.to_json(line.event)
-        # The names that are listed now; a line that is kept is written as it stands in the file.
-        assert {*written} - {*known} <= {"phases", "measures"}
-        assert {name: written[name] for name in known} == known
-    first, second = metrics.of(RankTimes)
-    assert [*first.phases] == ["data", "forward", "backward", "optimizer"]
-    assert (second.phases["checkpoint"], second.communication_s) == (0.0, 0.01)
-    measured = [each.measures for each in metrics.of(Evaluation)]
-    assert measured == [{"accuracy": 0.9}, {"perplexity": 2.0}]
-    result = Result.from_json(json.loads(OLD_RESULT))
-    added = {"measures": ["accuracy", "perplexity"], "skipped_steps": 0, "damaged_lines": 0}
-    assert result.to_json() == json.loads(OLD_RESULT) | added
-    assert result.items_per_s == 950.0
 
 
 def test_figures_keep_their_names_whatever_else_a_line_has() -> None:

@@ -56,10 +56,13 @@ def test_parts_of_a_step_are_told_apart_with_every_kind_of_vision(vision: str, t
 def test_of_equal_values_the_last_one_is_marked_as_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    measure: dict[str, object] = {"type": "measure", "name": "accuracy", "form": "percent"}
     lines = [
-        {"type": "evaluation", "step": epoch, "epoch": epoch, "accuracy": accuracy}
+        {"type": "evaluation", "step": epoch, "epoch": epoch}
+        | {"measures": ["accuracy"], "accuracy": accuracy}
         for epoch, accuracy in enumerate([0.5, 0.9, 0.8, 0.9], 1)
     ]
+    lines.insert(0, measure)
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     run = reader.read_run(tmp_path)
     (accuracy,) = [each for each in run.measures if each.name == "accuracy"]

@@ -73,7 +73,7 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
 
 
 def metrics(num_epochs: int, steps_per_epoch: int = STEPS_PER_EPOCH) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
+    lines: list[dict[str, Any]] = [{"type": "measure", "name": "accuracy", "form": "percent"}]
     for step in range(1, num_epochs * steps_per_epoch + 1):
         epoch = (step - 1) // steps_per_epoch + 1
         loss = 2 / math.sqrt(step) + 0.05 * math.sin(step * 1.7)
@@ -83,15 +83,20 @@ def metrics(num_epochs: int, steps_per_epoch: int = STEPS_PER_EPOCH) -> list[dic
         for rank in range(2):
             # The first epoch is slow, and must not count in the means.
             seconds = 0.1 * (10 if epoch == 1 else 1) * (1 + rank)
-            parts = {"data_s": 0.1, "forward_s": 0.3, "backward_s": 0.5, "optimizer_s": 0.05}
+            parts = {"data": 0.1, "forward": 0.3, "backward": 0.5, "optimizer": 0.05}
             lines.append(
                 {"type": "rank", "epoch": epoch, "step": step, "rank": rank}
-                | {name: share * seconds for name, share in parts.items()}
-                | {"step_time_s": seconds, "images_per_s": 480.0}
+                | {f"{name}_s": share * seconds for name, share in parts.items()}
+                | {"phases": [*parts], "step_time_s": seconds, "images_per_s": 480.0}
             )
         lines.append(
             {"type": "evaluation", "epoch": epoch, "step": step, "loss": 1 / epoch}
-            | {"accuracy": 1 - 0.3 / epoch, "train_loss": 1.1 / epoch, "images_per_s": 950.0}
+            | {
+                "measures": ["accuracy"],
+                "accuracy": 1 - 0.3 / epoch,
+                "train_loss": 1.1 / epoch,
+                "images_per_s": 950.0,
+            }
             | {"seconds": 63.2 * epoch, "a_later_version": True}
         )
     return lines
@@ -119,6 +124,7 @@ def write_record(folder: Path) -> Path:
         },
         "result": {
             "status": "succeeded",
+            "measures": ["accuracy"],
             "accuracy": 0.9361,
             "loss": 0.22144,
             "seconds": 3845.0,
@@ -327,7 +333,7 @@ def test_steps_that_a_resume_did_again_count_once(run_dir: Path) -> None:
     once = metrics(3)
     lost = [{"type": "step", "step": step, "epoch": 2, "loss": 99.0} for step in range(31, 36)]
     resume = {"type": "resume", "step": 30}
-    at = next(i for i, line in enumerate(once) if line["step"] == 31)
+    at = next(i for i, line in enumerate(once) if line.get("step") == 31)
     write_lines(run_dir / "metrics.jsonl", [*once[:at], *lost, resume, *once[at:]])
     run = reader.read_run(run_dir)
     assert [step.step for step in run.steps] == list(range(1, 61))
@@ -336,10 +342,13 @@ def test_steps_that_a_resume_did_again_count_once(run_dir: Path) -> None:
 
 def test_a_language_model_has_tokens_and_perplexity(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
+        {"type": "measure", "name": "perplexity", "higher_is_better": False},
         {"type": "step", "step": 1, "loss": 4.0, "lr": 0.1},
         {"type": "evaluation", "step": 1, "epoch": 1, "perplexity": 21.3, "tokens_per_s": 2.5e6},
         {"type": "evaluation", "step": 2, "epoch": 2, "perplexity": 30.5, "tokens_per_s": 1.5e6},
     ]
+    for line in lines[2:]:
+        line["measures"] = ["perplexity"]
     write_lines(tmp_path / "metrics.jsonl", lines)
     page = read(tmp_path)
     assert "2 M tokens/s over all workers, median of the epochs." in page.text

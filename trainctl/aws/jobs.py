@@ -91,7 +91,7 @@ class Job:
     def from_execution(cls, found: "DescribeExecutionOutputTypeDef") -> Self:
         """What Step Functions describes."""
         try:
-            spec = JobSpec.from_json(found.get("input", ""), ignore_unknown=True)
+            spec = JobSpec.from_json(found.get("input", ""))
         except InputError:
             spec = None
         return cls(

@@ -49,8 +49,7 @@ class Shape:
         values = json.loads(text)
         if not isinstance(values, dict):
             raise ValueError("it is no JSON object")
-        # Stacks of the first version had no number.
-        if (order := values.get("order", 1)) != ORDER_VERSION:
+        if (order := values.get("order")) != ORDER_VERSION:
             raise InputError(
                 f"these stacks take job orders of version {order}, and this trainctl writes "
                 f"version {ORDER_VERSION}"
@@ -62,7 +61,7 @@ class Shape:
             head_trains=values["head_trains"],
             max_workers=values["max_workers"],
             spot=values["spot"],
-            efa=values.get("efa", False),  # older stacks had none
+            efa=values["efa"],
             image_tag=values["image_tag"],
             max_heads=values["max_heads"],
             root_volume_gib=values["root_volume_gib"],

@@ -431,7 +431,7 @@ def read(folder: Path) -> Snapshot:
             position=Position.from_values(state["position"]),
             config=state["config"],
             data=state["data"],
-            average=state.get("average", {}),  # earlier versions had none
+            average=state["average"],
         )
     except RuntimeError as error:
         if _NO_ARCHIVE not in str(error):

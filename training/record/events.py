@@ -12,10 +12,8 @@ from typing import Final
 
 from training.record import fields
 from training.record.fields import Named, Rate, named
-from training.record.measures import EARLIER_NAMES, Measure
+from training.record.measures import Measure
 from training.record.result import Evaluated, evaluated_from_json
-
-_EARLIER_PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,9 +107,7 @@ class RankTimes:
     """Number of the worker, from 0."""
     step_time_s: float
     """Seconds that the whole step took."""
-    phases: Named = field(
-        default_factory=dict, metadata=named(suffix="_s", earlier=_EARLIER_PHASES)
-    )
+    phases: Named = field(default_factory=dict, metadata=named(suffix="_s"))
     """Seconds of each part of the step, in their order. ``ddp`` and ``fsdp`` have ``data`` (the
     batch is chosen and moved), ``forward``, ``backward`` (with the wait for other workers),
     ``optimizer`` (with clipping), and ``fsdp`` ``checkpoint`` (training waits for a save)."""
@@ -138,7 +134,7 @@ class Evaluation:
     """Epochs done by then; 0 before training, and where there are none."""
     loss: float | None = None
     """Mean over what it was evaluated on: per test image, or per held-out token in nats."""
-    measures: Named = field(default_factory=dict, metadata=named(earlier=EARLIER_NAMES))
+    measures: Named = field(default_factory=dict, metadata=named())
     """Values of the recipe's measures, such as ``accuracy``."""
     train_loss: float | None = None
     """Mean of the training loss since the evaluation before; None before training, and where all

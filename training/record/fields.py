@@ -6,13 +6,12 @@ default; without a default, a float becomes NaN, text becomes empty, and a missi
 truth value makes the whole object unreadable.
 
 Numbers that have names of their own (``named``) stand beside the fields, as ``accuracy`` or
-``forward_s``, and a list under the field's name names them. Files of versions that wrote
-no such list have the names that the field knows from then.
+``forward_s``, and a list under the field's name names them.
 """
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Final, TypeVar, cast, get_type_hints
@@ -38,14 +37,13 @@ class Rate:
     """Items per second; None while nothing has been measured."""
 
 
-def named(*, suffix: str = "", earlier: tuple[str, ...] = ()) -> Mapping[str, object]:
+def named(*, suffix: str = "") -> Mapping[str, object]:
     """Metadata of a field of type ``Named`` or ``Known``.
 
     Args:
         suffix: what follows the names in JSON.
-        earlier: the names in files without a list of them.
     """
-    return {"suffix": suffix, "earlier": earlier}
+    return {"suffix": suffix}
 
 
 def to_json(value: Any, *, keep_none: bool = False) -> dict[str, object]:
@@ -75,7 +73,9 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
     taken: set[str] = set()  # keys that belong to numbers with names, whatever else has that name
     for field, hint in fields:
         if "suffix" in field.metadata:
-            keys = {f"{name}{field.metadata['suffix']}": name for name in _names(field, values)}
+            keys = {
+                f"{name}{field.metadata['suffix']}": name for name in _names(values.get(field.name))
+            }
             found[field.name] = {
                 name: values[key]
                 for key, name in keys.items()
@@ -139,13 +139,9 @@ def _fits(value: object, hint: object) -> bool:
     return dataclasses.is_dataclass(value)  # already read
 
 
-def _names(field: "dataclasses.Field[Any]", values: Mapping[str, object]) -> Iterable[str]:
-    """The names of a field's numbers: those of its list, or of versions without one."""
-    listed = values.get(field.name)
-    if not isinstance(listed, list):
-        earlier: tuple[str, ...] = field.metadata["earlier"]
-        return earlier
-    return [name for name in listed if isinstance(name, str)]
+def _names(listed: object) -> list[str]:
+    """The names of a field's numbers, from the list in the file."""
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
 
 
 def _is_gap(value: object, hint: object) -> bool:

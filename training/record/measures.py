@@ -70,13 +70,10 @@ PERPLEXITY: Final = Measure(
     meaning="``exp(loss)`` of a language model",
     higher_is_better=False,
 )
-#: Of all records of versions that did not name their measures.
-EARLIER: Final = (ACCURACY, PERPLEXITY)
-EARLIER_NAMES: Final = tuple(each.name for each in EARLIER)
 
 
 def described(name: str, declared: Sequence[Measure]) -> Measure:
-    """The measure of that name, of those declared or of earlier versions, or one made of its name
-    only: ``loss_web`` is better when it is smaller."""
-    known = (each for each in (*declared, *EARLIER) if each.name == name)
+    """The declared measure of that name, or one made from the name: less is better for
+    ``loss_web``."""
+    known = (each for each in declared if each.name == name)
     return next(known, Measure(name=name, higher_is_better=not name.startswith("loss")))

@@ -153,7 +153,7 @@ def of_job(environment: Mapping[str, str] = os.environ) -> tuple[str, Spending |
     """
     job, order = environment.get(ENV_JOB, ""), environment.get(ENV_JOB_SPEC, "")
     try:
-        prices = JobSpec.from_json(order, ignore_unknown=True).prices if order else None
+        prices = JobSpec.from_json(order).prices if order else None
         head_trains = Gpus.from_environment(environment).on_head is not None
     except InputError:
         return job, None

@@ -6,7 +6,6 @@ from typing import Final, Literal
 
 from training.record import fields
 from training.record.fields import Known, Rate, named
-from training.record.measures import EARLIER_NAMES
 
 Status = Literal["succeeded", "failed", "stopped"]
 SUCCEEDED: Final = "succeeded"
@@ -25,7 +24,7 @@ class Result:
     ``failed``: see ``error``."""
     loss: float | None
     """Mean loss of the last evaluation: per test image, or per held-out token in nats."""
-    measures: Known = field(default_factory=dict, metadata=named(earlier=EARLIER_NAMES))
+    measures: Known = field(default_factory=dict, metadata=named())
     """Values of the recipe's measures at the last evaluation, such as ``accuracy``; None before
     the first one."""
     seconds: float | None
@@ -186,7 +185,7 @@ def measures_of(values: Mapping[str, object]) -> dict[str, float]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Measured:
-    measures: Known = field(default_factory=dict, metadata=named(earlier=EARLIER_NAMES))
+    measures: Known = field(default_factory=dict, metadata=named())
 
 
 def evaluated_from_json(values: Mapping[str, object]) -> Evaluated | None:
