@@ -1,4 +1,4 @@
-"""Sizes and seams of the product, so that its rooms stay small and what crosses them has a type."""
+"""No file grows too long, and what crosses a seam has a type."""
 
 import ast
 from collections.abc import Iterator
@@ -8,10 +8,6 @@ from tests.conftest import ROOT
 
 PRODUCT = ("contract", "training", "containers", "stacks", "trainctl", "rehearsal")
 MOST_LINES = 700
-MOST_LINES_OF_A_FUNCTION = 100
-MOST_ROOMS = 20
-#: The loops of the recipes, which are to be read from top to bottom.
-LOOPS = "training/recipes/*/loop.py"
 #: Other programs call these with dictionaries of their own: AWS with events, the emulator with the
 #: records that it keeps.
 CALLED_FROM_OUTSIDE = (
@@ -28,38 +24,10 @@ def name_of(file: Path) -> str:
     return file.relative_to(ROOT).as_posix()
 
 
-def functions(file: Path) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
 def test_no_file_is_too_long() -> None:
     lines = {name_of(file): len(file.read_text().splitlines()) for file in files()}
     assert len(lines) > 100
     assert {name: num for name, num in lines.items() if num > MOST_LINES} == {}
-
-
-def test_no_function_is_too_long() -> None:
-    loops = set(ROOT.glob(LOOPS))
-    assert loops
-    found = {
-        f"{name_of(file)}:{node.name}": num
-        for file in files()
-        for node in functions(file)
-        if (num := (node.end_lineno or 0) - node.lineno + 1) > MOST_LINES_OF_A_FUNCTION
-        and not (file in loops and node.name in ("train", "_train"))
-    }
-    assert found == {}
-
-
-def test_training_shows_at_most_twenty_rooms() -> None:
-    rooms = [
-        path.name
-        for path in (ROOT / "training").iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").exists()
-    ]
-    assert 5 < len(rooms) <= MOST_ROOMS, sorted(rooms)
 
 
 def public_annotations(file: Path) -> Iterator[tuple[str, ast.expr]]:
