@@ -13,8 +13,6 @@ SEEDS ?= 10
 PROGRAMS ?=
 #: Seconds of each reader of `make fuzz`
 SECONDS ?= 5
-#: Folder of FashionMNIST for `make fashion`
-FASHION ?= ../shared/data/fashion-mnist
 #: Run whose report `make pictures` draws
 RUN ?= runs/demo
 #: More arguments for pytest or cdk: make test ARGS="-k checkpoints -x"
@@ -58,14 +56,11 @@ UNASKED := $(strip $(YES)$(CI))
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo local rehearse abuse fashion pictures synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo local rehearse abuse pictures synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
 	@$(PYTHON) -m training.launch ddp --local --workers $(WORKERS) --preset digits --run demo --overwrite
-
-fashion: venv ## train on the whole FashionMNIST from FASHION, several seeds (long: not for CI)
-	@$(PYTHON) -m benchmarks.fashion --data $(FASHION)
 
 local: venv-laptop venv-aws node ## a local AWS with the stacks and a cluster, which stays up (needs a Docker Engine)
 	@$(PYTHON) -m trainctl local up
@@ -82,9 +77,7 @@ bench: venv-dev venv-aws ## compare with the plain ways, and time the start; one
 	@$(PYTHON) -m benchmarks.checkpoint --json
 	@$(PYTHON) -m benchmarks.loading --json
 	@$(PYTHON) -m benchmarks.images --json
-	@$(PYTHON) -m benchmarks.packages --json
 	@$(PYTHON) -m benchmarks.fsdp --json
-	@$(PYTHON) -m benchmarks.sharded --json
 
 pictures: synth venv ## redraw docs/images: architecture, recording of the demo, report of RUN (needs Chromium)
 	@$(PYTHON) docs/diagram.py cdk.out > cdk.out/architecture.svg

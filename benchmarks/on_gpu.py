@@ -1,6 +1,6 @@
 """What to run first on a machine with GPUs: does everything work there, and how fast is it.
 
-    python -m benchmarks.on_gpu --to DIR [--only NAME ...] [--data DIR] [--json]
+    python -m benchmarks.on_gpu --to DIR [--only NAME ...] [--json]
 
 Each step is a command that a user could type; what it prints goes into a file of its name below
 ``DIR``, and a table of what worked stands at the end. The first steps ask whether the recipes
@@ -40,8 +40,6 @@ class Step:
     for the folder of the runs."""
     limit_s: int = 300
     least_gpus: int = 1
-    needs_data: bool = False
-    """Only where ``--data`` is given, whose folder is appended."""
 
 
 STEPS: Final = (
@@ -100,12 +98,6 @@ STEPS: Final = (
         words=(*_PYTHON, "benchmarks.imagenet_gpu", "--packed", "raw", "--json"),
         limit_s=600,
     ),
-    Step(
-        name="fashion_gpu",
-        words=(*_PYTHON, "benchmarks.fashion_gpu", "--json", "--data"),
-        limit_s=1800,
-        needs_data=True,
-    ),
 )
 
 
@@ -122,7 +114,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.on_gpu", description=__doc__)
     parser.add_argument("--to", required=True, metavar="DIR", help="folder of what is printed")
     parser.add_argument("--only", nargs="+", choices=[each.name for each in STEPS], metavar="NAME")
-    parser.add_argument("--data", help="folder with FashionMNIST's four files")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     gpus = machine.gpu_names()
@@ -135,10 +126,10 @@ def main() -> int:
     for step in STEPS:
         if step.name not in (options.only or [step.name]):
             continue
-        if len(gpus) < step.least_gpus or (step.needs_data and not options.data):
-            say(f"{step.name}: left out, it needs {'--data' if step.needs_data else 'more GPUs'}")
+        if len(gpus) < step.least_gpus:
+            say(f"{step.name}: left out, it needs more GPUs")
             continue
-        words = command(step, gpus=len(gpus), runs=folder / "runs", data=options.data)
+        words = command(step, gpus=len(gpus), runs=folder / "runs")
         outcomes[step.name] = run(words, folder / f"{step.name}.txt", limit_s=step.limit_s)
         say(f"{step.name}: {in_words(outcomes[step.name])}")
     worked = [name for name, outcome in outcomes.items() if outcome.exit_code == 0]
@@ -153,12 +144,10 @@ def main() -> int:
     return 0 if len(worked) == len(outcomes) else 1
 
 
-def command(step: Step, *, gpus: int, runs: Path, data: str | None) -> list[str]:
+def command(step: Step, *, gpus: int, runs: Path) -> list[str]:
     """The words of a step on this machine."""
     known: Mapping[str, str] = {"python": sys.executable}
     words = [known.get(word, word).format(gpus=gpus, runs=runs) for word in step.words]
-    if step.needs_data and data:
-        words.append(data)
     if any(word.startswith("training.") for word in words):
         words += ["--storage", str(runs)]
     return words

@@ -48,14 +48,13 @@ def test_make_alone_lists_targets_and_variables() -> None:
         "test-fast",
         "check",
         "bench",
-        "fashion",
         "lock",
         "clean",
     ]:
         assert f"\n  make {target} " in listing.stdout
     for target in ["synth", "diff", "deploy", "images", "destroy", "clean"]:
         assert f"\n  make {target} " in listing.stdout
-    for variable in ["WORKERS", "TORCH_INDEX", "PYTHON_BIN", "FASHION"]:
+    for variable in ["WORKERS", "TORCH_INDEX", "PYTHON_BIN"]:
         assert f"\n  {variable} " in listing.stdout
 
 

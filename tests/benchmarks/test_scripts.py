@@ -47,12 +47,6 @@ def test_no_process_holds_more_than_its_part_while_a_model_is_loaded() -> None:
     assert found["peak_bytes"] < 1.3 * (found["shard_bytes"] + found["largest_tensor_bytes"])
 
 
-def test_the_second_job_of_a_host_installs_nothing() -> None:
-    found = printed("benchmarks.packages", "--packages", "2", "--megabytes", "1")
-    assert found["ratio"] == found["seconds_of_first_job"] / found["seconds_of_second_job"]
-    assert found["seconds_of_second_job"] < found["seconds_of_first_job"]
-
-
 def test_pictures_that_were_packed_raw_cost_less_than_the_plain_way() -> None:
     small = ("--pictures", "40", "--batch", "8", "--processes", "1")
     found = printed("benchmarks.images", *small, "--seconds", "1", "--rounds", "1")
