@@ -27,7 +27,6 @@ from trainctl.commands.data import verify as data_verify
 from trainctl.commands.doctor import doctor
 from trainctl.commands.download import download
 from trainctl.commands.export import export
-from trainctl.commands.generate import generate
 from trainctl.commands.local import down as local_down
 from trainctl.commands.local import env as local_env
 from trainctl.commands.local import status as local_status
@@ -45,7 +44,6 @@ from trainctl.commands.show import show
 from trainctl.commands.stop import stop
 from trainctl.commands.study import study
 from trainctl.commands.submit import submit
-from trainctl.commands.version import print_version, version
 from trainctl.commands.wait import wait
 from trainctl.errors import explained
 from trainctl.help import WIDTH, Command, Group, RecipeCommand
@@ -88,12 +86,10 @@ app.command(cls=Command, rich_help_panel=_JOBS)(checkpoints)
 app.command(cls=Command, rich_help_panel=_JOBS)(report)
 app.command(cls=Command, rich_help_panel=_JOBS)(download)
 app.command(cls=Command, rich_help_panel=_JOBS)(export)
-app.command(cls=Command, rich_help_panel=_JOBS)(generate)
 app.command("open", cls=Command, rich_help_panel=_OTHER)(open_)
 app.command(cls=Command, rich_help_panel=_OTHER)(notebook)
 app.command(cls=Command, rich_help_panel=_OTHER)(shell)
 app.command(cls=Command, rich_help_panel=_OTHER)(doctor)
-app.command(cls=Command, rich_help_panel=_OTHER)(version)
 
 cluster = typer.Typer(
     cls=Group,
@@ -129,12 +125,20 @@ local.command(cls=Command)(local_down.down)
 app.add_typer(local, name="local", rich_help_panel=_OTHER)
 
 
+def _print_version(wanted: bool) -> None:
+    from importlib import metadata
+
+    if wanted:
+        print(f"trainctl {metadata.version('ecs-train')}")
+        raise typer.Exit
+
+
 @app.callback()
 def trainctl(
     _version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=print_version, is_eager=True, help="Print the version and exit."
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:

@@ -1,5 +1,4 @@
-"""``trainctl export`` and ``trainctl generate``, and that what comes from a bucket stays in its
-folder."""
+"""``trainctl export``, and that what comes from a bucket stays in its folder."""
 
 import json
 from pathlib import Path
@@ -21,7 +20,7 @@ from trainctl.__main__ import main
         (["export", "r1", "--to", "CODE"], "exists already: give a new folder"),
         (["export", "r1", "--to", "s3://b/x", "--dtype", "int8"], "it must be fp32, bf16 or fp16"),
         (["export", "../r1", "--to", "DIR"], "run name '../r1' is not usable"),
-        (["generate", "r1", "--prompt", "Hi"], "was trained with ddp, whose model is whole"),
+        (["export", "r1", "--to", "DIR"], "was trained with ddp, whose model is whole"),
     ],
 )
 def test_a_run_that_cannot_be_exported_starts_nothing(

@@ -35,7 +35,7 @@ print(*({set(HEAVY)!r} & sys.modules.keys()), sep="\\n", file=sys.stderr)
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--help", "submit --help", "cluster --help", "local up --help", "version", "begin"],
+    ["--help", "submit --help", "cluster --help", "local up --help", "--version", "begin"],
 )
 def test_help_and_mistakes_load_neither_aws_clients_nor_rich(arguments: str) -> None:
     assert imported_by(*arguments.split()) == set()

@@ -1,4 +1,8 @@
-"""``trainctl export``: a run's checkpoint as a folder that transformers loads."""
+"""``trainctl export``: a run's checkpoint as a folder that transformers loads.
+
+A job without workers exports it beside the bucket, because a sharded checkpoint may be larger than
+a laptop.
+"""
 
 from pathlib import Path
 from typing import Annotated, Final
@@ -6,17 +10,26 @@ from typing import Annotated, Final
 import typer
 
 from contract.exports import DEFAULT_DTYPE, DTYPES
-from trainctl import head_jobs, job_plan, output
+from contract.runs import CONFIG_FILE, check_run_name
+from trainctl import completion, follow, job_plan, output
 from trainctl.aws.deployment import Deployment
-from trainctl.errors import UsageError
+from trainctl.errors import CliError, UsageError
 from trainctl.options import Profile, Region, Yes
+from training import recipes
 
 _DTYPES: Final = f"{', '.join([*DTYPES][:-1])} or {[*DTYPES][-1]}"
 
 
 def export(
     *,
-    run: head_jobs.RunName,
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help=f"Name of a run with sharded checkpoints ({recipes.SHARDED}).",
+            autocompletion=completion.runs,
+        ),
+    ],
     to: Annotated[str, typer.Option(help="New folder here, or s3:// address.", metavar="PLACE")],
     dtype: Annotated[str, typer.Option(help=f"{_DTYPES}.", metavar="TYPE")] = DEFAULT_DTYPE,
     adapters: Annotated[
@@ -37,8 +50,32 @@ def export(
     place = to if folder is None else f"{bucket.uri}/exports/{job_plan.new_id(run)}"
     command = ["python", "-m", "training.export", run, "--to", place, "--dtype", dtype]
     command += ["--adapters"] if adapters else []
-    head_jobs.run_on_head(deployment, run, command, yes=yes)
+    _run_on_head(deployment, run, command, yes=yes)
     if folder is not None:
         output.say(f"fetching {place}")
         bucket.download_folder(f"{bucket.key(place)}/", folder)
     output.print_text(to)
+
+
+def _run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: bool) -> None:
+    """Run a command for an existing run with sharded checkpoints, and show its log.
+
+    Raises:
+        UsageError: there is no such run.
+        InputError: it has no sharded checkpoints.
+        CliError: the job did not succeed.
+    """
+    check_run_name(run)
+    bucket = deployment.bucket
+    paths = bucket.run(run)
+    recorded = output.json_object(bucket.read(bucket.key(paths.file(CONFIG_FILE))))
+    if not recorded:
+        raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs")
+    recipes.by_name(str(recorded.get("recipe"))).check_sharded(run, run_uri=paths.uri)
+    plan = job_plan.head_only(deployment, run=run, command=command)
+    job_plan.check(deployment, plan)
+    output.say(plan.text())
+    output.confirm("Start it?", yes=yes, default=not plan.is_expensive)
+    job = job_plan.start(deployment, plan)
+    if code := follow.follow(deployment, job):
+        raise CliError(f"{job} did not succeed; its log above tells why", exit_code=code)
