@@ -407,23 +407,3 @@ def test_augmentation_is_a_function_of_seed_and_step_and_off_when_asked() -> Non
     shifts, mirrored = images.augmentation(seed=0, step=0, num=9, shift=0, flip=False)
     assert not shifts.any()
     assert not mirrored.any()
-
-
-def test_a_square_of_each_image_is_cut_out_and_nothing_else() -> None:
-    pixels = torch.ones(3, 1, 28, 28)
-    centers = torch.tensor([[10, 0, 27], [12, 0, 27]])
-    cut = images.cut_out(pixels, centers, size=8)
-    assert pixels.min() == 1  # not in place: the batch may be a view
-    assert not cut[0, 0, 6:14, 8:16].any()
-    assert not cut[1, 0, :4, :4].any()
-    assert not cut[2, 0, 23:, 23:].any()
-    assert [int((image == 0).sum()) for image in cut] == [64, 16, 25]
-
-
-def test_the_squares_of_a_step_depend_on_the_seed_and_the_step_only() -> None:
-    first = images.cutout_centers(seed=0, step=3, num=64)
-    assert torch.equal(first, images.cutout_centers(seed=0, step=3, num=64))
-    assert first.min() >= 0
-    assert first.max() <= 27
-    for other in ({"seed": 1, "step": 3}, {"seed": 0, "step": 4}):
-        assert not torch.equal(first, images.cutout_centers(num=64, **other))

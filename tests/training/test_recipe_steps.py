@@ -205,7 +205,7 @@ def test_every_image_of_a_step_has_the_same_weight_where_ranks_have_more_or_fewe
     config: RunConfig
     if recipe == "ddp":
         data = write_images(tmp_path / "data", num_train=17, num_test=4)
-        config = DdpConfig(**same, data=str(data), global_batch=17, width=8)
+        config = DdpConfig(**same, data=str(data), global_batch=17)
     else:
         config = ImagenetConfig(
             **same,

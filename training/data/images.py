@@ -302,34 +302,6 @@ def augmentation(
     return shifts, mirrored
 
 
-def cutout_centers(*, seed: int, step: int, num: int) -> torch.Tensor:
-    """Draw where the squares lie that are blanked in the ``num`` images of ``step``: row and column
-    of their centers, int64 ``[2, num]``, also independent of the number of workers."""
-    generator = _generator(seed, step, stream=2)
-    return torch.randint(0, IMAGE_SIZE, (2, num), generator=generator)
-
-
-def cut_out(pixels: torch.Tensor, centers: torch.Tensor, *, size: int) -> torch.Tensor:
-    """Blank a square in each image: its pixels become the training set's mean, which is zero.
-
-    Squares at the edge are smaller (cutout, arXiv 1708.04552).
-
-    Args:
-        pixels: normalised, float ``[n, 1, height, width]``.
-        centers: int64 ``[2, n]`` on any device.
-        size: of the square, in pixels.
-    """
-    rows, columns = centers.to(pixels.device, non_blocking=True)
-    places = torch.arange(pixels.shape[-1], device=pixels.device)
-    # From size // 2 before the center on, so that an even size is exact, too.
-    within = [
-        (places >= (middle - size // 2)[:, None]) & (places < (middle - size // 2 + size)[:, None])
-        for middle in (rows, columns)
-    ]
-    square = within[0][:, None, :, None] & within[1][:, None, None, :]
-    return pixels.masked_fill(square, 0.0)
-
-
 def _generator(seed: int, index: int, *, stream: int) -> torch.Generator:
     """A generator of its own for each (seed, index, stream), by hashing, not by adding: nearby
     seeds must not share streams."""

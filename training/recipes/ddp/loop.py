@@ -62,7 +62,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     total_steps = config.num_steps(order.steps_per_epoch)
     steps_between_saves = config.checkpoint_every_epochs * order.steps_per_epoch
 
-    model = models.resnet18(stem=config.stem, width=config.width)
+    model = models.resnet18(stem=config.stem)
     num_parameters = models.num_parameters(model)
     # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them. With
     # the small stem there are none.
@@ -273,17 +273,12 @@ def _batch(
     """This worker's part of the batch of ``step``, and the size of the whole batch."""
     indices = order.indices(step)
     first, end = images.shard_bounds(len(indices), rank=worker.rank, world_size=worker.world_size)
-    if not (config.flip or config.shift or config.cutout):
+    if not (config.flip or config.shift):
         return *train_set.batch(indices[first:end]), len(indices)
     shifts, mirrored = images.augmentation(
         seed=config.seed, step=step, num=len(indices), shift=config.shift, flip=config.flip
     )
-    if step >= config.shift_fraction * config.epochs * order.steps_per_epoch:
-        shifts.fill_(config.shift)  # the centre
     pixels, labels = train_set.augmented(
         indices[first:end], shifts=shifts[:, first:end], mirrored=mirrored[first:end]
     )
-    if config.cutout:
-        centers = images.cutout_centers(seed=config.seed, step=step, num=len(indices))
-        pixels = images.cut_out(pixels, centers[:, first:end], size=config.cutout)
     return pixels, labels, len(indices)

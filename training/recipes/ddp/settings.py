@@ -26,20 +26,11 @@ class DdpConfig(ReplicaConfig):
     shift: int = option(
         0, low=0, high=8, help="move each training image by up to this many pixels at random"
     )
-    shift_fraction: float = option(
-        1.0, low=0, high=1, help="part of the run in which images are moved; then they rest"
-    )
-    cutout: int = option(
-        0, low=0, high=28, help="blank a square of so many pixels in each training image"
-    )
     stem: str = option(
         "large",
         choices=STEMS,
         help="first layers of the model (large: the standard 7 x 7 with stride 2 and pooling; "
         "small: 3 x 3 with stride 1, more accurate on 28 pixels, and 17 times the arithmetic)",
-    )
-    width: int = option(
-        64, low=8, high=512, help="channels of the model's first stage; the others follow"
     )
     layout: str = option(
         "live",
