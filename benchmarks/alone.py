@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contract import nodes
-from contract.ranges import Range
+from contract.nodes import Range
 from training.recipes import command as commands
 from training.record.events import Event
 from training.runtime.torchrun import TorchrunWorker

@@ -25,8 +25,8 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from contract.endings import Ending, ending
 from contract.job import JOB_GROUP
+from contract.job_outcome import Ending, ending
 from contract.nodes import CONTAINER, HEAD
 
 if TYPE_CHECKING:

@@ -1,10 +1,10 @@
-"""Prices of a job's hosts: list prices, frozen into the job's order when it is submitted.
+"""Prices of a job's hosts and of shared storage, frozen into the job's order at submission.
 
 What a job has cost follows from its order, so that a later deploy of other hosts, or a newer price
 list, does not change it. Not for prices to pay by: they are list prices without discounts.
 
-Sources, looked up in 2026-11: AWS's public price pages of EC2, EBS and VPC. Prices are those of
-us-east-1; what costs how much in another region is not known here.
+Sources, looked up in 2026-11: AWS's public price pages of EC2, EBS, VPC and FSx. Prices are those
+of us-east-1; what costs how much in another region is not known here.
 """
 
 import dataclasses
@@ -14,7 +14,6 @@ from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.instance_types import InstanceType
-from contract.shared_storage import FileSystem
 
 #: The region whose list prices this project knows.
 PRICED_REGION: Final = "us-east-1"
@@ -29,6 +28,57 @@ _GP3_FREE_IOPS: Final = 3000
 
 #: A NAT gateway and its public address, US dollars per hour. A GB through it costs 0.045 more.
 NAT_USD_PER_HOUR: Final = 0.045 + 0.005
+
+#: Kinds of FSx for Lustre, and FSx's list prices for SSD storage, US dollars for a GiB and month.
+SCRATCH: Final = "scratch"
+PERSISTENT: Final = "persistent"
+SCRATCH_MBPS_PER_TIB: Final = 200
+
+_SCRATCH_GIB_MONTH: Final = 0.140
+#: MB/s for each TiB -> price.
+PERSISTENT_GIB_MONTH: Final[Mapping[int, float]] = {125: 0.145, 250: 0.210, 500: 0.340, 1000: 0.600}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileSystem:
+    """FSx for Lustre."""
+
+    deployment: str
+    """``scratch``: what a failed server held is lost; ``persistent``: servers are replaced."""
+    capacity_gib: int
+    mbps_per_tib: int
+    """MB/s for each TiB of a persistent one; scratch has always 200."""
+
+    @property
+    def mbps(self) -> float:
+        """What all hosts together read or write, in MB/s."""
+        is_scratch = self.deployment == SCRATCH
+        return (
+            (SCRATCH_MBPS_PER_TIB if is_scratch else self.mbps_per_tib) * self.capacity_gib / 1024
+        )
+
+    @property
+    def usd_per_hour(self) -> float:
+        """At the list prices of us-east-1."""
+        is_scratch = self.deployment == SCRATCH
+        month = _SCRATCH_GIB_MONTH if is_scratch else PERSISTENT_GIB_MONTH[self.mbps_per_tib]
+        return month * self.capacity_gib / _HOURS_PER_MONTH
+
+    def to_json(self) -> dict[str, object]:
+        """As ``from_json`` reads it."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """
+        Raises:
+            KeyError, ValueError: it is not what ``to_json`` wrote.
+        """
+        return cls(
+            deployment=str(values["deployment"]),
+            capacity_gib=int(values["capacity_gib"]),
+            mbps_per_tib=int(values["mbps_per_tib"]),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

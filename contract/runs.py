@@ -1,6 +1,7 @@
 """Where the files of a run lie in a folder or bucket, and what they are called."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -37,6 +38,10 @@ OUTPUT_LIMIT_BYTES: Final = 50 * 2**30
 OUTPUT_LIMIT_FILES: Final = 100_000
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+#: ``--dtype`` of an export -> the name of the type in torch, which this package does not import.
+EXPORT_DTYPES: Final[Mapping[str, str]] = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+DEFAULT_EXPORT_DTYPE: Final = "fp32"
 
 
 def check_run_name(name: str) -> str:

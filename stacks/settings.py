@@ -17,8 +17,8 @@ from contract.errors import InputError
 from contract.images import content_tag
 from contract.instance_types import InstanceType, instance_type
 from contract.job import MAX_SECONDS
+from contract.prices import PERSISTENT, PERSISTENT_GIB_MONTH, SCRATCH, FileSystem
 from contract.runs import RUNS_PREFIX
-from contract.shared_storage import PERSISTENT, PERSISTENT_GIB_MONTH, SCRATCH, FileSystem
 from stacks import setting_checks as checks
 
 ROOT: Final = Path(__file__).parents[1]

@@ -22,7 +22,7 @@ from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from contract import nodes
-from contract.shared_storage import PERSISTENT
+from contract.prices import PERSISTENT
 from stacks import rights
 from stacks.core_stack import CoreStack
 from stacks.findings import wildcard

@@ -229,7 +229,7 @@ STRICT: Final = (
     ),
     Fault(
         name="patience",
-        file="contract/verdicts.py",
+        file="contract/job_outcome.py",
         old="again=time.time() < patience",
         new="again=False",
         felt="a job gives up before --wait-minutes are over",
@@ -269,7 +269,7 @@ STRICT: Final = (
     ),
     Fault(
         name="architecture",
-        file="contract/endings.py",
+        file="contract/job_outcome.py",
         old="|no such image|platform",
         new="|no such image",
         felt="an image that cannot start is tried again",

@@ -5,7 +5,7 @@ from typing import Final
 
 from contract import outputs as stack_outputs
 from contract.instance_types import InstanceType
-from contract.shared_storage import PERSISTENT, SCRATCH, FileSystem
+from contract.prices import PERSISTENT, SCRATCH, FileSystem
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.shape import Shape
 from trainctl.checks import Check, Look, Place, Zone, increase

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Final
 
-from contract.ranges import Range
+from contract.nodes import Range
 from contract.runs import check_run_name
 from contract.text import significant
 from trainctl.aws.shape import Shape

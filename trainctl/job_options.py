@@ -17,7 +17,7 @@ from contract.job import (
     MAX_SECONDS,
     SECRETS_PREFIX,
 )
-from contract.ranges import Range
+from contract.nodes import Range
 from trainctl import completion, gate
 from trainctl.aws.shape import Shape
 from trainctl.errors import UsageError

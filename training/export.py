@@ -21,8 +21,7 @@ from torch import nn
 
 from contract import exits, nodes
 from contract.errors import InputError
-from contract.exports import DEFAULT_DTYPE, DTYPES
-from contract.runs import CONFIG_FILE
+from contract.runs import CONFIG_FILE, DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
 from training import recipes, storage
 from training.checkpoint import sharded_checkpoints
 from training.data.vocabulary import GENERATION_FILE
@@ -34,7 +33,7 @@ from training.record import reader
 #: Most bytes of one output file; the memory that an export takes follows from it.
 FILE_BYTES: Final = 2 * 10**9
 _TYPES: Final[dict[str, torch.dtype]] = {
-    name: getattr(torch, dtype) for name, dtype in DTYPES.items()
+    name: getattr(torch, dtype) for name, dtype in EXPORT_DTYPES.items()
 }
 
 
@@ -281,7 +280,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_run(parser)
     parser.add_argument("--to", required=True, metavar="PLACE", help="new folder or s3:// address")
     parser.add_argument(
-        "--dtype", choices=[*DTYPES], default=DEFAULT_DTYPE, help="(default: %(default)s)"
+        "--dtype",
+        choices=[*EXPORT_DTYPES],
+        default=DEFAULT_EXPORT_DTYPE,
+        help="(default: %(default)s)",
     )
     parser.add_argument(
         "--adapters",

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from contract import exits, nodes, runs
 from contract.errors import InputError
-from contract.nodes import Gpus
-from contract.ranges import Range
+from contract.nodes import Gpus, Range
 from contract.runs import RunPaths, check_run_name
 from training import storage
 from training.data import catalog, mixture

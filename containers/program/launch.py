@@ -34,8 +34,8 @@ from contract.nodes import (
     ENV_STORAGE,
     MASTER_PORT,
     RENDEZVOUS_PORT,
+    Range,
 )
-from contract.ranges import Range
 
 #: Of Python's path: a folder whose ``sitecustomize.py`` each Python of a program runs first.
 STARTUP: Final = Path(__file__).parent / "startup"

@@ -48,8 +48,7 @@ from containers.program.seats import (
 from containers.program.told import ENV_PROGRAM, Told
 from contract import exits
 from contract.errors import InputError
-from contract.nodes import ENV_JOB
-from contract.ranges import Range
+from contract.nodes import ENV_JOB, Range
 
 _POLL_S: Final = 0.5
 #: Between two looks at which nodes there are.

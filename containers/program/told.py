@@ -7,8 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Final, Self
 
 from containers.program.launch import Order
-from contract.nodes import RENDEZVOUS_PORT
-from contract.ranges import Range
+from contract.nodes import RENDEZVOUS_PORT, Range
 
 ENV_PROGRAM: Final = "TRAIN_PROGRAM"
 

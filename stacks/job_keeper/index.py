@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import boto3
 
 from contract import runs, times
-from contract.endings import Ending
 from contract.errors import InputError
 from contract.job import (
     JobSpec,
@@ -38,9 +37,19 @@ from contract.job import (
     record_json,
     stop_reason,
 )
+from contract.job_outcome import (
+    DISCONNECTED_SINCE,
+    Ending,
+    deadline_of,
+    disconnected_since,
+    ending_of,
+    head_of,
+    job_of,
+    text_of,
+    told,
+    verdict,
+)
 from contract.nodes import ENV_JOB_SPEC
-from contract.tasks import DISCONNECTED_SINCE, deadline_of, disconnected_since, job_of, told
-from contract.verdicts import ending_of, head_of, text_of, verdict
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
     from mypy_boto3_ecs.type_defs import (

@@ -24,8 +24,7 @@ from containers.program import code, requirements
 from containers.program.cache import Cache
 from contract.errors import InputError
 from contract.job import JobSpec
-from contract.nodes import ENV_CODE, ENV_CODE_SHA256
-from contract.ranges import Range
+from contract.nodes import ENV_CODE, ENV_CODE_SHA256, Range
 from tests.conftest import write_wheel
 
 

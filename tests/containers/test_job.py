@@ -30,8 +30,7 @@ from contract import exits, nodes, times
 from contract.errors import InputError
 from contract.files import MANIFEST, Manifest
 from contract.job import JobSpec, Placement
-from contract.nodes import ClusterSize
-from contract.ranges import Range
+from contract.nodes import ClusterSize, Range
 from tests.clock import FakeClock
 from tests.conftest import ROOT
 from tests.containers.program.s3_in_memory import S3

@@ -15,7 +15,7 @@ from containers.program.told import Told
 from contract import nodes
 from contract.errors import InputError
 from contract.job import JobSpec
-from contract.ranges import Range
+from contract.nodes import Range
 from tests.fuzzing import fuzz, fuzz_text, fuzz_values
 
 VARIABLES = {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contract.endings import Ending, ending
+from contract.job_outcome import Ending, ending
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from contract.exports import DEFAULT_DTYPE, DTYPES
+from contract.runs import DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
 
 
-@pytest.mark.parametrize("name", DTYPES)
+@pytest.mark.parametrize("name", EXPORT_DTYPES)
 def test_every_type_of_an_export_is_one_of_torchs_floats(name: str) -> None:
-    dtype = getattr(torch, DTYPES[name])
+    dtype = getattr(torch, EXPORT_DTYPES[name])
     assert isinstance(dtype, torch.dtype)
     assert dtype.is_floating_point
     assert str(dtype.itemsize * 8) in name
 
 
 def test_the_default_is_offered() -> None:
-    assert DEFAULT_DTYPE in DTYPES
+    assert DEFAULT_EXPORT_DTYPE in EXPORT_DTYPES

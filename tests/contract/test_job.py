@@ -14,9 +14,8 @@ from contract import job
 from contract.errors import InputError
 from contract.instance_types import instance_type
 from contract.job import JobSpec, JobStatus, Outcome, Placement
-from contract.nodes import ENV_JOB_SPEC
+from contract.nodes import ENV_JOB_SPEC, Range
 from contract.prices import Prices
-from contract.ranges import Range
 
 #: One of them without a list price.
 PRICES = Prices.of(

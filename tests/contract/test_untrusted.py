@@ -10,9 +10,8 @@ import pytest
 from contract.errors import InputError
 from contract.files import Manifest, SavedFile
 from contract.job import JobSpec, JobStatus, Outcome, record_json
-from contract.nodes import ClusterSize
+from contract.nodes import ClusterSize, Range, numbers_of
 from contract.prices import HostPrice, Prices
-from contract.ranges import Range, numbers_of
 from contract.runs import check_relative, check_run_name, checkpoint_step, node_of
 from tests.fuzzing import TooLongError, fuzz, fuzz_text
 

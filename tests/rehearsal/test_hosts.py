@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from contract.job import JobStatus
-from contract.verdicts import verdict
+from contract.job_outcome import verdict
 from tests.conftest import ROOT
 
 PYTHON = ROOT / ".venv-aws" / "bin" / "python"

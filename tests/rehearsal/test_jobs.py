@@ -31,8 +31,8 @@ from contract.nodes import (
     ENV_JOB,
     HEAD,
     WORKER,
+    Range,
 )
-from contract.ranges import Range
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from rehearsal.local_aws import METADATA_PORT

@@ -18,8 +18,7 @@ import pytest
 from contract import exits
 from contract import outputs as stack_outputs
 from contract.job import JobSpec
-from contract.nodes import HEAD, WORKER
-from contract.ranges import Range
+from contract.nodes import HEAD, WORKER, Range
 from rehearsal import abuse, programs
 from rehearsal.abuse import Ended
 from rehearsal.cycle import Rehearsal

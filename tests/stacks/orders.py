@@ -19,7 +19,7 @@ import boto3
 from contract import outputs as stack_outputs
 from contract import runs
 from contract.job import JOB_GROUP, STOP_ERROR, STOPPED_BY_USER, JobSpec, execution_arn
-from contract.ranges import Range
+from contract.nodes import Range
 
 KILLED, ABORTED, ABORTED_LATE = "killed", "aborted", "aborted at its end"
 #: By itself, on a host that a test has made one.

@@ -20,7 +20,7 @@ from contract import nodes
 from contract import outputs as stack_outputs
 from contract.instance_types import instance_type
 from contract.job import DEFAULT_ATTEMPTS, JobSpec
-from contract.ranges import Range
+from contract.nodes import Range
 from rehearsal.cdk import Cdk
 from rehearsal.commands import CommandError
 from rehearsal.inventory import difference, inventory

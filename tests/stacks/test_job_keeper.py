@@ -29,8 +29,8 @@ from contract.job import (
     overrides,
     stop_reason,
 )
-from contract.ranges import Range
-from contract.tasks import DISCONNECTED_SINCE
+from contract.job_outcome import DISCONNECTED_SINCE
+from contract.nodes import Range
 from stacks.job_runner import KEEPER
 from stacks.lambda_code import stage
 from tests.stacks import lambda_functions

@@ -7,7 +7,7 @@ import pytest
 from containers.job_config import JobConfig
 from contract import nodes
 from contract.job import SECRETS_PREFIX, JobSpec
-from contract.ranges import Range
+from contract.nodes import Range
 from tests.stacks.conftest import PRESETS, Synth, Templates, statements, text
 
 EVERYTHING = {

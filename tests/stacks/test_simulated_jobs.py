@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import pytest
 
-from contract import verdicts
+from contract import job_outcome
 from contract.job import DEFAULT_ATTEMPTS, DEFAULT_MAX_SECONDS, MAX_SECONDS, JobSpec, JobStatus
-from contract.ranges import Range
+from contract.nodes import Range
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth
 from tests.stacks.test_job_keeper import Aws, definition
@@ -170,7 +170,7 @@ def test_every_life_of_a_job_ends_with_one_true_record(
     states, aws, clock = definition(synth)["States"], Aws(), Clock()
     monkeypatch.setattr(keeper.boto3, "client", aws.client)
     monkeypatch.setattr(keeper, "time", clock)
-    monkeypatch.setattr(verdicts, "time", clock)
+    monkeypatch.setattr(job_outcome, "time", clock)
     lives = {f"r{seed}": Life.from_seed(seed) for seed in range(NUM_ORDERS)}
     assert {life.status for life in lives.values()} == {
         JobStatus.SUCCEEDED,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from contract import exits
+from contract.job_outcome import DISCONNECTED_SINCE
 from contract.nodes import ClusterSize
-from contract.tasks import DISCONNECTED_SINCE
 from tests.trainctl.account import SHAPE as JOB_SHAPE
 from tests.trainctl.account import Account, refused
 from trainctl import pace

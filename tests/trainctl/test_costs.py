@@ -12,8 +12,7 @@ import typer
 from contract import exits, times
 from contract.instance_types import instance_type
 from contract.job import JobSpec
-from contract.prices import HostPrice, Prices
-from contract.shared_storage import FileSystem
+from contract.prices import FileSystem, HostPrice, Prices
 from tests.trainctl.account import PRICES, Account
 from trainctl import output
 from trainctl.__main__ import main

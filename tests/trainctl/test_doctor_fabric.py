@@ -4,7 +4,7 @@ import pytest
 
 from contract import exits
 from contract.outputs import SHARED, TRAINING_STACK
-from contract.shared_storage import PERSISTENT, SCRATCH
+from contract.prices import PERSISTENT, SCRATCH
 from tests.trainctl import aws_command
 from tests.trainctl.account import Account
 from tests.trainctl.test_doctor import bad, looked

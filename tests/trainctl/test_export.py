@@ -8,7 +8,7 @@ import pytest
 
 from contract import exits
 from contract.job import JobSpec
-from contract.ranges import Range
+from contract.nodes import Range
 from tests.trainctl.account import Account
 from trainctl.__main__ import main
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.status import Status
 
 from contract.job import JobSpec, Placement
-from contract.ranges import Range
+from contract.nodes import Range
 from tests.trainctl.account import PRICES, Account, refused
 from trainctl import follow, output, pace
 from trainctl.__main__ import main

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from contract.job import JobSpec, JobStatus, Outcome, record_json
-from contract.ranges import Range
+from contract.nodes import Range
 from tests.trainctl.account import Account
 from trainctl.__main__ import main
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from contract.job import JobSpec
-from contract.ranges import Range
+from contract.nodes import Range
 from tests.trainctl.account import Account
 from tests.training.test_study import stretch
 from trainctl.__main__ import main

@@ -14,7 +14,7 @@ from contract import exits, nodes
 from contract.errors import InputError
 from contract.instance_types import instance_type
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
-from contract.ranges import Range
+from contract.nodes import Range
 from tests.trainctl.account import Account, refused
 from trainctl import code_folder, job_plan, output
 from trainctl.__main__ import main

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from contract.errors import InputError
 from contract.job import ORDER_VERSION, JobSpec, JobStatus, Outcome
-from contract.ranges import Range
+from contract.nodes import Range
 from stacks.settings import load
 from tests.conftest import ROOT
 from tests.fuzzing import fuzz_text, fuzz_values

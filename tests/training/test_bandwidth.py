@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import InputError
-from contract.ranges import Range
+from contract.nodes import Range
 from training.network import EFA, check_efa, named, transport
 from training.recipes.bandwidth import links
 from training.recipes.bandwidth.formulas import Timing

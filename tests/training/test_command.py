@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from contract.errors import InputError
-from contract.nodes import ENV_NUM_GPUS, ENV_TRAINS, ENV_WORKER_GPUS, Gpus
-from contract.ranges import Range
+from contract.nodes import ENV_NUM_GPUS, ENV_TRAINS, ENV_WORKER_GPUS, Gpus, Range
 from training import launch, recipes
 from training.recipes import command
 from training.recipes.command import Recorded, RunCompleteError, read_command

@@ -14,7 +14,7 @@ import pytest
 
 from contract import nodes
 from contract.job import JobSpec
-from contract.ranges import Range
+from contract.nodes import Range
 from contract.runs import RunPaths
 from training import launch, recipes
 from training.lease import Lease

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from contract.errors import InputError
-from contract.nodes import ENV_JOB
-from contract.ranges import Range
+from contract.nodes import ENV_JOB, Range
 from contract.runs import RunPaths
 from contract.times import STORAGE_RETRY_S
 from tests.training.bucket import Bucket, install

@@ -8,9 +8,8 @@ import pytest
 
 from contract.instance_types import instance_type
 from contract.job import JobSpec
-from contract.nodes import ENV_JOB, ENV_JOB_SPEC, ENV_NUM_GPUS, ENV_TRAINS
+from contract.nodes import ENV_JOB, ENV_JOB_SPEC, ENV_NUM_GPUS, ENV_TRAINS, Range
 from contract.prices import Prices
-from contract.ranges import Range
 from tests.training.sample_events import start
 from tests.training.test_record import Silent
 from training import storage

@@ -12,7 +12,7 @@ from typing import Final
 import pytest
 
 from contract.errors import InputError
-from contract.ranges import Range
+from contract.nodes import Range
 from training import launch
 from training.data import catalog, documents, download, images, sources
 from training.data.catalog import DataSet

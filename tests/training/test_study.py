@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import InputError
-from contract.ranges import numbers_of
+from contract.nodes import numbers_of
 from tests.conftest import ROOT
 from training.record.events import Event, RankTimes, Step, to_json
 from training.record.fields import Rate

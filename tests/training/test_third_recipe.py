@@ -125,7 +125,7 @@ def train(worker, config):
 CHECK = """
 import sys
 from contract.errors import InputError
-from contract.ranges import Range
+from contract.nodes import Range
 from training.recipes.command import read_command
 
 for words in (["toy", "--lr", "2"], ["toy", "--lr", "0"], ["tot"]):

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, Self
 
 from contract import nodes
+from contract.job_outcome import disconnected_since
 from contract.outputs import TRAINING_STACK
-from contract.tasks import disconnected_since
 from trainctl.aws.clients import Clients
 from trainctl.aws.tasks import DESCRIBE_MOST, Task, Tasks
 from trainctl.errors import CliError

@@ -8,8 +8,7 @@ from contract.errors import InputError
 from contract.instance_types import InstanceType, instance_type
 from contract.job import ORDER_VERSION
 from contract.nodes import ClusterSize, Gpus
-from contract.prices import Prices
-from contract.shared_storage import FileSystem
+from contract.prices import FileSystem, Prices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

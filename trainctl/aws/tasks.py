@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, Self
 
-from contract.endings import Ending, ending
+from contract.job_outcome import Ending, ending
 from trainctl.aws.clients import Clients
 
 if TYPE_CHECKING:

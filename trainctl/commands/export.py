@@ -9,15 +9,14 @@ from typing import Annotated, Final
 
 import typer
 
-from contract.exports import DEFAULT_DTYPE, DTYPES
-from contract.runs import CONFIG_FILE, check_run_name
+from contract.runs import CONFIG_FILE, DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES, check_run_name
 from trainctl import completion, follow, job_plan, output
 from trainctl.aws.deployment import Deployment
 from trainctl.errors import CliError, UsageError
 from trainctl.options import Profile, Region, Yes
 from training import recipes
 
-_DTYPES: Final = f"{', '.join([*DTYPES][:-1])} or {[*DTYPES][-1]}"
+_DTYPES: Final = f"{', '.join([*EXPORT_DTYPES][:-1])} or {[*EXPORT_DTYPES][-1]}"
 
 
 def export(
@@ -31,7 +30,7 @@ def export(
         ),
     ],
     to: Annotated[str, typer.Option(help="New folder here, or s3:// address.", metavar="PLACE")],
-    dtype: Annotated[str, typer.Option(help=f"{_DTYPES}.", metavar="TYPE")] = DEFAULT_DTYPE,
+    dtype: Annotated[str, typer.Option(help=f"{_DTYPES}.", metavar="TYPE")] = DEFAULT_EXPORT_DTYPE,
     adapters: Annotated[
         bool, typer.Option("--adapters", help="Only the adapters of a LoRA run, for peft.")
     ] = False,
@@ -40,7 +39,7 @@ def export(
     region: Region = None,
 ) -> None:
     """Export a run's newest checkpoint to a folder that transformers loads."""
-    if dtype not in DTYPES:
+    if dtype not in EXPORT_DTYPES:
         raise UsageError(f"--dtype is {dtype!r}: it must be {_DTYPES}")
     folder = None if to.startswith("s3://") else Path(to)
     if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from contract import exits
-from contract.ranges import numbers_of
+from contract.nodes import numbers_of
 from trainctl import api, completion, output
 from trainctl import study as studies
 from trainctl.aws.deployment import Deployment

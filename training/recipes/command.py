@@ -18,8 +18,7 @@ from typing import Any, Final, NoReturn, Self
 
 from contract import nodes, runs
 from contract.errors import InputError
-from contract.nodes import Gpus
-from contract.ranges import Range
+from contract.nodes import Gpus, Range
 from training.recipes import NAMES, by_name
 from training.recipes.recipe import Recipe
 from training.recipes.settings import (

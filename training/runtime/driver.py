@@ -19,8 +19,7 @@ from typing import Any, Final
 from contract import exits, nodes
 from contract.errors import InputError
 from contract.job import JobSpec
-from contract.nodes import Gpus
-from contract.ranges import Range
+from contract.nodes import Gpus, Range
 from contract.runs import RunPaths
 from contract.times import CHECKPOINT_STOP_S, WORKER_ANSWER_S
 from training import machine

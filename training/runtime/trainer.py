@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from contract import nodes
 from contract.errors import InputError
-from contract.ranges import Range
+from contract.nodes import Range
 from contract.times import COLLECTIVE_START_S
 from training import machine, recipes, storage
 from training.recipes.settings import RunConfig

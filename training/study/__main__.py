@@ -16,7 +16,7 @@ from pathlib import Path
 
 from contract import exits
 from contract.errors import InputError
-from contract.ranges import Range, numbers_of
+from contract.nodes import Range, numbers_of
 from contract.runs import RunPaths, check_run_name
 from training import recipes, storage
 from training.recipes.command import read_command

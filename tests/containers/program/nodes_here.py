@@ -25,7 +25,7 @@ from containers.program import seats
 from containers.program.lines import Lines
 from containers.program.told import ENV_PROGRAM, Told
 from contract import nodes
-from contract.ranges import Range
+from contract.nodes import Range
 from tests.conftest import ROOT
 
 #: As in a container: the programs of this environment come first.

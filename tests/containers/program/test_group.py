@@ -19,8 +19,7 @@ from containers.program.seats import NodeInfo, Seat, alive
 from containers.program.told import Told
 from contract import exits, times
 from contract.errors import InputError
-from contract.nodes import ENV_JOB
-from contract.ranges import Range
+from contract.nodes import ENV_JOB, Range
 
 Ref = Future[Any]
 

@@ -23,8 +23,7 @@ from containers.program.launch import Ended, Launcher, Order, Place
 from containers.program.lines import Lines, NodeLog
 from contract import exits
 from contract.errors import InputError
-from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, ENV_RUN, labelled_node, node_label
-from contract.ranges import Range
+from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
 from tests.conftest import ROOT
 from tests.containers.program.s3_in_memory import S3
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from containers.program import launch, process, torchruns
-from contract.ranges import Range
+from contract.nodes import Range
 
 #: What torchrun does before it starts processes, on two nodes of one process, and when those have
 #: ended; and on a third node that comes after that. The first pair fails.

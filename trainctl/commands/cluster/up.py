@@ -8,9 +8,8 @@ from typing import Annotated, Final
 import typer
 
 from contract import exits, nodes
-from contract.endings import Ending
-from contract.nodes import ClusterSize
-from contract.ranges import Range
+from contract.job_outcome import Ending
+from contract.nodes import ClusterSize, Range
 from trainctl import output
 from trainctl.aws.cluster import NODES, Service
 from trainctl.aws.deployment import Deployment

@@ -1,6 +1,8 @@
-"""What the end of a head's task means for its job: why it ended, and whether it is tried again.
+"""How a task ended, what that means for its job, and what the project wrote on tasks and hosts.
 
-The function that cleans up after jobs asks (``stacks/job_keeper``).
+``ending`` reads ECS's stop code, reason and exit code, for ``trainctl cluster up`` and for the
+function that cleans up after jobs (``stacks/job_keeper``). ``verdict`` maps the end of a head's
+task to the job's outcome and to a retry.
 """
 
 import json
@@ -8,12 +10,93 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from enum import Enum, auto
+from typing import Any, Final
 
 from contract import exits
-from contract.endings import Ending, ending
-from contract.job import STOPPED_BY_USER, JobStatus, Outcome, status_of_stop
+from contract.job import JOB_GROUP, STOPPED_BY_USER, JobStatus, Outcome, status_of_stop
+from contract.nodes import ENV_DEADLINE
 
+#: Stop codes of a task whose host went away below it.
+_HOST_LOST: Final = ("SpotInterruption", "TerminationNotice")
+#: What is wrong with an image that another attempt cannot pull either.
+_NO_IMAGE: Final = r"not found|manifest unknown|does not exist|no such image|platform"
+#: GPUs or EFA devices that are not there when a container starts, and a full disk: the next task
+#: fails there too.
+_BAD_HOST: Final = (
+    r"nvidia-container|libnvidia|libcuda|NVML|could not select device driver|"
+    r"custom device \W*/dev/infiniband|no space left on device"
+)
+#: The host or AWS could not do its part.
+_HOST_FAULT: Final = (
+    r"Cannot(Pull|Create|Start|Inspect)Container|ResourceInitialization|ContainerRuntime|"
+    r"DockerTimeout|\bAGENT\b|agent .*disconnect|Throttl|Rate exceeded|"
+    r"ECS\.(AmazonECS|Server)Exception"
+)
+#: Of a secret: what AWS says then, it says again.
+_NO_SECRET: Final = r"ResourceNotFoundException|AccessDenied"
+
+
+class Ending(Enum):
+    """How a task ended."""
+
+    HOST_LOST = auto()
+    """Its host was reclaimed, terminated or stopped."""
+    STOPPED = auto()
+    """A user, or a program for one, stopped it."""
+    SURPLUS = auto()
+    """Its service had more tasks than it should keep."""
+    IMAGE_NOT_FOUND = auto()
+    """There is no such image."""
+    BAD_HOST = auto()
+    """Its host is not fit to run it: its GPUs do not answer, or its disk is full."""
+    HOST_FAULT = auto()
+    """Its host or AWS could not start it: a pull, a secret, the agent, throttling."""
+    OUT_OF_MEMORY = auto()
+    """Linux killed it because it used more memory than it may."""
+    KILLED = auto()
+    """SIGKILL from elsewhere."""
+    EXITED = auto()
+    """Its container ended by itself, with an exit code."""
+    NOT_STARTED = auto()
+    """Its container never ran."""
+
+
+def ending(*, stop_code: str, reason: str, exit_code: int | None) -> Ending:
+    """How a task ended.
+
+    Args:
+        stop_code: of the task.
+        reason: of its container, or of the task where the container has none; the error of RunTask
+            where there is no task.
+        exit_code: of its container; None where it has none.
+    """
+    if stop_code in _HOST_LOST or re.search(r"Host EC2 .*(terminated|stopped)", reason):
+        return Ending.HOST_LOST
+    if stop_code == "UserInitiated":
+        return Ending.STOPPED
+    if stop_code == "ServiceSchedulerInitiated":
+        return Ending.SURPLUS
+    has_not_run = exit_code is None
+    if exit_code == exits.BAD_HOST or (has_not_run and _says(_BAD_HOST, reason)):
+        return Ending.BAD_HOST
+    if "CannotPullContainer" in reason and _says(_NO_IMAGE, reason):
+        return Ending.IMAGE_NOT_FOUND
+    if "OutOfMemory" in reason:
+        return Ending.OUT_OF_MEMORY
+    if exit_code == exits.KILLED:
+        return Ending.KILLED
+    if has_not_run:
+        is_fault = _says(_HOST_FAULT, reason) and not _says(_NO_SECRET, reason)
+        return Ending.HOST_FAULT if is_fault else Ending.NOT_STARTED
+    return Ending.EXITED
+
+
+def _says(pattern: str, reason: str) -> bool:
+    return re.search(pattern, reason, re.IGNORECASE) is not None
+
+
+# --- what it means for a job ----------------------------------------------------------------------
 #: ECS's words where no host came for a task, or none has room.
 NO_HOST = r"capacity provider|capacity is unavailable|\bRESOURCE:|No Container Instances"
 #: ECS's own words when a user stops a task without giving a reason.
@@ -145,3 +228,43 @@ def _container(task: Mapping[str, Any]) -> Mapping[str, Any]:
 def _exit_code(container: Mapping[str, Any]) -> int | None:
     code = container.get("ExitCode")
     return code if isinstance(code, int) and not isinstance(code, bool) else None
+
+
+# --- what the project wrote on a task or a host ---------------------------------------------------
+#: Attribute of a host whose agent was found disconnected: the Unix time of the sweep that saw it.
+DISCONNECTED_SINCE: Final = "train.disconnected-since"
+
+
+def job_of(task: Mapping[str, Any]) -> str:
+    """The job that a task belongs to; "" for one of the standing cluster."""
+    group = str(task.get("group") or "")
+    return group.removeprefix(JOB_GROUP) if group.startswith(JOB_GROUP) else ""
+
+
+def told(task: Mapping[str, Any], name: str) -> str | None:
+    """A variable of the environment that a task was started with."""
+    for container in (task.get("overrides") or {}).get("containerOverrides") or []:
+        for each in container.get("environment") or []:
+            if each["name"] == name:
+                return str(each["value"])
+    return None
+
+
+def deadline_of(task: Mapping[str, Any], *, default: float) -> float:
+    """Unix time at which the job of a task ends."""
+    value = told(task, ENV_DEADLINE)
+    try:
+        return float(value) if value else default
+    except ValueError:  # the state machine writes none that is no number
+        return 0
+
+
+def disconnected_since(host: Mapping[str, Any]) -> float | None:
+    """Unix time since which a host's agent is known to be disconnected; None: not known."""
+    for each in host.get("attributes") or []:
+        if each["name"] == DISCONNECTED_SINCE:
+            try:
+                return float(each.get("value") or 0)
+            except ValueError:  # the sweep writes none that is no number
+                return 0
+    return None
