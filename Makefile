@@ -79,11 +79,7 @@ bench: venv-dev venv-aws ## compare with the plain ways, and time the start; one
 	@$(PYTHON) -m benchmarks.images --json
 	@$(PYTHON) -m benchmarks.fsdp --json
 
-pictures: synth venv ## redraw docs/images: architecture, recording of the demo, report of RUN (needs Chromium)
-	@$(PYTHON) docs/diagram.py cdk.out > cdk.out/architecture.svg
-	@mv cdk.out/architecture.svg docs/images/
-	@$(PYTHON) -m docs.recording make demo > cdk.out/demo.svg
-	@mv cdk.out/demo.svg docs/images/
+pictures: venv ## redraw docs/images/report.png from the report of RUN (needs Chromium)
 	@chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --blink-settings=preferredColorScheme=1 \
 		--window-size=1200,1560 --screenshot=docs/images/report.png "file://$(abspath $(RUN))/report.html"
 

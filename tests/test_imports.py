@@ -32,7 +32,7 @@ PROVIDED = {
 #: From the ground up; a package may import those before it that ``MAY`` lists, and itself.
 PACKAGES = (
     *("contract", "training", "containers", "stacks", "rehearsal", "trainctl", "benchmarks"),
-    *("docs", "examples", "tests"),
+    *("examples", "tests"),
 )
 MAY: Mapping[str, set[str]] = {
     "contract": set(),
@@ -43,7 +43,6 @@ MAY: Mapping[str, set[str]] = {
     # Of stacks: the settings, which need no CDK, to look at a deployment before it is made.
     "trainctl": {"contract", "training", "rehearsal", "stacks"},
     "benchmarks": {"contract", "training", "containers", "rehearsal"},
-    "docs": {"contract", "training"},
     "examples": {"trainctl"},
     "app": {"contract", "stacks"},
 }
