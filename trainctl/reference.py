@@ -3,6 +3,7 @@
 A test compares the two, so that neither falls behind the other.
 """
 
+import re
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -17,8 +18,13 @@ _HEAD = """\
 # Commands
 
 Written by `trainctl/reference.py` from the commands' own help; a test keeps it current. What they
-are for is in [jobs.md](jobs.md) and [operations.md](operations.md).
+are for is in [jobs.md](jobs.md) and [operations.md](operations.md). Every command that talks to AWS
+also has `--profile NAME` and `--region REGION`.
 """
+#: Options that the head of the page describes.
+_COMMON = ("--profile NAME", "--region REGION")
+#: Commands with options of submit, which they name only.
+_LIKE_SUBMIT = ("trainctl plan", "trainctl study")
 
 
 # Typer's commands are click's, of a copy that it brings along.
@@ -37,18 +43,31 @@ def wrapped(paragraph: str) -> str:
     return textwrap.fill(words, 100, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
-def described(words: str, command: Any) -> str:
-    """One command in Markdown."""
+def described(words: str, command: Any, shared: dict[str, str]) -> str:
+    """One command in Markdown.
+
+    Args:
+        shared: options of ``submit``, which it fills in.
+    """
     context = command.make_context(words, [], resilient_parsing=True)
     lines = [f"## {words}", "", f"`{' '.join(command.get_usage(context).split()[1:])}`", ""]
     lines += [wrapped(part) for part in (command.help or "").split("\n\n")]
     options = [each for each in command.params if not getattr(each, "hidden", False)]
-    rows = []
+    rows, same = [], []
     for each in options:
         row = record(each, context)
-        if row and "Show this message" not in row[1]:
-            name, text = (part.replace("|", "\\|") for part in row)
-            rows.append(f"| `{' '.join(name.split())}` | {' '.join(text.split())} |")
+        if not row or "Show this message" in row[1] or row[0] in _COMMON:
+            continue
+        name, text = (" ".join(part.replace("|", "\\|").split()) for part in row)
+        if words == "trainctl submit":
+            shared[name] = text
+        elif words in _LIKE_SUBMIT and shared.get(name) == text:
+            long_name = re.search(r"--[\w-]+", name)
+            same.append(f"`{long_name[0] if long_name else name}`")
+            continue
+        rows.append(f"| `{name}` | {text} |")
+    if same:
+        lines += [wrapped(f"As for `trainctl submit`: {', '.join(same)}.")]
     if rows:
         lines += ["| | |", "| --- | --- |", *rows, ""]
     return "\n".join(lines)
@@ -57,7 +76,8 @@ def described(words: str, command: Any) -> str:
 def page() -> str:
     """The whole page."""
     root = typer.main.get_command(app)
-    commands = [described(words, each) for words, each in walk(root, ("trainctl",))]
+    shared: dict[str, str] = {}
+    commands = [described(words, each, shared) for words, each in walk(root, ("trainctl",))]
     return "\n".join([_HEAD, wrapped(root.epilog or ""), *commands])
 
 
