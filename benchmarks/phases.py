@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 from training.record.events import Event, Phase, Step
 
 PHASES: Final = {
-    "ray_ready": "Ray, its processes and the imports of the command",
-    "workers_ready": "Ray Train's controller and the worker processes",
+    "ray_ready": "the command joins Ray and looks at the data",
+    "workers_ready": "the worker processes, and what they import",
     "model_ready": "data, model and checkpoint in the workers",
     "first_step": "the model made parallel, what the recipe evaluates first, and the first step",
 }

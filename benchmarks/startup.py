@@ -3,11 +3,10 @@
     python -m benchmarks.startup [--runs 3] [--baseline DIR] [--recipes ddp,fsdp] [--json]
                                  [--only local,equal,trainctl,synth]
 
-``local`` starts the real command with ``--local`` up to its first step, in three ways that take
-turns on one machine: ``baseline`` is an earlier commit, ``fallback`` is this code with its fork
-server switched off, ``quick`` is this code as it is. ``equal`` lets runs of them end and compares
-what they computed. ``trainctl`` and ``synth`` time the command line's help and the synth of a
-deploy. The exit code is 1 if quick and fallback computed different things.
+``local`` starts the real command with ``--local`` up to its first step, in two ways that take turns
+on one machine: ``baseline`` is an earlier commit, ``now`` is this code. ``equal`` lets runs of them
+end and compares what they computed. ``trainctl`` and ``synth`` time the command line's help and the
+synth of a deploy. The exit code is 1 if the two computed different things.
 """
 
 import argparse
@@ -34,8 +33,6 @@ from contract.runs import METRICS_FILE
 from training.data import sources
 from training.record import reader
 
-# "0" makes a run start its processes in Ray's ordinary way.
-FORK_SWITCH: Final = "TRAIN_FORK"
 SECTIONS: Final = ("local", "equal", "trainctl", "synth")
 # Settings of a start, which is ended after its first step, and of a short run to its end.
 _RECIPES: Final[Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {
@@ -44,7 +41,6 @@ _RECIPES: Final[Mapping[str, tuple[Sequence[str], Sequence[str]]]] = {
 }
 # "false" makes a synth leave out the validation of its templates.
 VALIDATION_SWITCH: Final = "CDK_VALIDATION"
-_SWITCHES: Final = (FORK_SWITCH, VALIDATION_SWITCH)
 _RUN: Final = "startup"
 _TIMEOUT_S: Final = 600.0
 _SAMPLE_EVERY_S: Final = 0.05
@@ -64,7 +60,7 @@ class Way:
     def environment(self) -> dict[str, str]:
         own = baseline.environment(self.folder)
         # Whatever the caller has set, the name of the column tells how it was started.
-        changed = {name: own[name] for name in own if name not in _SWITCHES}
+        changed = {name: own[name] for name in own if name != VALIDATION_SWITCH}
         return {**changed, **self.variables}
 
 
@@ -105,8 +101,7 @@ def main() -> int:
 
 def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     before = Way(name="baseline", folder=folder)
-    fallback = Way(name="fallback", folder=ROOT, variables={FORK_SWITCH: "0"})
-    quick = Way(name="quick", folder=ROOT)
+    now = Way(name="now", folder=ROOT)
     for each in (folder, ROOT):
         baseline.compile_sources(each)
     found: dict[str, Any] = {}
@@ -114,19 +109,16 @@ def _measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="st-", ignore_cleanup_errors=True) as scratch:
         place = Place(folder=Path(scratch), workers=options.workers, methods=methods)
         if "local" in options.only:
-            ways = [before, fallback, quick]
+            ways = [before, now]
             found["local"] = {
                 recipe: _local(recipe, ways, place, runs=options.runs) for recipe in options.recipes
             }
         if "equal" in options.only:
-            compared = {
-                recipe: _equal(recipe, [quick, fallback, before], place)
-                for recipe in options.recipes
-            }
+            compared = {recipe: _equal(recipe, [now, before], place) for recipe in options.recipes}
             same = all(each["equal"] for each in compared.values())
             found["equal"] = {"equal": same, **compared}
         if "trainctl" in options.only:
-            ways = [before, Way(name="now", folder=ROOT)]
+            ways = [before, now]
             runs = max(options.runs, _MIN_RUNS_OF_HELP)
             found["trainctl"] = _trainctl(ways, place, runs=runs)
         if "synth" in options.only:
@@ -173,8 +165,8 @@ class Place:
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder for one command. Its path is short: Ray's sockets are in a folder below it, and
-        Linux takes 107 characters for a socket."""
+        """A folder for one command. Its path is short: sockets of an earlier commit's Ray are in a
+        folder below it, and Linux takes 107 characters for a socket."""
         with tempfile.TemporaryDirectory(
             prefix="", dir=self.folder, ignore_cleanup_errors=True
         ) as scratch:
@@ -200,13 +192,10 @@ def _local(recipe: str, ways: Sequence[Way], place: Place, *, runs: int) -> dict
                 f"{spent.cpu_s['first_step']:.1f} CPU s"
             )
     columns = {name: column(spent, last="first_step") for name, spent in starts.items()}
-    quick, quick_cpu = ratios(columns["baseline"], columns["quick"])
-    fallback, fallback_cpu = ratios(columns["baseline"], columns["fallback"])
+    ratio, ratio_cpu = ratios(columns["baseline"], columns["now"])
     return {
-        "ratio": quick,
-        "ratio_cpu": quick_cpu,
-        "ratio_fallback": fallback,
-        "ratio_fallback_cpu": fallback_cpu,
+        "ratio": ratio,
+        "ratio_cpu": ratio_cpu,
         **{
             name: {
                 **asdict(columns[name]),
@@ -287,23 +276,20 @@ def _check_imports(recipe: str, way: Way, place: Place) -> None:
 
 
 def _equal(recipe: str, ways: Sequence[Way], place: Place) -> dict[str, Any]:
-    """Compare complete runs: the first way with the second, and with the baseline."""
+    """Compare complete runs of two ways."""
     with place.scratch() as scratch:
         left_behind = {}
         for way in ways:
             say(f"{recipe}: a complete run, {way.name}")
             left_behind[way.name] = _complete(recipe, way, scratch / way.name, place)
-        first, second, before = (scratch / way.name / _RUN for way in ways)
+        first, second = (scratch / way.name / _RUN for way in ways)
         result = reader.read_result(str(first))
         compared = equality.compare(first, second)
-        with_baseline = equality.compare(first, before)
-    say(f"{recipe}: quick and fallback are {'equal' if compared.equal else 'NOT EQUAL'}")
+    say(f"{recipe}: they are {'equal' if compared.equal else 'NOT EQUAL'}")
     return {
         **asdict(compared),
         "loss": result.loss if result else None,
         "accuracy": result.measures.get("accuracy") if result else None,
-        "equal_to_baseline": with_baseline.equal,
-        "differences_from_baseline": with_baseline.differences,
         # Of each way, what still ran five seconds after the command had ended.
         "left_behind": left_behind,
     }

@@ -386,7 +386,7 @@ def described(environment: Mapping[str, str]) -> tuple[JobConfig, NodeConfig]:
     """
     head = NodeConfig.from_environment(HEAD, environment)
     config = JobConfig.from_environment(environment)
-    # With --verbose, nodes bring along what Ray's processes print: Ray starts those as usual.
+    # With --verbose, nodes bring along what Ray's processes print.
     recipe = "" if "--verbose" in config.spec.command else config.spec.recipe
     return config, replace(head, recipe=recipe)
 
@@ -401,7 +401,6 @@ def run(environment: Mapping[str, str]) -> int:
     # Until there is a job to stop, a signal ends this process with the same exit code.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(exits.TERMINATED))
-    server = node.start_fork_server(head)
     if faults := node.host_faults(head):
         for fault in faults:
             say(f"not starting: {fault}")
@@ -433,7 +432,6 @@ def run(environment: Mapping[str, str]) -> int:
             environment=given,
             folder=Path(folder),
             provider=worker_provider(config, recipe=head.recipe, task=task, address=address),
-            server=server,
         )
         job = Job(config, ray, given)
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -1,7 +1,6 @@
 """One node: what Ray is told, and how it is started, stopped and accounted for.
 
-The container's first process. It has a fork server import what training needs
-(``training.runtime.forkserver``), waits for the head meanwhile, checks token and GPUs, starts
+The container's first process. It checks the GPUs, waits for the head and shows it the token, starts
 ``ray start --block``, passes SIGTERM on so that Ray drains, and says in one line why it ended.
 """
 
@@ -27,8 +26,6 @@ from containers.program import cache, code, requirements
 from containers.program.lines import log_pipe
 from contract import exits, host_check, nodes, times
 from contract.errors import InputError
-from training import recipes
-from training.runtime.forkserver import NONE, ForkServer
 
 TOKEN: Final = "RAY_AUTH_TOKEN"
 _ASKED_EVERY_S: Final = 0.5
@@ -161,40 +158,9 @@ def count(environment: Mapping[str, str], name: str, default: int) -> int:
     return int(value)
 
 
-def start_fork_server(config: NodeConfig) -> ForkServer | None:
-    """Start to import what training will need, while this node is still being set up.
-
-    None in the job of a program that is not a recipe: Ray starts its processes as usual.
-    """
-    if nodes.ENV_JOB in os.environ and not config.recipe:
-        return None
-    modules = ["training.runtime.trainer", *(recipe.loop for recipe in recipes.ALL)]
-    # As Ray's processes get it, but for the name of the network's interface, found later.
-    environment = ray_environment(config, "") | os.environ
-    return ForkServer.start(modules=modules, environment=environment, show_log=True)
-
-
-def expected(config: NodeConfig) -> list[str]:
-    """What the processes of this node's first job will ask a fork server to import."""
-    if not config.recipe:
-        return []
-    # Ray Train's own actors run on the head, training processes where there are processors.
-    of_ray_train = [""] if config.kind == nodes.HEAD else []
-    return of_ray_train + ([recipes.by_name(config.recipe).preloads] if config.num_cpus else [])
-
-
-def ray_command(config: NodeConfig, address: str, server: ForkServer | None = None) -> list[str]:
-    """The command that starts Ray on this node and stays until it ends.
-
-    Args:
-        server: forks Ray's processes.
-    """
-    command = [sys.executable, "-m", "containers.start_ray"]
-    if server and (preloads := expected(config)):
-        command += [server.name, ";".join(preloads)]
-    else:
-        command += [server.name if server else NONE, NONE]
-    command += ["start", "--block"]
+def ray_command(config: NodeConfig, address: str) -> list[str]:
+    """The command that starts Ray on this node and stays until it ends."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
     if config.recipe:
         # It brings what processes print to the program that has started them. Recipes do not
         # print: they send events.
@@ -293,7 +259,6 @@ class Node:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
         config = self.config
-        server = start_fork_server(config)
         if faults := host_faults(config):
             for fault in faults:
                 say(f"not joining: {fault}")
@@ -329,13 +294,14 @@ class Node:
                 nodes.ENV_NOTICE: str(self._notice),
                 nodes.ENV_HOST_CHECK: str(Path(folder) / "check"),
             }
-            return self._run_ray(ray_command(config, address, server), environment, address)
+            return self._run_ray(ray_command(config, address), environment, address)
 
     def _run_ray(self, command: list[str], environment: dict[str, str], address: str) -> int:
         """Start Ray and wait for its end; return the container's exit code."""
         config = self.config
         began = time.monotonic()
-        self._ray = subprocess.Popen(command, env=environment)
+        # Its greeting is for people who start it by hand; warnings and errors go to stderr.
+        self._ray = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         if self._stopped_by is not None:  # told so while it was being started
             self._ray.send_signal(signal.SIGTERM)
         ended = threading.Event()

@@ -18,7 +18,6 @@ from containers.log import say
 from containers.node import TOKEN, NodeConfig
 from contract import times
 from contract.nodes import GCS_PORT, ClusterSize
-from training.runtime.forkserver import ForkServer
 
 if TYPE_CHECKING:
     from containers.autoscaler import ProviderConfig  # which imports Ray
@@ -41,7 +40,6 @@ class RayHead:
         environment: Mapping[str, str],
         folder: Path,
         provider: "ProviderConfig",
-        server: ForkServer | None,
     ) -> None:
         """
         Args:
@@ -49,10 +47,9 @@ class RayHead:
             environment: of Ray and all that it starts.
             folder: for files that Ray reads and writes.
             provider: how workers are started.
-            server: forks the processes of Ray's first start.
         """
         self._config, self._head, self._environment = config, head, environment
-        self._folder, self._provider, self._server = folder, provider, server
+        self._folder, self._provider = folder, provider
         self._log = folder / "ray.log"
         self._ended = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
@@ -68,9 +65,8 @@ class RayHead:
             watch = (os.environ[TOKEN], self._on_size, self._ended)
             threading.Thread(target=cluster.watch, args=watch, daemon=True).start()
         processes.kill_marked(_ENV_RAY, self._config.job)
-        command = node.ray_command(self._head, self.address, self._server)
+        command = node.ray_command(self._head, self.address)
         command += [f"--autoscaling-config={self._folder / _SCALING}"]
-        self._server = None
         # What it says at its start is for people who start it by hand.
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(

@@ -96,7 +96,7 @@ STANDARD = {
 }
 #: What others may import of ``training``, beside ``STANDARD``.
 OF_TRAINING: Mapping[str, set[str]] = {
-    "containers": {"training.runtime.forkserver", "training.runtime.trainer"},
+    "containers": set(),
     # These need Pillow, and boto3 for a set in S3; both are there on a laptop. The last one does
     # without Matplotlib where it is not.
     "trainctl": {
@@ -323,8 +323,7 @@ _CLEAN = {
     "training.recipes.fsdp.loop": "import torch",
     "training.runtime.driver": "from training import recipes",
     "training.launch": "def run():\n    from training.runtime.driver import Driver",
-    "containers.node": "from training.runtime import forkserver",
-    "training.runtime.forkserver": "import os",
+    "containers.node": "from contract.errors import InputError",
     "trainctl.submit": "import boto3\nfrom contract.errors import InputError\n"
     "from training import recipes",
     "stacks.settings": "from contract import errors",

@@ -86,10 +86,20 @@ def start(command: Command, *, sleep: Callable[[float], None] = time.sleep) -> i
             from training.runtime.torchrun import run_torchrun
 
             return run_torchrun(config, lease=lease, as_json=command.json)
-        from training.runtime.driver import Driver
+        from training.runtime.driver import Driver, Workers
 
         assert lease is not None
-        return Driver(config, command, workers=workers, lease=lease).run()
+        processes: Workers
+        failures, verbose = command.max_failures, command.verbose
+        if command.local:
+            from training.runtime.local import LocalWorkers
+
+            processes = LocalWorkers(command.recipe, max_failures=failures, verbose=verbose)
+        else:
+            from training.runtime.ray_cluster import RayWorkers
+
+            processes = RayWorkers(workers=workers, max_failures=failures, verbose=verbose)
+        return Driver(config, command, workers=processes, lease=lease).run()
     finally:
         if lease is not None:
             lease.release()
@@ -99,7 +109,7 @@ def configured(command: Command) -> tuple[RunConfig, Range]:
     """The settings of the run, and with how many workers it trains. Nothing is written.
 
     Combines preset, recorded settings of a run to resume, and the options given. Whatever can be
-    seen at once is checked here; the content of the data is looked at while Ray starts.
+    seen at once is checked here; the content of the data is looked at later, in another process.
 
     Raises:
         InputError: a value is wrong, storage or data cannot be used, or the run to resume was
@@ -109,10 +119,10 @@ def configured(command: Command) -> tuple[RunConfig, Range]:
     if workers is None:
         # What does not depend on their number is checked before Ray is imported and joined.
         _configured(command, Range(1, 1))
-        from training.runtime import driver
+        from training.runtime import ray_cluster
 
-        driver.join_cluster(verbose=command.verbose)
-        workers = driver.cluster_workers()
+        ray_cluster.join_cluster(verbose=command.verbose)
+        workers = ray_cluster.cluster_workers()
     return _configured(command, workers), workers
 
 

@@ -1,7 +1,7 @@
 """What a recipe's loop knows about where it runs: its rank, its device, and how to be heard.
 
-``training.runtime`` has the two kinds: ``ray_worker`` for clusters, and ``torchrun`` for a machine
-that has PyTorch and not Ray, to debug and to profile. Only rank 0 sends events.
+``training.runtime`` has the two kinds: ``ray_worker`` for clusters, and ``torchrun`` for the
+processes of one machine. Only rank 0 sends events.
 """
 
 import time
@@ -10,11 +10,11 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 import torch
+import torch.distributed as dist
 
+from contract.times import COLLECTIVE_S
 from training.record.events import Evaluating, Event
 
-#: Long enough for a slow first batch, short enough that a lost peer is noticed.
-COLLECTIVE_TIMEOUT: Final = timedelta(seconds=300)
 #: Seconds between two signs of life in an evaluation.
 _PULSE_S: Final = 30.0
 
@@ -57,6 +57,13 @@ class Worker(Protocol):
             retry: nothing is saved after this, so a save that has failed is tried once more, and
                 raises what it fails with. Every rank gives the same.
         """
+
+
+def expect_steps() -> None:
+    """From now on, wait for other ranks no longer than steps may take: what is slow at the start
+    (compilers, a first look at the data) is over."""
+    if dist.is_initialized():
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=COLLECTIVE_S))
 
 
 class Pulse:

@@ -61,9 +61,9 @@ def test_a_phase_is_counted_from_the_one_before_it() -> None:
 
 
 def test_each_way_comes_first_in_one_of_as_many_rounds() -> None:
-    rounds = [phases.rotated(["baseline", "fallback", "quick"], number) for number in range(4)]
-    assert [each[0] for each in rounds] == ["baseline", "fallback", "quick", "baseline"]
-    assert all(sorted(each) == ["baseline", "fallback", "quick"] for each in rounds)
+    rounds = [phases.rotated(["baseline", "before", "now"], number) for number in range(4)]
+    assert [each[0] for each in rounds] == ["baseline", "before", "now", "baseline"]
+    assert all(sorted(each) == ["baseline", "before", "now"] for each in rounds)
 
 
 def test_the_first_step_ends_the_phases_of_a_record() -> None:
@@ -87,7 +87,7 @@ def test_a_value_between_two_samples_is_interpolated() -> None:
 
 
 def test_the_headline_is_that_of_the_first_recipe() -> None:
-    local = {"ddp": {"ratio": 3.0, "ratio_cpu": 4.0, "quick": {}}, "fsdp": {"ratio": 2.0}}
+    local = {"ddp": {"ratio": 3.0, "ratio_cpu": 4.0, "now": {}}, "fsdp": {"ratio": 2.0}}
     synth = {"ratio": 9.0}
     assert startup._headline({"local": local, "synth": synth}) == {"ratio": 3.0, "ratio_cpu": 4.0}
     assert startup._headline({"synth": synth}) == {"ratio": 9.0}
@@ -99,12 +99,14 @@ def test_a_process_that_imports_another_checkout_is_seen() -> None:
     assert baseline.imported_from(opened) == ({"/a", "/b"}, 2)
 
 
-def test_the_fork_server_is_on_or_off_as_the_column_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(startup.FORK_SWITCH, "0")
+def test_a_column_runs_its_own_code_whatever_the_caller_has_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(startup.VALIDATION_SWITCH, "false")
     monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    quick = startup.Way(name="quick", folder=ROOT).environment()
-    assert startup.FORK_SWITCH not in quick
-    assert quick["PYTHONPATH"] == str(ROOT)
+    now = startup.Way(name="now", folder=ROOT).environment()
+    assert startup.VALIDATION_SWITCH not in now
+    assert now["PYTHONPATH"] == str(ROOT)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,6 @@ def test_head_and_worker_begin_with_it(kind: str, monkeypatch: pytest.MonkeyPatc
         raise Begun
 
     monkeypatch.setattr(cache, "start_trimming", begin)
-    monkeypatch.setattr(node, "start_fork_server", lambda _config: None)
     monkeypatch.setattr("signal.signal", lambda *_: None)
     environment = {node.TOKEN: "0" * 20, ENV_HEAD_ADDRESS: "127.0.0.1", ENV_NUM_CPUS: "1"}
     own = node.NodeConfig.from_environment(kind, environment)

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from containers import demand, job, job_config, metadata, node, ray_head
+from containers import demand, job, job_config, metadata, ray_head
 from containers.autoscaler import WorkerSettings
 from containers.metadata import OwnTask
 from containers.node import NodeConfig
@@ -500,7 +500,6 @@ def test_ray_reads_how_many_workers_there_shall_be(tmp_path: Path) -> None:
         environment={},
         folder=tmp_path,
         provider={},
-        server=None,
     )
     for least, expected in ((None, (1, 4)), (0, (0, 4))):
         ray.scale(least=least)
@@ -716,7 +715,6 @@ def test_a_job_begins_with_the_cache_of_its_host(monkeypatch: pytest.MonkeyPatch
     began: list[bool] = []
     monkeypatch.setattr(cache, "start_trimming", lambda: began.append(True))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(node, "start_fork_server", lambda _head: None)
     monkeypatch.setattr(metadata, "own_task", lambda: None)
     with pytest.raises(InputError, match="no task of ECS"):
         job.run(ENVIRONMENT)

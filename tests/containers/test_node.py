@@ -10,22 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from ray._private import services
 
 from containers import cluster, efa, gpus, health, network, node, shared
 from containers.node import NodeConfig
-from containers.start_ray import telling_agent_port
 from contract import exits, host_check, nodes
 from contract.errors import InputError
-from contract.nodes import ENV_JOB, HEAD, JOB, ClusterSize
+from contract.nodes import HEAD, JOB, ClusterSize
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, text
-
-if TYPE_CHECKING:
-    from training.runtime.forkserver.client import Request
 
 TOKEN = "0123456789abcdef0123"
 WORKER = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_HEAD_ADDRESS": "head.training.internal"}
@@ -134,32 +128,6 @@ def test_a_head_that_only_coordinates_does_not_wait_for_itself() -> None:
     environment = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_ON_THIS_NODE": "0"}
     head = NodeConfig.from_environment("head", environment)
     assert node.ray_environment(head, "eth0")["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "1"
-
-
-def test_what_ray_is_started_with_does_not_keep_its_processes_from_being_forked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    from training.runtime import forkserver
-    from training.runtime.forkserver import fitness
-
-    given: dict[str, str] = {}
-    monkeypatch.setattr(
-        forkserver.ForkServer, "start", lambda **options: given.update(options["environment"])
-    )
-    for config in (worker(), worker(TRAIN_SPOT="1", TRAIN_NUM_GPUS="4")):
-        node.start_fork_server(config)
-        asked: Request = {
-            "argv": ["--language=PYTHON"],
-            "context": {"env_vars": {"OMP_NUM_THREADS": "1", forkserver.PRELOAD: ""}},
-            "environment": {**os.environ, **node.ray_environment(config, "eth0")},
-        }
-        once = {k: v for k, v in given.items() if k.startswith(fitness.READ_ONCE)}
-        assert fitness.why_not_forked(asked, once) == ""
-
-
-def test_a_program_of_the_users_own_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(ENV_JOB, "job-1")
-    assert node.start_fork_server(worker()) is None
 
 
 # --- the size of the cluster ---------------------------------------------------------------------
@@ -442,22 +410,6 @@ def test_a_wrong_token_is_known_before_ray_tries_it() -> None:
     assert refusal == (
         "the head 127.0.0.1 refuses this node's token: RAY_AUTH_TOKEN differs from the head's"
     )
-
-
-def test_the_raylet_is_told_where_its_agent_answers() -> None:
-    asked: list[list[str]] = []
-    start = telling_agent_port(lambda command, *_, **__: asked.append(command))
-    for process in ("raylet", "log_monitor"):
-        start(["program", "--one=1"], process, fate_share=True)
-    assert asked == [
-        ["program", "--one=1", f"--dashboard_agent_listen_port={nodes.AGENT_PORT}"],
-        ["program", "--one=1"],
-    ]
-    # An option that it does not know would end it.
-    done = subprocess.run(
-        [services.RAYLET_EXECUTABLE, "--help"], capture_output=True, text=True, check=False
-    )
-    assert "-dashboard_agent_listen_port (" in done.stdout
 
 
 def test_efa_devices_that_are_missing_or_shut_are_named(tmp_path: Path) -> None:

@@ -8,13 +8,17 @@ import pytest
 
 from containers import gpus
 from contract import job, times
-from training.runtime import driver
+from training.runtime.local import LocalWorkers
 
 # Shorter, longer, and why they must be in this order.
 IN_ORDER = [
-    (times.PROCESS_GROUP_STOP_S, driver._STOP_GRACE_S, "processes end before the driver gives up"),
     (
-        driver._STOP_GRACE_S,
+        times.PROCESS_GROUP_STOP_S,
+        times.CHECKPOINT_STOP_S,
+        "processes end before the driver gives up",
+    ),
+    (
+        LocalWorkers.stop_grace_s,
         times.CHECKPOINT_STOP_S,
         "a checkpoint on a cluster may take longer than on a laptop",
     ),

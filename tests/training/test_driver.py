@@ -1,6 +1,11 @@
-"""What a run's command needs lives on its own node, because every other node may be lost; and
-without ``--workers`` a run takes all GPUs of its cluster."""
+"""Proves the way over Ray Train: what a run's command needs lives on its own node, because every
+other node may be lost; workers lost while they start are replaced; without ``--workers`` a run
+takes all GPUs of its cluster."""
 
+import json
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,13 +21,16 @@ from contract import nodes
 from contract.job import JobSpec
 from contract.nodes import Range
 from contract.runs import RunPaths
-from training import launch, recipes
+from tests.conftest import ROOT
+from tests.training.test_data import write_images
+from tests.training.test_ddp import free_port
+from training import launch
 from training.lease import Lease
 from training.recipes import command
 from training.recipes.fsdp.settings import FsdpConfig
-from training.record.events import Event, Start, Step
-from training.runtime import driver, trainer
-from training.runtime.forkserver import NONE, PRELOAD, ForkServer, hook_ray
+from training.record import reader
+from training.record.events import Event, Phase, Resume, Start, Step
+from training.runtime import ray_cluster, trainer
 from training.runtime.trainer import Submission
 
 
@@ -35,7 +43,7 @@ def test_a_run_takes_all_gpus_of_a_cluster(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(cluster_resources=lambda: resources))
     monkeypatch.delenv(nodes.ENV_JOB_SPEC, raising=False)
-    assert driver.cluster_workers() == Range(workers, workers)
+    assert ray_cluster.cluster_workers() == Range(workers, workers)
 
 
 @pytest.mark.parametrize(
@@ -52,20 +60,20 @@ def test_a_run_takes_all_gpus_of_the_nodes_that_its_job_may_have(
     monkeypatch.setenv(nodes.ENV_WORKER_GPUS, gpus)
     monkeypatch.setenv(nodes.ENV_TRAINS, trains)
     monkeypatch.setenv(nodes.ENV_NUM_GPUS, "2")
-    assert driver.cluster_workers() == workers
+    assert ray_cluster.cluster_workers() == workers
 
 
 def test_the_number_found_on_the_cluster_decides_the_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driver, "join_cluster", lambda **_options: None)
-    monkeypatch.setattr(driver, "cluster_workers", lambda: Range(8, 8))
+    monkeypatch.setattr(ray_cluster, "join_cluster", lambda **_options: None)
+    monkeypatch.setattr(ray_cluster, "cluster_workers", lambda: Range(8, 8))
     words = ["ddp", "--storage", str(tmp_path), "--run", "r"]
     config, workers = launch.configured(command.parse(words))
     assert (config.num_workers, workers) == (8, Range(8, 8))
     assert config.to_json()["global_batch"] == 8 * 32
     # A number that is given counts, and no cluster is asked for.
-    monkeypatch.setattr(driver, "join_cluster", lambda **_options: pytest.fail("asked"))
+    monkeypatch.setattr(ray_cluster, "join_cluster", lambda **_options: pytest.fail("asked"))
     config, _ = launch.configured(command.parse([*words, "--workers", "2"]))
     assert config.num_workers == 2
 
@@ -76,13 +84,20 @@ def cluster() -> Iterator[Any]:
     import ray
     from ray.cluster_utils import Cluster
 
-    server = ForkServer.start(modules=["training.runtime.trainer", recipes.by_name("fsdp").loop])
-    with pytest.MonkeyPatch.context() as patch, hook_ray(server.name if server else NONE):
-        patch.setenv(PRELOAD, "")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_TRAIN_METRICS_ENABLED", "0")
+        # As on a node (containers.node): processes that are slow to start are waited for, and none
+        # is started in advance.
+        patch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "600")
+        patch.setenv("RAY_worker_register_timeout_seconds", "600")
+        patch.setenv("RAY_prestart_worker_first_driver", "0")
+        patch.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
         # Its hooks for the end of the process can only be made by the main thread.
         found = Cluster(
-            initialize_head=True, shutdown_at_exit=False, head_node_args={"num_cpus": 0}
+            initialize_head=True,
+            shutdown_at_exit=False,
+            # Another Ray on this machine may have the dashboard's usual port.
+            head_node_args={"num_cpus": 0, "dashboard_port": free_port()},
         )
         try:
             found.add_node(num_cpus=4)
@@ -91,8 +106,56 @@ def cluster() -> Iterator[Any]:
         finally:
             ray.shutdown()
             found.shutdown()
-            if server is not None:
-                server.close()
+
+
+@pytest.mark.slow
+def test_a_run_of_the_command_gets_over_lost_workers_stops_and_resumes(
+    cluster: Any, tmp_path: Path
+) -> None:
+    """Ray Train by itself waits ten minutes for what the workers that are left hold, or ends."""
+    data = write_images(tmp_path / "data", num_train=320)
+    words = ["ddp", "--workers", "2", "--data", str(data), "--storage", str(tmp_path), "--run", "r"]
+    words += ["--batch-per-worker", "16", "--epochs", "2", "--report-every", "1"]
+    metrics = tmp_path / "r" / "metrics.jsonl"
+
+    def start(moment: str) -> "subprocess.Popen[str]":
+        lost = tmp_path / moment
+        return subprocess.Popen(
+            [sys.executable, "-m", "training.launch", *words],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "RAY_ADDRESS": cluster.address,
+                "RAY_TRAIN_CALLBACKS": "tests.training.lost_at_start.LosesAWorker",
+                "LOSE_A_WORKER": moment,
+                "LOST_A_WORKER": str(lost),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    with start("before they know each other") as first:
+        while not any(isinstance(each, Step) for each in reader.read_events(metrics)):
+            assert first.poll() is None, first.communicate()
+            time.sleep(0.1)
+        first.send_signal(signal.SIGINT)
+        _, said = first.communicate()
+    assert first.returncode == 130, said
+    assert (tmp_path / "before they know each other").exists()
+    assert "stopped at step" in said
+    with start("before they are told to train") as second:
+        _, said = second.communicate()
+    assert second.returncode == 0, said
+    assert (tmp_path / "before they are told to train").exists()
+    result = json.loads((tmp_path / "r" / "result.json").read_text())
+    assert (result["status"], result["steps"], result["world_size"]) == ("succeeded", 20, 2)
+    events = reader.read_events(metrics)
+    assert [each.step for each in events if isinstance(each, Step)] == [*range(1, 21)]
+    assert [each.step for each in events if isinstance(each, Resume)] == [result["resumed_from"]]
+    phases = [each.name for each in events if isinstance(each, Phase)]
+    assert phases[:2] == ["ray_ready", "workers_ready"]
 
 
 @pytest.mark.long
@@ -117,7 +180,6 @@ def test_a_sharded_run_grows_from_one_host_of_four_to_two_and_its_passes_do_not(
         config=config,
         run_uri=RunPaths.of(config.storage, config.run).uri,
         fence=Lease.take(RunPaths.of(config.storage, config.run).uri).number,
-        local=False,
         workers=workers,
         max_failures=0,
         environment={},
@@ -160,15 +222,17 @@ def test_a_sharded_run_grows_from_one_host_of_four_to_two_and_its_passes_do_not(
 @pytest.mark.slow
 def test_the_events_do_not_go_with_another_node(cluster: Any) -> None:
     import ray
-    from ray.util.state import list_actors
 
     # Left to itself, Ray would put some elsewhere.
     assert len(cluster.list_all_nodes()) > 1
     actors = [trainer.start_events() for _ in range(5)]
     assert ray.get([each.put.remote([{}]) for each in actors]) == [False] * 5
-    places = [
-        each.node_id
-        for each in list_actors(filters=[("class_name", "=", "_Events"), ("state", "=", "ALIVE")])
-    ]
-    assert places == [ray.get_runtime_context().get_node_id()] * len(places)
-    assert len(places) >= 5
+    places = [each.__ray_call__.remote(node_of_this_process) for each in actors]
+    assert ray.get(places) == [ray.get_runtime_context().get_node_id()] * 5
+
+
+def node_of_this_process(_actor: object) -> str:
+    import ray
+
+    node: str = ray.get_runtime_context().get_node_id()
+    return node

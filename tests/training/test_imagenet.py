@@ -377,7 +377,7 @@ def test_a_kill_in_mid_epoch_and_fewer_workers_lose_and_repeat_no_picture(tmp_pa
 
 
 @pytest.mark.slow
-def test_under_ray_it_trains_on_a_tree_with_damaged_pictures_and_lists_them(tmp_path: Path) -> None:
+def test_the_command_trains_on_a_tree_with_damaged_pictures_and_lists_them(tmp_path: Path) -> None:
     data = sort_val(write_tree(tmp_path / "data", num_train=96, num_val=20))
     broken = sorted((data / "train").rglob("*.JPEG"))[:3]
     for path in broken:

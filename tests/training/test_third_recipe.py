@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = pytest.mark.slow
 
 RECORD = '''
 """Toy: the slope of a line, from samples that the recipe draws itself."""
@@ -37,6 +37,7 @@ class ToyConfig(TrainingConfig):
     batch: int = option(32, low=2, help="samples per step")
     lr: float = option(0.5, above=0, help="learning rate")
     error_limit: float = option(0.0, low=0, help="largest mean error (0: any)")
+    fault: str = option("", same_on_resume=False, help="what the second rank fails with")
 
 
 RECIPE: Final = Recipe(
@@ -59,6 +60,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from contract.errors import InputError
 from training import metrics
 from training.record.events import Finished
 
@@ -98,6 +100,8 @@ def train(worker, config):
         optimizer.step()
         optimizer.zero_grad()
         log.add(loss_sum=loss_sum, norm=norm, size=config.batch)
+        if worker.rank == 1 and step == 12 and config.fault:
+            raise {"bug": ValueError, "mistake": InputError}[config.fault]("the labels are wrong")
         num_done = step + 1
         if num_done % config.report_every:
             continue
@@ -225,3 +229,27 @@ def test_a_third_recipe_trains_is_checked_is_listed_and_has_a_report(project: Pa
     assert result["status"] == "failed"
     assert result["error"].endswith("above --error-limit 1e-09")
     assert 0 < result["mean_error"] < 0.1
+
+
+def test_a_mistake_is_one_sentence_and_a_bug_is_tried_again_and_has_a_log(project: Path) -> None:
+    launch = ("-m", "training.launch", "toy", "--local", "--workers", "2", "--max-failures", "1")
+    mistake = python(project, *launch, "--run", "mistake", "--fault", "mistake")
+    assert mistake.returncode == 2, mistake.stderr
+    assert mistake.stderr.splitlines()[-1] == "error: the labels are wrong"
+    assert "Traceback" not in mistake.stderr
+    assert "again" not in mistake.stderr
+
+    bug = python(project, *launch, "--run", "bug", "--fault", "bug")
+    assert bug.returncode == 1, bug.stderr
+    again = "worker 1 failed (ValueError: the labels are wrong): all start again"
+    assert bug.stderr.count(again) == 1, "one failure in a row is allowed"
+    last = bug.stderr.splitlines()[-1]
+    assert last.startswith("error: run 'bug' failed; what its workers printed is in ")
+    logs = Path(
+        last.removesuffix(". The same command resumes it from its last checkpoint").split()[-1]
+    )
+    assert "ValueError: the labels are wrong" in (logs / "rank-1.log").read_text()
+    shutil.rmtree(logs)
+    result = json.loads((project / "runs" / "bug" / "result.json").read_text())
+    assert result["status"] == "failed"
+    assert "loop.py" in result["error"], "the traceback"

@@ -361,7 +361,7 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
     where.add_argument(
         "--local",
         action="store_true",
-        help="plain processes on this machine, with a Ray of their own",
+        help="plain processes on this machine",
     )
     where.add_argument(
         "--workers",
@@ -393,7 +393,11 @@ def parser(recipe: Recipe | None = None, *, preset: str | None = None) -> argpar
     what.add_argument("--overwrite", action="store_true", help="delete an earlier run of that name")
     what.add_argument("--take-over", action="store_true", help="end what trains the run now")
     what.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
-    what.add_argument("--verbose", action="store_true", help="show Ray's own log lines too")
+    what.add_argument(
+        "--verbose",
+        action="store_true",
+        help="show what the workers print, or Ray's log lines on a cluster",
+    )
     if recipe is not None:
         _add_settings(top, recipe, preset or recipe.preset_for(None))
     return top

@@ -58,7 +58,7 @@ class Recipe:
     """Module with ``look_at(config)`` and ``prepare(config, report)``; it must be importable
     without torch. Empty: there is no data to look at before the loop runs."""
     preload: tuple[str, ...] = ()
-    """Modules that the loop imports late; a fork server imports them before it forks workers."""
+    """Modules that the loop imports late; ``--local`` loads them before it forks workers."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Environment of its workers, beside what they have anyway."""
     measures: tuple[Measure, ...] = ()
@@ -107,10 +107,9 @@ class Recipe:
             catalog.check_kind(place, self.data_kind)
 
     @property
-    def preloads(self) -> str:
-        """Modules that a worker imports sooner or later, as ``training.runtime.forkserver`` takes
-        them."""
-        return ",".join((self.loop, *self.preload))
+    def preloads(self) -> tuple[str, ...]:
+        """Modules that a worker imports sooner or later."""
+        return self.loop, *self.preload
 
     def train(self) -> Callable[..., None]:
         """Import the loop; return its ``train(worker, config)``."""
@@ -118,7 +117,7 @@ class Recipe:
         return function
 
     def look_at(self, config: RunConfig) -> None:
-        """Check cheaply, before Ray starts, whether the data is there.
+        """Check cheaply, before anything starts, whether the data is there.
 
         Raises:
             InputError: it is not.

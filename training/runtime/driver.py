@@ -1,59 +1,90 @@
-"""Runs a recipe under Ray Train: starts Ray or joins its cluster, keeps the record, ends cleanly.
+"""Runs a recipe: has workers started, keeps the run's record, and ends cleanly.
 
-The trainer runs in a Ray task (``training.runtime.trainer``); this process reads events, shows
-them and waits for signals. The first Ctrl-C or SIGTERM lets the workers save and leave; a second
-one ends them as they are, and so do ten seconds on one machine, or ``CHECKPOINT_STOP_S`` on a
-cluster.
+The workers are on a Ray cluster (``training.runtime.ray_cluster``) or processes of this machine
+(``training.runtime.local``); this process reads their events, shows them and waits for signals. The
+first Ctrl-C or SIGTERM lets the workers save and leave; a second one ends them as they are, and so
+does the end of their time: ten seconds on one machine, ``CHECKPOINT_STOP_S`` on a cluster.
 """
 
 import contextlib
-import os
-import re
-import secrets
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Protocol
 
-from contract import exits, nodes
+from contract import exits
 from contract.errors import InputError
-from contract.job import JobSpec
-from contract.nodes import Gpus, Range
 from contract.runs import RunPaths
-from contract.times import CHECKPOINT_STOP_S, WORKER_ANSWER_S
-from training import machine
 from training.lease import Lease
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record import progress
 from training.record.display import make_display
 from training.record.environment import environment
-from training.record.events import Failed, Reading, Warned, phase
+from training.record.events import Event, Failed, Reading, Warned
 from training.record.result import Result
 from training.record.writer import RunRecord
-from training.runtime import forkserver, local_ray, trainer
-from training.runtime.forkserver import ForkServer
+from training.runtime.processes import Process, Seen
 from training.runtime.result import print_result
 from training.runtime.silence import Watch
-from training.runtime.trainer import Submission
+from training.storage import UnreachableError
 
-#: A person does not notice a tenth of a second, nor does a processor.
-_POLL_S: Final = 0.1
-_STOP_GRACE_S: Final = 10.0
-#: Of Ray's last answers, once its work has ended.
-_LAST_EVENTS_S: Final = 10.0
-#: How often Ray's logs are searched for a worker that ended before it joined.
-_LOOK_EVERY_S: Final = 0.5
-#: A worker that is slow to start is waited for so long; Ray's and Ray Train's defaults are 60.
-_START_S: Final = "600"
+
+class Workers(Protocol):
+    """The processes of a run: one that looks at the data, then those that train."""
+
+    start_text: str
+    """What the display shows while they start."""
+    stop_grace_s: float
+    """How long they have to save when they are asked to stop."""
+    is_done: bool
+    """Whether what was begun last has ended."""
+    failure: str
+    """Why it failed, for people; empty where it did not."""
+    found: RunConfig | InputError | UnreachableError | None
+    """The result of ``prepare``: the settings with what was decided, or what is wrong."""
+
+    @property
+    def logs(self) -> str:
+        """Where the logs are, as part of a sentence; empty where there are none."""
+        ...
+
+    def start(self, num_workers: int) -> None:
+        """Set up what the processes are started by. Called in the main thread."""
+
+    def prepare(self, config: RunConfig) -> None:
+        """Begin to look at the data."""
+
+    def train(self, config: RunConfig, run_uri: str, fence: int) -> None:
+        """Begin to train; workers that fail are started again.
+
+        Args:
+            fence: number of the lease that the run is written under.
+        """
+
+    def poll(self) -> list[Event]:
+        """Wait a moment; return the events that have come in."""
+
+    def request_stop(self) -> None:
+        """Have the workers save and leave."""
+
+    def look(self, found: Sequence[Process]) -> list[Seen]:
+        """See what workers are doing."""
+
+    def end(self, found: Sequence[Process]) -> None:
+        """Kill workers."""
+
+    def close(self) -> None:
+        """End all that was started."""
 
 
 class Driver:
-    """One submission of a run to Ray."""
+    """One attempt at a run."""
 
     def __init__(
-        self, config: RunConfig, command: Command, *, workers: Range, lease: Lease
+        self, config: RunConfig, command: Command, *, workers: Workers, lease: Lease
     ) -> None:
         self._config = config
         self._options = command
@@ -62,36 +93,24 @@ class Driver:
         self._display = make_display(command.recipe.measures)
         self._record: RunRecord | None = None
         self._signals: list[int] = []
-        self._failure: BaseException | None = None
-        self._asked: Any = None
-        self._look_at = 0.0
-        self._lost_workers = local_ray.LostWorkers()
-        self._lost: str | None = None
-        self._watch = Watch(self._run_uri)
+        self._watch = Watch(self._run_uri, look=workers.look, end=workers.end)
 
     def run(self) -> int:
         """Train; return the exit code.
 
         Raises:
             InputError: The data cannot be used, or no cluster is there.
+            UnreachableError: nor reached.
         """
         self._catch_signals()
-        server: ForkServer | None = None
         try:
-            self._display.phase("starting Ray")
-            set_environment(local=self._options.local)
-            if self._options.local:
-                server = ForkServer.start(
-                    modules=["training.runtime.trainer", self._options.recipe.loop],
-                    show_log=self._options.verbose,
-                )
-            return self._run(server)
+            self._display.phase(self._workers.start_text)
+            self._workers.start(self._config.num_workers)
+            self._catch_signals()  # Ray has put its own handlers in place
+            return self._run()
         finally:
             self._display.close()
-            if "ray" in sys.modules:
-                sys.modules["ray"].shutdown()
-            if server is not None:
-                server.close()
+            self._workers.close()
 
     def _catch_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -100,15 +119,13 @@ class Driver:
     def _on_signal(self, number: int, _frame: Any) -> None:
         self._signals.append(number)
 
-    def _run(self, server: ForkServer | None) -> int:
-        self._start_ray(server)
-        self._catch_signals()  # Ray has put its own handlers in place
-        events = trainer.start_events()
-        if not self._prepare(events):
+    def _run(self) -> int:
+        workers = self._workers
+        if not self._prepare():
             return self._finish_early()
 
         job, spending = progress.of_job()
-        self._record = RunRecord(
+        self._record = record = RunRecord(
             self._run_uri,
             run=self._config.run,
             recipe=self._config.recipe,
@@ -119,186 +136,96 @@ class Driver:
             job=job,
             spending=spending,
         )
-        self._record.handle(phase("ray_ready"))
         self._display.phase("starting workers")
-        fit = trainer.start_fit(self._submission(), events)
+        workers.train(self._config, self._run_uri, self._lease.number)
         stop_by: float | None = None
-        while not self._has_ended(fit):
-            if not self._take(events) or self._record.error is not None or self._lease.lost:
+        while not workers.is_done:
+            events = workers.poll()
+            self._watch.hear(*events)
+            # A report on reading the data may come late.
+            record.handle(*(each for each in events if not isinstance(each, Reading)))
+            record.flush_in_time()
+            if record.error is not None or self._lease.lost:
                 break
-            self._record.flush_in_time()
             if stop_by is None and (silent := self._watch.restart_if_silent()):
-                self._record.handle(silent)
-            if self._record.is_complete and self._options.local:
-                break  # all is saved, and this Ray ends with the command: no need to wait for it
+                record.handle(silent)
             if self._signals and stop_by is None:
-                if self._record.first_step_at is None:
+                if record.first_step_at is None:
                     break  # nothing has been trained that could be saved
-                grace_s = _STOP_GRACE_S if self._options.local else CHECKPOINT_STOP_S
-                stop_by = time.monotonic() + grace_s
-                events.request_stop.remote()
+                stop_by = time.monotonic() + workers.stop_grace_s
+                workers.request_stop()
                 self._display.say("saving a checkpoint and stopping; Ctrl-C again stops at once")
             if stop_by is not None and (len(self._signals) > 1 or time.monotonic() > stop_by):
                 break
-        else:
-            # What was asked for before the end may not have the last events.
-            if self._failure is None and self._take(events, timeout_s=_LAST_EVENTS_S):
-                self._take(events, timeout_s=_LAST_EVENTS_S)
-            if wrong := self._result_of(fit):
-                self._failure = RuntimeError(wrong)
-        if server is not None and (complaint := server.complaint()):
-            self._display.say(f"note: not all of Ray's processes started quickly: {complaint}")
-        failure = self._failure
-        if self._signals or self._record.error is not None or self._record.is_complete:
-            failure = None  # it follows from the end that was asked for
-        return self._finish(failure)
+        failure = workers.failure
+        if self._signals or record.error is not None or record.is_complete:
+            failure = ""  # it follows from the end that was asked for
+        return self._finish(record, failure)
 
-    def _prepare(self, events: Any) -> bool:
-        """Look at the data, in a task; return False when the command was told to stop.
+    def _prepare(self) -> bool:
+        """Look at the data; return False when that was stopped, or failed.
 
         Raises:
             InputError: the data cannot be used.
             UnreachableError: nor reached.
         """
-        task = trainer.start_prepare(self._submission(), events)
-        while not self._has_ended(task):
-            if self._signals or not self._take(events):
+        workers = self._workers
+        workers.prepare(self._config)
+        while not workers.is_done:
+            if self._signals:
                 return False
-        found = self._result_of(task)
-        if found is None:
+            for event in workers.poll():
+                if isinstance(event, Reading):
+                    share = event.done / max(event.total, 1)
+                    self._display.phase(f"reading the data: {share:.0%}", transient=True)
+                elif isinstance(event, Warned):
+                    self._display.show(event)
+        if workers.found is None:
             return False
-        if isinstance(found, Exception):
-            raise found
-        self._config = found
-        return True
-
-    def _submission(self) -> Submission:
-        return Submission(
-            config=self._config,
-            run_uri=self._run_uri,
-            fence=self._lease.number,
-            local=self._options.local,
-            workers=self._workers,
-            max_failures=self._options.max_failures,
-            environment=trainer.command_environment(os.environ),
-            folder=os.getcwd(),
-        )
-
-    def _has_ended(self, task: Any) -> bool:
-        """Wait a moment for a task; return whether it has ended, or cannot begin."""
-        import ray
-
-        try:
-            if ray.wait([task], timeout=_POLL_S)[0]:
-                return True
-        except ray.exceptions.RayError as error:
-            self._failure = error
-            return True
-        if not self._options.local or time.monotonic() < self._look_at:
-            return False
-        self._look_at = time.monotonic() + _LOOK_EVERY_S
-        said = self._lost_workers.look(_ray_logs())
-        # Seen twice, because its log may have been written between the two looks into it.
-        if said and self._lost == said:
-            self._failure = RuntimeError(f"Ray could not start a worker process:\n{said}")
-            return True
-        self._lost = said
-        return False
-
-    def _result_of(self, task: Any) -> Any:
-        """Result of a task that has ended; None where it has none, or failed."""
-        import ray
-
-        if self._failure is not None:
-            return None
-        try:
-            return ray.get(task)
-        except ray.exceptions.RayError as error:
-            # Ray colors the traceback of a task, also for files and pipes.
-            self._failure = RuntimeError(re.sub(r"\x1b\[[0-9;]*m", "", str(error)))
-            return None
-
-    def _start_ray(self, server: ForkServer | None) -> None:
-        if not self._options.local:
-            join_cluster(verbose=self._options.verbose)
-            return
-        # In the main thread: Ray's processes end with the thread that started them.
-        local_ray.start(
-            num_cpus=max(machine.num_cpus(), self._config.num_workers),
-            verbose=self._options.verbose,
-            server=server,
-            expect=["", self._options.recipe.preloads],
-        )
-
-    def _take(self, events: Any, *, timeout_s: float = 0.0) -> bool:
-        """Record what has come in; return False when Ray is gone."""
-        import ray
-
-        try:
-            if self._asked is None:
-                self._asked = events.take.remote()
-            # Not waited for longer: the actor may still have to be started.
-            if not ray.wait([self._asked], timeout=timeout_s)[0]:
-                return True
-            found, self._asked = ray.get(self._asked), None
-        except ray.exceptions.RayError as error:
-            self._failure = error
-            return False
-        self._watch.hear(*found)
-        for event in found:
-            if isinstance(event, Reading) and self._record is None:  # else it comes late
-                share = event.done / max(event.total, 1)
-                self._display.phase(f"reading the data: {share:.0%}", transient=True)
-            elif isinstance(event, Warned) and self._record is None:
-                self._display.show(event)
-        if self._record is not None:
-            self._record.handle(*(each for each in found if not isinstance(each, Reading)))
+        if isinstance(workers.found, Exception):
+            raise workers.found
+        self._config = workers.found
         return True
 
     def _finish_early(self) -> int:
         """End before anything was recorded."""
-        if self._failure is None or self._signals:
+        if self._signals or not self._workers.failure:
             return self._interrupted()
         self._display.close()
-        print(
-            f"{self._failure}\n\nerror: run {self._config.run!r} could not begin; Ray's logs are "
-            f"in {_ray_logs()}",
-            file=sys.stderr,
-        )
+        self._print_failure(self._workers.failure, "could not begin")
         return exits.FAILED
 
-    def _finish(self, failure: BaseException | None) -> int:
-        assert self._record is not None
-        kept = self._record
+    def _finish(self, record: RunRecord, failure: str) -> int:
         with contextlib.suppress(Exception):  # a worker may have found out first
             self._lease.confirm()
         if self._lease.lost:  # another process writes the record now
-            kept.abandon()
+            record.abandon()
             self._display.close()
             print(f"error: {self._lease.lost}", file=sys.stderr)
             return exits.BAD_INPUT
-        if failure is not None:
-            kept.handle(Failed(message=str(failure)))
-        if kept.is_finished or kept.stopped_at is not None:
+        if failure:
+            record.handle(Failed(message=failure))
+        if record.is_finished or record.stopped_at is not None:
             self._display.phase("writing the report")
-        report = kept.close()
+        report = record.close()
         self._display.close()
-        if kept.is_finished and kept.result is not None:
-            self._print_result(kept.result, report)
-            if kept.error is not None:
-                print(f"error: {kept.error}", file=sys.stderr)
-            return kept.exit_code
-        if failure is not None:
-            print(
-                f"{failure}\n\nerror: run {self._config.run!r} failed; Ray's logs are in "
-                f"{_ray_logs()}. The same command resumes it from its last checkpoint",
-                file=sys.stderr,
-            )
+        if record.is_finished and record.result is not None:
+            self._print_result(record.result, report)
+            if record.error is not None:
+                print(f"error: {record.error}", file=sys.stderr)
+            return record.exit_code
+        if failure:
+            again = "The same command resumes it from its last checkpoint"
+            self._print_failure(failure, "failed", again)
             return exits.FAILED
-        if kept.error is not None:
-            print(f"error: {kept.error}", file=sys.stderr)
-            return kept.exit_code
+        if record.error is not None:
+            print(f"error: {record.error}", file=sys.stderr)
+            return record.exit_code
         return self._interrupted()
+
+    def _print_failure(self, failure: str, what: str, *more: str) -> None:
+        sentence = "; ".join(filter(None, (f"run {self._config.run!r} {what}", self._workers.logs)))
+        print(f"{failure}\n\nerror: {'. '.join((sentence, *more))}", file=sys.stderr)
 
     def _interrupted(self) -> int:
         saved = self._record.stopped_at if self._record else None
@@ -318,71 +245,3 @@ class Driver:
             report=report,
             as_json=self._options.json,
         )
-
-
-def set_environment(*, local: bool) -> None:
-    """Set what Ray reads when it is first imported, so before the thread that imports it starts."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it prints every line twice
-    os.environ.setdefault("RAY_TRAIN_METRICS_ENABLED", "0")  # for a Prometheus that is not there
-    os.environ.setdefault("RAY_TRAIN_WORKER_HEALTH_CHECK_TIMEOUT_S", str(WORKER_ANSWER_S))
-    if local:
-        # A token of this command's own, so that no file in the home folder is needed.
-        os.environ["RAY_AUTH_MODE"] = "token"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
-        # Ray's default of 15 lets anything else on the machine starve the training.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        # Each of these starts a process, and on a laptop they compete with the training.
-        os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
-        os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
-        os.environ.setdefault("RAY_worker_register_timeout_seconds", _START_S)
-        os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", _START_S)
-        os.environ.setdefault(forkserver.PRELOAD, "")  # all of its processes are ours
-
-
-def join_cluster(*, verbose: bool) -> None:
-    """Join the Ray cluster whose head this is, unless that was done before.
-
-    Raises:
-        InputError: there is none.
-    """
-    set_environment(local=False)
-    import ray
-
-    if ray.is_initialized():
-        return
-    forked = {"env_vars": {forkserver.PRELOAD: ""}}  # by the node's server, if it has one
-    try:
-        ray.init(
-            address="auto",
-            log_to_driver=verbose,
-            configure_logging=verbose,
-            runtime_env=None if os.environ.get(forkserver.SWITCH) == "0" else forked,
-        )
-    except ConnectionError:
-        raise InputError(
-            "no Ray cluster runs on this machine: add --local to train here, or run "
-            "this on the head node of a cluster"
-        ) from None
-
-
-def cluster_workers() -> Range:
-    """How many workers a run has on the cluster that was joined, unless it is told: one for each
-    GPU; without GPUs one for each worker node of a job, and otherwise one."""
-    import ray
-
-    gpus = round(ray.cluster_resources().get("GPU", 0))
-    if nodes.ENV_JOB_SPEC not in os.environ:
-        return Range(max(1, gpus), max(1, gpus))
-    # The worker nodes of a job join when a run asks for them, so its order is what counts.
-    hosts = JobSpec.from_json(os.environ[nodes.ENV_JOB_SPEC]).nodes
-    own = Gpus.from_environment(os.environ)
-    low, high = (own.num_workers(number) for number in (hosts.low, hosts.high))
-    return Range(max(1, low), max(1, high))
-
-
-def _ray_logs() -> Path:
-    import ray
-
-    node = getattr(ray._private.worker, "_global_node", None)
-    return Path(node.get_logs_dir_path() if node else "/tmp/ray/session_latest/logs")

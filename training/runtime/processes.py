@@ -1,13 +1,14 @@
 """The processes of a run's workers: where they are, what they are doing, and how they are ended.
 
 A worker that hangs cannot be asked. On Linux, what can be read from outside is read by another
-process of its node, in a task of Ray: the state in ``/proc``, and the stack of every thread, which
-Python's ``faulthandler`` writes when it gets a signal, also while the interpreter is held. A
-process that is stopped answers no signal: there py-spy, which Ray brings along, may read its
-memory.
+process of its node (on a cluster, in a task of Ray): the state in ``/proc``, and the stack of every
+thread, which Python's ``faulthandler`` writes when it gets a signal, also while the interpreter is
+held. A process that is stopped answers no signal: there py-spy, which Ray brings along, may read
+its memory.
 """
 
 import contextlib
+import ctypes
 import faulthandler
 import os
 import shutil
@@ -20,11 +21,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from training import machine
-from training.record.events import Joined
+from training.record.events import Joined, phase
 
+if TYPE_CHECKING:
+    from training.worker import Worker
+
+_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _SIGNAL: Final = signal.SIGUSR2
 #: faulthandler writes at once, unless the machine has no memory or no processor to spare.
 _STACKS_S: Final = 2.0
@@ -88,9 +93,32 @@ def this_one(rank: int, node: str) -> Process | None:
     return Process(rank=rank, node=node, pid=pid, born=machine.born(pid), stacks=file.fileno())
 
 
-def joined(processes: Sequence[Process | None]) -> Joined:
-    """The event that these are a run's workers."""
-    return Joined(processes=tuple(each.as_text() for each in processes if each is not None))
+def introduce(worker: "Worker", *, node: str, host: str) -> list[str]:
+    """Send where each rank is, from rank 0; return the host of each rank, in their order. A
+    collective: every rank calls this.
+
+    Args:
+        node: name of this rank's node, as ``Process`` has it.
+        host: address of this rank's node.
+    """
+    import torch.distributed as dist
+
+    found: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(found, (host, this_one(worker.rank, node)))
+    hosts, of_ranks = zip(*found, strict=True)
+    known = tuple(each.as_text() for each in of_ranks if each is not None)
+    worker.emit(Joined(processes=known), phase("workers_ready", hosts=hosts))
+    return list(hosts)
+
+
+def end_with_parent() -> None:
+    """Have Linux end this process with the one that started it.
+
+    One that hangs in a collective, or at its own end, does not notice that by itself, and would
+    hold a GPU until the collective's time is up.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def look(processes: Sequence[Process]) -> list[Seen]:

@@ -4,22 +4,19 @@ Nothing here is imported by the command or by Ray's own actors: it needs torch.
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from contract.errors import InputError
-from contract.times import COLLECTIVE_S
 from training import network, recipes
-from training.record.events import Event, Failed, Preempted, phase
+from training.record.events import Event, Failed, Preempted
 from training.runtime import processes
-from training.runtime.forkserver import be_killed_with, use_threads_of_environment
 from training.runtime.saving import Saves
+from training.worker import expect_steps
 
 
 class RayWorker:
@@ -60,7 +57,9 @@ class RayWorker:
         return self._stop
 
     def is_losing_a_node(self) -> bool:
-        self._expect_steps()
+        if not self._expects_steps:
+            expect_steps()
+        self._expects_steps = True
         if not self._is_watched:
             return False
         import ray.train
@@ -74,12 +73,6 @@ class RayWorker:
             self.emit(Preempted(nodes=tuple(sorted(new)), time=time.time()))
         return True
 
-    def _expect_steps(self) -> None:
-        """From the first report on, wait for other ranks no longer than steps may take."""
-        if not self._expects_steps and dist.is_initialized():
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=COLLECTIVE_S))
-        self._expects_steps = True
-
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
         # Ray Train is told of no checkpoint: it would write a list of them to storage, and end the
         # run when that fails; the list is of no use here (training.checkpoint.checkpoints).
@@ -90,51 +83,29 @@ class RayWorker:
         self._saves.finish(retry=retry)
 
 
-def _introduce(worker: RayWorker) -> list[str]:
-    """Tell where each rank is; return the address of each one's node, in the order of ranks. Every
-    rank calls this."""
-    import ray
-    import ray.util
-
-    process = processes.this_one(worker.rank, ray.get_runtime_context().get_node_id())
-    own = (ray.util.get_node_ip_address(), process)
-    found: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(found, own)
-    hosts, of_ranks = zip(*found, strict=True)
-    worker.emit(processes.joined(of_ranks), phase("workers_ready", hosts=hosts))
-    return list(hosts)
-
-
-def _end_with_parent() -> None:
-    """Have Linux end this process with the one that started it: Ray's on this node, or the server
-    that it was forked from, which ends with Ray's.
-
-    A worker looks for that itself, but one that hangs in a collective, or at its own end, does not
-    get there, and would hold a GPU until the collective's time is up.
-    """
-    if sys.platform == "linux":
-        be_killed_with(os.getppid())
-
-
 def ray_entry(arguments: Mapping[str, Any]) -> None:
     """What Ray Train runs in each process: the recipe's loop with a ``RayWorker``.
 
     A user's mistake is reported as an event and not raised: Ray would take it for a failure of
     the machine, retry, and print its traceback once per attempt.
     """
-    _end_with_parent()
-    use_threads_of_environment()
+    import ray
+    import ray.util
+
+    processes.end_with_parent()
     config = recipes.config_from_json(arguments["config"])
     worker = RayWorker(
         run_uri=arguments["run_uri"], fence=arguments["fence"], events=arguments["events"]
     )
-    hosts = _introduce(worker)  # a collective: NCCL has chosen its network
+    hosts = processes.introduce(  # a collective: NCCL has chosen its network
+        worker,
+        node=ray.get_runtime_context().get_node_id(),
+        host=ray.util.get_node_ip_address(),
+    )
     try:
         network.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
         recipes.by_name(config.recipe).train()(worker, config)
         worker.finish_saves()
     except InputError as error:
         worker.finish_saves()
-        import ray
-
         ray.get(worker._events.put.remote([Failed(message=str(error))]))

@@ -1,15 +1,15 @@
 """Notices when nothing has been heard of a run's workers for too long, and has them start again.
 
-What a hung worker costs is the time until it is noticed, with every GPU billed. Ray Train sees a
-process that has ended, and after a while one that does not answer, but not one whose training
-stands still. The command hears of every step, so it knows best.
+What a hung worker costs is the time until it is noticed, with every GPU billed. What started the
+workers sees a process that has ended, but not one whose training stands still. The command receives
+every step, so it knows best.
 """
 
 import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from contract.nodes import ENV_SILENCE
@@ -17,8 +17,7 @@ from contract.runs import STACKS_DIR
 from contract.times import SILENCE_S
 from training import storage
 from training.record.events import Evaluating, Event, Finished, Joined, Saving, Silent, Start, Step
-from training.runtime import processes
-from training.runtime.processes import Process
+from training.runtime.processes import Process, Seen
 
 #: So many steps of usual length without a word are too many.
 _STEPS: Final = 20
@@ -122,8 +121,20 @@ class Silence:
 class Watch:
     """Watches the workers of one run, and restarts those that are silent."""
 
-    def __init__(self, run_uri: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._run_uri = run_uri
+    def __init__(
+        self,
+        run_uri: str,
+        *,
+        look: Callable[[Sequence[Process]], list[Seen]],
+        end: Callable[[Sequence[Process]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            look: returns what processes are doing.
+            end: kills processes, stopped ones too.
+        """
+        self._run_uri, self._look, self._end = run_uri, look, end
         self._silence = Silence(float(os.environ.get(ENV_SILENCE, SILENCE_S)), clock=clock)
         self._processes: list[Process] = []
 
@@ -136,7 +147,7 @@ class Watch:
 
     def restart_if_silent(self) -> Silent | None:
         """Where nothing has been heard for too long, note what the workers are doing and end them:
-        Ray Train counts a failure and starts them again.
+        that counts as a failure, and they are started again.
 
         Returns:
             What was found; None where all is well.
@@ -144,15 +155,15 @@ class Watch:
         if not self._processes or not self._silence.is_too_long():
             return None
         seconds, step = self._silence.seconds, self._silence.step
-        seen = processes.look_everywhere(self._processes)
+        seen = self._look(self._processes)
         if any(each.is_out_of_reach for each in seen):
             self._silence.wait_again()  # what cannot be ended now is looked at again
         else:
             self._silence.forget()
         if all(each.is_gone for each in seen):
-            return None  # Ray Train knows, and waits for others
+            return None  # that is known already, and others are waited for
         # First of all, and without many tries: the storage may be what the workers wait for.
-        processes.end_everywhere(self._processes)
+        self._end(self._processes)
         name = f"{STACKS_DIR}/step-{step:08d}-{int(time.time())}.txt"
         text = "\n\n".join(each.details or f"rank {each.rank}: gone" for each in seen)
         try:

@@ -1,4 +1,5 @@
-"""Runs a recipe in a process that torchrun started, without Ray: for debugging and profiling."""
+"""Runs a recipe in a process that torchrun started, for debugging and profiling; the worker here is
+also that of ``--local``."""
 
 import contextlib
 import gc
@@ -7,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from contract import exits
 from contract.errors import InputError
 from contract.runs import RunPaths
+from contract.times import COLLECTIVE_START_S
 from training import recipes
 from training.lease import Lease
 from training.recipes.settings import RunConfig
@@ -25,7 +28,7 @@ from training.record.writer import RunRecord
 from training.runtime.result import print_result
 from training.runtime.saving import Saves
 from training.storage import UnreachableError
-from training.worker import COLLECTIVE_TIMEOUT
+from training.worker import expect_steps
 
 
 def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> int:
@@ -87,7 +90,8 @@ def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> in
 
 
 class TorchrunWorker:
-    """A process that torchrun started; rank 0 keeps the record itself."""
+    """One of the processes of a machine, known by torchrun's variables. What rank 0 emits goes to
+    ``on_events``."""
 
     def __init__(self, *, run_uri: str, fence: int = 0) -> None:
         self.rank = int(os.environ["RANK"])
@@ -99,13 +103,13 @@ class TorchrunWorker:
             self.device = torch.device("cpu")
         self.run_uri = run_uri
         self.on_events: Callable[..., None] | None = None
-        self._stop = False
+        self._stop = self._expects_steps = False
         self._saves = Saves(self.emit)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask_to_stop)
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
-            timeout=COLLECTIVE_TIMEOUT,
+            timeout=timedelta(seconds=COLLECTIVE_START_S),
             device_id=self.device if self.device.type == "cuda" else None,
         )
         # Rank 0 alone has the lease, and its number is in the names of what all ranks write.
@@ -125,7 +129,10 @@ class TorchrunWorker:
         return self._stop
 
     def is_losing_a_node(self) -> bool:
-        return False  # torchrun restarts workers by itself and gives no notice
+        if not self._expects_steps:
+            expect_steps()
+        self._expects_steps = True
+        return False  # a single machine gets no notice
 
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:
         if step is not None and write is not None:

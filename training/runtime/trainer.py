@@ -1,28 +1,33 @@
 """What of a run happens inside Ray, outside its workers: looking at the data, and Ray Train's fit.
 
 Both are tasks on the node of the command and not its own code, so that the command imports neither
-torch nor Ray Train: with a fork server (``training.runtime.forkserver``) a task has both already.
+torch nor Ray Train.
 """
 
 import contextlib
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from contract import nodes
+from contract import host_check, nodes
 from contract.errors import InputError
 from contract.nodes import Range
-from contract.times import COLLECTIVE_START_S
-from training import machine, recipes, storage
+from contract.times import COLLECTIVE_START_S, HOST_CHECK_S
+from training import recipes, storage
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Reading, Start, Warned
-from training.runtime.forkserver import PRELOAD, SWITCH
+from training.runtime.failures import Failures
+from training.runtime.processes import on_nodes
 from training.storage import UnreachableError
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
 #: start of all workers and the steps since the last checkpoint.
 _RESIZE_EVERY_S: Final = 30.0
+#: The actor that knows is on the same node.
+_ASK_S: Final = 10.0
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +38,6 @@ class Submission:
     run_uri: str
     fence: int
     """Number of the lease that the run is written under."""
-    local: bool
     workers: Range
     """How many there are at most, and with how few it continues."""
     max_failures: int
@@ -107,7 +111,6 @@ class _Events:
 def _prepare(submission: Submission, events: Any) -> RunConfig | InputError | UnreachableError:
     """Look at the data; return the settings with what was decided, or what is wrong."""
     _take_over(submission)
-    _start_coordinator()
 
     def report(done: int, total: int) -> None:
         events.put.remote([Reading(done=done, total=total)])
@@ -124,15 +127,51 @@ def _prepare(submission: Submission, events: Any) -> RunConfig | InputError | Un
 
 
 def _fit(submission: Submission, events: Any) -> str:
-    """Train; return why that failed, or nothing."""
+    """Train; return why that failed, or nothing.
+
+    Failures are counted here. Ray Train 2.60 counts those of a run's whole life; it forgets a group
+    that loses a worker while the others set up ``torch.distributed``, so that these keep their GPUs
+    and the next group waits for them; and one lost a moment later ends the run. A new ``fit`` has a
+    new controller, and the processes of the old one end with it. A host that is taken away with
+    notice is no failure: Ray Train starts the workers again by itself.
+    """
+    import ray
     from ray.train import TrainingFailedError
 
     _take_over(submission)
-    try:
-        _trainer(submission, events).fit()
-    except TrainingFailedError as error:
-        return str(error)
-    return ""
+    failures, begun_at = Failures(submission.max_failures), 0
+    while True:
+        try:
+            _trainer(submission, events).fit()
+            return ""
+        except TrainingFailedError as error:
+            text, is_failure = str(error), not _waits_for_hosts(error)
+        with contextlib.suppress(ray.exceptions.RayError):
+            begun_at = ray.get(events.begun_at.remote(), timeout=_ASK_S)
+        faults = _host_faults() if is_failure else []
+        for fault in faults:
+            _log.warning("this failure is not counted: %s", fault)
+        if failures.is_one_too_many(begun_at, is_counted=is_failure and not faults):
+            return text
+
+
+def _waits_for_hosts(error: Exception) -> bool:
+    """Whether there were too few hosts to start on, for as long as Ray Train waits for them."""
+    reason = getattr(error, "controller_failure", None)
+    return type(reason).__name__ == "WorkerGroupStartupTimeoutError"
+
+
+def _host_faults() -> list[str]:
+    """Have the hosts of all nodes checked; return their faults. The node of an unfit host leaves,
+    so that the workers do not start there again."""
+    import ray
+
+    if nodes.ENV_HOST_CHECK not in os.environ:
+        return []  # a machine of the user's own
+    here = [each["NodeID"] for each in ray.nodes() if each["Alive"]]
+    # Tasks are processes that still have to be started, on a node that may be in trouble.
+    answers = on_nodes(host_check.ask, dict.fromkeys(here, ()), HOST_CHECK_S + _ASK_S)
+    return [fault for answer in answers if isinstance(answer, list) for fault in answer]
 
 
 def command_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -156,7 +195,7 @@ def _trainer(submission: Submission, events: Any) -> Any:
     import ray
     from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
-    from ray.train.torch import TorchConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
 
     from training.runtime import ray_worker
 
@@ -165,21 +204,17 @@ def _trainer(submission: Submission, events: Any) -> Any:
     # Declared as their predecessors, which knew no ranges and no environment of the workers.
     scaling: Any = ScalingConfig
     run_config: Any = RayRunConfig
+    failure_config: Any = FailureConfig
     on_gpus = job["GPU"] > 0 if job else ray.cluster_resources().get("GPU", 0) > 0
     if on_gpus:  # NCCL knows which of its ranks do not agree
         os.environ.setdefault("RAY_TRAIN_ENABLE_NCCL_HANG_DETECTOR", "1")
         os.environ.setdefault("RAY_TRAIN_NCCL_RAS_ACTION", "fail")
         # Not sooner than a collective ends by itself: the first one may wait for a download.
         os.environ.setdefault("RAY_TRAIN_NCCL_RAS_CONFIRM_DURATION_S", str(COLLECTIVE_START_S))
-    # Without GPUs, workers share the CPUs of one machine, and take a whole host of a job; Ray
-    # sizes their thread pools by it.
-    per_worker = None
-    if not on_gpus and job:
-        per_worker = {"CPU": job["CPU"]}
-    elif not on_gpus and submission.local:
-        per_worker = {"CPU": max(1, machine.num_cpus() // config.num_workers)}
+    # Without GPUs, a worker takes a whole host of a job; Ray sizes its thread pool by it.
+    per_worker = {"CPU": job["CPU"]} if job and not on_gpus else None
     most, least = submission.workers.high, submission.workers.low
-    return _quick_trainer(events)(
+    return TorchTrainer(
         ray_worker.ray_entry,
         train_loop_config={
             "config": submission.config.to_json(),
@@ -195,24 +230,16 @@ def _trainer(submission: Submission, events: Any) -> Any:
             resources_per_worker=per_worker,
             # GPUs of one host talk faster than hosts do. Without GPUs it is the processors
             # that count, so every host takes its share.
-            placement_strategy="PACK" if on_gpus or submission.local else "SPREAD",
+            placement_strategy="PACK" if on_gpus else "SPREAD",
         ),
         run_config=run_config(
             name=config.run,
             storage_path=config.storage,
-            # A host that is taken away, with notice, is no failure: those are not counted.
-            failure_config=FailureConfig(max_failures=submission.max_failures),
+            failure_config=failure_config(max_failures=0, controller_failure_limit=0),
             checkpoint_config=CheckpointConfig(),
-            worker_runtime_env={"env_vars": _variables(config.recipe)},
+            worker_runtime_env={"env_vars": {**recipes.by_name(config.recipe).variables}},
         ),
     )
-
-
-def _variables(name: str) -> dict[str, str]:
-    """Those of a recipe's workers; among them what lets them be forked, with what they import."""
-    recipe = recipes.by_name(name)
-    forked = {} if os.environ.get(SWITCH) == "0" else {PRELOAD: recipe.preloads}
-    return {**recipe.variables, **forked}
 
 
 def _job_hosts() -> dict[str, int] | None:
@@ -226,43 +253,3 @@ def _job_hosts() -> dict[str, int] | None:
         "CPU": int(os.environ.get(nodes.ENV_WORKER_CPUS, "1")),
         "GPU": int(os.environ.get(nodes.ENV_WORKER_GPUS, "0")),
     }
-
-
-def _start_coordinator() -> None:
-    """Start the actor that Ray Train's controller asks for resources, and waits for, before the
-    controller does: both then load at the same time. Nothing depends on it having been done."""
-    with contextlib.suppress(ImportError):
-        from ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator import (
-            get_or_create_autoscaling_coordinator,
-        )
-
-        get_or_create_autoscaling_coordinator()
-
-
-def _quick_trainer(events: Any) -> Any:
-    """A trainer that ends what did not start, and counts failures in a row, without two helpers
-    that are not needed here.
-
-    Ray Train starts a process that cleans up after a lost controller, which ends with this command
-    anyway, as its placement group does, and one that serves Ray Data's data sets, of which there
-    are none.
-    """
-    from ray.train.torch import TorchTrainer
-
-    from training.runtime.worker_groups import FailuresInARow, UseWholeWorkerGroups
-
-    unneeded = {"PlacementGroupCleanerCallback", "DatasetsCallback"}
-
-    base: Any = TorchTrainer
-
-    class QuickTrainer(base):  # type: ignore[misc]
-        def _create_default_callbacks(self) -> list[Any]:
-            callbacks = super()._create_default_callbacks()
-            needed = [each for each in callbacks if type(each).__name__ not in unneeded]
-            return [*needed, UseWholeWorkerGroups()]
-
-        def _initialize_and_run_controller(self, **arguments: Any) -> Any:
-            policy = FailuresInARow(self.run_config.failure_config, events)
-            return super()._initialize_and_run_controller(**{**arguments, "failure_policy": policy})
-
-    return QuickTrainer

@@ -1,0 +1,127 @@
+"""Proves which failures of a run's workers are counted together, here and around Ray Train."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import ray
+import ray.train
+from ray.exceptions import GetTimeoutError
+
+from contract import nodes
+from contract.nodes import Range
+from training.recipes.settings import RunConfig
+from training.runtime import trainer
+from training.runtime.failures import Failures
+from training.runtime.trainer import Submission
+
+ALLOWED = 2
+
+
+def test_a_run_that_gets_nowhere_ends() -> None:
+    failures = Failures(ALLOWED)
+    assert [failures.is_one_too_many(8) for _ in range(ALLOWED + 1)] == [False] * ALLOWED + [True]
+
+
+def test_a_run_that_gets_on_may_fail_as_often_as_it_likes() -> None:
+    failures = Failures(ALLOWED)
+    assert not any(failures.is_one_too_many(step) for step in range(0, 160, 8))
+    # And has all of its failures again where it got to.
+    assert [failures.is_one_too_many(152) for _ in range(ALLOWED)] == [False, True]
+
+
+def test_an_earlier_checkpoint_is_no_progress() -> None:
+    failures = Failures(ALLOWED)
+    assert not failures.is_one_too_many(16)
+    assert [failures.is_one_too_many(8) for _ in range(ALLOWED)] == [False, True]
+
+
+class RayTrain:
+    """Ray Train whose workers fail again and again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fits = 0
+        self.ends_after = 0
+        """How many failures there are before it succeeds; 0: it never does."""
+        self.begun_at: int | None = 8
+        self.host_faults: list[str] = []
+        self.error: Exception = ray.train.TrainingFailedError("a worker died")
+        monkeypatch.setattr(trainer, "_trainer", lambda *_: self)
+        monkeypatch.setattr(trainer, "_take_over", lambda _: None)
+        monkeypatch.setattr(trainer, "_host_faults", lambda: self.host_faults)
+        monkeypatch.setattr(ray, "get", self.answer)
+
+    def fit(self) -> None:
+        self.fits += 1
+        if self.fits > self.ends_after > 0:
+            return
+        raise self.error
+
+    def answer(self, value: int | None, *, timeout: float) -> int:
+        """What the actor says; it may have gone with its node."""
+        assert timeout > 0
+        if value is None:
+            raise GetTimeoutError
+        return value
+
+    def train(self) -> str:
+        config: Any = RunConfig
+        events = SimpleNamespace(begun_at=SimpleNamespace(remote=lambda: self.begun_at))
+        submission = Submission(
+            config=config,
+            run_uri="",
+            fence=0,
+            workers=Range(1, 1),
+            max_failures=ALLOWED,
+            environment={},
+            folder="",
+        )
+        return trainer._fit(submission, events)
+
+
+@pytest.fixture
+def ray_train(monkeypatch: pytest.MonkeyPatch) -> RayTrain:
+    return RayTrain(monkeypatch)
+
+
+@pytest.mark.parametrize("begun_at", [8, None], ids=["known", "not known"])
+def test_failures_in_a_row_end_a_run_under_ray_train(
+    ray_train: RayTrain, begun_at: int | None
+) -> None:
+    ray_train.begun_at = begun_at
+    assert ray_train.train() == "a worker died"
+    assert ray_train.fits == ALLOWED + 1
+
+
+def test_a_failure_with_a_host_that_is_not_fit_is_not_counted(ray_train: RayTrain) -> None:
+    ray_train.host_faults = ["GPU 3 (NVIDIA A100) has 2 uncorrected memory errors"]
+    ray_train.ends_after = 9
+    assert ray_train.train() == ""
+    assert ray_train.fits == 10
+
+
+def test_waiting_for_hosts_is_no_failure(ray_train: RayTrain) -> None:
+    class WorkerGroupStartupTimeoutError(Exception):
+        """As Ray Train names it."""
+
+    ray_train.error = ray.train.ControllerError(WorkerGroupStartupTimeoutError("no hosts"))
+    ray_train.ends_after = 9
+    assert ray_train.train() == ""
+
+
+def test_ray_train_names_the_lack_of_hosts_so() -> None:
+    from ray.train.v2._internal import exceptions
+
+    assert issubclass(exceptions.WorkerGroupStartupTimeoutError, Exception)
+
+
+def test_every_living_node_is_asked_for_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = [{"NodeID": name, "Alive": name != "gone"} for name in ("a", "b", "c", "gone")]
+    answers: dict[str, Any] = {"a": [], "b": ["GPU 0 is lost"], "c": None}
+    monkeypatch.setattr(ray, "nodes", lambda: here)
+    monkeypatch.setattr(
+        trainer, "on_nodes", lambda _task, given, _within_s: [answers[n] for n in given]
+    )
+    assert trainer._host_faults() == [], "no container, no check"
+    monkeypatch.setenv(nodes.ENV_HOST_CHECK, "/tmp/check")
+    assert trainer._host_faults() == ["GPU 0 is lost"]

@@ -1,0 +1,6 @@
+"""Loaded first by the server of ``--local``'s workers, which then ends with the command, also while
+it still loads the rest."""
+
+from training.runtime import processes
+
+processes.end_with_parent()

@@ -1,0 +1,329 @@
+"""The workers of a run on one machine (``--local``), without Ray: forks of a server that has loaded
+torch and the recipe's loop.
+
+The server is the standard library's (``multiprocessing``). It ends with the command, and Linux ends
+what it has forked with it, so that nothing is left after a SIGKILL. The command itself loads no
+torch. Elsewhere than on Linux, workers are started the slow way, each with its own imports.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Final
+
+from contract.errors import InputError
+from training import machine, recipes, storage
+from training.recipes.recipe import Recipe
+from training.recipes.settings import RunConfig
+from training.record.events import Event, Failed, Reading, Start, Warned
+from training.runtime import processes
+from training.runtime.failures import Failures
+from training.runtime.processes import Process, Seen
+from training.storage import UnreachableError
+
+_METHOD: Final = "forkserver" if sys.platform == "linux" else "spawn"
+_CONTEXT: Final[Any] = multiprocessing.get_context(_METHOD)
+#: A person does not notice a tenth of a second, nor does a processor.
+_POLL_S: Final = 0.1
+#: A worker that was killed may be seen later than the errors of those that talked to it.
+_SETTLE_S: Final = 0.3
+#: The name of this machine in the run's record.
+_HOST: Final = "localhost"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Done:
+    """A process's last message: what it has found, or what it was told to do is done."""
+
+    found: RunConfig | InputError | UnreachableError | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Crash:
+    """The error that ends a worker."""
+
+    text: str
+    time: float
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One process, as the command sees it."""
+
+    process: Any
+    messages: Connection
+    done: _Done | None = None
+    crash: _Crash | None = None
+
+    def receive(self) -> Iterator[Event]:
+        """The events that have come in; notes how the process ends."""
+        with contextlib.suppress(EOFError, OSError):
+            while self.messages.poll():
+                match self.messages.recv():
+                    case _Done() as done:
+                        self.done = done
+                    case _Crash() as crash:
+                        self.crash = crash
+                    case events:
+                        yield from events
+
+    @property
+    def has_failed(self) -> bool:
+        return self.done is None and (self.crash is not None or self.process.exitcode is not None)
+
+
+class LocalWorkers:
+    """Forked processes on this machine."""
+
+    start_text = "loading PyTorch"
+    stop_grace_s = 10.0
+
+    def __init__(self, recipe: Recipe, *, max_failures: int, verbose: bool) -> None:
+        """
+        Args:
+            max_failures: failures in a row that the run survives.
+            verbose: show what the workers print, instead of keeping it in files.
+        """
+        self.failure = ""
+        self.found: RunConfig | InputError | UnreachableError | None = None
+        self.is_done = False
+        self._recipe, self._is_verbose = recipe, verbose
+        self._failures = Failures(max_failures)
+        self._ranks: list[_Rank] = []
+        self._begun_at = 0
+        self._loading = threading.Thread()
+        self._again: Callable[[], None] | None = None
+        self._logs: Path | None = None
+        """What the workers print, a file each; None where that is shown."""
+
+    @property
+    def logs(self) -> str:
+        return f"what its workers printed is in {self._logs}" if self._logs else ""
+
+    def start(self, num_workers: int) -> None:
+        """Have the server load torch and the loop."""
+        if not self._is_verbose:
+            self._logs = Path(tempfile.mkdtemp(prefix="train-logs-"))
+        # Read by torch when it is loaded: the workers share the processors.
+        threads = max(1, machine.num_cpus() // num_workers)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+        os.environ.update(self._recipe.variables)
+        if _METHOD != "forkserver":
+            return
+        # The server inherits that it ignores these: a terminal's Ctrl-C goes to the whole group,
+        # and the command decides what becomes of its workers.
+        with _ignored(signal.SIGINT, signal.SIGTERM):
+            first = ("training.runtime.ends_with_command", "training.runtime.torchrun")
+            _CONTEXT.set_forkserver_preload([*first, *self._recipe.preloads])
+            forkserver.ensure_running()
+
+    def prepare(self, config: RunConfig) -> None:
+        """Begin to look at the data; ``found`` has the result.
+
+        In a thread: the server forks once it has loaded torch, and Ctrl-C must not wait for that.
+        """
+
+        def launch() -> None:
+            try:
+                self._launch(_prepare, config, [{}])
+            except (EOFError, OSError) as error:
+                self.failure = f"the server of the workers has ended ({error!r})"
+
+        self._loading = threading.Thread(target=launch, daemon=True)
+        self._loading.start()
+
+    def train(self, config: RunConfig, run_uri: str, fence: int) -> None:
+        """Begin to train."""
+
+        def launch() -> None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            world = str(config.num_workers)
+            common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": world}
+            variables = [
+                {**common, "LOCAL_WORLD_SIZE": world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                for rank in range(config.num_workers)
+            ]
+            self._launch(_train, config, variables, run_uri, fence)
+
+        self._again = launch
+        launch()
+
+    def _launch(
+        self, task: Callable[..., _Done], config: RunConfig, environments: Sequence[Any], *more: Any
+    ) -> None:
+        self.is_done, self._ranks = False, []
+        for rank, variables in enumerate(environments):
+            ours, theirs = _CONTEXT.Pipe(duplex=False)
+            log = self._logs / f"rank-{rank}.log" if self._logs else None
+            process = _CONTEXT.Process(
+                target=_run, args=(task, theirs, log, variables, config.to_json(), *more)
+            )
+            process.start()
+            theirs.close()
+            self._ranks.append(_Rank(process, ours))
+
+    def poll(self) -> list[Event]:
+        """Wait a moment for events, and start failed workers again."""
+        if self._loading.is_alive() or self.failure:
+            self._loading.join(_POLL_S)
+            self.is_done = bool(self.failure)
+            return []
+        wait(
+            [each.messages for each in self._ranks if not each.done]
+            + [each.process.sentinel for each in self._ranks if not each.done],
+            _POLL_S,
+        )
+        events = self._receive()
+        if self._has_failed():
+            time.sleep(_SETTLE_S)
+            events += self._receive()
+        if self._has_failed():
+            reason = self._reason()
+            self._end()
+            if self._again is None or self._failures.is_one_too_many(self._begun_at):
+                self.failure, self.is_done = reason, True
+                return events
+            self._again()
+            what = reason.splitlines()[-1]
+            return [*events, Warned(message=f"{what}: all start again from the last checkpoint")]
+        found = [each.done for each in self._ranks if each.done]
+        if len(found) == len(self._ranks):
+            self.found, self.is_done = found[0].found, True
+        return events
+
+    def _has_failed(self) -> bool:
+        return any(each.has_failed for each in self._ranks)
+
+    def _receive(self) -> list[Event]:
+        events = [event for each in self._ranks for event in each.receive()]
+        for event in events:
+            if isinstance(event, Start):
+                self._begun_at = event.step
+        return events
+
+    def _reason(self) -> str:
+        """The first failure: others follow from it, as those of ranks that talked to it."""
+        for rank, each in enumerate(self._ranks):
+            code = each.process.exitcode
+            if each.has_failed and each.crash is None:
+                how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+                return f"worker {rank} ended ({how})"
+        crashed = [(rank, each.crash) for rank, each in enumerate(self._ranks) if each.crash]
+        rank, crash = min(crashed, key=lambda each: each[1].time)
+        return f"{crash.text}\nworker {rank} failed ({crash.text.splitlines()[-1]})"
+
+    def request_stop(self) -> None:
+        """Have the workers save and leave; those that fail now are not started again."""
+        self._again = None
+        for each in self._ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each.process.pid, signal.SIGTERM)
+
+    def look(self, found: Sequence[Process]) -> list[Seen]:
+        return processes.look(found)
+
+    def end(self, found: Sequence[Process]) -> None:
+        processes.end(found)
+
+    def _end(self) -> None:
+        for each in self._ranks:
+            each.process.kill()
+        for each in self._ranks:
+            each.process.join()
+            each.messages.close()
+
+    def close(self) -> None:
+        """End what still runs; keep what the workers printed only where they failed."""
+        self._end()
+        self._ranks = []
+        if self._logs and not self.failure:
+            shutil.rmtree(self._logs, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _ignored(*numbers: int) -> Iterator[None]:
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+# --- in the forked processes --------------------------------------------------------------------
+def _run(
+    task: Callable[..., _Done],
+    messages: Connection,
+    log: Path | None,
+    variables: Mapping[str, str],
+    *arguments: Any,
+) -> None:
+    """Do a task in a process of its own."""
+    processes.end_with_parent()
+    os.environ.update(variables)
+    if log is None:
+        os.dup2(2, 1)  # stdout is for the result
+    else:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    try:
+        messages.send(task(messages.send, *arguments))
+    except BaseException:
+        messages.send(_Crash(text=traceback.format_exc().strip(), time=time.time()))
+        raise
+
+
+def _prepare(send: Callable[[Any], None], settings: Mapping[str, object]) -> _Done:
+    """Look at the data; return the settings with what was decided, or what is wrong."""
+
+    def report(done: int, total: int) -> None:
+        send([Reading(done=done, total=total)])
+
+    def warn(message: str) -> None:
+        send([Warned(message=message)])
+
+    config = recipes.config_from_json(settings)
+    prepare = recipes.by_name(config.recipe).prepare
+    try:
+        return _Done(found=storage.retried(lambda: prepare(config, report), say=warn))
+    except (InputError, UnreachableError) as error:
+        return _Done(found=error.with_traceback(None))
+
+
+def _train(
+    send: Callable[[Any], None], settings: Mapping[str, object], run_uri: str, fence: int
+) -> _Done:
+    """Train as one of the ranks.
+
+    A user's mistake is an event and no failure: starting again would not help.
+    """
+    from training.runtime.torchrun import TorchrunWorker
+
+    config = recipes.config_from_json(settings)
+    worker = TorchrunWorker(run_uri=run_uri, fence=fence)
+    worker.on_events = lambda *events: send(events)
+    processes.introduce(worker, node=_HOST, host=_HOST)
+    try:
+        recipes.by_name(config.recipe).train()(worker, config)
+    except InputError as error:
+        worker.finish_saves()
+        send([Failed(message=str(error))])
+    else:
+        worker.finish_saves()
+    return _Done()
