@@ -1,10 +1,9 @@
-"""Proves, with the real command and real Ray processes, that a sharded run learns, resumes exactly
-where it was killed, goes on with any number of workers, and leaves a model that others can read."""
+"""Proves, with the real command and with ranks, that a sharded run learns, resumes exactly where it
+was killed, goes on with any number of workers, and leaves a model that others can read."""
 
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -100,21 +99,36 @@ def test_the_losses_are_those_stored(whole: Command) -> None:
         assert losses(whole)[step] == pytest.approx(loss, abs=tolerance)
 
 
-def test_killed_and_resumed_a_run_takes_the_same_steps(
-    start: Callable[..., Command], whole: Command
+def test_killed_and_stopped_and_resumed_a_run_takes_the_same_steps(
+    ranks: Callable[..., RankedRun], whole: Command
 ) -> None:
-    arguments = [*TINY, *TWO]
-    command = start("killed", *arguments)
-    command.wait_until(lambda: command.steps_done() >= 10)
-    os.killpg(command.process.pid, signal.SIGKILL)
-    command.process.communicate()
-    assert not (command.run_folder / "result.json").exists()
-    command = start("killed", *arguments)
+    # Each step may be evaluated: a stretch of one step is timed, and not watched.
+    words = [*TINY, "--evaluate-every", "1", "--report-every", "1"]
+    killed = ranks("killed", *words, world=2)
+    saved = str(killed.run_folder)
+    killed.wait_until(lambda: killed.steps_done() >= 5 and checkpoints.names(saved) != [])
+    killed.process.kill()
+    assert not (killed.run_folder / "result.json").exists()
+
+    stopped = ranks("killed", *words, world=2)
+    stopped.wait_until(lambda: stopped.steps_done() >= 9)
+    stopped.process.terminate()
+    code, _, err = stopped.end()
+    assert code == 130, err
+    step = int(checkpoints.names(saved)[-1].removeprefix("step-").partition("-")[0])
+    assert 9 <= step < 20
+
+    command = ranks("killed", *words, world=2)
     code, _, err = command.end()
     assert code == 0, err
-    assert command.result()["resumed_from"] == 8
+    first, second = (line["step"] for line in command.metrics("resume"))
+    assert 1 <= first < second == step == command.result()["resumed_from"]
     assert losses(command) == pytest.approx(losses(whole), abs=1e-6)
-    assert held_out(command) == pytest.approx(held_out(whole), abs=1e-6)
+    found = held_out(command)
+    assert {step: found[step] for step in held_out(whole)} == pytest.approx(
+        held_out(whole), abs=1e-6
+    )
+    assert all(line["tokens_per_s"] > 0 for line in command.metrics("rank"))
 
 
 @pytest.mark.parametrize(
@@ -159,29 +173,6 @@ def test_how_memory_is_saved_changes_no_loss(
     assert code == 0, err
     for step, loss in losses(whole).items():
         assert losses(command)[step] == pytest.approx(loss, abs=2e-3)
-
-
-@pytest.mark.long
-def test_ctrl_c_saves_and_the_same_command_goes_on_and_every_step_may_be_evaluated(
-    start: Callable[..., Command], whole: Command
-) -> None:
-    arguments = [*TINY, *TWO, "--evaluate-every", "1", "--report-every", "1"]
-    command = start("stopped", *arguments)
-    command.wait_until(lambda: command.steps_done() >= 3)
-    os.killpg(command.process.pid, signal.SIGINT)
-    code, _, err = command.end()
-    assert code == 130, err
-    (name, *_) = checkpoints.names(str(command.run_folder))[-1:]
-    step = int(name.removeprefix("step-"))
-    assert 3 <= step < 20
-    assert f"stopped at step {step}" in err
-    command = start("stopped", *arguments)
-    code, _, err = command.end()
-    assert code == 0, err
-    assert command.result()["resumed_from"] == step
-    assert losses(command) == pytest.approx(losses(whole), abs=1e-6)
-    # A stretch of one step is timed, and not watched.
-    assert all(line["tokens_per_s"] > 0 for line in command.metrics("rank"))
 
 
 # peft asks transformers by an older name.

@@ -1,6 +1,6 @@
-"""Proves on two ranks what a step of each recipe is: every image or token of it has the same weight
-however it is shared out, one that is not a number changes nothing, and a resumed run reports the
-training loss of one that was not interrupted."""
+"""Proves on two and three ranks what a step of each recipe is: every image or token of it has the
+same weight however it is shared out, one that is not a number changes nothing, and a resumed run
+reports the training loss of one that was not interrupted."""
 
 import json
 import math
@@ -117,6 +117,9 @@ def sharded_runs(config: FsdpConfig) -> dict[str, Found]:
     os.environ[sources.CACHE_VARIABLE] = f"{config.storage}/cache"  # a fork has its server's
     worker = TorchrunWorker(run_uri="")
     found = {"whole": run(worker, config)}
+    if worker.world_size != 2:  # the same batch, shared out otherwise
+        worker.close()
+        return found
     found["passes"] = run(worker, replace(config, run="passes", microbatch=1))
     found["spoiled"] = run(worker, replace(config, run="spoiled"), spoiled=1)
     if worker.rank == 0:  # as if it had been killed after the first step
@@ -168,6 +171,20 @@ def test_a_resumed_run_reports_the_training_loss_of_one_that_was_not_interrupted
     assert resumed.train_losses() == pytest.approx({2: second}, rel=1e-5)
 
 
+def test_three_ranks_with_unequal_numbers_of_tokens_take_the_steps_of_one(tmp_path: Path) -> None:
+    config = replace(chats(tmp_path), global_batch=6, microbatch=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(sources.CACHE_VARIABLE, f"{config.storage}/cache")
+        found = []
+        for number in (1, 3):
+            chosen = inputs.prepare(replace(config, run=f"on-{number}", num_workers=number))
+            found.append(processes.run(number, sharded_runs, chosen, method=forks.METHOD)[0])
+    one, three = (each["whole"].steps() for each in found)
+    assert sorted(one) == [1, 2]
+    assert three[1] == pytest.approx(one[1], rel=1e-4)
+    assert three[2] == pytest.approx(one[2], rel=1e-2)
+
+
 def weights_of_losses(config: RunConfig) -> list[tuple[int, float]]:
     """Train one step as one of several ranks.
 
@@ -198,14 +215,15 @@ def weights_of_losses(config: RunConfig) -> list[tuple[int, float]]:
 def test_every_image_of_a_step_has_the_same_weight_where_ranks_have_more_or_fewer(
     recipe: str, tmp_path: Path
 ) -> None:
+    num = 3 if recipe == "ddp" else 2
     same: Mapping[str, Any] = {
-        **{"recipe": recipe, "run": "r", "storage": str(tmp_path), "num_workers": 2},
+        **{"recipe": recipe, "run": "r", "storage": str(tmp_path), "num_workers": num},
         **{"epochs": 1, "max_steps": 1, "report_every": 1},
     }
     config: RunConfig
     if recipe == "ddp":
-        data = write_images(tmp_path / "data", num_train=17, num_test=4)
-        config = DdpConfig(**same, data=str(data), global_batch=17)
+        data = write_images(tmp_path / "data", num_train=25, num_test=4)
+        config = DdpConfig(**same, data=str(data), global_batch=25)
     else:
         config = ImagenetConfig(
             **same,
@@ -215,9 +233,8 @@ def test_every_image_of_a_step_has_the_same_weight_where_ranks_have_more_or_fewe
             image_size=32,
             global_batch=18,
         )
-    found = processes.run(2, weights_of_losses, config, method=forks.METHOD)
-    (first,), (second,) = found
-    assert first[0] != second[0], "the shares are equal: nothing is shown"
-    size = first[0] + second[0]
-    # The mean over two ranks of twice a share of the whole: a part in ``size`` for each image.
-    assert [weight for _, weight in (first, second)] == pytest.approx([2 / size] * 2)
+    found = processes.run(num, weights_of_losses, config, method=forks.METHOD)
+    sizes, weights = zip(*(step for (step,) in found), strict=True)
+    assert len({*sizes}) > 1, "the shares are equal: nothing is shown"
+    # The mean over the ranks of so many times a share of the whole: the same part for each image.
+    assert weights == pytest.approx([num / sum(sizes)] * num)

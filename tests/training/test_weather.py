@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from contract.nodes import ENV_S3_TIMEOUT
-from tests.training.test_local_runs import DIGITS, Command, launcher
+from tests.training.test_data import write_images
+from tests.training.test_local_runs import Command, launcher
 from training import storage
 from training.checkpoint import checkpoints
 from training.record import reader
@@ -102,8 +103,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 
 def test_a_run_gets_over_an_s3_that_refuses_and_one_that_says_nothing(
-    start: Callable[..., Command], s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+    start: Callable[..., Command], s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    data = write_images(tmp_path / "data", num_train=480)
     run = f"{BUCKET}/runs/storm"
     storage.filesystem("s3://").mkdir(BUCKET)
     weather = Weather(s3_endpoint)
@@ -114,7 +116,7 @@ def test_a_run_gets_over_an_s3_that_refuses_and_one_that_says_nothing(
         patch.setenv(ENV_S3_TIMEOUT, "5")
         # An epoch's end waits for the save of the one before. The first save is refused, the second
         # or third done, the next one meets silence, which the epoch after that tells; and one more.
-        words = [*DIGITS[:2], "--epochs", "6", "--workers", "1"]
+        words = ["--data", str(data), "--epochs", "6", "--workers", "1"]
         command = start("storm", *words, "--storage", f"{BUCKET}/runs")
         patch.undo()
 
