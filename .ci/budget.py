@@ -1,0 +1,108 @@
+"""Write the table of budgets into CONTRIBUTING.md: ``python .ci/budget.py``.
+
+Counts tokens of Python without comments, docstrings and layout: explaining code costs nothing, and
+writing it denser gains nothing.
+"""
+
+import ast
+import io
+import subprocess
+import tokenize
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[1]
+BEGIN: Final = "<!-- budget: written by `python .ci/budget.py` -->\n"
+END: Final = "<!-- end of budget -->\n"
+#: Capability, its budget in tokens, and its files; a file belongs to the first row that has it.
+ROWS: Final = (
+    ("tests", 250_000, ("tests/*",)),
+    ("rehearsal: the whole system on one machine", 37_000, ("rehearsal/*",)),
+    ("your own program on all nodes", 14_000, ("containers/program/*",)),
+    ("head, worker node, autoscaler, image", 18_000, ("containers/*",)),
+    ("stacks", 22_000, ("stacks/*", "app.py")),
+    ("trainctl", 47_500, ("trainctl/*",)),
+    ("contract: what the others agree on", 11_000, ("contract/*",)),
+    ("pictures", 11_000, ("training/data/pictures/*", "training/data/augmentation.py")),
+    ("text, conversations, mixtures", 17_000, ("training/data/*",)),
+    (
+        "plan: memory and speed",
+        6_000,
+        (
+            "training/plan.py",
+            *(
+                f"training/models/{name}.py"
+                for name in ("activations", "built_shapes", "estimates", "memory", "model_shapes")
+            ),
+        ),
+    ),
+    ("models", 13_000, ("training/models/*", "training/losses.py", "training/optimizers.py")),
+    (
+        "checkpoints, storage, lease",
+        11_000,
+        ("training/checkpoint/*", "training/storage.py", "training/lease.py"),
+    ),
+    ("record: events, result, report", 14_500, ("training/record/*",)),
+    ("local start", 2_500, ("training/runtime/local*.py",)),
+    ("Ray Train and torchrun", 10_000, ("training/runtime/*", "training/launch.py")),
+    ("recipes", 21_000, ("training/recipes/*", "training/metrics.py", "training/schedule.py")),
+    ("export, generate, study and the rest of training", 7_500, ("training/*",)),
+    ("benchmarks", 16_000, ("benchmarks/*",)),
+    ("examples", 4_500, ("examples/*",)),
+    ("tools of this repository", 1_500, ("*",)),
+)
+
+
+def docstring_lines(source: str) -> set[int]:
+    """First lines of docstrings, and of strings that document a field."""
+    return {
+        each.lineno
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        for each in node.body
+        if isinstance(each, ast.Expr)
+        and isinstance(each.value, ast.Constant)
+        and isinstance(each.value.value, str)
+    }
+
+
+def num_tokens(source: str) -> int:
+    """Tokens of a module that are code."""
+    layout = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    layout |= {tokenize.ENCODING, tokenize.ENDMARKER}
+    skipped = docstring_lines(source)
+    return sum(
+        token.type not in layout
+        and not (token.type == tokenize.STRING and token.start[0] in skipped)
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+    )
+
+
+def table() -> str:
+    """The table as Markdown, with today's tokens."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.py"]
+    listed = subprocess.check_output(command, cwd=ROOT, text=True)
+    used = dict.fromkeys((name for name, _, _ in ROWS), 0)
+    for path in filter(None, listed.split("\n")):
+        if (ROOT / path).exists():
+            row = next(row for row in ROWS if any(fnmatch(path, each) for each in row[2]))
+            used[row[0]] += num_tokens((ROOT / path).read_text())
+
+    lines = ["| capability | tokens | budget |", "| --- | ---: | ---: |"]
+    lines += [f"| {name} | {used[name]:,} | {budget:,} |" for name, budget, _ in ROWS]
+    product = sum(used.values()) - used["tests"]
+    allowed = sum(budget for _, budget, _ in ROWS) - ROWS[0][1]
+    lines.append(f"| **all but the tests** | {product:,} | {allowed:,} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    page = ROOT / "CONTRIBUTING.md"
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    page.write_text(before + BEGIN + "\n" + table() + "\n" + END + after)
+
+
+if __name__ == "__main__":
+    main()
