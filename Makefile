@@ -7,10 +7,6 @@ PYTHON_BIN ?=
 TORCH_INDEX ?=
 #: Training processes of `make demo`
 WORKERS ?= 2
-#: Runs of each program of `make abuse`
-SEEDS ?= 10
-#: Programs of `make abuse` (default: all of them)
-PROGRAMS ?=
 #: Seconds of each reader of `make fuzz`
 SECONDS ?= 5
 #: Run whose report `make pictures` draws
@@ -56,7 +52,7 @@ UNASKED := $(strip $(YES)$(CI))
 .DEFAULT_GOAL := help
 # Two targets at once would install into the same .venv.
 .NOTPARALLEL:
-.PHONY: help demo local rehearse abuse pictures synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
+.PHONY: help demo local rehearse pictures synth diff deploy images destroy test test-engine test-fast test-slow check night format fuzz bench lock clean distclean venv venv-dev venv-laptop venv-aws venv-audit node
 
 ##@ See it work
 demo: venv ## train on real images with $(WORKERS) processes on this machine, and write the report
@@ -67,9 +63,6 @@ local: venv-laptop venv-aws node ## a local AWS with the stacks and a cluster, w
 
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all
-
-abuse: venv-dev venv-aws node ## train programs in containers and kill their nodes; SEEDS times each (hours)
-	@$(PYTHON) -m rehearsal.abuse --seeds $(SEEDS) $(if $(PROGRAMS),--programs $(PROGRAMS))
 
 bench: venv-dev venv-aws ## compare with the plain ways, and time the start; one JSON object each
 	@$(PYTHON) -m benchmarks.ddp --json

@@ -46,6 +46,7 @@ ENV_SECURITY_GROUPS: Final = "TRAIN_SECURITY_GROUPS"  # with commas
 ENV_GIT_SHA: Final = "TRAIN_GIT_SHA"  # the commit an image was built from
 
 ENV_SILENCE: Final = "TRAIN_SILENCE_S"  # SILENCE_S of another length, for tests
+ENV_RESIZE: Final = "TRAIN_RESIZE_EVERY_S"  # between two looks for more hosts, for tests
 ENV_S3_TIMEOUT: Final = "TRAIN_S3_TIMEOUT_S"  # S3_TIMEOUT_S of another length, for tests
 ENV_RECIPE: Final = "TRAIN_RECIPE"  # the only one that a job trains, if it trains one
 ENV_CODE: Final = "TRAIN_CODE"  # s3:// address of the archive with a job's own code

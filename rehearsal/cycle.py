@@ -1,7 +1,7 @@
 """The whole system on one machine: bring it up, take it away.
 
 The unchanged CDK app on a local AWS, the images of production as real containers, the command line
-that people use. ``trainctl local`` is this module; ``rehearsal.rehearse`` trains in between.
+that people use. ``trainctl local`` is this module; ``rehearsal.rehearse`` runs jobs in between.
 
 Everything that the rehearsal makes carries its name: containers and the network by a label,
 processes by their environment. Taking it away looks for the name, so it works after any kind of
@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final, Self, TypedDict
 
 from containers import publish
@@ -47,7 +48,7 @@ NUM_WORKERS: Final = 2
 #: Every deploy of the rehearsal: no GPU, and a bucket that goes with it.
 SETTINGS: Final = {"preset": "cpu", "retain_bucket": "false"}
 #: Services whose roles an account has once it was used; ``trainctl doctor`` looks for them.
-LINKED_ROLES: Final = ("ecs.amazonaws.com", "autoscaling.amazonaws.com")
+LINKED_ROLES: Final = ("ecs.amazonaws.com", "autoscaling.amazonaws.com", "spot.amazonaws.com")
 
 
 class State(TypedDict, total=False):
@@ -102,10 +103,11 @@ def check_installed() -> None:
 class Rehearsal:
     """One checkout's rehearsal; another checkout has another name and does not see it."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, beside: Path | None = None) -> None:
+        """``beside``: folder of a second rehearsal of this checkout; the first has its own."""
         self.engine = engine
-        self.name = f"ecs-train-{hashlib.sha256(str(ROOT).encode()).hexdigest()[:8]}"
-        self.folder = ROOT / ".rehearsal"
+        self.folder = beside or ROOT / ".rehearsal"
+        self.name = f"ecs-train-{hashlib.sha256(str(beside or ROOT).encode()).hexdigest()[:8]}"
         self.log = self.folder / "log"
         self._state_file = self.folder / "state.json"
 
@@ -283,15 +285,21 @@ class Rehearsal:
         """The command line as a user gives it; return what it prints on stdout."""
         return commands.run(
             [sys.executable, "-m", "trainctl", *arguments],
-            environment={**self._clean_environment(), **self.environment()},
+            environment=self.shell(),
             folder=ROOT,
             log=self.log,
             timeout_s=600,
         )
 
-    def _clean_environment(self) -> dict[str, str]:
-        own = {"DOCKER_HOST": self.engine.address, processes.NAME: self.name}
-        return {k: v for k, v in os.environ.items() if not k.startswith("AWS_")} | own
+    def shell(self) -> dict[str, str]:
+        """Environment of a shell whose AWS and Docker Engine are those of the rehearsal."""
+        own = {
+            "DOCKER_HOST": self.engine.address,
+            processes.NAME: self.name,
+            "PYTHONPATH": str(ROOT),  # trainctl, in any working directory
+        }
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+        return kept | self.environment() | own
 
     # --- down -----------------------------------------------------------------------------------
     def undeploy(self, steps: Steps) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import ROOT
 
 TOOLS = ("node", "npm", "ip", "docker", "dockerd", "debootstrap", "docker-registry", "apt-get")
-STAGES = ["check", "test-slow", "test-engine", "rehearse"]
+STAGES = ["check", "test-slow", "test-engine"]
 
 
 class Checkout:
@@ -80,13 +80,13 @@ def test_a_second_run_of_a_commit_continues_after_the_stages_that_passed(
     fails.touch()
     code, stages, said = checkout.run()
     assert (code, stages) == (3, STAGES[:3])
-    assert "ci: FAILED in engine after " in said
+    assert "ci: FAILED in containers after " in said
     fails.unlink()
     code, stages, said = checkout.run()
     assert (code, stages) == (0, STAGES[2:])
     assert "=== slow: has passed on this commit (CI_FRESH=1 runs it again)" in said
     # Wall and CPU seconds of what ran.
-    for stage in ("install", "images", "engine", "rehearse"):
+    for stage in ("install", "images", "containers"):
         assert any(line.split()[:1] == [stage] and "CPU s" in line for line in said.splitlines())
     assert checkout.run(CI_FRESH="1")[1] == STAGES
     checkout.commit()

@@ -113,7 +113,7 @@ def test_make_test_needs_no_docker_engine() -> None:
 def test_ci_and_the_night_together_run_every_test_once() -> None:
     lines = (ROOT / ".ci" / "run").read_text()
     stages = re.findall(r"(?m)^once \S+ make (.*)$", lines)
-    assert stages == ["check", "test-slow", "test-engine", "rehearse"]
+    assert stages == ["check", "test-slow", "test-engine"]
     # Together they are all there are: what runs in containers is slow, too.
     assert marker_expressions("check") == ["not slow and not night"]
     assert marker_expressions("test-slow") == ["slow and not engine and not night"]

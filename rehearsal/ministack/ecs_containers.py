@@ -4,6 +4,7 @@ The emulator can start containers by itself, but without what this project's tas
 network with names, limits, health checks, users, the digest of the image.
 """
 
+import json
 import logging
 import math
 import os
@@ -48,7 +49,8 @@ class RuntimeSettings:
     """Where instances would find their metadata, spot notices among it; it need not answer."""
     folder: Path
     """Of the local AWS. ``capacity.json`` in it may say how many hosts each capacity provider has
-    (name -> number); without, there is always one more."""
+    (name -> number); without, there is always one more. ``environment.json`` may hold more
+    variables of all containers."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -145,6 +147,8 @@ class ContainerEngine:
         if ecs_hosts.is_bad(ecs._tasks[task_arn]):
             # One GPU more than there is: the node's own check finds that.
             wanted["environment"] = {**wanted["environment"], ENV_NUM_GPUS: "1"}
+        if (more := self.settings.folder / "environment.json").exists():
+            wanted["environment"] = {**wanted["environment"], **json.loads(more.read_text())}
         if not is_host_mode:
             names = [name for _id, name in ecs_records.registered_names(ecs._tasks[task_arn])]
             names.append(f"{definition['name']}-{task_id[:8]}")

@@ -1,8 +1,9 @@
 """One deployment, and one pair of images, for all tests in containers.
 
 It is brought up for the first of them and taken away after the last. The files use it in the order
-of their names: ``test_in_containers`` brings the standing cluster up and down, ``test_jobs`` starts
-with no container running, and ``test_taking_down`` comes last because it takes everything down.
+of their names: ``test_first_hour`` has its first jobs, ``test_in_containers`` brings the standing
+cluster up and down, ``test_jobs`` starts with no container running, and ``test_taking_down`` comes
+last because it destroys the stacks.
 """
 
 import json
@@ -22,6 +23,13 @@ from tests.conftest import ROOT
 
 #: Whose calls those of the command line are, in the list of all calls.
 LAPTOP = "laptop"
+#: Names of the tests that have passed in this process.
+PASSED: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call" and report.passed:
+        PASSED.add(report.nodeid.rpartition("::")[2])
 
 
 @pytest.fixture(scope="session")
@@ -50,12 +58,7 @@ def command(rehearsal: Rehearsal, *arguments: str) -> dict[str, Any]:
     return {
         "args": [sys.executable, "-m", "trainctl", *arguments],
         "cwd": ROOT,
-        "env": {
-            **os.environ,
-            **rehearsal.environment(),
-            "DOCKER_HOST": rehearsal.engine.address,
-            "AWS_SESSION_TOKEN": LAPTOP,
-        },
+        "env": {**rehearsal.shell(), "AWS_SESSION_TOKEN": LAPTOP},
         "stdin": subprocess.DEVNULL,
         "text": True,
     }
@@ -73,6 +76,14 @@ def trainctl(
 def cluster_status(rehearsal: Rehearsal) -> dict[str, Any]:
     """What ``trainctl cluster status --json`` prints."""
     run = trainctl(rehearsal, "cluster", "status", "--json")
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+def show(rehearsal: Rehearsal, job: str) -> dict[str, Any]:
+    """What ``trainctl show JOB --json`` prints."""
+    run = trainctl(rehearsal, "show", job, "--json")
     assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(run.stdout)
     return found

@@ -1,15 +1,13 @@
-"""The standing cluster in real containers, and what happens to it when parts of it fail.
+"""The images, and the standing cluster in real containers: a run on it is killed and resumed.
 
 The unchanged stacks on a local AWS, the images of production, the command line as a user gives it.
-`make rehearse` shows the way it should go; here is the rest.
 """
 
 import json
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +15,13 @@ import pytest
 import requests
 
 from containers import publish
-from contract import exits, nodes, notebook, runs
+from contract import nodes, notebook, runs
 from contract import outputs as stack_outputs
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
+from rehearsal.steps import Steps
 from tests.conftest import ROOT
+from tests.eventually import eventually
 from tests.rehearsal.browser import CONTROL, ENTER, SHIFT, open_browser
 from tests.rehearsal.conftest import cluster_status, command, trainctl
 
@@ -49,15 +49,6 @@ def tasks_of(rehearsal: Rehearsal, node: str) -> list[dict[str, Any]]:
     return [task for task in cluster_status(rehearsal)["tasks"] if task["node"] == node]
 
 
-def eventually(what: str, condition: Callable[[], bool], *, timeout_s: float) -> None:
-    """Wait until it holds. Conditions ask AWS or the engine: a command takes nearly a second of a
-    processor, which the cluster needs itself."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.5)
-
-
 def inside(rehearsal: Rehearsal, image: str, script: str) -> str:
     return rehearsal.engine("run", "--rm", "--user", "0", "--entrypoint", "sh", image, "-c", script)
 
@@ -66,39 +57,26 @@ def ecs(rehearsal: Rehearsal) -> Any:
     return account_at(rehearsal.state()["endpoint"]).client("ecs")
 
 
-def running(rehearsal: Rehearsal, service: str) -> dict[str, str]:
-    """Id -> health of a service's tasks, by the output that names it; not those that have ended."""
-    outputs = rehearsal.outputs(stack_outputs.TRAINING_STACK)
-    which = {"cluster": outputs[stack_outputs.CLUSTER]}
-    arns = ecs(rehearsal).list_tasks(**which, serviceName=outputs[service])["taskArns"]
-    tasks = ecs(rehearsal).describe_tasks(**which, tasks=arns)["tasks"] if arns else []
-    return {
-        task["taskArn"].rpartition("/")[2]: task["containers"][0].get("healthStatus", "UNKNOWN")
-        for task in tasks
-        if task["lastStatus"] != "STOPPED"  # the list may still have it
-    }
-
-
 # --- the images -----------------------------------------------------------------------------------
-def images(rehearsal: Rehearsal) -> dict[str, dict[str, Any]]:
+def images(deployment: Rehearsal) -> dict[str, dict[str, Any]]:
     found = {}
     for node in (nodes.HEAD, nodes.WORKER):
-        name = f"ecs-train-{node}:{rehearsal.state()['image_tag']}"
-        record = rehearsal.engine.inspect("image", name)
+        name = f"ecs-train-{node}:{deployment.state()['image_tag']}"
+        record = deployment.engine.inspect("image", name)
         assert record is not None
         found[name] = record
     return found
 
 
-def test_images_are_small_and_share_their_large_layers(rehearsal: Rehearsal) -> None:
-    head, worker = images(rehearsal).values()
+def test_images_are_small_and_share_their_large_layers(deployment: Rehearsal) -> None:
+    head, worker = images(deployment).values()
     assert head["Size"] <= MAX_IMAGE_BYTES
     assert worker["Size"] <= MAX_IMAGE_BYTES
     assert head["RootFS"]["Layers"] == worker["RootFS"]["Layers"], "with CPU builds of torch"
 
 
-def test_images_run_as_an_ordinary_user_and_say_what_they_are(rehearsal: Rehearsal) -> None:
-    for record in images(rehearsal).values():
+def test_images_run_as_an_ordinary_user_and_say_what_they_are(deployment: Rehearsal) -> None:
+    for record in images(deployment).values():
         config = record["Config"]
         assert config["User"] == "1000:1000"
         assert config["Entrypoint"][0] == "tini"
@@ -109,13 +87,13 @@ def test_images_run_as_an_ordinary_user_and_say_what_they_are(rehearsal: Rehears
 
 
 def test_images_hold_nothing_of_the_machine_and_nothing_to_build_with(
-    rehearsal: Rehearsal,
+    deployment: Rehearsal,
 ) -> None:
-    name = next(iter(images(rehearsal)))
-    environment = images(rehearsal)[name]["Config"]["Env"]
+    name = next(iter(images(deployment)))
+    environment = images(deployment)[name]["Config"]["Env"]
     assert not [each for each in environment if "CERT" in each or "TOKEN" in each or "PIP_" in each]
     found = inside(
-        rehearsal,
+        deployment,
         name,
         # Jobs keep packages there where the host has no folder for them.
         "find / -xdev ! -user root ! -path '/proc/*' ! -path '/sys/*' ! -path /var/cache/train;"
@@ -132,10 +110,10 @@ def test_images_hold_nothing_of_the_machine_and_nothing_to_build_with(
 
 
 def test_an_image_trains_without_a_network_on_a_file_system_that_cannot_be_written(
-    rehearsal: Rehearsal,
+    deployment: Rehearsal,
 ) -> None:
-    image = f"ecs-train-{nodes.WORKER}:{rehearsal.state()['image_tag']}"
-    publish.try_out(rehearsal.docker(), image)  # raises where it does not end as it should
+    image = f"ecs-train-{nodes.WORKER}:{deployment.state()['image_tag']}"
+    publish.try_out(deployment.docker(), image)  # raises where it does not end as it should
 
 
 # --- the cluster ----------------------------------------------------------------------------------
@@ -161,6 +139,24 @@ def test_the_cluster_is_what_the_templates_say(rehearsal: Rehearsal) -> None:
         assert host["ShmSize"] == wanted["linuxParameters"]["sharedMemorySize"] * 2**20
         assert host["Init"] is True
         assert record["Config"]["User"] == "1000:1000"
+
+
+def test_another_rehearsal_on_the_same_engine_leaves_its_containers_alone(
+    rehearsal: Rehearsal, tmp_path: Path
+) -> None:
+    def running() -> list[str]:
+        return sorted(rehearsal.engine("ps", "--quiet", "--filter", f"name={name}") for name in ids)
+
+    ids = [task["id"][:8] for task in cluster_status(rehearsal)["tasks"]]
+    before = running()
+    assert "" not in before
+    other = Rehearsal(rehearsal.engine, beside=tmp_path / "beside")
+    try:
+        other.start(Steps(1))
+        assert running() == before
+    finally:
+        other.down(Steps(1))
+    assert running() == before
 
 
 def test_what_runs_is_what_was_pushed(rehearsal: Rehearsal) -> None:
@@ -261,8 +257,9 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
     saved = "checkpoints/step-00000008/manifest.json"
     eventually(
         "a checkpoint is whole",
-        lambda: f"/{saved}" in keys(run) or first.poll() is not None,
+        lambda: f"/{saved}" in keys(run),
         timeout_s=300,
+        over=lambda: first.poll() is not None and first.communicate()[0],
     )
     # The command in the head is killed, as if its host were lost; Ray ends its workers.
     (head,) = tasks_of(rehearsal, nodes.HEAD)
@@ -308,106 +305,3 @@ def test_a_sharded_run_is_killed_resumed_and_exported_in_the_bucket(rehearsal: R
         "tokenizer.json",
         "tokenizer_config.json",
     }
-
-
-def test_a_worker_that_is_killed_is_replaced_and_joins_again(rehearsal: Rehearsal) -> None:
-    before = {task["id"] for task in tasks_of(rehearsal, nodes.WORKER)}
-    victim = tasks_of(rehearsal, nodes.WORKER)[0]
-    rehearsal.engine("kill", victim["runtime_id"])
-
-    def another_is_healthy() -> bool:
-        now = running(rehearsal, stack_outputs.WORKER_SERVICE)
-        return victim["id"] not in now and [*now.values()] == ["HEALTHY"] * 2
-
-    eventually("another worker is healthy", another_is_healthy, timeout_s=180)
-    eventually(
-        "it has joined", lambda: cluster_status(rehearsal)["ray"]["num_nodes"] == 3, timeout_s=60
-    )
-    now = tasks_of(rehearsal, nodes.WORKER)
-    assert [task["health"] for task in now] == ["HEALTHY"] * 2
-    assert {task["id"] for task in now} != before
-
-
-def test_a_worker_with_another_token_is_refused_and_says_so(rehearsal: Rehearsal) -> None:
-    outputs = rehearsal.outputs(stack_outputs.TRAINING_STACK)
-    client = ecs(rehearsal)
-    override = {
-        "name": nodes.CONTAINER,
-        "environment": [{"name": "RAY_AUTH_TOKEN", "value": "another-token-of-some-length"}],
-    }
-    (task,) = client.run_task(
-        cluster=outputs[stack_outputs.CLUSTER],
-        taskDefinition=outputs[stack_outputs.WORKER_TASK],
-        overrides={"containerOverrides": [override]},
-    )["tasks"]
-    arguments = {"cluster": outputs[stack_outputs.CLUSTER], "tasks": [task["taskArn"]]}
-
-    def has_ended() -> bool:
-        (now,) = client.describe_tasks(**arguments)["tasks"]
-        return bool(now["lastStatus"] == "STOPPED")
-
-    eventually("the worker has ended", has_ended, timeout_s=120)
-    (ended,) = client.describe_tasks(**arguments)["tasks"]
-    assert ended["containers"][0]["exitCode"] == exits.REFUSED
-    events = (
-        account_at(rehearsal.state()["endpoint"])
-        .client("logs")
-        .get_log_events(
-            logGroupName=outputs[stack_outputs.LOG_GROUP],
-            logStreamName=f"worker/{nodes.CONTAINER}/{task['taskArn'].rpartition('/')[2]}",
-        )["events"]
-    )
-    assert any("refuses this node's token" in event["message"] for event in events)
-
-
-def test_workers_end_when_their_head_is_gone_and_a_new_cluster_forms(rehearsal: Rehearsal) -> None:
-    (head,) = tasks_of(rehearsal, nodes.HEAD)
-    workers = {task["id"] for task in tasks_of(rehearsal, nodes.WORKER)}
-    rehearsal.engine("kill", head["runtime_id"])
-
-    eventually(
-        "both workers have ended",
-        lambda: not workers & {*running(rehearsal, stack_outputs.WORKER_SERVICE)},
-        timeout_s=120,
-    )
-    run = trainctl(rehearsal, "cluster", "up", "--nodes", "2", "--yes")
-    assert run.returncode == 0, run.stderr
-    assert tasks_of(rehearsal, nodes.HEAD)[0]["id"] != head["id"]
-
-
-def test_a_missing_image_ends_the_command_with_its_name(rehearsal: Rehearsal) -> None:
-    outputs, client = rehearsal.outputs(stack_outputs.TRAINING_STACK), ecs(rehearsal)
-    assert trainctl(rehearsal, "cluster", "down", "--yes").returncode == 0
-    definition = client.describe_task_definition(taskDefinition=outputs[stack_outputs.WORKER_TASK])[
-        "taskDefinition"
-    ]
-    (container,) = definition["containerDefinitions"]
-    container["image"] = container["image"].rpartition(":")[0] + ":never-pushed"
-    wrong = client.register_task_definition(
-        family="wrong", networkMode="awsvpc", containerDefinitions=[container]
-    )["taskDefinition"]["taskDefinitionArn"]
-    service = {
-        "cluster": outputs[stack_outputs.CLUSTER],
-        "service": outputs[stack_outputs.WORKER_SERVICE],
-    }
-    client.update_service(**service, taskDefinition=wrong)
-    try:
-        began = time.monotonic()
-        run = trainctl(rehearsal, "cluster", "up", "--nodes", "1", "--yes")
-        assert run.returncode == exits.FAILED
-        assert "the image of the worker cannot be pulled: CannotPullContainerError" in run.stderr
-        assert ":never-pushed" in run.stderr
-        assert "trainctl cluster down" in run.stderr
-        assert time.monotonic() - began < 120
-    finally:
-        trainctl(rehearsal, "cluster", "down", "--yes")
-        client.update_service(**service, taskDefinition=outputs[stack_outputs.WORKER_TASK])
-
-
-def test_down_when_nothing_is_up_says_so(rehearsal: Rehearsal) -> None:
-    assert trainctl(rehearsal, "cluster", "down", "--yes").returncode == 0
-    run = trainctl(rehearsal, "cluster", "down", "--yes")
-    assert (run.returncode, run.stderr) == (0, "The standing cluster is down already.\n")
-    shell = trainctl(rehearsal, "shell")
-    assert shell.returncode == exits.FAILED
-    assert "no head runs: trainctl cluster up" in shell.stderr

@@ -1,6 +1,6 @@
-"""Programs as users bring them, unchanged, on two containers; some end early, some lose a node.
+"""Other programs as users bring them, unchanged, on two containers; some lose a node. By night.
 
-``tests/containers/program`` has the launcher's details, without containers.
+``test_first_hour`` has one of them in CI, ``tests/containers/program`` the launcher's details.
 """
 
 import importlib.util
@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,17 +18,14 @@ from contract import exits
 from contract import outputs as stack_outputs
 from contract.job import JobSpec
 from contract.nodes import HEAD, WORKER, Range
-from rehearsal import abuse, programs
-from rehearsal.abuse import Ended
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
-from rehearsal.programs import Program
-from rehearsal.watch import Watch
 from tests.conftest import ROOT
-from tests.rehearsal.conftest import trainctl
-from tests.rehearsal.test_jobs import container_of, eventually, nothing_is_left, printed, shown
+from tests.eventually import eventually
+from tests.rehearsal.conftest import show, trainctl
+from tests.rehearsal.watch import Watch
 
-pytestmark = [pytest.mark.slow, pytest.mark.engine]
+pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.night]
 
 #: The worker node of a job below is released after so long; others after a minute.
 IDLE_S = 10
@@ -66,20 +62,6 @@ def folder_of(package: str, *files: str, into: Path) -> Path:
     return into
 
 
-def test_hugging_faces_trainer_trains_on_two_nodes(deployment: Rehearsal, tmp_path: Path) -> None:
-    code = tmp_path / "trainer"
-    code.mkdir()
-    shutil.copy(ROOT / "examples/hf_trainer/train.py", code)
-    exit_code, log = ended(deployment, submit(deployment, code, "trainer", "torchrun", "train.py"))
-    assert exit_code == exits.OK, log
-    starts = re.findall(r"^\[node (\d)\] rank (\d) of 2 starts at step 0$", log, re.MULTILINE)
-    assert sorted(node for node, _ in starts) == ["0", "1"], log
-    assert sorted(rank for _, rank in starts) == ["0", "1"], log
-    result = json.loads(re.findall(r"result (\{.*\})", log)[-1])
-    assert (result["world_size"], result["steps"]) == (2, 60)
-
-
-@pytest.mark.night
 def test_accelerates_own_test_passes_on_two_nodes(deployment: Rehearsal, tmp_path: Path) -> None:
     """It needs a folder that all processes share. The nodes of a deployment do not have one, but
     here both are on one host, and share its cache."""
@@ -94,7 +76,6 @@ def test_accelerates_own_test_passes_on_two_nodes(deployment: Rehearsal, tmp_pat
         assert sorted(nodes) == ["[node 0]", "[node 1]"], log
 
 
-@pytest.mark.night
 @pytest.mark.timeout(900)
 def test_examples_of_ray_run_and_those_that_ask_for_too_much_end(
     deployment: Rehearsal, tmp_path: Path
@@ -111,14 +92,19 @@ def test_examples_of_ray_run_and_those_that_ask_for_too_much_end(
     examples = (f"{search} --smoke-test", f"{linear} -n 2", f"{linear} -n 5")
     words = " && ".join(f"python {each}" for each in examples)
     job = submit(deployment, code, "ray", "sh", "-c", words)
-    container_of(deployment, job, HEAD)  # an execution shows some time after its start
+    Watch(deployment, job).wait_for_node(HEAD)  # an execution shows some time after its start
     asleep = start_sleeping(deployment, job, then=("python", linear, "-n", "2", "--use-gpu"))
-    head = container_of(deployment, asleep, HEAD)
-    container_of(deployment, asleep, WORKER)
     watch = Watch(deployment, asleep)
-    said = f"1 worker node has had nothing to do for {IDLE_S} s and will be released"
-    eventually("it is said", lambda: printed(watch, said), timeout_s=120)
-    eventually("it is released", lambda: no_worker(watch), timeout_s=90)
+    head = watch.wait_for_node(HEAD)
+    watch.wait_for_node(WORKER)
+    watch.wait_for(f"1 worker node has had nothing to do for {IDLE_S} s and will be released")
+    eventually(
+        "it is released",
+        lambda: not watch.containers(WORKER),
+        timeout_s=90,
+        every_s=0.5,
+        over=watch.over,
+    )
     deployment.engine("exec", head, "touch", GO)
 
     exit_code, log = ended(deployment, asleep)
@@ -127,13 +113,12 @@ def test_examples_of_ray_run_and_those_that_ask_for_too_much_end(
 
     exit_code, log = ended(deployment, job)
     assert exit_code == exits.ASKS_TOO_MUCH, log
-    assert shown(deployment, job)["reason"] == "failed: asks for more than the job can have"
+    assert show(deployment, job)["reason"] == "failed: asks for more than the job can have"
     assert "Best hyperparameters found" in log
     assert "No available node types" not in log, "of trials that wait their turn"
     assert ranks(log) == ["0", "1"], log
     assert re.search(r"^\{'loss': [\d.e-]+\}$", log, re.MULTILINE), log
     assert "the program asks for 5 workers of 1 CPU each; this job has at most 4" in log
-    nothing_is_left(deployment)
 
 
 def ranks(log: str) -> list[str]:
@@ -160,52 +145,49 @@ def start_sleeping(rehearsal: Rehearsal, like: str, *, then: Sequence[str]) -> s
     return job
 
 
-def no_worker(watch: Watch) -> bool:
-    watch.has_ended()
-    return not watch.containers(WORKER, 1)
-
-
-@pytest.mark.night
+@pytest.mark.parametrize(
+    ("words", "file", "victim"),
+    [
+        pytest.param(
+            ("torchrun", "train.py", "--save-every", "200", "--steps", "8000"),
+            "work/checkpoint.pt",
+            WORKER,
+            id="ddp",
+        ),
+        # Ray Train writes the file some seconds after a checkpoint, which counts only then.
+        pytest.param(
+            ("python", "train.py", "--epochs", "15"),
+            "/checkpoint_manager_snapshot.json",
+            HEAD,
+            id="ray_train",
+        ),
+    ],
+)
 @pytest.mark.timeout(900)
-def test_a_lost_head_and_a_lost_worker_change_nothing(
-    deployment: Rehearsal, tmp_path: Path
+def test_a_program_that_loses_a_node_resumes_from_what_it_has_saved(
+    deployment: Rehearsal,
+    words: tuple[str, ...],
+    file: str,
+    victim: str,
+    request: pytest.FixtureRequest,
 ) -> None:
-    """Two programs at a time, each of which loses a node while it trains, with no laptop attached.
-
-    ``make abuse`` has more of them, which lose both kinds, at other moments. Here no kill waits for
-    the next copy into the bucket: Ray Train saves there at once, and of the other program the node
-    that saves is left alone; the one that replaces the lost one gets the files from the bucket.
-    """
-    steps, epochs = ("--save-every", "200", "--steps"), ("--epochs",)
-    chosen: dict[str, tuple[tuple[str, ...], int, str, int | None]] = {
-        "ddp": (steps, 8000, WORKER, 0),
-        "ray_train": (epochs, 15, HEAD, None),
-    }
-
-    def run(program: Program) -> tuple[Ended, list[str]]:
-        options, length, victim, spared = chosen[program.name]
-        short = replace(
-            program,
-            words=(*program.words[:2], *options, str(length)),
-            ends_with={**dict.fromkeys(program.ends_with, length), "world_size": abuse.NUM_NODES},
-            length=length,
-        )
-        code = short.bring(tmp_path)
-        own = Path(shutil.copytree(code, tmp_path / f"own-{program.name}"))
-        found = abuse.Abuse(deployment).disturbed(
-            short, code, seed=0, victims=(victim,), in_training=1, spared=spared
-        )
-        return found, found.faults(short, abuse.undisturbed(short, own))
-
-    with ThreadPoolExecutor() as pool:
-        results = [*pool.map(run, (each for each in programs.PROGRAMS if each.name in chosen))]
-    for found, faults in results:
-        text = "\n".join(f"{line.at:.1f} {line.text}" for line in found.lines)
-        assert faults == [], text
-        assert len(found.kills) == 1, f"it was too quick to be killed\n{text}"
-        assert found.starts(rank=0)[-1][2] > 0, f"it has not resumed\n{text}"
-    by_ddp = [line.text for line in results[0][0].lines]
-    assert any(re.search("files: 1 restored from .*/node-0", text) for text in by_ddp), by_ddp
-    heads = {line.task for line in results[1][0].lines if ": head on " in line.text}
-    assert len(heads) == 2, "the one that was lost, and another one"
-    nothing_is_left(deployment)
+    name = request.node.callspec.id
+    run = f"lost-{name.replace('_', '-')}"
+    job = submit(deployment, ROOT / "examples" / name, run, *words)
+    watch = Watch(deployment, job)
+    eventually(
+        f"{file} is in the bucket",
+        lambda: watch.is_saved(run, file),
+        timeout_s=300,
+        every_s=1,
+        over=watch.over,
+    )
+    deployment.engine("kill", "--signal", "KILL", watch.wait_for_node(victim))
+    exit_code, log = ended(deployment, job)
+    assert exit_code == exits.OK, log
+    starts = re.findall(r"rank (\d) of 2 starts at \D*(\d+)", log)
+    assert sorted(rank for rank, _step in starts[-2:]) == ["0", "1"], log
+    assert int(starts[-1][1]) > 0, log
+    result = json.loads(re.findall(r"result (\{.*\})", log)[-1])
+    assert result["world_size"] == 2
+    assert str(max(result.get("steps", 0), result.get("epoch", 0))) == words[-1]

@@ -7,7 +7,6 @@ and containers do.
 import ast
 import functools
 import json
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from botocore.exceptions import ClientError
 
 from rehearsal.local_aws import ACCOUNT, REGION, LocalAws, LocalAwsError, local_aws
 from tests.conftest import ROOT
+from tests.eventually import eventually
 
 pytestmark = pytest.mark.slow
 
@@ -187,15 +187,6 @@ def test_a_state_machine_may_do_what_its_role_may(aws: LocalAws, lenient: LocalA
     assert "not authorized" not in ends[1].get("cause", "")
 
 
-def eventually(condition: Callable[[], Any], *, timeout_s: float = 30) -> Any:
-    """What it is, once it is true."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return found
-
-
 def ended(states: Any, execution: str) -> dict[str, Any]:
     """An execution, once it has ended."""
 
@@ -205,7 +196,7 @@ def ended(states: Any, execution: str) -> dict[str, Any]:
         found: dict[str, Any] = states.describe_execution(executionArn=execution)
         return found if found["status"] != "RUNNING" else None
 
-    found: dict[str, Any] = eventually(look)
+    found: dict[str, Any] = eventually("the execution has ended", look)
     return found
 
 
@@ -322,7 +313,7 @@ def test_a_machine_or_a_template_with_a_parameter_that_there_is_not_is_refused(
             return [str(event.get("ResourceStatusReason")) for event in events]
 
         fault = "ContainerDefinitions[0].Initt: there is no such parameter"
-        found = eventually(settled)
+        found = eventually("the stack has settled", settled)
         assert any(fault in reason for reason in found) is bool(expected)
 
 
@@ -354,10 +345,10 @@ def test_what_a_resource_depends_on_that_cannot_be_deleted_stays(
             (found,) = stacks.describe_stacks(StackName=stack)["Stacks"]
             return None if found["StackStatus"].endswith("_IN_PROGRESS") else found
 
-        assert eventually(settled)["StackStatus"] == "CREATE_COMPLETE"
+        assert eventually("the stack has settled", settled)["StackStatus"] == "CREATE_COMPLETE"
         s3.put_object(Bucket="stays", Key="a", Body=b"")
         stacks.delete_stack(StackName="stays")
-        found = eventually(settled)
+        found = eventually("the stack has settled", settled)
         assert found["StackStatus"] == "DELETE_FAILED"
         assert found["StackStatusReason"].endswith("failed to delete: [Full].")
         groups = logs.describe_log_groups()["logGroups"]
@@ -367,7 +358,7 @@ def test_what_a_resource_depends_on_that_cannot_be_deleted_stays(
         # What was in the way is gone, and so is everything after another deletion.
         s3.delete_object(Bucket="stays", Key="a")
         stacks.delete_stack(StackName="stays")
-        assert eventually(settled)["StackStatus"] == "DELETE_COMPLETE"
+        assert eventually("the stack has settled", settled)["StackStatus"] == "DELETE_COMPLETE"
         groups = logs.describe_log_groups(logGroupNamePrefix="stays")["logGroups"]
         assert groups == []
 
@@ -419,7 +410,7 @@ def test_a_task_that_no_host_comes_for_is_ended_by_ecs(aws: LocalAws, lenient: L
         found = described(aws, "queue", waiting[aws.endpoint])
         return found if found["lastStatus"] == "STOPPED" else None
 
-    found = eventually(end)
+    found = eventually("the task has ended", end)
     assert (found["stopCode"], found["stoppedReason"]) == (
         "TaskFailedToStart",
         "EMPTY CAPACITY PROVIDER",
@@ -429,7 +420,9 @@ def test_a_task_that_no_host_comes_for_is_ended_by_ecs(aws: LocalAws, lenient: L
     forever = waiting[lenient.endpoint]
     assert described(lenient, "queue", forever)["lastStatus"] == "PROVISIONING"
     have_hosts(lenient, queue=2)
-    eventually(lambda: described(lenient, "queue", forever)["lastStatus"] == "RUNNING")
+    eventually(
+        "the task runs", lambda: described(lenient, "queue", forever)["lastStatus"] == "RUNNING"
+    )
 
 
 def test_a_revision_that_was_replaced_starts_no_task(aws: LocalAws, lenient: LocalAws) -> None:
@@ -453,7 +446,7 @@ def test_tasks_are_listed_by_who_started_them_and_nothing_else(
         task, ecs = start(each, "listed", startedBy="job"), client(each, "ecs")
         start(each, "listed", startedBy="other")
         by_job = {"cluster": "listed", "startedBy": "job"}
-        eventually(functools.partial(lists, ecs, [task], **by_job))
+        eventually("the task is listed", functools.partial(lists, ecs, [task], **by_job))
         for other in ({"family": "listed"}, {"desiredStatus": "STOPPED"}):
             assert refusal(ecs.list_tasks, **by_job, **other) == expected
 
@@ -468,7 +461,7 @@ def numbers(ecs: Any, states: Any, machine: str) -> list[int]:
 
 
 def until(look: Callable[[], object], expected: object) -> None:
-    eventually(lambda: look() == expected)
+    eventually(f"it is {expected!r}", lambda: look() == expected)
 
 
 def test_what_has_just_changed_shows_a_moment_later(aws: LocalAws, lenient: LocalAws) -> None:

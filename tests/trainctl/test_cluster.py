@@ -308,6 +308,15 @@ def test_down_stops_the_workers_before_their_head_and_then_terminates_the_hosts(
     assert "Down. 2 empty hosts terminated" in capsys.readouterr().err
 
 
+def test_down_of_a_cluster_that_is_down_changes_nothing(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.wanted = {"head-service": 0, "worker-service": 0}
+    assert main(["cluster", "down", "--yes"]) == 0
+    assert account.counts == []
+    assert capsys.readouterr().err == "The standing cluster is down already.\n"
+
+
 @pytest.mark.parametrize(
     ("fails", "said"),
     [

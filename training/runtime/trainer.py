@@ -225,7 +225,9 @@ def _trainer(submission: Submission, events: Any) -> Any:
         torch_config=TorchConfig(timeout_s=COLLECTIVE_START_S),
         scaling_config=scaling(
             num_workers=most if least == most else (least, most),
-            elastic_resize_monitor_interval_s=_RESIZE_EVERY_S,
+            elastic_resize_monitor_interval_s=float(
+                os.environ.get(nodes.ENV_RESIZE, _RESIZE_EVERY_S)
+            ),
             use_gpu=on_gpus,
             resources_per_worker=per_worker,
             # GPUs of one host talk faster than hosts do. Without GPUs it is the processors

@@ -1,55 +1,18 @@
 """A job on the local AWS, watched while it runs: its nodes and what they print."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from contract import outputs as stack_outputs
 from contract import runs
 from contract.files import MANIFEST
-from contract.job import JOB_GROUP
+from contract.job import JOB_GROUP, execution_arn
 from contract.nodes import HEAD, WORKER, labelled_node
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
-
-if TYPE_CHECKING:
-    from mypy_boto3_ecs.type_defs import AttachmentTypeDef
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """A line of a job's log."""
-
-    at: float
-    """Unix time."""
-    text: str
-    """Without the label of its node."""
-    task: str = ""
-    """Id of the task that has printed it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, order=True)
-class Node:
-    """A node of the job that runs."""
-
-    began: float
-    """Unix time."""
-    kind: str
-    """``HEAD`` or ``WORKER``."""
-    task: str
-    """Id of its task."""
-    container: str
-    """Id of its container."""
-    address: str
-    """On the network; empty while it has none."""
+from tests.eventually import eventually
 
 
 class Watch:
-    """A job on the local AWS: its tasks, what they print, and its end.
-
-    By calls of AWS and not by the command line, whose start takes as much of a processor as the
-    program that is watched.
-    """
+    """Looks by calls of AWS and not by the command line, whose start takes as much of a processor
+    as the program that is watched."""
 
     def __init__(self, rehearsal: Rehearsal, job: str) -> None:
         account = account_at(rehearsal.state()["endpoint"])
@@ -58,43 +21,32 @@ class Watch:
         self._ecs, self._logs = account.client("ecs"), account.client("logs")
         self._states, self._s3 = account.client("stepfunctions"), account.client("s3")
         self._bucket = rehearsal.bucket()
-        self._execution = f"{outputs[stack_outputs.JOBS]}:{job}".replace(
-            ":stateMachine:", ":execution:"
-        )
-        self._cluster, self._group = (
-            outputs[stack_outputs.CLUSTER],
-            outputs[stack_outputs.LOG_GROUP],
-        )
-        self._tokens: dict[str, str] = {}  # task -> where its log goes on
-        self._lines: list[Line] = []
-        self._nodes: list[Node] = []
+        self._execution = execution_arn(outputs[stack_outputs.JOBS], job)
+        self._cluster = outputs[stack_outputs.CLUSTER]
+        self._group = outputs[stack_outputs.LOG_GROUP]
+        self._tokens: dict[str, str] = {}  # task -> where its log continues
+        self._lines: list[tuple[int, str]] = []  # with their times
+        self._nodes: list[tuple[str, str]] = []  # kind and container, the oldest first
+        self._has_ended = False
 
-    def has_ended(self) -> bool:
-        """Look at all there is; return whether the job has ended."""
+    def look(self) -> None:
+        """Take note of the nodes that run now, and of what all of them have printed."""
         try:
             found = self._states.describe_execution(executionArn=self._execution)
         except self._states.exceptions.ExecutionDoesNotExist:
-            return False  # not yet: it has just been started
+            return  # not yet: it has just been started
         arns = self._ecs.list_tasks(cluster=self._cluster)["taskArns"]
         described = self._ecs.describe_tasks(cluster=self._cluster, tasks=arns) if arns else {}
         self._nodes = []
-        for task in described.get("tasks", ()):
+        for task in sorted(described.get("tasks", ()), key=lambda each: each["createdAt"]):
             if self.job not in (task.get("startedBy"), task["group"].removeprefix(JOB_GROUP)):
                 continue
             self._tokens.setdefault(task["taskArn"].rpartition("/")[2], "")
             if task["lastStatus"] == "RUNNING":
                 kind = WORKER if task.get("startedBy") == self.job else HEAD
-                self._nodes.append(
-                    Node(
-                        began=task["startedAt"].timestamp(),
-                        kind=kind,
-                        task=task["taskArn"].rpartition("/")[2],
-                        container=task["containers"][0]["runtimeId"],
-                        address=_address(task.get("attachments", ())),
-                    )
-                )
+                self._nodes.append((kind, task["containers"][0]["runtimeId"]))
         self._read()
-        return bool(found["status"] != "RUNNING")
+        self._has_ended = found["status"] != "RUNNING"
 
     def _read(self) -> None:
         pages = self._logs.get_paginator("describe_log_streams").paginate(logGroupName=self._group)
@@ -112,14 +64,49 @@ class Watch:
                     text = event["message"].rstrip()
                     if labelled_node(text) is not None:
                         text = text.partition("] ")[2]
-                    self._lines.append(Line(at=event["timestamp"] / 1000, text=text, task=task))
+                    self._lines.append((event["timestamp"], text))
                 self._tokens[task] = found["nextForwardToken"]
                 if self._tokens[task] == token:
                     break
 
-    def lines(self) -> list[Line]:
-        """What all tasks have printed, in order."""
-        return sorted(self._lines, key=lambda line: line.at)
+    def text(self) -> str:
+        """What all tasks have printed by the last look, in order."""
+        return "\n".join(text for _at, text in sorted(self._lines))
+
+    def over(self) -> str:
+        """Why nothing more comes of the job, as of the last look; "" while it runs."""
+        return f"{self.job} has ended:\n{self.text()}" if self._has_ended else ""
+
+    def printed(self, words: str) -> int:
+        """How many lines of the log have ``words`` by now."""
+        self.look()
+        return sum(words in text for _at, text in self._lines)
+
+    def wait_for(self, words: str, *, times: int = 1, timeout_s: float = 300) -> None:
+        """Wait until ``words`` are in as many lines."""
+        eventually(
+            f"{times} times {words!r}",
+            lambda: self.printed(words) >= times,
+            timeout_s=timeout_s,
+            every_s=0.5,
+            over=self.over,
+        )
+
+    def containers(self, kind: str) -> list[str]:
+        """Ids of the containers of the job's nodes of a kind that run now, the oldest first."""
+        self.look()
+        return [container for each, container in self._nodes if each == kind]
+
+    def wait_for_node(self, kind: str) -> str:
+        """Wait until a node of a kind runs; return the container of the newest."""
+        found = eventually(
+            f"a {kind} runs",
+            lambda: self.containers(kind),
+            timeout_s=180,
+            every_s=0.5,
+            over=self.over,
+        )
+        return found[-1]
 
     def is_saved(self, run: str, name: str) -> bool:
         """Whether the bucket has a copy of a file that the run's program has written.
@@ -127,6 +114,7 @@ class Watch:
         Args:
             name: the end of its path on a node, or of its key where Ray has saved it.
         """
+        self.look()
         listed = self._s3.list_objects_v2(Bucket=self._bucket, Prefix=runs.run_prefix(run))
         for key in (each["Key"] for each in listed.get("Contents", ())):
             if key.endswith(name):
@@ -136,18 +124,3 @@ class Watch:
                 if f'{name}"' in found:
                     return True
         return False
-
-    def nodes(self, kind: str, number: int) -> list[Node]:
-        """Of the job's nodes of a kind that run now, so many that were started last."""
-        return sorted(each for each in self._nodes if each.kind == kind)[-number:]
-
-    def containers(self, kind: str, number: int) -> list[str]:
-        """Ids of the containers of ``nodes``."""
-        return [each.container for each in self.nodes(kind, number)]
-
-
-def _address(attachments: "Sequence[AttachmentTypeDef]") -> str:
-    """Of a task, on its network; empty while it has none."""
-    details = (detail for each in attachments for detail in each.get("details", ()))
-    found = (each["value"] for each in details if each.get("name") == "privateIPv4Address")
-    return next(found, "")
