@@ -220,7 +220,10 @@ def test_a_python_that_does_not_exist_is_named(tmp_path: Path) -> None:
 #: ``$FAILS``: the arguments at which it fails.
 UV = """\
 #!/bin/sh
-[ "$1" != --version ] || exec echo uv 1.2.3
+case "$1" in
+    --version) exec echo uv 1.2.3 ;;
+    cache) exec echo "${CACHE:-cache}" ;;
+esac
 echo "$@" >>calls
 env | grep -E '^(UV_|SSL_CERT_FILE|ALL_PROXY)' | sort >told
 case "$1" in venv) "$4" -m venv --without-pip "$5" ;; esac
@@ -313,6 +316,8 @@ def test_uv_gets_the_settings_of_pip_and_keeps_its_own(checkout: Checkout) -> No
         return {name: value for name, value in checkout.told().items() if value}
 
     assert told() == {"UV_PYTHON_DOWNLOADS": "never"}
+    # Like pip: a home that cannot be written to is no error.
+    assert told(CACHE=f"{os.devnull}/uv")["UV_NO_CACHE"] == "1"
 
     (checkout.folder / "pip.conf").write_text(
         "[global]\nindex-url = https://file\nfind-links =\n  /a\n  /b\ntimeout = 60\n"
@@ -435,6 +440,7 @@ def test_torch_alone_comes_from_its_index_which_is_remembered(checkout: Checkout
     checkout.make(*node)
     assert len(checkout.calls()) == 3
 
-    checkout.make(*node, code=1, TORCH_INDEX="https://other.example", FAILS="--no-deps")
+    failed = checkout.make(*node, code=1, TORCH_INDEX="https://other.example", FAILS="--no-deps")
+    assert "torch from the index in .venv/torch-index ... failed" in failed
     assert checkout.told()["UV_INDEX"] == "https://other.example"
     assert checkout.told()["UV_DEFAULT_INDEX"] == "https://other.example"
