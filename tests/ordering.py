@@ -10,7 +10,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping
 from pathlib import Path
-from statistics import median
 from typing import Final
 
 import pytest
@@ -44,14 +43,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Confi
 
 
 def sort_by_seconds(items: list[pytest.Item], table: Mapping[str, float]) -> None:
-    """Put the files that take longest first; one that is not in the table counts as middle."""
+    """Put the files that take longest first, and those that are not in the table last."""
     keys = defaultdict(set)
     for item in items:
         keys[item.path].add(_key(item.nodeid, item.keywords))
-    middle = median(table.values())
-    seconds = {
-        path: sum(table.get(key, 0) for key in found) or middle for path, found in keys.items()
-    }
+    seconds = {path: sum(table.get(key, 0) for key in found) for path, found in keys.items()}
     items.sort(key=lambda item: -seconds[item.path])
 
 
