@@ -64,14 +64,24 @@ def test_prose_is_wrapped_at_a_hundred_columns() -> None:
     assert long == []
 
 
+def anchors(page: Path) -> set[str]:
+    """What a link can name behind ``#``: the headings of a page, as GitHub writes them there."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
 def test_every_link_to_a_file_of_the_project_leads_somewhere() -> None:
     links = [
-        (page, target)
+        (page, page.parent / target if target else page, heading)
         for page in pages()
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+        for target, heading in re.findall(r"\]\(([^)#:]*)#?([^):]*)\)", page.read_text("utf-8"))
     ]
     assert len(links) > 40
-    assert [f"{page.name}: {to}" for page, to in links if not (page.parent / to).exists()] == []
+    assert [
+        f"{page.name}: {to.name}#{heading}"
+        for page, to, heading in links
+        if not to.exists() or (heading and heading not in anchors(to))
+    ] == []
 
 
 #: A path in code quotes, and a test in it.
