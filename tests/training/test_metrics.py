@@ -81,21 +81,30 @@ def wait_for_a_slow_rank(rank: int) -> None:
 
 
 def start_a_profiler_late(rank: int) -> None:
-    """What it takes rank 1 to begin and to end its watching is nothing that rank 0 waits for."""
+    """Rank 1 begins and ends its watching late: rank 0 waits for it, and not in the step."""
+    moments: list[float] = []
     begin, end = torch.profiler.profile.__enter__, torch.profiler.profile.__exit__
 
     def slow(function: Callable[..., object]) -> Callable[..., object]:
         def late(*arguments: object) -> object:
             time.sleep(0.4 * rank)
-            return function(*arguments)
+            found = function(*arguments)
+            moments.append(time.monotonic())
+            return found
 
         return late
 
     with patch.multiple("torch.profiler.profile", __enter__=slow(begin), __exit__=slow(end)):
         watching = communication.Communication(CPU)
         with watching:
+            moments.append(time.monotonic())
             dist.all_reduce(torch.ones(10))
-    assert 0 < watching.seconds() < 0.4
+        moments.append(time.monotonic())
+    names = ("begun", "inside", "ended", "outside")
+    first, second = metrics.gather(dict(zip(names, moments, strict=True)), CPU)
+    assert first["inside"] > second["begun"]
+    assert first["outside"] > second["ended"]
+    assert 0 < watching.seconds() < (second["begun"] - first["begun"]) / 2
 
 
 def two_ranks(rank: int, store: str) -> None:

@@ -20,6 +20,7 @@ def save(*_):
 signal.signal(signal.SIGTERM, save if sys.argv[2] == "kind" else signal.SIG_IGN)
 open(sys.argv[1], "w").write(f"{os.getppid()} began ")
 time.sleep(60)
+open(sys.argv[1], "a").write("not killed")
 """
 
 
@@ -54,6 +55,7 @@ def test_a_program_behind_a_shell_that_does_not_end_is_killed(
     shell.wait(lambda: until)
     shell.end(lambda: until)
     assert shell.left() == set()
+    assert (tmp_path / "file").read_text().endswith(" began ")
 
 
 def test_a_command_that_has_ended_leaves_nothing_behind(tmp_path: Path) -> None:
