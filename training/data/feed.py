@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
-from training.data.text import Part, Tokens, TokenStore
+from training.data.text import ChatPart, Tokens, TokenStore
 from training.losses import IGNORE
 
 #: Stands for a sequence that holds nothing.
@@ -369,7 +369,7 @@ class Packs:
     leaves the least room (best fit, decreasing). What is longer than a sequence loses its end.
     """
 
-    def __init__(self, part: Part, *, seq_len: int, padding: int, shares: bool = True) -> None:
+    def __init__(self, part: ChatPart, *, seq_len: int, padding: int, shares: bool = True) -> None:
         """
         Args:
             padding: id of the token that fills a sequence up.

@@ -97,7 +97,7 @@ class StoreInfo:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class ChatPart:
     """The training or the held-out part of a store of conversations, memory-mapped."""
 
     tokens: npt.NDArray[Any]
@@ -125,12 +125,12 @@ class TokenStore:
         """
         return cls(folder, StoreInfo.read(folder))
 
-    def conversations(self, *, held_out: bool) -> Part:
+    def conversations(self, *, held_out: bool) -> ChatPart:
         """Open the training or the held-out part of a store of conversations."""
         name, tokens = (_HELD_OUT_FILE, self.held_out) if held_out else (TRAIN_FILE, self.train)
         info = self.info
         num = info.num_held_out_conversations if held_out else info.num_train_conversations
-        return Part(
+        return ChatPart(
             tokens=tokens,
             learned=self._map(name + _LEARNED, len(tokens), "uint8"),
             starts=self._map(name + _STARTS, num + 1, "int64"),
