@@ -1,0 +1,168 @@
+"""Proves what follows a step of every recipe: what is reported, saved and evaluated, and in which
+order, so that a run that stops, loses a node or diverges leaves the right checkpoint."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from contract.errors import InputError
+from training import metrics
+from training.checkpoint.checkpoints import Position
+from training.checkpoint.timetable import Timetable
+from training.recipes.bookkeeping import Bookkeeping
+from training.recipes.ddp.settings import DdpConfig
+from training.record.events import Event
+
+CPU = torch.device("cpu")
+CONFIG = DdpConfig(recipe="ddp", run="r", storage="", data="", report_every=2)
+COURSE = metrics.Course(
+    items="images",
+    items_per_step=8,
+    global_batch=8,
+    steps_per_epoch=4,
+    total_steps=8,
+    learning_rate=lambda _: 0.1,
+    flops_per_item=1.0,
+    world_size=1,
+    device=CPU,
+)
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    dist.init_process_group(
+        "gloo",
+        store=dist.HashStore(),  # type: ignore[attr-defined]
+        rank=0,
+        world_size=1,
+    )
+    yield
+    dist.destroy_process_group()
+
+
+@dataclass
+class Score:
+    loss: float = 0.5
+    measures: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """A run of eight steps of loss 2.0, four an epoch, that notes what is done."""
+
+    stops_at: int = 0
+    """The step after which it is asked to stop; 0: none."""
+    loses_a_node_at: int = 0
+    bad: tuple[int, ...] = ()
+    """Steps whose loss is not finite."""
+    saves_every: int = 4
+    done: list[str] = field(default_factory=list)
+    saved: list[Position] = field(default_factory=list)
+    step: int = 0
+    rank, world_size, device, run_uri, fence = 0, 1, CPU, "no/such/run", 0
+
+    def emit(self, *events: Event) -> None:
+        self.done += [type(each).__name__ for each in events]
+
+    def stop_requested(self) -> bool:
+        return self.step == self.stops_at
+
+    def is_losing_a_node(self) -> bool:
+        return self.step == self.loses_a_node_at
+
+    def finish_saves(self, *, retry: bool = False) -> None:
+        self.done.append("finished, or raised" if retry else "finished")
+
+    def _save(self, position: Position) -> None:
+        self.done.append(f"saved {position.step}")
+        self.saved.append(replace(position))
+
+    def _evaluate(self) -> Score:
+        self.done.append("evaluated")
+        return Score()
+
+    def train(self, config: DdpConfig = CONFIG, *, start: int = 0, allowed: int = 0) -> list[str]:
+        worker: Any = self
+        books = Bookkeeping(
+            worker,
+            config,
+            COURSE,
+            lr=0.1,
+            position=Position(step=start),
+            evaluates=COURSE.ends_epoch,
+            evaluate=self._evaluate,
+            saves=lambda num_done: num_done % self.saves_every == 0,
+            save=self._save,
+            settle=lambda: self.done.append("settled"),
+            num_bad_allowed=allowed,
+        )
+        for step in range(start, COURSE.total_steps):
+            self.step = step + 1
+            with books.step(step):
+                loss = math.nan if self.step in self.bad else 16.0
+                books.done(loss_sum=torch.tensor(loss), norm=torch.tensor(1.0), size=8, items=8)
+            if not books.after(step):
+                return self.done
+        books.finish(publish=lambda: self.done.append("published"))
+        return self.done
+
+
+def test_an_epoch_is_saved_before_it_is_evaluated_and_the_model_published_at_the_end() -> None:
+    run = Run()
+    epoch = ["Step", "Step", "Step", "Step", "settled", "saved 4", "evaluated"]
+    epoch += ["RankTimes", "Evaluation"]
+    end = ["finished, or raised", "published", "Finished"]
+    assert run.train() == [*epoch, *(each.replace("4", "8") for each in epoch), *end]
+    assert [each.epoch_items for each in run.saved] == [0, 0], "the evaluation reports them"
+
+
+def test_what_is_due_is_saved_between_reports_and_the_last_step_always() -> None:
+    run = Run(saves_every=5)
+    run.train()
+    assert [each.step for each in run.saved] == [5, 8]
+    assert run.done.index("settled") < run.done.index("evaluated"), "without a save too"
+
+
+def test_with_a_node_about_to_go_a_report_is_saved_with_the_losses_so_far() -> None:
+    run = Run(loses_a_node_at=2)
+    run.train()
+    assert [(each.step, each.epoch_items) for each in run.saved] == [(2, 16), (4, 0), (8, 0)]
+
+
+def test_a_checkpoint_is_saved_when_the_time_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run()
+    monkeypatch.setattr(Timetable, "is_due", lambda _: run.step == 6)
+    run.train()
+    assert [each.step for each in run.saved] == [4, 6, 8]
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_waits_for_the_save() -> None:
+    assert Run(stops_at=6).train(start=4) == [
+        *("Step", "Step", "settled", "saved 6", "finished, or raised", "Stopped")
+    ]
+    assert Run(stops_at=8).train()[-1] == "Finished", "it has come to its end"
+
+
+def test_a_run_that_diverges_saves_nothing_more() -> None:
+    run = Run(bad=(4,))
+    with pytest.raises(InputError, match="diverged at step 4"):
+        run.train()
+    assert run.saved == []
+
+
+def test_bad_steps_in_a_row_are_counted_over_reports() -> None:
+    run = Run(bad=(2, 3))
+    run.train(allowed=2)
+    assert run.done.count("Skipped") == 2
+    with pytest.raises(InputError, match="diverged at step 3, the last of 2"):
+        Run(bad=(2, 3)).train(allowed=1)
+
+
+def test_a_run_that_resumes_after_its_last_step_is_evaluated_for_its_result() -> None:
+    end = ["evaluated", "finished, or raised", "published", "Finished"]
+    assert Run().train(start=8) == end
