@@ -1,6 +1,7 @@
 """Text becomes tokens once, completely and in order; each step's sequences depend on the step and
 the seed alone; what is no text is refused in one sentence."""
 
+import errno
 import gzip
 import json
 import multiprocessing
@@ -18,6 +19,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from contract.errors import InputError
+from tests.training.bucket import Bucket, CrashError, install
 from training.data import text
 from training.data.feed import SequenceOrder, positions_in_documents
 from training.data.text import TokenStore, store_for
@@ -127,6 +129,45 @@ def test_several_processes_at_once_get_the_same_whole_store(corpus: Path, tokeni
     assert [results.get(timeout=60) for _ in workers] == [36 * 6] * 4
     for worker in workers:
         worker.join()
+
+
+def test_a_node_takes_the_store_of_another_node_whole_or_builds_it(
+    corpus: Path, tokenizer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = install(monkeypatch)
+
+    def store_on(node: str) -> TokenStore:
+        monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / node))
+        shared = "s3://bucket/runs/.cache"
+        return store_for(str(corpus), tokenizer, held_out_every=10, shared=shared)
+
+    bucket.crash_at = 3  # half of the store is in the bucket
+    with pytest.raises(CrashError):
+        store_on("first")
+    bucket.crash_at = None
+    built = store_on("second")
+
+    monkeypatch.setattr(text, "build", lambda *_a, **_k: pytest.fail("built a second time"))
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, "get_file", half_of(bucket))
+        with pytest.raises(OSError, match="reduce your request rate"):
+            store_on("third")
+    fetched = store_on("third")
+    assert fetched.info == built.info
+    assert np.array_equal(fetched.train, built.train)
+    assert not [*fetched.folder.parent.glob(".*")], "nothing of the first attempt is left"
+
+
+def half_of(bucket: Bucket) -> Callable[[str, str], None]:
+    """Downloads of a bucket that refuses the tokens, the last file of a store."""
+    download = bucket.get_file
+
+    def get_file(uri: str, local: str) -> None:
+        if uri.endswith(text.TRAIN_FILE):
+            raise OSError(errno.EBUSY, "Please reduce your request rate.")
+        download(uri, local)
+
+    return get_file
 
 
 def test_a_build_that_fails_leaves_nothing(corpus: Path, tokenizer: Path, tmp_path: Path) -> None:

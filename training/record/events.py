@@ -108,9 +108,9 @@ class RankTimes:
     step_time_s: float
     """Seconds that the whole step took."""
     phases: Named = field(default_factory=dict, metadata=named(suffix="_s"))
-    """Seconds of each part of the step, in their order. ``ddp`` and ``fsdp`` have ``data`` (the
+    """Seconds of each part of the step, in their order. Recipes that train have ``data`` (the
     batch is chosen and moved), ``forward``, ``backward`` (with the wait for other workers),
-    ``optimizer`` (with clipping), and ``fsdp`` ``checkpoint`` (training waits for a save)."""
+    ``optimizer`` (with clipping), and ``checkpoint`` (training waits for a save)."""
     communication_s: float | None = None
     """Seconds in which collectives were at work in one profiled step, waited for or not."""
     memory_bytes: float | None = None
