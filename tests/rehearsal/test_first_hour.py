@@ -191,7 +191,8 @@ def test_a_program_of_ones_own_trains_on_two_nodes_once_their_network_is_fast(
     deployment: Rehearsal, tmp_path: Path
 ) -> None:
     account = account_at(deployment.state()["endpoint"])
-    account.client("secretsmanager").create_secret(Name="training/key", SecretString="hidden")
+    secrets = account.client("secretsmanager")
+    secrets.create_secret(Name="training/key", SecretString="hidden")
     shutil.copy(PROGRAM / "train.py", tmp_path / "trainer.py")
     (tmp_path / "train.py").write_text(BESIDE)
     (tmp_path / "helper.py").write_text('NAME = "helped"\n')
@@ -205,6 +206,8 @@ def test_a_program_of_ones_own_trains_on_two_nodes_once_their_network_is_fast(
         folder=tmp_path,
         variables={"AWS_SESSION_TOKEN": LAPTOP},
     )
+    # No stack has made it: it would be found when the account must be as it was.
+    secrets.delete_secret(SecretId="training/key", ForceDeleteWithoutRecovery=True)
     log = shown[OWN]
     assert "requirements.txt: installed in" in log
     assert log.count("found installed helped green hidden") == 2, log
