@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Final
 
 from contract import exits
+from contract.errors import InputError
 from rehearsal import commands
 from rehearsal.cycle import Rehearsal, RehearsalError, take_away
 from rehearsal.local_aws import ROOT
 from rehearsal.steps import Steps, interruptible, uninterrupted
+from training.data import catalog, download
 
-SUBMIT: Final = "trainctl submit ddp --nodes 2 --run first --data fashion-mnist --follow"
+DATA: Final = "fashion-mnist"
+PUT: Final = f"trainctl data put {DATA}"
+SUBMIT: Final = f"trainctl submit ddp --nodes 2 --run first --data {DATA} --follow"
 LOGS: Final = "trainctl logs first --follow"
 STOP: Final = "trainctl stop first"
 #: Lines of README.md in the order of reading, and the options added to each: yes where no one can
@@ -28,7 +32,7 @@ STOP: Final = "trainctl stop first"
 #: here, so the job is stopped long before its end.
 FIRST: Final[Mapping[str, str]] = {
     "trainctl doctor": "",
-    "trainctl data put fashion-mnist": "",
+    PUT: "",
     SUBMIT: "--yes --env OMP_NUM_THREADS=1",
     "trainctl ls": "",
     "trainctl show first": "",
@@ -44,8 +48,8 @@ OWN_CODE: Final[Mapping[str, str]] = {
     "trainctl download mine": "",
 }
 PROGRAM: Final = ROOT / "examples" / "hf_trainer"
-#: These print until the job has ended, and the lines after them run meanwhile.
-FOLLOWING: Final = (SUBMIT, LOGS)
+#: Lines that end so print until the job has ended, and the lines after them run meanwhile.
+FOLLOW: Final = " --follow"
 #: Of a job that has ended, no container may be left after this long.
 GONE_WITHIN_S: Final = 30
 _TIMEOUT_S: Final = 600
@@ -56,14 +60,15 @@ def rehearse() -> dict[str, object]:
     is left."""
     rehearsal = Rehearsal.here()
     began = time.monotonic()
-    steps = Steps(7 + len(FIRST) + len(OWN_CODE))
+    first = first_lines()
+    steps = Steps(7 + len(first) + len(OWN_CODE))
     with interruptible(), tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
         try:
             # What an earlier one has left, should it have been killed.
             with uninterrupted():
                 rehearsal.down(steps)
             rehearsal.up(steps, standing=False)
-            run_lines(rehearsal, steps, FIRST, folder=Path(folder))
+            run_lines(rehearsal, steps, first, folder=Path(folder))
             program = Path(folder, "program")
             program.mkdir()
             program.joinpath("train.py").write_text(PROGRAM.joinpath("train.py").read_text())
@@ -74,6 +79,24 @@ def rehearse() -> dict[str, object]:
             raise
         take_away(rehearsal)
     return {"seconds": round(time.monotonic() - began), "steps_s": steps.seconds}
+
+
+def first_lines() -> Mapping[str, str]:
+    """``FIRST``; where FashionMNIST cannot be fetched, with the digits that every image has."""
+    published = catalog.find(DATA)
+    assert published is not None
+    folder = download.cache_dir() / published.name
+    try:
+        with download.only_one(folder):
+            download.fetch(published, folder)
+    except InputError as error:
+        print(f"{error}\nscikit-learn's digits take the place of {DATA}", file=sys.stderr)
+    else:
+        return FIRST
+    digits = SUBMIT.replace(f"--data {DATA}", "--preset digits --epochs 1000")
+    lines = {digits if line == SUBMIT else line: added for line, added in FIRST.items()}
+    del lines[PUT]
+    return lines
 
 
 def run_lines(
@@ -102,7 +125,7 @@ def run_lines(
         for line, added in lines.items():
             with steps.step(line):
                 words = _words(line, added)
-                if line in FOLLOWING:
+                if line.endswith(FOLLOW):
                     following[line] = process = _start(words, folder, shell)
                     at_the_end.callback(_end, process)
                     shown[line] = _read_until_it_trains(line, process)

@@ -18,9 +18,20 @@ import pytest
 import typer
 
 from contract import runs
+from contract.errors import InputError
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
-from rehearsal.rehearse import FIRST, OWN, OWN_CODE, PROGRAM, STOP, SUBMIT, run_lines
+from rehearsal.rehearse import (
+    FIRST,
+    FOLLOW,
+    OWN,
+    OWN_CODE,
+    PROGRAM,
+    STOP,
+    SUBMIT,
+    first_lines,
+    run_lines,
+)
 from rehearsal.steps import Steps
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP
@@ -127,6 +138,23 @@ def test_lines_that_train_have_settings_that_exist(line: str) -> None:
             at = given.index(name)
             del given[at : at + (1 if own[name].is_flag else 2)]
     assert recipe_command.parse(given).recipe.name == words[begin]
+
+
+def test_without_a_network_the_rehearsal_trains_on_digits(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetch(*_: object) -> None:
+        raise InputError("no network")
+
+    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(download, "fetch", fetch)
+    found = [*first_lines()]
+    assert len(found) == len(FIRST) - 1
+    (line,) = {*found} - {*FIRST}
+    assert "fashion" not in "".join(found)
+    assert " --preset digits " in line
+    assert line.endswith(FOLLOW)
+    assert "no network" in capsys.readouterr().err
 
 
 # --- in order, on the local AWS -------------------------------------------------------------------
