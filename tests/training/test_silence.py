@@ -116,6 +116,18 @@ def test_first_steps_and_each_sign_of_an_evaluation_may_take_half_an_hour(
     assert silence.limit_s() == LEAST_S, "how long an evaluation takes says nothing of the steps"
 
 
+def test_the_first_step_after_a_restart_may_take_as_long_as_that_of_the_first_start(
+    silence: Silence, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()), *((1, step(number)) for number in range(1, 9)))
+    assert wait(silence, clock, LEAST_S + 10)
+    silence.forget()
+    tell(silence, clock, (0, Joined(processes=())), (60, start()))
+    assert not wait(silence, clock, 1700)  # it compiles again
+    tell(silence, clock, (0, step(1)))
+    assert wait(silence, clock, LEAST_S + 10)
+
+
 def test_a_worker_that_waits_for_its_save_is_not_silent_while_bytes_are_written(
     silence: Silence, clock: Time
 ) -> None:

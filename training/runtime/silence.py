@@ -23,9 +23,9 @@ from training.runtime.processes import Process, Seen
 _STEPS: Final = 20
 #: And a pause so many times as long as any that training came back from.
 _PAUSES: Final = 3
-#: Until it is known how long steps take, and in evaluations, a run may be silent for so many times
-#: as long as otherwise: compilers and data that is read for the first time. The same for a save
-#: that writes nothing: S3 is asked again and again for a quarter of an hour.
+#: Before the first step of each start, until it is known how long steps take, and in evaluations, a
+#: run may be silent for so many times as long as otherwise: compilers and data that is read for the
+#: first time. The same for a save that writes nothing: S3 is asked again for a quarter of an hour.
 _PATIENCE: Final = 6
 #: A command that has not looked for so long stood still itself, and knows nothing of that time.
 _STOOD_STILL_S: Final = 10.0
@@ -103,7 +103,8 @@ class Silence:
 
     def limit_s(self) -> float:
         """How long the run may be silent now."""
-        if self._is_evaluating or self._is_save_stuck or not self._per_step:
+        has_pace = self._has_stepped and self._per_step
+        if self._is_evaluating or self._is_save_stuck or not has_pace:
             return _PATIENCE * self._least_s
         usual_s = statistics.median(self._per_step)
         return max(self._least_s, _STEPS * usual_s, _PAUSES * self._longest_s)
