@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks import meter
+from containers import processes
 from tests.forks import Ranks, ranks
 from tests.training.test_data import write_images
 from training.record import reader
@@ -28,6 +28,8 @@ from training.record.result import Classification
 pytestmark = pytest.mark.slow
 
 REPO = Path(__file__).parents[2]
+#: Variable in the environment of all that a command starts.
+MARK = "MARK_OF_TEST"
 # About six seconds of training on two cores.
 DIGITS = ["--preset", "digits", "--epochs", "3", "--workers", "2"]
 
@@ -79,9 +81,9 @@ class Command(Run):
     mark: str
     """Marks all of its processes: other tests, and other checkouts, have runs of the same name."""
 
-    def processes(self) -> list[psutil.Process]:
-        """All that run, however far they have detached themselves."""
-        return meter.marked(self.mark)
+    def processes(self) -> list[int]:
+        """Ids of all that run, however far they have detached themselves."""
+        return processes.marked(MARK, self.mark)
 
     def server(self) -> psutil.Process | None:
         """The process that the workers are forked from; None before it is there."""
@@ -123,7 +125,7 @@ def launcher(folder: Path, recipe: str) -> Iterator[Callable[..., Command]]:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(REPO), meter.MARK: mark},
+            env={**os.environ, "PYTHONPATH": str(REPO), MARK: mark},
             start_new_session=True,
         )
         started.append(process)
@@ -161,7 +163,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Co
 def assert_nothing_is_left(command: Command, within_s: float = 30) -> None:
     deadline = time.monotonic() + within_s
     while left := command.processes():
-        assert time.monotonic() < deadline, [process.name() for process in left]
+        assert time.monotonic() < deadline, [psutil.Process(pid).name() for pid in left]
         time.sleep(0.1)
 
 
@@ -169,7 +171,7 @@ def test_processes_of_a_run_are_not_those_of_another_with_its_name(tmp_path: Pat
     sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
     with launcher(tmp_path, "ddp") as start:
         first, second = (start("same", under=sleeping) for _ in range(2))
-        assert [each.pid for each in first.processes()] == [first.process.pid]
+        assert first.processes() == [first.process.pid]
         second.process.kill()
         second.process.wait()
         assert_nothing_is_left(second, within_s=5)
