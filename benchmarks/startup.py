@@ -26,6 +26,8 @@ import psutil
 from benchmarks import equality
 from benchmarks.output import report, say
 from contract.runs import METRICS_FILE
+from training.record import reader
+from training.record.events import Step
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 #: Settings of a short run.
@@ -41,15 +43,16 @@ def start(folder: Path, recipe: str, storage: Path) -> subprocess.Popen[bytes]:
     """Start a run on two workers with the code of a checkout."""
     command = [sys.executable, "-m", "training.launch", recipe, "--local", "--workers", "2"]
     command += ["--storage", str(storage), "--run", _RUN, "--report-every", "1", *_RECIPES[recipe]]
-    return subprocess.Popen(
-        command,
-        cwd=folder,
-        # Before the line of a .pth file that names the other checkout.
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        stdout=subprocess.DEVNULL,
-        stderr=(storage.parent / "errors").open("wb"),
-        start_new_session=True,
-    )
+    with (storage.parent / "errors").open("wb") as errors:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            # Before the line of a .pth file that names the other checkout.
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,
+        )
 
 
 def busy_s() -> float:
@@ -64,7 +67,7 @@ def first_step(folder: Path, recipe: str) -> tuple[float, float]:
         metrics = Path(scratch, "runs", _RUN, METRICS_FILE)
         began, busy = time.monotonic(), busy_s()
         with start(folder, recipe, Path(scratch, "runs")) as process:
-            while not (metrics.exists() and b'"type": "step"' in metrics.read_bytes()):
+            while not any(isinstance(each, Step) for each in reader.read_events(metrics)):
                 if process.poll() is not None or time.monotonic() - began > _TIMEOUT_S:
                     os.killpg(process.pid, signal.SIGKILL)
                     raise SystemExit(Path(scratch, "errors").read_text()[-2000:])

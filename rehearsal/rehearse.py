@@ -85,10 +85,8 @@ def first_lines() -> Mapping[str, str]:
     """``FIRST``; where FashionMNIST cannot be fetched, with the digits that every image has."""
     published = catalog.find(DATA)
     assert published is not None
-    folder = download.cache_dir() / published.name
     try:
-        with download.only_one(folder):
-            download.fetch(published, folder)
+        download.published(published)
     except InputError as error:
         print(f"{error}\nscikit-learn's digits take the place of {DATA}", file=sys.stderr)
     else:

@@ -143,7 +143,7 @@ def test_lines_that_train_have_settings_that_exist(line: str) -> None:
 def test_without_a_network_the_rehearsal_trains_on_digits(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fetch(*_: object) -> None:
+    def fetch(*_: object, **__: object) -> None:
         raise InputError("no network")
 
     monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path))

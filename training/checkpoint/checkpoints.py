@@ -281,18 +281,29 @@ class Saver:
     def __init__(
         self,
         worker: Worker,
-        copy: Callable[[Position], Snapshot],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
         *,
+        cut: dict[str, tuple[Window, int]],
+        settings: Mapping[str, Any],
+        data: str,
         newest: Snapshot | None,
         keep: int,
+        average: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """
         Args:
-            copy: copies the state of the run; called on rank 0.
+            cut: the taps that the model does without.
+            settings: the run's, kept with its position.
+            data: fingerprint of what it is trained on.
             newest: the snapshot that the run resumes from.
             keep: newest checkpoints that stay.
+            average: of the weights, updated in place.
         """
-        self._worker, self._copy, self._newest, self._keep = worker, copy, newest, keep
+        self._worker, self._newest, self._keep = worker, newest, keep
+        self._copy = partial(
+            take_snapshot, model, optimizer, cut=cut, config=settings, data=data, average=average
+        )
 
     def save(self, position: Position) -> None:
         """Copy the state and write it in the background."""
@@ -300,7 +311,7 @@ class Saver:
         if worker.rank:
             worker.save(None, None)
             return
-        self._newest = self._copy(position)
+        self._newest = self._copy(position=position)
         worker.save(
             position.step,
             partial(save, worker.run_uri, self._newest, keep=self._keep, fence=worker.fence),

@@ -105,6 +105,17 @@ def fetch(
     return [folder / name for name in data.files]
 
 
+def published(data: DataSet, *, report: Report | None = None) -> list[Path]:
+    """The files of a data set in this machine's cache, fetched where they are not there yet.
+
+    Raises:
+        InputError: as ``fetch``; or the cache cannot be written.
+    """
+    folder = cache_dir() / data.name
+    with only_one(folder):
+        return fetch(data, folder, report=report)
+
+
 def _reporter(report: Report | None, before: int, total: int) -> Callable[[int], None]:
     def tell(size: int) -> None:
         if report is not None:

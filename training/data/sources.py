@@ -23,7 +23,6 @@ from contract.errors import InputError
 from contract.runs import safe_join
 from training import storage
 from training.data import catalog, download
-from training.data.catalog import DataSet
 from training.data.download import Report
 from training.storage import UnreachableError
 
@@ -57,7 +56,7 @@ def local_files(source: str, names: Sequence[str], *, report: Report | None = No
         UnreachableError: the mirror or S3 does not answer.
     """
     if data := catalog.find(source):
-        return _published(data, report)
+        return download.published(data, report=report)
     if is_remote(source):
         return _fetched(source.rstrip("/"), names)
     folder = Path(source)
@@ -90,12 +89,6 @@ def bytes_free() -> int:
     folder = cache_dir().absolute()
     there = next(each for each in (folder, *folder.parents) if each.exists())
     return shutil.disk_usage(there).free
-
-
-def _published(data: DataSet, report: Report | None) -> list[Path]:
-    folder = cache_dir() / _folder_name(data.name)
-    with download.only_one(folder):
-        return download.fetch(data, folder, report=report)
 
 
 def _folder_name(source: str) -> str:

@@ -44,9 +44,7 @@ def put(
     bucket = Deployment.find(profile=profile, region=region).bucket
     with output.Progress() as progress:
         if published is not None:
-            folder = download.cache_dir() / published.name
-            with download.only_one(folder):
-                paths = download.fetch(published, folder, report=_shown(progress, "downloading"))
+            paths = download.published(published, report=_shown(progress, "downloading"))
             files = {path.name: path for path in paths}
         else:
             files = data_sets.files_of(place)

@@ -10,7 +10,6 @@ from training.recipes.settings import RunConfig, Value, option
 
 #: By their names on the command line and in the record.
 COLLECTIVES: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
-KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 

@@ -108,17 +108,16 @@ def train(worker: Worker, config: DdpConfig) -> None:
         )
     )
 
-    def copy(position: checkpoints.Position) -> checkpoints.Snapshot:
-        return checkpoints.take_snapshot(
-            model,
-            optimizer,
-            cut=cut,
-            position=position,
-            config=config.to_json(),
-            data=image_set.fingerprint,
-        )
-
-    saver = checkpoints.Saver(worker, copy, newest=snapshot, keep=config.checkpoints_to_keep)
+    saver = checkpoints.Saver(
+        worker,
+        model,
+        optimizer,
+        cut=cut,
+        settings=config.to_json(),
+        data=image_set.fingerprint,
+        newest=snapshot,
+        keep=config.checkpoints_to_keep,
+    )
     books = Bookkeeping(
         worker,
         config,

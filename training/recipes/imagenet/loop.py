@@ -144,18 +144,17 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
             buffers += average.buffers(model)
         replicas.average_over_workers(buffers, world_size)
 
-    def copy(position: checkpoints.Position) -> checkpoints.Snapshot:
-        return checkpoints.take_snapshot(
-            model,
-            optimizer,
-            cut={},
-            position=position,
-            config=config.to_json(),
-            data=found.fingerprint,
-            average=average.state if average is not None else None,
-        )
-
-    saver = checkpoints.Saver(worker, copy, newest=snapshot, keep=config.checkpoints_to_keep)
+    saver = checkpoints.Saver(
+        worker,
+        model,
+        optimizer,
+        cut={},
+        settings=config.to_json(),
+        data=found.fingerprint,
+        newest=snapshot,
+        keep=config.checkpoints_to_keep,
+        average=average.state if average is not None else None,
+    )
     books = Bookkeeping(
         worker,
         config,
