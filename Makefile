@@ -113,8 +113,8 @@ night: venv-dev venv-aws venv-audit node ## what CI leaves out: rare models, aud
 	@printf '| tests of | tests | passed | failed | seconds |\n| --- | ---: | ---: | ---: | ---: |\n' >$(NIGHT)
 	@# A part that fails keeps no other from running. 5: none of its tests was asked for.
 	@code=0; set -x; \
-	$(call parallel,night and not engine) --table $(NIGHT) $(ARGS) || [ $$? -eq 5 ] || code=1; \
-	$(in_containers) $(call marked,engine and night) --table $(NIGHT) $(ARGS) || [ $$? -eq 5 ] || code=1; \
+	$(call parallel,night and not engine) --table=$(NIGHT) $(ARGS) || [ $$? -eq 5 ] || code=1; \
+	$(in_containers) $(call marked,engine and night) --table=$(NIGHT) $(ARGS) || [ $$? -eq 5 ] || code=1; \
 	{ set +x; } 2>/dev/null; cat $(NIGHT); exit $$code
 
 fuzz: venv-dev ## damage what others may have written, SECONDS for each reader
