@@ -23,7 +23,6 @@ from contract.nodes import Range
 from contract.runs import RunPaths
 from tests.conftest import ROOT
 from tests.training.test_data import write_images
-from tests.training.test_ddp import free_port
 from training import launch
 from training.lease import Lease
 from training.recipes import command
@@ -96,8 +95,8 @@ def cluster() -> Iterator[Any]:
         found = Cluster(
             initialize_head=True,
             shutdown_at_exit=False,
-            # Another Ray on this machine may have the dashboard's usual port.
-            head_node_args={"num_cpus": 0, "dashboard_port": free_port()},
+            # A dozen processes that nobody looks at.
+            head_node_args={"num_cpus": 0, "include_dashboard": False, "dashboard_port": None},
         )
         try:
             found.add_node(num_cpus=2)
