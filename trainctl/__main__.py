@@ -42,7 +42,6 @@ from trainctl.commands.settings import settings
 from trainctl.commands.shell import shell
 from trainctl.commands.show import show
 from trainctl.commands.stop import stop
-from trainctl.commands.study import study
 from trainctl.commands.submit import submit
 from trainctl.commands.wait import wait
 from trainctl.errors import explained
@@ -73,7 +72,6 @@ _PASSES_ON: Final = {"ignore_unknown_options": True}
 _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
 _takes_recipe(submit)
 _takes_recipe(plan)
-_takes_recipe(study)
 app.command(cls=Command, rich_help_panel=_JOBS)(settings)
 app.command(cls=Command, rich_help_panel=_JOBS)(ls)
 app.command(cls=Command, rich_help_panel=_JOBS)(show)
