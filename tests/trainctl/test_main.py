@@ -62,10 +62,11 @@ def test_the_help_names_values_and_not_types_of_python() -> None:
     assert shown == {r"<head\|nodes\|auto>"}, "give the option a metavar"
 
 
-def test_every_command_has_a_file_of_its_name() -> None:
+def test_every_command_or_group_has_a_file_of_its_name() -> None:
     names = {" ".join(words) for words in all_commands()}
     folder = ROOT / "trainctl" / "commands"
-    missing = [name for name in names if not (folder / f"{'/'.join(name.split())}.py").is_file()]
+    # The commands of a group stand in one file.
+    missing = [name for name in names if not (folder / f"{name.split()[0]}.py").is_file()]
     assert len(names) > 15
     assert missing == []
 
