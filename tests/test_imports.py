@@ -221,6 +221,9 @@ def violations(sources: Mapping[str, str]) -> list[str]:
         elif other == "training" and own in OF_TRAINING:
             if target not in STANDARD | OF_TRAINING[own]:
                 found.append(f"{each}: {own} may import of training only what needs no torch")
+        elif own == other == "trainctl":
+            if importer.startswith("trainctl.aws") and not target.startswith("trainctl.aws"):
+                found.append(f"{each}: trainctl.aws is below the rest of trainctl")
         elif own == other == "training":
             here, there = layer(importer), layer(target)
             # A package's own __init__ loads before its modules.
@@ -358,6 +361,7 @@ def test_a_project_that_keeps_the_rules_passes() -> None:
         ("benchmarks.ddp", "from trainctl import submit", "may import only"),
         ("trainctl.submit", "from stacks.core_stack import CoreStack", "only the settings"),
         ("trainctl.submit", "from training.data import images", "only what needs no torch"),
+        ("trainctl.aws.jobs", "from trainctl import output", "below the rest"),
         ("containers.node", "def f():\n    import rehearsal", "may import only"),
         ("stacks.settings", "from training import recipes", "may import only"),
     ],

@@ -15,6 +15,7 @@ import typer
 
 from contract import exits
 from trainctl import output
+from trainctl.aws.errors import explained
 from trainctl.commands import cluster, data, local
 from trainctl.commands.checkpoints import checkpoints
 from trainctl.commands.cost import cost
@@ -34,7 +35,6 @@ from trainctl.commands.show import show
 from trainctl.commands.stop import stop
 from trainctl.commands.submit import submit
 from trainctl.commands.wait import wait
-from trainctl.errors import explained
 from trainctl.help import WIDTH, Command, Group, RecipeCommand
 
 _EPILOG = (

@@ -16,8 +16,8 @@ from contract.instance_types import InstanceType
 from contract.prices import PERSISTENT, SCRATCH, FileSystem
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, explained
 from trainctl.aws.shape import Shape
-from trainctl.errors import CliError, explained
 from trainctl.images import repositories
 
 _AMI: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023"

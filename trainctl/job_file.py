@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 from trainctl.options import refuse_workers
 from training import recipes
 

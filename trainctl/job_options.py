@@ -18,9 +18,9 @@ from contract.job import (
     SECRETS_PREFIX,
 )
 from contract.nodes import Range
-from trainctl import completion, gate
+from trainctl import bandwidth_gate, completion
+from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
-from trainctl.errors import UsageError
 from trainctl.job_file import File, JobFile, written
 from trainctl.options import Env, NoWorkers
 from training import recipes
@@ -108,7 +108,7 @@ class JobOptions:
         str | None,
         typer.Option(
             "--before",
-            metavar=gate.BANDWIDTH,
+            metavar=bandwidth_gate.BANDWIDTH,
             help="First measure the network between the nodes; where it is much slower than it "
             "should be, name the slow node and end the job.",
             show_default=False,

@@ -12,7 +12,7 @@ import typer
 
 from contract import exits
 from contract.text import duration
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,15 +41,6 @@ def say(text: str) -> None:
 def print_json(values: object) -> None:
     """Data for machines."""
     print(json.dumps(values, indent=1, default=str))
-
-
-def json_object(text: str | bytes | None) -> dict[str, object]:
-    """A JSON object, of a run's record or an answer of AWS; empty where there is none."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def print_text(text: str) -> None:

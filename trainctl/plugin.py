@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.sessions import Session
-from trainctl.errors import CliError, UsageError
 
 PLUGIN: Final = "session-manager-plugin"
 _LOOPBACK: Final = "127.0.0.1"

@@ -12,7 +12,7 @@ from contract.job_outcome import DISCONNECTED_SINCE
 from contract.nodes import ClusterSize
 from tests.trainctl.account import SHAPE as JOB_SHAPE
 from tests.trainctl.account import Account, refused
-from trainctl import pace
+from trainctl import polling
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
@@ -158,8 +158,8 @@ def test_up_asks_less_often_while_nothing_changes(
 
     monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(pace, "SHORTEST_S", 5.0)
-    monkeypatch.setattr(pace, "LONGEST_S", 15.0)
+    monkeypatch.setattr(polling, "SHORTEST_S", 5.0)
+    monkeypatch.setattr(polling, "LONGEST_S", 15.0)
     assert main(["cluster", "up", "--yes", "--timeout-minutes", "2"]) == exits.FAILED
     assert (waits[0], waits[-1]) == (5.0, 15.0)
     looks = len(account.sent("describe_services")) - 1  # the first one is before the start

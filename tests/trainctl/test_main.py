@@ -26,7 +26,7 @@ from tests.conftest import ROOT
 from tests.trainctl.account import Account, refused
 from trainctl import reference
 from trainctl.__main__ import main
-from trainctl.errors import explained
+from trainctl.aws.errors import explained
 from training import recipes
 
 IDENTITY = "get_caller_identity"

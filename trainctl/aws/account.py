@@ -8,7 +8,7 @@ from typing import Final
 
 from contract import outputs
 from trainctl.aws.clients import Clients, code_of
-from trainctl.errors import CliError
+from trainctl.aws.errors import CliError
 
 #: GitHub's provider of identities, of which an account can have only one.
 _GITHUB: Final = "token.actions.githubusercontent.com"

@@ -21,13 +21,13 @@ from contract.text import duration
 from trainctl import output
 from trainctl.aws.cluster import NODES, UNREGISTERED, Host, Service
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
-from trainctl.errors import CliError, UsageError, explained
 from trainctl.images import check_images
 from trainctl.job_options import check_nodes
 from trainctl.options import AsJson, NoWorkers, Profile, Region, Wait, Yes
-from trainctl.pace import Pace
+from trainctl.polling import Polling
 from trainctl.pricing import at_list_prices, dollars
 
 #: A node that ends this often while the cluster comes up will not come up.
@@ -123,7 +123,7 @@ def _wait_until_up(
     expected = deployment.shape.size(num_nodes)
     deadline = time.monotonic() + timeout_s
     reported = shown = ""
-    pace = Pace(is_local=deployment.is_local)
+    polling = Polling(is_local=deployment.is_local)
     with output.Progress() as progress:
         while True:
             services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
@@ -142,7 +142,7 @@ def _wait_until_up(
             if (event := newest_trouble(services.values(), began)) and event != reported:
                 output.say(f"ECS reports: {event}")
                 reported = event
-            pace.wait(changed=now != shown)
+            polling.wait(changed=now != shown)
             shown = now
 
 
@@ -263,11 +263,11 @@ def down(
     if not wait:
         output.say("Going down. Its state: trainctl cluster status")
         return
-    pace, shown = Pace(is_local=deployment.is_local), 0
+    polling, shown = Polling(is_local=deployment.is_local), 0
     with output.Progress() as progress:
         while tasks := cluster.tasks() + _ending(deployment):
             progress.update(f"waiting for {len(tasks)} nodes to end")
-            pace.wait(changed=len(tasks) != shown)
+            polling.wait(changed=len(tasks) != shown)
             shown = len(tasks)
     output.say(f"Down. {_release(deployment)}; make destroy removes the deployment itself.")
 

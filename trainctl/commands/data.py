@@ -10,7 +10,7 @@ from contract import exits
 from contract.text import byte_size
 from trainctl import data_sets, output
 from trainctl.aws.deployment import Deployment
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 from trainctl.options import AsJson, Profile, Region
 from training.data import catalog, download
 from training.data.pictures import prepare as preparation

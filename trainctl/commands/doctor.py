@@ -10,13 +10,13 @@ from contract import exits
 from contract import outputs as stack_outputs
 from contract.errors import InputError
 from contract.prices import FileSystem
-from trainctl import checks, laptop, output, planned
+from trainctl import checkout_settings, checks, laptop, output
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.deployment import Deployment, NotDeployedError, NotReadyError, open_session
+from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.shape import Shape
 from trainctl.checks import Check, Place
-from trainctl.errors import CliError, UsageError, explained
 from trainctl.options import AsJson, Profile, Region
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def doctor(
 
     Exits with 1 if a check fails.
     """
-    given = planned.given_settings(context or [])
+    given = checkout_settings.given_settings(context or [])
     found = [*look(given, profile=profile, region=region)]
     if as_json:
         output.print_json([check._asdict() for check in found])
@@ -145,7 +145,7 @@ def _session(given: dict[str, str], *, profile: str | None, region: str | None) 
         return open_session(profile=profile, region=region or given.get("region"))
     except UsageError:
         try:
-            settings = planned.read(planned.project(), given).settings
+            settings = checkout_settings.read(checkout_settings.project(), given).settings
         except InputError:
             settings = None  # told among the checks
         if settings is None or not settings.region:
@@ -167,8 +167,8 @@ def _before(
         there: the shared file system that it would change.
     """
     try:
-        project = planned.project()
-        plan = planned.read(project, given, region=place.region)
+        project = checkout_settings.project()
+        plan = checkout_settings.read(project, given, region=place.region)
     except InputError as error:
         yield Check("settings", "bad", str(error))
         yield from checks.run({"Node.js": laptop.node})
@@ -205,7 +205,7 @@ def _before(
 
 def _of_the_laptop() -> Iterator[Check]:
     try:
-        table = laptop.of_a_deploy(planned.project())
+        table = laptop.of_a_deploy(checkout_settings.project())
     except InputError:
         table = {"Node.js": laptop.node}
     return checks.run(table)

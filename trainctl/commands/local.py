@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trainctl import output
-from trainctl.errors import CliError
+from trainctl.aws.errors import CliError
 from trainctl.options import AsJson
 
 

@@ -11,9 +11,9 @@ from contract import nodes, runs
 from contract import notebook as place
 from trainctl import notebooks, output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError
 from trainctl.aws.tasks import Task
 from trainctl.commands.open import running_head
-from trainctl.errors import CliError
 from trainctl.options import AsJson, Browser, Profile, Region
 from trainctl.plugin import free_port, require_free, require_plugin, tunnel
 from trainctl.ray_jobs import RayJobs

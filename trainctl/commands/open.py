@@ -8,8 +8,8 @@ import typer
 from contract import nodes
 from trainctl import completion, output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
-from trainctl.errors import CliError, UsageError
 from trainctl.options import Browser, Profile, Region
 from trainctl.plugin import require_free, require_plugin, tunnel
 
