@@ -19,7 +19,6 @@ from boto3.exceptions import Boto3Error, RetriesExceededError
 from botocore.exceptions import EndpointConnectionError, NoCredentialsError, SSOTokenLoadError
 from botocore.stub import Stubber
 
-from contract import exits
 from contract import outputs as stack_outputs
 from contract.job import ORDER_VERSION
 from tests.conftest import ROOT
@@ -236,14 +235,6 @@ def test_what_cannot_be_is_refused_in_one_sentence_and_changes_nothing(
     assert "Traceback" not in captured.err
     assert captured.out == ""
     assert account.changes == []
-
-
-def test_without_a_stack_it_tells_which_is_missing(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    del account.outputs[stack_outputs.TRAINING_STACK]
-    assert main(["ls"]) == exits.FAILED
-    assert "TrainingStack is not deployed in account 123456789012" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("recipe", recipes.NAMES)
