@@ -47,9 +47,9 @@ ROWS: Final = (
     ("local start", 2_500, ("training/runtime/local*.py",)),
     ("Ray Train and torchrun", 10_000, ("training/runtime/*", "training/launch.py")),
     ("recipes", 21_000, ("training/recipes/*", "training/metrics.py", "training/schedule.py")),
-    ("export, generate, study and the rest of training", 7_500, ("training/*",)),
+    ("export, generate and the rest of training", 4_500, ("training/*",)),
     ("benchmarks", 16_000, ("benchmarks/*",)),
-    ("examples", 4_500, ("examples/*",)),
+    ("examples", 6_500, ("examples/*",)),
     ("tools of this repository", 1_500, ("*",)),
 )
 

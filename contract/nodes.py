@@ -136,21 +136,6 @@ class Range:
         return cls(low, high)
 
 
-def numbers_of(text: str, *, option: str) -> list[int]:
-    """``"1,2,4"`` as 1, 2 and 4: different numbers from 1 on, in their order.
-
-    Args:
-        option: name of the option that ``text`` was given to, for the error.
-
-    Raises:
-        InputError: it is something else.
-    """
-    words = [word.strip() for word in text.split(",")]
-    if not all(re.fullmatch(r"[1-9]\d{0,3}", word) for word in words):
-        raise InputError(f"{option} is {text!r}: give numbers with commas, such as 1,2,4")
-    return sorted({int(word) for word in words})
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClusterSize:
     """What Ray has to offer at a moment, head included."""

@@ -43,7 +43,7 @@ MAY: Mapping[str, set[str]] = {
     # Of stacks: the settings, which need no CDK, to look at a deployment before it is made.
     "trainctl": {"contract", "training", "rehearsal", "stacks"},
     "benchmarks": {"contract", "training", "containers", "rehearsal"},
-    "examples": {"trainctl"},
+    "examples": {"trainctl", "training"},
     "app": {"contract", "stacks"},
 }
 
@@ -74,7 +74,7 @@ LAYERS: tuple[set[str], ...] = (
     RECIPES,
     {"training.recipes", "training.plan", "training.export"},
     {"training.runtime", "training.generate"},
-    {"training.launch", "training.study"},
+    {"training.launch"},
 )
 #: What needs the standard library alone: laptops and node processes import it. A package stands for
 #: itself and not for its modules.
@@ -92,16 +92,15 @@ STANDARD = {
     *("training.record.progress", "training.plan"),
     *("training.models", "training.models.estimates", "training.models.model_shapes"),
     *("training.models.activations", "training.models.memory"),
-    *("training.models.picture_shapes", "training.study", "training.study.series"),
+    "training.models.picture_shapes",
 }
 #: What others may import of ``training``, beside ``STANDARD``.
 OF_TRAINING: Mapping[str, set[str]] = {
     "containers": set(),
-    # These need Pillow, and boto3 for a set in S3; both are there on a laptop. The last one does
-    # without Matplotlib where it is not.
+    # These need Pillow, and boto3 for a set in S3; both are there on a laptop.
     "trainctl": {
         *("training.data.pictures.prepare", "training.data.pictures.verify"),
-        *("training.data.pictures.destination", "training.study.draw"),
+        "training.data.pictures.destination",
     },
     "stacks": set(),
 }
@@ -222,6 +221,9 @@ def violations(sources: Mapping[str, str]) -> list[str]:
         elif other == "training" and own in OF_TRAINING:
             if target not in STANDARD | OF_TRAINING[own]:
                 found.append(f"{each}: {own} may import of training only what needs no torch")
+        elif own == other == "trainctl":
+            if importer.startswith("trainctl.aws") and not target.startswith("trainctl.aws"):
+                found.append(f"{each}: trainctl.aws is below the rest of trainctl")
         elif own == other == "training":
             here, there = layer(importer), layer(target)
             # A package's own __init__ loads before its modules.
@@ -359,6 +361,7 @@ def test_a_project_that_keeps_the_rules_passes() -> None:
         ("benchmarks.ddp", "from trainctl import submit", "may import only"),
         ("trainctl.submit", "from stacks.core_stack import CoreStack", "only the settings"),
         ("trainctl.submit", "from training.data import images", "only what needs no torch"),
+        ("trainctl.aws.jobs", "from trainctl import output", "below the rest"),
         ("containers.node", "def f():\n    import rehearsal", "may import only"),
         ("stacks.settings", "from training import recipes", "may import only"),
     ],

@@ -8,29 +8,20 @@ the rehearsal before it needs them: ``trainctl --help`` would take three times a
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final
 
 import typer
 
 from contract import exits
 from trainctl import output
+from trainctl.aws.errors import explained
+from trainctl.commands import cluster, data, local
 from trainctl.commands.checkpoints import checkpoints
-from trainctl.commands.cluster import down as cluster_down
-from trainctl.commands.cluster import status as cluster_status
-from trainctl.commands.cluster import up as cluster_up
 from trainctl.commands.cost import cost
-from trainctl.commands.data import ls as data_ls
-from trainctl.commands.data import prepare as data_prepare
-from trainctl.commands.data import put as data_put
-from trainctl.commands.data import verify as data_verify
 from trainctl.commands.doctor import doctor
 from trainctl.commands.download import download
 from trainctl.commands.export import export
-from trainctl.commands.local import down as local_down
-from trainctl.commands.local import env as local_env
-from trainctl.commands.local import status as local_status
-from trainctl.commands.local import up as local_up
 from trainctl.commands.logs import logs
 from trainctl.commands.ls import ls
 from trainctl.commands.notebook import notebook
@@ -42,10 +33,8 @@ from trainctl.commands.settings import settings
 from trainctl.commands.shell import shell
 from trainctl.commands.show import show
 from trainctl.commands.stop import stop
-from trainctl.commands.study import study
 from trainctl.commands.submit import submit
 from trainctl.commands.wait import wait
-from trainctl.errors import explained
 from trainctl.help import WIDTH, Command, Group, RecipeCommand
 
 _EPILOG = (
@@ -73,56 +62,42 @@ _PASSES_ON: Final = {"ignore_unknown_options": True}
 _takes_recipe = app.command(cls=RecipeCommand, context_settings=_PASSES_ON, rich_help_panel=_JOBS)
 _takes_recipe(submit)
 _takes_recipe(plan)
-_takes_recipe(study)
-app.command(cls=Command, rich_help_panel=_JOBS)(settings)
-app.command(cls=Command, rich_help_panel=_JOBS)(ls)
-app.command(cls=Command, rich_help_panel=_JOBS)(show)
-app.command(cls=Command, rich_help_panel=_JOBS)(logs)
-app.command(cls=Command, rich_help_panel=_JOBS)(wait)
-app.command(cls=Command, rich_help_panel=_JOBS)(stop)
-app.command(cls=Command, rich_help_panel=_JOBS)(cost)
-app.command(cls=Command, rich_help_panel=_JOBS)(runs)
-app.command(cls=Command, rich_help_panel=_JOBS)(checkpoints)
-app.command(cls=Command, rich_help_panel=_JOBS)(report)
-app.command(cls=Command, rich_help_panel=_JOBS)(download)
-app.command(cls=Command, rich_help_panel=_JOBS)(export)
-app.command("open", cls=Command, rich_help_panel=_OTHER)(open_)
-app.command(cls=Command, rich_help_panel=_OTHER)(notebook)
-app.command(cls=Command, rich_help_panel=_OTHER)(shell)
-app.command(cls=Command, rich_help_panel=_OTHER)(doctor)
+for panel, commands in (
+    (_JOBS, (settings, ls, show, logs, wait, stop, cost)),
+    (_JOBS, (runs, checkpoints, report, download, export)),
+    (_OTHER, (open_, notebook, shell, doctor)),
+):
+    for command in commands:
+        name = command.__name__.rstrip("_")
+        app.command(name, cls=Command, rich_help_panel=panel)(command)
 
-cluster = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    help="The standing cluster: a head and workers that stay until taken down.",
-)
-cluster.command(cls=Command)(cluster_up.up)
-cluster.command(cls=Command)(cluster_status.status)
-cluster.command(cls=Command)(cluster_down.down)
-app.add_typer(cluster, name="cluster", rich_help_panel=_OTHER)
 
-data = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    help="Data sets in the bucket, which jobs train on by name: --data NAME.",
-)
-data.command(cls=Command)(data_put.put)
-data.command(cls=Command)(data_ls.ls)
-data.command(cls=Command)(data_prepare.prepare)
-data.command(cls=Command)(data_verify.verify)
-app.add_typer(data, name="data", rich_help_panel=_JOBS)
+def _add_group(name: str, about: str, *commands: Callable[..., None], panel: str) -> None:
+    group = typer.Typer(cls=Group, no_args_is_help=True, help=about)
+    for each in commands:
+        group.command(cls=Command)(each)
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
-local = typer.Typer(
-    cls=Group,
-    no_args_is_help=True,
-    help="The whole system on this machine: real containers, a local AWS, no account. Needs a "
-    "Docker Engine on Linux.",
+
+_add_group(
+    "cluster",
+    "The standing cluster: a head and workers that stay until taken down.",
+    *(cluster.up, cluster.status, cluster.down),
+    panel=_OTHER,
 )
-local.command(cls=Command)(local_up.up)
-local.command(cls=Command)(local_status.status)
-local.command(cls=Command)(local_env.env)
-local.command(cls=Command)(local_down.down)
-app.add_typer(local, name="local", rich_help_panel=_OTHER)
+_add_group(
+    "data",
+    "Data sets in the bucket, which jobs train on by name: --data NAME.",
+    *(data.put, data.ls, data.prepare, data.verify),
+    panel=_JOBS,
+)
+_add_group(
+    "local",
+    "The whole system on this machine: real containers, a local AWS, no account. Needs a Docker "
+    "Engine on Linux.",
+    *(local.up, local.status, local.env, local.down),
+    panel=_OTHER,
+)
 
 
 def _print_version(wanted: bool) -> None:

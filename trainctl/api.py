@@ -21,13 +21,13 @@ from contract.job import JobSpec, JobStatus, Outcome
 from contract.runs import METRICS_FILE, RESULT_FILE
 from trainctl import downloads, follow, job_log, job_plan, pricing
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, UsageError, explained
+from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job as FoundJob
-from trainctl.errors import CliError, UsageError, explained
 from trainctl.job_log import JobLog, Wanted
 from trainctl.job_options import JobOptions, On
 from trainctl.job_plan import JobPlan
-from trainctl.output import json_object
-from trainctl.pace import Pace
+from trainctl.polling import Polling
 from training.record.lines import Metrics, parse_metrics
 from training.record.result import Result
 
@@ -127,12 +127,12 @@ class Job:
             TimeoutError: it is still running after ``timeout_s``.
         """
         give_up = None if timeout_s is None else time.monotonic() + timeout_s
-        pace = Pace(is_local=self._deployment.is_local)
+        polling = Polling(is_local=self._deployment.is_local)
         while not self._look().is_over:
             left = None if give_up is None else give_up - time.monotonic()
             if left is not None and left < 0:
                 raise TimeoutError(f"{self.id} is still running after {timeout_s:g} s")
-            pace.wait(changed=False, at_most=left)
+            polling.wait(changed=False, at_most=left)
         return self._found.outcome
 
     @_explains
@@ -170,17 +170,13 @@ class Job:
 
         Other programs have a result where they wrote one: ``download``.
         """
-        bucket = self._deployment.bucket
-        file = bucket.run(self.run).file(RESULT_FILE)
-        values = json_object(bucket.read(bucket.key(file)))
+        values = json_object(self._deployment.bucket.read_of_run(self.run, RESULT_FILE))
         return Result.from_json(values) if values else None
 
     @_explains
     def metrics(self) -> Metrics:
         """The record of a recipe's run so far, an event a line; empty before it has begun."""
-        bucket = self._deployment.bucket
-        file = bucket.run(self.run).file(METRICS_FILE)
-        return parse_metrics(bucket.read(bucket.key(file)) or b"")
+        return parse_metrics(self._deployment.bucket.read_of_run(self.run, METRICS_FILE) or b"")
 
     @_explains
     def download(

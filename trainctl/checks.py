@@ -1,21 +1,23 @@
-"""What ``trainctl doctor`` looks at in an account and region, and the command that fixes each.
+"""Doctor's checks of an account and region, and the command that fixes each problem.
 
-The same for a deployment that is there and for one that is only planned. Not for what a command
-needs to go on: that is asked where it is needed, and refused there.
+The same for a deployment that is there and for one that is only planned: ``of_hosts``,
+``of_a_deploy`` and ``of_a_deployment`` are the tables of checks, by name. Not for what a command
+needs to go on: that is checked where it is needed, and refused there.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from contract import nodes
 from contract import outputs as stack_outputs
 from contract.instance_types import InstanceType
+from contract.prices import PERSISTENT, SCRATCH, FileSystem
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, explained
 from trainctl.aws.shape import Shape
-from trainctl.errors import CliError, explained
 from trainctl.images import repositories
 
 _AMI: Final = "/aws/service/ecs/optimized-ami/amazon-linux-2023"
@@ -51,24 +53,64 @@ _KEY_OPERATIONS: Final = (
     "Encrypt Decrypt ReEncryptFrom ReEncryptTo GenerateDataKey GenerateDataKeyWithoutPlaintext "
     "DescribeKey CreateGrant"
 )
+#: Deployment of FSx -> its name there, and the quota of the storage of all such file systems.
+LUSTRE: Final = {
+    SCRATCH: ("SCRATCH_2", "L-AD2FC696"),
+    PERSISTENT: ("PERSISTENT_2", "L-8F1B9C74"),
+}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """One thing that was looked at."""
+class Finding(NamedTuple):
+    """Outcome of a check."""
 
-    what: str
     state: str
     """``ok``; ``bad``; ``next`` for a step that has not been taken yet; ``unknown`` where it could
-    not be looked at."""
+    not be checked."""
     found: str
     fix: str = ""
     """The command that fixes it; empty where nothing needs it, or no single command does."""
 
 
-Look = Callable[..., Check]
-#: Asks for the zone in which hosts start; empty while CloudFormation has not chosen it yet.
+class Check(NamedTuple):
+    """A finding with the name of its check."""
+
+    what: str
+    state: str
+    found: str
+    fix: str = ""
+
+
+#: The checks of a table, by name.
+Checks = dict[str, Callable[[], Finding]]
+#: Looks up the zone in which hosts start; empty while CloudFormation has not chosen it yet.
 Zone = Callable[[], str]
+
+
+def ok(found: str) -> Finding:
+    return Finding("ok", found)
+
+
+def bad(found: str, fix: str = "") -> Finding:
+    return Finding("bad", found, fix)
+
+
+def enough(is_enough: bool, found: str, fix: str) -> Finding:
+    """A finding with the same words either way, such as how much of a quota is in use."""
+    return ok(found) if is_enough else bad(found, fix)
+
+
+def run(checks: Checks) -> Iterator[Check]:
+    """Make all checks. An answer that AWS refuses is unknown; what the stacks lack is bad."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    for what, check in checks.items():
+        try:
+            found = check()
+        except (ClientError, BotoCoreError) as error:
+            found = Finding("unknown", str(explained(error) or error))
+        except CliError as error:
+            found = bad(str(error))
+        yield Check(what, *found)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,39 +134,29 @@ class Place:
         arguments = f' ARGS="{given}"' if given else ""
         return f"{self.prefix}make {target}{arguments}"
 
-
-def run(looks: Mapping[str, Look]) -> Iterator[Check]:
-    """Look at everything; what AWS refuses to tell is no fault, but what the stacks lack is."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    for what, look in looks.items():
-        try:
-            yield look(what=what)
-        except (ClientError, BotoCoreError) as error:
-            yield Check(what=what, state="unknown", found=str(explained(error) or error))
-        except CliError as error:
-            yield Check(what=what, state="bad", found=str(error))
+    def increase(self, service: str, code: str, value: int) -> str:
+        """The command that asks AWS for a larger quota."""
+        return self.aws(
+            f"service-quotas request-service-quota-increase --service-code {service} "
+            f"--quota-code {code} --desired-value {value}"
+        )
 
 
-# --- which ----------------------------------------------------------------------------------------
+# --- tables ---------------------------------------------------------------------------------------
 def of_hosts(
-    place: Place,
-    shape: Shape,
-    zone: Zone,
-    *,
-    context: Mapping[str, str],
-    is_deployed: bool,
-) -> dict[str, Look]:
-    """What hosts of these types and numbers need, by the name of the check.
+    place: Place, shape: Shape, zone: Zone, *, context: Mapping[str, str], is_deployed: bool
+) -> Checks:
+    """What hosts of these types and numbers need.
 
     Args:
         context: settings of the deployment that were given by ``-c``.
         is_deployed: whether there is a network, which fixes the zone.
     """
-    looks: dict[str, Look] = {}
     machines = {machine.name: machine for machine in (shape.head, shape.worker)}
-    for name in machines:
-        looks[f"{name} offered"] = partial(
+    images = {"GPU" if machine.num_gpus else "CPU" for machine in machines.values()}
+    roles = {**ROLES, **(SPOT_ROLE if shape.spot else {})}
+    checks: Checks = {
+        f"{name} offered": partial(
             offered,
             place,
             name,
@@ -133,51 +165,61 @@ def of_hosts(
             context=context,
             is_deployed=is_deployed,
         )
-    kinds = {"GPU" if machine.num_gpus else "CPU" for machine in machines.values()}
-    for kind in sorted(kinds, reverse=True):
-        looks[f"image of {kind} hosts"] = partial(host_image, place, HOST_IMAGES[kind])
+        for name in machines
+    }
+    for kind in sorted(images, reverse=True):
+        checks[f"image of {kind} hosts"] = partial(host_image, place, HOST_IMAGES[kind])
     for (family, spot), vcpus in needed_vcpus(shape).items():
         title = family if family == "standard" else family.upper()
-        what = f"quota {title}, {'spot' if spot else 'on demand'}"
-        looks[what] = partial(
+        checks[f"quota {title}, {'spot' if spot else 'on demand'}"] = partial(
             vcpu_quota, place, QUOTAS[family, spot], vcpus, with_surplus=shape.surplus_heads > 0
         )
-    for role, service in {**ROLES, **(SPOT_ROLE if shape.spot else {})}.items():
-        looks[f"role {role}"] = partial(linked_role, place, role, service)
-    looks["key of disks"] = partial(disk_key, place)
-    return looks
+    for role, service in roles.items():
+        checks[f"role {role}"] = partial(linked_role, place, role, service)
+    checks["key of disks"] = partial(disk_key, place)
+    if shape.efa:
+        checks[f"EFA of {shape.worker.name}"] = partial(efa, place, shape.worker, zone)
+    return checks
 
 
 def of_a_deploy(
     place: Place,
+    shape: Shape,
     *,
     missing: Collection[str],
     qualifier: str,
     makes_github_provider: bool,
     context: Mapping[str, str],
-) -> dict[str, Look]:
-    """What a deploy needs of an account beside what its hosts do.
+    there: FileSystem | None,
+) -> Checks:
+    """What a deploy needs of an account besides what its hosts need.
 
     Args:
         missing: stacks that are not there yet.
         qualifier: of the CDK's bootstrap.
         makes_github_provider: whether the settings have the deploy make one.
         context: settings of the deployment that were given by ``-c``.
+        there: the file system of the stacks that are there already, which would be changed.
     """
-    looks: dict[str, Look] = {"CDK bootstrap": partial(bootstrap, place, qualifier)}
+    checks: Checks = {"CDK bootstrap": partial(bootstrap, place, qualifier)}
     if stack_outputs.CORE_STACK in missing:
-        looks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
-        looks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
+        checks["quota VPCs"] = partial(one_more, place, VPCS, Account.num_vpcs)
+        checks["quota addresses"] = partial(one_more, place, ADDRESSES, Account.num_addresses)
         if makes_github_provider:
-            looks["GitHub provider"] = partial(github_provider, place, context=context)
+            checks["GitHub provider"] = partial(github_provider, place, context)
     if stack_outputs.TRAINING_STACK in missing:
-        looks["policies of logs"] = partial(log_policies, place)
-    return looks
+        checks["policies of logs"] = partial(log_policies, place)
+    if (wanted := shape.shared) is not None:
+        grows = there is not None and there.deployment == wanted.deployment
+        more = wanted.capacity_gib - (there.capacity_gib if there and grows else 0)
+        if more > 0:
+            checks["quota FSx"] = partial(storage_quota, place, wanted.deployment, more)
+    return checks
 
 
-def of_a_deployment(place: Place, deployment: Deployment) -> dict[str, Look]:
+def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
     """What a job needs of the stacks that are there."""
-    looks: dict[str, Look] = {
+    checks: Checks = {
         f"image of the {node}": partial(image, place, repository, deployment.shape.image_tag)
         for node, repository in repositories(deployment).items()
     }
@@ -185,33 +227,32 @@ def of_a_deployment(place: Place, deployment: Deployment) -> dict[str, Look]:
         (nodes.HEAD, stack_outputs.HEAD_PROVIDER),
         (nodes.WORKER, stack_outputs.WORKER_PROVIDER),
     ):
-        looks[f"{node} hosts in use"] = partial(protection, place, deployment, output)
-    return looks
+        checks[f"{node} hosts in use"] = partial(protection, place, deployment, output)
+    if deployment.shape.shared is not None:
+        checks["shared file system"] = partial(file_system, place, deployment)
+        checks["link with the bucket"] = partial(link, place, deployment)
+    return checks
 
 
-# --- what is looked at ----------------------------------------------------------------------------
-def image(place: Place, repository: str, tag: str, *, what: str) -> Check:
+# --- checks ---------------------------------------------------------------------------------------
+def image(place: Place, repository: str, tag: str) -> Finding:
     if place.account.has_image(repository, tag):
-        return Check(what=what, state="ok", found=f"{repository}:{tag}")
-    return Check(
-        what=what,
-        state="bad",
-        found=f"{repository} has no image with the tag {tag!r}, which is deployed: build and push "
+        return ok(f"{repository}:{tag}")
+    return bad(
+        f"{repository} has no image with the tag {tag!r}, which is deployed: build and push "
         "it with the sources that were deployed, or deploy a tag that is there (-c image_tag=...)",
-        fix=place.make("images"),
+        place.make("images"),
     )
 
 
-def protection(place: Place, deployment: Deployment, output: str, *, what: str) -> Check:
-    """Whether scale-in spares the hosts that run something."""
+def protection(place: Place, deployment: Deployment, output: str) -> Finding:
+    """Check that scale-in spares the hosts that run something."""
     provider = deployment.output(output)
     if place.account.protects_hosts(provider):
-        return Check(what=what, state="ok", found="protected from scale-in")
-    return Check(
-        what=what,
-        state="bad",
-        found="scale-in may terminate a host in use and keep an idle one",
-        fix=place.aws(
+        return ok("protected from scale-in")
+    return bad(
+        "scale-in may terminate a host in use and keep an idle one",
+        place.aws(
             f"ecs update-capacity-provider --name {provider} "
             "--auto-scaling-group-provider managedTerminationProtection=ENABLED"
         ),
@@ -226,21 +267,18 @@ def offered(
     zone: Zone,
     context: Mapping[str, str],
     is_deployed: bool,
-    what: str,
-) -> Check:
-    """Whether an instance type is offered in the zone; a better one offers all ``beside``."""
+) -> Finding:
+    """Check that the zone offers an instance type; a better zone offers all ``beside``."""
     here, offering = zone(), place.account.zones_offering(machine)
     if here in offering:
-        return Check(what=what, state="ok", found=f"in {here}")
+        return ok(f"in {here}")
     if not here and place.account.zones() <= offering:
-        return Check(what=what, state="ok", found=f"in every zone of {place.region}")
+        return ok(f"in every zone of {place.region}")
     lacks = f"not in {here}" if here else f"not in every zone of {place.region}"
     common = set.intersection(*(place.account.zones_offering(each) for each in beside))
     if not common:
-        return Check(
-            what=what,
-            state="bad",
-            found=f"{lacks}, and no zone of {place.region} offers {' and '.join(beside)}: "
+        return bad(
+            f"{lacks}, and no zone of {place.region} offers {' and '.join(beside)}: "
             "choose other types (-c worker_instance_type=..., head_instance_type) or a region",
         )
     better = {**context, "availability_zone": min(common)}
@@ -253,23 +291,21 @@ def offered(
             f", and the deploy may take any of them: give one of {', '.join(sorted(common))} with "
             "-c availability_zone=..."
         )
-    return Check(what=what, state="bad", found=lacks, fix=deploy)
+    return bad(lacks, deploy)
 
 
-def host_image(place: Place, parameter: str, *, what: str) -> Check:
+def host_image(place: Place, parameter: str) -> Finding:
     found = place.account.parameter(parameter)
     if found is not None:
-        return Check(what=what, state="ok", found=found)
-    return Check(
-        what=what,
-        state="bad",
-        found=f"{parameter} is not published in {place.region}: deploy into another region "
+        return ok(found)
+    return bad(
+        f"{parameter} is not published in {place.region}: deploy into another region "
         "(--region, or -c region=...)",
     )
 
 
 def family_of(machine: InstanceType, *, spot: bool) -> str:
-    """Which quota an instance type counts against."""
+    """Family of the quota that an instance type counts against."""
     if spot and machine.name.startswith("p5"):
         return "p5"
     letter = machine.name[0]
@@ -277,7 +313,7 @@ def family_of(machine: InstanceType, *, spot: bool) -> str:
 
 
 def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
-    """vCPUs that a job with all worker nodes takes, by (family, whether spot).
+    """vCPUs that a job with all worker nodes takes, by family and whether on spot.
 
     Managed scaling starts two hosts where there was none, of which the keeper's sweep terminates
     one within about ten minutes; only a group's maximum prevents it. For workers that is counted
@@ -294,103 +330,155 @@ def needed_vcpus(shape: Shape) -> dict[tuple[str, bool], int]:
     return needed
 
 
-def vcpu_quota(place: Place, code: str, vcpus: int, *, with_surplus: bool, what: str) -> Check:
+def vcpu_quota(place: Place, code: str, vcpus: int, *, with_surplus: bool) -> Finding:
     value = place.account.quota("ec2", code)
     surplus = ", with the second head host that ECS starts from zero" if with_surplus else ""
-    return Check(
-        what=what,
-        state="ok" if value >= vcpus else "bad",
-        found=f"{value:.0f} vCPUs, a job with all worker nodes takes {vcpus}{surplus}",
-        fix="" if value >= vcpus else increase(place, "ec2", code, vcpus),
+    return enough(
+        value >= vcpus,
+        f"{value:.0f} vCPUs, a job with all worker nodes takes {vcpus}{surplus}",
+        place.increase("ec2", code, vcpus),
     )
 
 
-def one_more(
-    place: Place, quota: tuple[str, str], count: Callable[[Account], int], *, what: str
-) -> Check:
-    """Whether the region has room for one more of something."""
+def one_more(place: Place, quota: tuple[str, str], count: Callable[[Account], int]) -> Finding:
+    """Check that the region has room for one more of something."""
     used, value = count(place.account), place.account.quota(*quota)
-    return Check(
-        what=what,
-        state="ok" if used < value else "bad",
-        found=f"{used} of {value:.0f} in use, the deployment takes one",
-        fix="" if used < value else increase(place, *quota, used + 1),
+    return enough(
+        used < value,
+        f"{used} of {value:.0f} in use, the deployment takes one",
+        place.increase(*quota, used + 1),
     )
 
 
-def increase(place: Place, service: str, code: str, value: int) -> str:
-    """The command that asks AWS for a larger quota."""
-    return place.aws(
-        f"service-quotas request-service-quota-increase --service-code {service} "
-        f"--quota-code {code} --desired-value {value}"
-    )
-
-
-def log_policies(place: Place, *, what: str) -> Check:
+def log_policies(place: Place) -> Finding:
     used = place.account.num_log_policies()
     if used < MOST_LOG_POLICIES:
         found = f"{used} of {MOST_LOG_POLICIES} in use, the deployment takes one"
-        return Check(what=what, state="ok", found=found)
-    return Check(
-        what=what,
-        state="bad",
-        found=f"all {used} resource policies of CloudWatch Logs are in use, and the deployment "
+        return ok(found)
+    return bad(
+        f"all {used} resource policies of CloudWatch Logs are in use, and the deployment "
         "takes one: delete one that is not needed (aws logs delete-resource-policy --policy-name "
         "NAME)",
-        fix=place.aws("logs describe-resource-policies"),
+        place.aws("logs describe-resource-policies"),
     )
 
 
-def github_provider(place: Place, *, context: Mapping[str, str], what: str) -> Check:
+def github_provider(place: Place, context: Mapping[str, str]) -> Finding:
     """An account can have one provider for GitHub; CoreStack makes it where none is given."""
     arn = place.account.github_provider()
     if arn is None:
-        return Check(what=what, state="ok", found="none yet, the deploy makes it")
-    return Check(
-        what=what,
-        state="bad",
-        found="the account has one already, and the deploy cannot make another",
-        fix=place.make("deploy", {**context, "github_oidc_provider_arn": arn}),
+        return ok("none yet, the deploy makes it")
+    return bad(
+        "the account has one already, and the deploy cannot make another",
+        place.make("deploy", {**context, "github_oidc_provider_arn": arn}),
     )
 
 
-def bootstrap(place: Place, qualifier: str, *, what: str) -> Check:
+def bootstrap(place: Place, qualifier: str) -> Finding:
     found = place.account.parameter(f"/cdk-bootstrap/{qualifier}/version")
     profile = f" --profile {place.profile}" if place.profile else ""
     fix = f"npx cdk bootstrap aws://{place.account.id}/{place.region}{profile}"
     if found is None:
         said = f"not done in {place.region}; once per account and region"
-        return Check(what=what, state="bad", found=said, fix=fix)
+        return bad(said, fix)
     if int(found) < MIN_BOOTSTRAP:
         said = f"version {found}, and the stacks need {MIN_BOOTSTRAP}"
-        return Check(what=what, state="bad", found=said, fix=fix)
-    return Check(what=what, state="ok", found=f"version {found}")
+        return bad(said, fix)
+    return ok(f"version {found}")
 
 
-def linked_role(place: Place, role: str, service: str, *, what: str) -> Check:
+def linked_role(place: Place, role: str, service: str) -> Finding:
     if place.account.has_role(role):
-        return Check(what=what, state="ok", found="exists")
-    return Check(
-        what=what,
-        state="bad",
-        found="missing; the first use in an account may fail without it",
-        fix=place.aws(f"iam create-service-linked-role --aws-service-name {service}"),
+        return ok("exists")
+    return bad(
+        "missing; the first use in an account may fail without it",
+        place.aws(f"iam create-service-linked-role --aws-service-name {service}"),
     )
 
 
-def disk_key(place: Place, *, what: str) -> Check:
-    """Hosts whose disk has a customer's key end at their launch without a grant."""
+def disk_key(place: Place) -> Finding:
+    """Check the default key: with a customer's key, hosts end at their launch without a grant."""
     key = place.account.default_disk_key()
     if key == _AWS_DISK_KEY:
-        return Check(what=what, state="ok", found="AWS's own")
+        return ok("AWS's own")
     role = "role/aws-service-role/autoscaling.amazonaws.com/AWSServiceRoleForAutoScaling"
-    return Check(
-        what=what,
-        state="unknown",
-        found=f"the account's default is {key}: if it is a customer key, hosts terminate at their "
+    return Finding(
+        "unknown",
+        f"the account's default is {key}: if it is a customer key, hosts terminate at their "
         "launch unless EC2 Auto Scaling may use it",
-        fix=place.aws(
+        place.aws(
             f"kms create-grant --key-id {key} --grantee-principal "
             f"arn:aws:iam::{place.account.id}:{role} --operations {_KEY_OPERATIONS}"
         ),
     )
+
+
+def efa(place: Place, machine: InstanceType, zone: Zone) -> Finding:
+    """Check that the hosts get the interfaces that the launch template asks for."""
+    here, offered = zone(), place.account.efa_interfaces(machine.name)
+    wanted = machine.efa_interfaces
+    if here and here not in place.account.zones_offering(machine.name):
+        return bad(f"{machine.name} is not offered in {here}, with EFA or without")
+    if offered < wanted:
+        return bad(
+            f"{place.region} offers it with {offered or 'no'} EFA interfaces, and the hosts ask "
+            f"for {wanted}: deploy with -c efa=off, or with another type"
+        )
+    where = f", in {here}" if here else ""
+    return ok(f"{wanted} of {offered} interfaces{where}")
+
+
+def storage_quota(place: Place, deployment: str, more: int) -> Finding:
+    kind, code = LUSTRE[deployment]
+    used, value = place.account.lustre_gib(kind), place.account.quota("fsx", code)
+    return enough(
+        used + more <= value,
+        f"{used} of {value:.0f} GiB of {deployment} storage in use, the deployment takes "
+        f"{more} more",
+        place.increase("fsx", code, used + more),
+    )
+
+
+def file_system(place: Place, deployment: Deployment) -> Finding:
+    """Check that hosts can mount the shared file system, in their own zone."""
+    name = deployment.output(stack_outputs.SHARED)
+    found, preset = place.account.file_system(name), deployment.shape.preset
+    if found is None:
+        return bad(
+            f"{name} is not there any more: no host can start. Deploy without it, and then with it",
+            place.make("deploy", {"preset": preset, "shared_storage": "none"}),
+        )
+    subnet = deployment.output(stack_outputs.SUBNET)
+    if subnet not in found.subnets:
+        return bad(
+            f"{name} is in {', '.join(found.subnets)}, and the hosts are in {subnet}: "
+            "traffic between zones is slow and is billed",
+            f"{place.make('destroy')} && {place.make('deploy', {'preset': preset})}",
+        )
+    fix = place.aws(f"fsx describe-file-systems --file-system-ids {name}")
+    return _of_state(name, found.lifecycle, found.reason, fix)
+
+
+def link(place: Place, deployment: Deployment) -> Finding:
+    """Check that file system and bucket exchange what is written to either."""
+    name = deployment.output(stack_outputs.SHARED)
+    found = place.account.link(name)
+    if found is None:
+        return bad(
+            f"{name} is linked with no bucket: nothing is read from it or written to it. "
+            "Copy what is needed to the bucket, then destroy and deploy",
+        )
+    fix = place.aws(
+        f"fsx describe-data-repository-associations --filters Name=file-system-id,Values={name}"
+    )
+    return _of_state(found.place, found.lifecycle, found.reason, fix)
+
+
+def _of_state(name: str, lifecycle: str, reason: str, fix: str) -> Finding:
+    """A finding from the ``Lifecycle`` of FSx."""
+    said = f"{name} is {lifecycle}"
+    if lifecycle in ("AVAILABLE", "UPDATING"):  # updating, it works
+        return ok(said)
+    if lifecycle == "CREATING":
+        return Finding("next", f"{said}: wait until it is AVAILABLE")
+    return bad(f"{said}{': ' if reason else ''}{reason}", fix)

@@ -14,7 +14,7 @@ from typing import Final
 from contract import requirements
 from contract.errors import InputError
 from contract.runs import check_relative
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 
 #: Of a code folder: more is data, and belongs into the bucket.
 CODE_MIB: Final = 100

@@ -18,8 +18,8 @@ from typing import Final, Self
 
 from contract.errors import InputError
 from contract.nodes import is_shared
+from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
-from trainctl.errors import UsageError
 from training import recipes
 from training.data import catalog, mixture
 from training.recipes.recipe import Recipe
@@ -27,7 +27,6 @@ from training.recipes.settings import RunConfig
 
 PREFIX: Final = "data/"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
-_CHUNK_BYTES: Final = 1 << 20
 _PLAIN_TEXT: Final = (".txt", ".md", ".jsonl")
 _OPTION: Final = "--data"
 
@@ -303,11 +302,8 @@ def _state(path: Path) -> tuple[int, int]:
 
 
 def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
         with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    return digest.hexdigest()

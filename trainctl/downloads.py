@@ -15,8 +15,8 @@ from contract.errors import InputError
 from contract.files import MANIFEST, Manifest, SavedFile
 from contract.runs import safe_join
 from trainctl.aws.clients import code_of
+from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.files import Bucket
-from trainctl.errors import CliError, UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from contract import exits
 from contract.errors import InputError
-from trainctl import output, planned
+from trainctl import checkout_settings, output
+from trainctl.aws.errors import UsageError
 from trainctl.commands import doctor
-from trainctl.errors import UsageError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,13 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--profile")
     options, _of_the_cdk_only = parser.parse_known_args(argv)
     try:
-        given = planned.given_settings(options.context)
+        given = checkout_settings.given_settings(options.context)
     except UsageError as error:
         output.say(f"error: {error}")
         return exits.BAD_INPUT
 
     try:  # where the CDK deploys to, whatever the profile says
-        region = planned.read(planned.project(), given).settings.region
+        region = checkout_settings.read(checkout_settings.project(), given).settings.region
     except InputError:
         region = ""  # told among the checks
     made = doctor.look(

@@ -14,11 +14,12 @@ from contract.text import duration
 from contract.times import JOB_STOP_S
 from trainctl import output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError
+from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
-from trainctl.errors import CliError
 from trainctl.job_log import ALL, JobLog, Printer, Wanted
-from trainctl.pace import Pace
+from trainctl.polling import Polling
 from trainctl.pricing import cost_of, dollars, usd_so_far
 from training.record.progress import Progress
 
@@ -40,7 +41,7 @@ class Watch:
         self.heads: list[Task] = []
         self.waits = ""
         """What it waits for, in words; empty when it runs with all that it asked for."""
-        self._pace = Pace(is_local=deployment.is_local)
+        self._polling = Polling(is_local=deployment.is_local)
         self._changed = True
 
     def look(self) -> Job:
@@ -50,7 +51,7 @@ class Watch:
         self.has_new_nodes = False
         if not self._looked_at_nodes:
             self._keep(jobs.all_nodes(job))
-        elif job.is_over or self._pace.nodes_are_due():
+        elif job.is_over or self._polling.nodes_are_due():
             self._keep([*jobs.heads(job), *jobs.workers(job)])
         before = self.waits
         self.waits = "" if job.is_over else waiting(self._deployment, job, self.heads, self.workers)
@@ -59,7 +60,7 @@ class Watch:
 
     def pause(self, *, changed: bool = False) -> None:
         """Wait until the next look; ``changed``: the caller has seen something new."""
-        self._pace.wait(changed=changed or self._changed)
+        self._polling.wait(changed=changed or self._changed)
 
     def _keep(self, tasks: Sequence[Task]) -> None:
         self._looked_at_nodes = self.has_new_nodes = True
@@ -213,7 +214,7 @@ def wait_until_gone(
         CliError: nodes are left after the time that they have to end.
     """
     deadline = time.monotonic() + JOB_STOP_S
-    pace = Pace(is_local=deployment.is_local)
+    polling = Polling(is_local=deployment.is_local)
     while True:
         job = deployment.jobs.find(name)
         left = deployment.jobs.alive(job)
@@ -226,7 +227,7 @@ def wait_until_gone(
             )
         nodes_left = "1 node" if len(left) == 1 else f"{len(left)} nodes"
         hear(f"waiting for {nodes_left} to save and end")
-        pace.wait(changed=True)
+        polling.wait(changed=True)
 
 
 def ending(deployment: Deployment, job: Job) -> str:
@@ -243,10 +244,9 @@ def progress_of(deployment: Deployment, job: Job) -> Progress | None:
     """How far a running job's run is; None where it has not written that, or is over."""
     if job.is_over or not job.run:
         return None
-    bucket = deployment.bucket
-    content = bucket.read(bucket.key(bucket.run(job.run).file(PROGRESS_FILE)))
+    content = deployment.bucket.read_of_run(job.run, PROGRESS_FILE)
     try:
-        found = Progress.from_json(output.json_object(content))
+        found = Progress.from_json(json_object(content))
     except ValueError:
         return None
     return found if found.job == job.id else None  # else it is of an earlier job
@@ -259,7 +259,7 @@ def lasted(job: Job) -> str:
 
 def values(job: Job) -> dict[str, object]:
     """A job for ``--json``."""
-    spec = output.json_object(job.spec.to_json()) if job.spec else None
+    spec = json_object(job.spec.to_json()) if job.spec else None
     return {
         "id": job.id,
         "run": job.run,

@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 from training import recipes
 
 #: No wider than this on any terminal: longer lines are hard to read.

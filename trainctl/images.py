@@ -4,7 +4,7 @@ from contract import nodes
 from contract import outputs as stack_outputs
 from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
-from trainctl.errors import CliError
+from trainctl.aws.errors import CliError
 
 _OUTPUTS = {
     nodes.HEAD: stack_outputs.HEAD_REPOSITORY,

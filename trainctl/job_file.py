@@ -6,7 +6,6 @@ the command line wins.
 
 import difflib
 import json
-import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 from trainctl.options import refuse_workers
 from training import recipes
 
@@ -23,10 +22,8 @@ _RECIPE, _COMMAND, _SETTINGS = "recipe", "command", "settings"
 _OWN: Final = (_RECIPE, _COMMAND, _SETTINGS)
 #: Options that are tables in a file: name -> value.
 _TABLES: Final = ("env", "secret")
-#: As TOML and as recipes read it; no leading zeros.
-_NUMBER: Final = r"-?(0|[1-9]\d{0,17})(\.\d+)?(e-?\d+)?"
 #: What is about this program and not about the job.
-_NOT_IN_FILES: Final = ("file", "help", "workers", "print_toml")
+_NOT_IN_FILES: Final = ("file", "help", "workers")
 #: Options that only ``submit`` has: ``plan`` takes the same files and has no use for them.
 _OF_SUBMIT: Final = ("follow", "yes")
 
@@ -211,74 +208,3 @@ File = Annotated[
         show_default=False,
     ),
 ]
-
-
-# --- writing one ----------------------------------------------------------------------------------
-def written(words: Sequence[str], options: Mapping[str, object]) -> str:
-    """A job file that asks for the same.
-
-    Args:
-        words: recipe and settings; of own code, which ``options`` have as ``code``, the command.
-        options: the options that were given, by their keys; ``env`` and ``secret`` are lists of
-            ``NAME=VALUE``.
-
-    Raises:
-        UsageError: a variable has no value.
-    """
-    first: dict[str, object] = {}
-    tables: dict[str, dict[str, object]] = {}
-    if options.get("code") is not None:
-        first[_COMMAND] = [*words]
-    elif words:
-        first[_RECIPE] = words[0]
-        tables[_SETTINGS] = _settings_of(words[1:])
-    for key, value in options.items():
-        if key in _TABLES:
-            assert isinstance(value, list)
-            if bare := [each for each in value if "=" not in each]:
-                raise UsageError(f"--{key} {bare[0]}: give {bare[0]}=VALUE, as a file has it")
-            tables[key] = dict(each.split("=", 1) for each in value)
-        elif value is not None:
-            first[key] = value
-    lines = [
-        # Names that look like numbers are names.
-        f"{key} = {_text(value) if isinstance(value, str) and key != 'nodes' else _toml(value)}"
-        for key, value in first.items()
-    ]
-    for name, table in tables.items():
-        if table:
-            # The value of a variable stays as it is: 1.50.
-            lines += ["", f"[{name}]"]
-            lines += [
-                f"{key} = {_toml(each) if name == _SETTINGS else _text(str(each))}"
-                for key, each in table.items()
-            ]
-    return "\n".join(lines)
-
-
-def _settings_of(words: Sequence[str]) -> dict[str, object]:
-    found: dict[str, object] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            found[name.removeprefix("no-")] = value if equals else not name.startswith("no-")
-            name = "" if equals else name
-        elif name:
-            found[name], name = word, ""
-    return {key.replace("-", "_"): value for key, value in found.items()}
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(_text(str(each)) for each in value)}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float) or re.fullmatch(_NUMBER, str(value)):
-        return str(value)
-    return _text(str(value))
-
-
-def _text(value: str) -> str:
-    # The strings of JSON are strings of TOML, but for one character.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

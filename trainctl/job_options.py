@@ -18,10 +18,10 @@ from contract.job import (
     SECRETS_PREFIX,
 )
 from contract.nodes import Range
-from trainctl import completion, gate
+from trainctl import bandwidth_gate, completion
+from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
-from trainctl.errors import UsageError
-from trainctl.job_file import File, JobFile, written
+from trainctl.job_file import File, JobFile
 from trainctl.options import Env, NoWorkers
 from training import recipes
 
@@ -108,7 +108,7 @@ class JobOptions:
         str | None,
         typer.Option(
             "--before",
-            metavar=gate.BANDWIDTH,
+            metavar=bandwidth_gate.BANDWIDTH,
             help="First measure the network between the nodes; where it is much slower than it "
             "should be, name the slow node and end the job.",
             show_default=False,
@@ -149,19 +149,6 @@ class JobOptions:
     ] = None
     file: File = None
     """Its values are those of the other fields already."""
-
-    def as_file(self) -> str:
-        """A job file that asks for the same, with what differs from the defaults."""
-        names = [each.name for each in fields(self) if each.name not in ("words", "file")]
-        defaults = JobOptions()
-        given = {
-            name: getattr(self, name)
-            for name in names
-            if getattr(self, name) != getattr(defaults, name)
-        }
-        if self.code is not None:  # in a file, it is relative to the file
-            given["code"] = self.code.resolve()
-        return written(self.words or [], given)
 
     def check(self, shape: Shape) -> None:
         """

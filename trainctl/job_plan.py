@@ -21,11 +21,11 @@ from contract.job import MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import Range
 from contract.prices import Prices
 from contract.text import duration
-from trainctl import code_folder, data_sets, gate, published_models, variables
+from trainctl import bandwidth_gate, code_folder, data_sets, published_models, variables
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
 from trainctl.aws.shape import Shape
-from trainctl.errors import UsageError
 from trainctl.images import check_images
 from trainctl.job_options import JobOptions, On
 from trainctl.options import refuse_workers
@@ -112,7 +112,9 @@ class JobPlan:
             "command": " ".join(spec.command),
             "runs on": self.why_on,
             "code": self.code,
-            "before": f"{gate.BANDWIDTH}, at least {spec.before[-1]} GB/s" if spec.before else "",
+            "before": f"{bandwidth_gate.BANDWIDTH}, at least {spec.before[-1]} GB/s"
+            if spec.before
+            else "",
             "hosts": hosts,
             "workers": f"{self.workers}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
@@ -228,7 +230,9 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         variables=from_here,
         secrets=from_secrets,
         prices=prices,
-        before=gate.command(given.before, run=run, nodes=nodes, shape=shape, variables=from_here)
+        before=bandwidth_gate.command(
+            given.before, run=run, nodes=nodes, shape=shape, variables=from_here
+        )
         if given.before is not None
         else (),
     )
@@ -354,8 +358,9 @@ def _recipe_command(
     paths = bucket.run(run)
     recorded = None
     if not is_new:
-        files = (paths.file(name) for name in (runs.CONFIG_FILE, runs.RESULT_FILE))
-        recorded = Recorded.of(*(bucket.read(bucket.key(file)) for file in files))
+        recorded = Recorded.of(
+            *(bucket.read_of_run(run, name) for name in (runs.CONFIG_FILE, runs.RESULT_FILE))
+        )
     storage = paths.uri.rpartition("/")[0]
     words = data_sets.resolve(words, recipe, bucket)
     config = read_command(

@@ -1,14 +1,14 @@
-"""What a laptop needs for a deploy, and for shells: ``doctor`` looks."""
+"""Doctor's checks of the local machine: Node.js and CDK for a deploy, the plug-in for shells."""
 
 import json
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from trainctl.checks import Check
+from trainctl.checks import Checks, Finding, bad, ok
 from trainctl.plugin import PLUGIN
 
 #: The oldest Node.js that works, and the oldest that is still supported.
@@ -19,45 +19,37 @@ _PLUGINS: Final = "https://s3.amazonaws.com/session-manager-downloads/plugin/lat
 _TIMEOUT_S: Final = 20
 
 
-def checks(project: Path) -> Iterator[Check]:
-    """What ``make deploy`` runs on: Node.js, and the CDK in the project's folder."""
-    yield node()
-    yield cdk(project)
+def of_a_deploy(project: Path) -> Checks:
+    """Programs that ``make deploy`` runs on: Node.js, and the CDK in the project's folder."""
+    return {"Node.js": node, "CDK command line": partial(cdk, project)}
 
 
-def node() -> Check:
+def node() -> Finding:
     version = _printed("node", "--version")
     if not version:
-        return Check(what="Node.js", state="bad", found=f"not found: {_NODE_FROM}")
+        return bad(f"not found: {_NODE_FROM}")
     major = version.removeprefix("v").partition(".")[0]
     if not major.isdecimal() or int(major) < OLDEST_NODE:
-        return Check(what="Node.js", state="bad", found=f"{version} is too old: {_NODE_FROM}")
+        return bad(f"{version} is too old: {_NODE_FROM}")
     past = "" if int(major) >= SUPPORTED_NODE else "; past its support, and it still works"
-    return Check(what="Node.js", state="ok", found=f"{version}{past}")
+    return ok(f"{version}{past}")
 
 
-def cdk(project: Path) -> Check:
-    """The CDK command line that the project pins."""
-    what, fix = "CDK command line", f"npm ci --prefix {project}"
+def cdk(project: Path) -> Finding:
+    """Compare the CDK command line with the one that the project pins."""
     wanted = _version(project / "package.json")
     found = _version(project / "node_modules" / "aws-cdk" / "package.json")
-    if not found:
-        said = "not installed yet; make deploy installs it"
-        return Check(what=what, state="next", found=said, fix=fix)
-    if wanted and found != wanted:
-        said = f"{found} is installed, and {wanted} is pinned; make deploy installs it"
-        return Check(what=what, state="next", found=said, fix=fix)
-    return Check(what=what, state="ok", found=found)
+    if found and found == (wanted or found):
+        return ok(found)
+    said = f"{found} is installed, and {wanted} is pinned" if found else "not installed yet"
+    return Finding("next", f"{said}; make deploy installs it", f"npm ci --prefix {project}")
 
 
-def plugin() -> Check:
-    found = shutil.which(PLUGIN)
-    return Check(
-        what="plug-in",
-        state="ok" if found else "unknown",
-        found=found or f"{PLUGIN} is not installed; trainctl shell, open and notebook need it",
-        fix="" if found else _plugin_command(),
-    )
+def plugin() -> Finding:
+    if found := shutil.which(PLUGIN):
+        return ok(found)
+    said = f"{PLUGIN} is not installed; trainctl shell, open and notebook need it"
+    return Finding("unknown", said, _plugin_command())
 
 
 def _plugin_command() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from contract import notebook
-from trainctl.errors import CliError
+from trainctl.aws.errors import CliError
 from trainctl.ray_jobs import RayJob, RayJobs
 
 #: A tunnel and a log are asked, no service of AWS.

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from trainctl import completion
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 
 Profile = Annotated[
     str | None,

@@ -2,20 +2,27 @@
 
 import json
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import typer
 
 from contract import exits
 from contract.text import duration
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
+
+
+#: Characters between two columns of a table.
+_GAP: Final = 2
+#: Prose in a narrower column is tiring to read.
+_MIN_PROSE: Final = 24
 
 
 @cache
@@ -36,15 +43,6 @@ def print_json(values: object) -> None:
     print(json.dumps(values, indent=1, default=str))
 
 
-def json_object(text: str | bytes | None) -> dict[str, object]:
-    """A JSON object, of a run's record or an answer of AWS; empty where there is none."""
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def print_text(text: str) -> None:
     """Data for people."""
     _console(stderr=False).print(text, markup=False)
@@ -58,13 +56,53 @@ def print_line(line: "Text") -> None:
 def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[str]], *, prose: Sequence[str] = ()
 ) -> None:
-    """A table for people; ``prose`` names the columns that may wrap on a narrow terminal."""
-    from trainctl import tables
+    """Print a table for people, in which no id, state or option name is ever cut.
+
+    On a terminal that is too narrow for one line per row, columns of prose wrap first. Where that
+    does not suffice, each row becomes a few lines: its first cell, then one line per further cell.
+
+    Args:
+        columns: headings, one per cell of a row.
+        rows: cells; the first one names the row.
+        prose: headings of the columns that may wrap.
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
 
     console = _console(stderr=False)
-    width = console.width if console.is_terminal else None
-    for line in tables.layout(columns, rows, prose=prose, width=width):
-        console.print(line)
+    widths = [max(map(cell_len, column)) for column in zip(columns, *rows, strict=True)]
+    if not console.is_terminal:  # a row is a line, for scripts
+        for row in (columns, *rows):
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            print_text((" " * _GAP).join(cells).rstrip())
+        return
+
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
+    least = _GAP * (len(columns) - 1)
+    for name, width in zip(columns, widths, strict=True):
+        own = min(width, _MIN_PROSE) if name in prose else width
+        table.add_column(Text(name), min_width=own, no_wrap=name not in prose)
+        least += own
+    for row in rows:
+        table.add_row(*map(Text, row))
+    if least <= console.width:
+        console.print(table)
+        return
+    label = max(map(cell_len, columns[1:]))
+    for first, *others in rows:
+        console.print(Text(first, style="bold"))
+        for name, cell in zip(columns[1:], others, strict=True):
+            lines = textwrap.wrap(
+                cell,
+                console.width,
+                initial_indent=f"  {name:{label}}  ",
+                subsequent_indent=" " * (label + 2 * _GAP),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            if lines:
+                print_text("\n".join(lines))
 
 
 def confirm(question: str, *, yes: bool, default: bool = True) -> None:

@@ -9,8 +9,10 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.sessions import Session
-from trainctl.errors import CliError, UsageError
+from trainctl.aws.tasks import Task
 
 PLUGIN: Final = "session-manager-plugin"
 _LOOPBACK: Final = "127.0.0.1"
@@ -38,18 +40,21 @@ def run_plugin(plugin: str, session: Session, *, region: str, profile: str | Non
 
 @contextlib.contextmanager
 def tunnel(
-    plugin: str, session: Session, *, local_port: int, region: str, profile: str | None
+    deployment: Deployment, head: Task, *, port: int, local_port: int, profile: str | None
 ) -> "Iterator[subprocess.Popen[str]]":
-    """Keep a tunnel open for a while; yields the process that holds it, once it can be used.
+    """Keep a tunnel to a node open; yields the process that holds it, once it can be used.
 
     Args:
-        session: of a port; ``local_port`` is what it names on this machine.
+        port: of the node.
+        local_port: the same on this machine.
 
     Raises:
         CliError: it does not open; the message has what the plug-in prints.
     """
+    plugin = require_plugin()
+    session = deployment.sessions.tunnel(head, port=port, local_port=local_port)
     process = subprocess.Popen(
-        _command(plugin, session, region=region, profile=profile),
+        _command(plugin, session, region=deployment.region, profile=profile),
         env=os.environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

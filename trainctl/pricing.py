@@ -35,8 +35,6 @@ class Maximum:
     """Of the hosts that managed scaling may start too many."""
     max_seconds: int
     """Deadline after the submission."""
-    num_surplus: int
-    """Hosts that managed scaling may start too many."""
 
     @classmethod
     def of(cls, prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> "Maximum":
@@ -54,7 +52,6 @@ class Maximum:
             usd_per_hour=prices.usd_per_hour(num_nodes),
             surplus_usd=surplus,
             max_seconds=max_seconds,
-            num_surplus=heads + workers,
         )
 
     @property

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from trainctl.errors import CliError
+from trainctl.aws.errors import CliError
 
 #: Ray starts a process for each job before it answers.
 _TIMEOUT_S: Final = 60.0

@@ -24,7 +24,7 @@ also has `--profile NAME` and `--region REGION`.
 #: Options that the head of the page describes.
 _COMMON = ("--profile NAME", "--region REGION")
 #: Commands with options of submit, which they name only.
-_LIKE_SUBMIT = ("trainctl plan", "trainctl study")
+_LIKE_SUBMIT = ("trainctl plan",)
 
 
 # Typer's commands are click's, of a copy that it brings along.

@@ -14,8 +14,7 @@ from typing import Any, Final
 from contract import runs
 from contract.errors import InputError
 from contract.job import Outcome
-from trainctl.aws.files import Bucket, Stored
-from trainctl.output import json_object
+from trainctl.aws.files import Bucket, Stored, json_object
 from training import recipes
 from training.record.measures import described
 from training.record.result import measures_of

@@ -7,7 +7,7 @@ from typing import Final
 
 from contract.job import SECRETS_PREFIX, check_variable
 from trainctl.aws.account import Account
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 
 #: Names and values of secrets. A name may be of something else: EOS_TOKEN=</s>, SORT_KEY=date.
 _NAMED: Final = re.compile(

@@ -10,7 +10,7 @@ import pytest
 from contract.errors import InputError
 from contract.files import Manifest, SavedFile
 from contract.job import JobSpec, JobStatus, Outcome, record_json
-from contract.nodes import ClusterSize, Range, numbers_of
+from contract.nodes import ClusterSize, Range
 from contract.prices import HostPrice, Prices
 from contract.runs import check_relative, check_run_name, checkpoint_step, node_of
 from tests.fuzzing import TooLongError, fuzz, fuzz_text
@@ -70,7 +70,6 @@ def test_names() -> None:
 
 def test_ranges() -> None:
     fuzz_text("1:4", lambda text: Range.parse(text, option="nodes"), InputError)
-    fuzz_text("1,2,4", lambda text: numbers_of(text, option="--workers"), InputError)
 
 
 def test_orders_of_jobs() -> None:

@@ -9,7 +9,7 @@ import pytest
 from botocore.exceptions import ProfileNotFound
 
 from tests.trainctl.account import Account
-from trainctl import follow, pace
+from trainctl import follow, polling
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Account:
 
     monkeypatch.setattr(boto3, "Session", session)
     for name in ("SHORTEST_S", "LONGEST_S"):
-        monkeypatch.setattr(pace, name, 0.0)
+        monkeypatch.setattr(polling, name, 0.0)
     monkeypatch.setattr(follow, "LAST_LINES_S", 0.0)
     monkeypatch.setattr("shutil.which", lambda _name, **_: None)
     return found

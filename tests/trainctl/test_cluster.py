@@ -12,11 +12,11 @@ from contract.job_outcome import DISCONNECTED_SINCE
 from contract.nodes import ClusterSize
 from tests.trainctl.account import SHAPE as JOB_SHAPE
 from tests.trainctl.account import Account, refused
-from trainctl import pace
+from trainctl import polling
 from trainctl.__main__ import main
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
-from trainctl.commands.cluster import up as cluster_up
+from trainctl.commands import cluster as cluster_commands
 
 SHAPE = {**JOB_SHAPE, "worker_instance_type": "g5.xlarge"}
 HEAD_LOG = "head/ray/head0"
@@ -139,7 +139,7 @@ def test_up_gives_up_after_its_time_and_says_what_is_lacking(
 ) -> None:
     account.starts = False
     clock = iter(range(0, 100_000, 60))
-    monkeypatch.setattr("trainctl.commands.cluster.up.time.monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr("trainctl.commands.cluster.time.monotonic", lambda: float(next(clock)))
     assert main(["cluster", "up", "--yes"]) == exits.FAILED
     said = capsys.readouterr().err
     assert "not up after 30 min: waiting for 5 hosts (g5.xlarge, m5.xlarge)" in said
@@ -158,8 +158,8 @@ def test_up_asks_less_often_while_nothing_changes(
 
     monkeypatch.setattr("time.sleep", sleep)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr(pace, "SHORTEST_S", 5.0)
-    monkeypatch.setattr(pace, "LONGEST_S", 15.0)
+    monkeypatch.setattr(polling, "SHORTEST_S", 5.0)
+    monkeypatch.setattr(polling, "LONGEST_S", 15.0)
     assert main(["cluster", "up", "--yes", "--timeout-minutes", "2"]) == exits.FAILED
     assert (waits[0], waits[-1]) == (5.0, 15.0)
     looks = len(account.sent("describe_services")) - 1  # the first one is before the start
@@ -172,7 +172,7 @@ def test_ctrl_c_detaches_and_leaves_the_cluster_coming_up(
     def interrupted(_seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("trainctl.commands.cluster.up.time.sleep", interrupted)
+    monkeypatch.setattr("trainctl.commands.cluster.time.sleep", interrupted)
     assert main(["cluster", "up", "--yes"]) == exits.INTERRUPTED
     assert account.wanted == {"head-service": 1, "worker-service": 4}
     assert "the cluster keeps coming up" in capsys.readouterr().err
@@ -206,9 +206,9 @@ def task(**changed: Any) -> Task:
 )
 def test_what_is_lacking_is_said(tasks: list[Task], size: ClusterSize | None, words: str) -> None:
     shape = Shape.from_json(json.dumps(SHAPE))
-    assert words in cluster_up.waiting_for(tasks, size, shape, EXPECTED)
-    assert not cluster_up.is_up(tasks, size, EXPECTED)
-    assert cluster_up.is_up([task(), task()], EXPECTED, EXPECTED)
+    assert words in cluster_commands.waiting_for(tasks, size, shape, EXPECTED)
+    assert not cluster_commands.is_up(tasks, size, EXPECTED)
+    assert cluster_commands.is_up([task(), task()], EXPECTED, EXPECTED)
 
 
 def test_a_head_that_trains_counts_as_one_of_those_that_train() -> None:

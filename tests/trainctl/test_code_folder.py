@@ -10,7 +10,7 @@ import pytest
 
 from containers.program.code import unpack
 from trainctl import code_folder
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 
 
 def project(folder: Path) -> Path:

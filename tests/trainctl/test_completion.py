@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from tests.conftest import ROOT
 from tests.trainctl.account import Account
 from trainctl import completion
 from trainctl.__main__ import main
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of kept answers."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "trainctl"
 
 
 class Shell:
@@ -60,7 +52,6 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         ("trainctl submit ddp --preset dig", ["digits"]),
         ("trainctl submit ddp --preset = dig", ["digits"]),
         ("trainctl submit ddp --data fashion", ["fashion-mnist"]),
-        ("trainctl submit ddp --schedule one", ["one-cycle"]),
         ("trainctl submit ddp --epochs ", []),
         ("trainctl submit ddp --on no", ["nodes"]),
         ("trainctl submit --code . --ep", []),
@@ -100,47 +91,10 @@ def test_jobs_and_runs_are_those_of_the_account(
     assert account.changes == []
 
 
-def test_an_answer_of_aws_is_kept_for_a_while(
-    account: Account, shell: Shell, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    some_jobs(account)
-    assert shell.tab("trainctl checkpoints o") == ["old"]
-    asked = len(account.calls)
-    assert shell.tab("trainctl show sec") == ["second-babad-fadom"]
-    assert len(account.calls) == asked
-    # Another account's names are not offered.
-    account.objects = {"runs/other/config.json": b"{}"}
-    assert shell.tab("trainctl checkpoints --profile another o") == ["other"]
-    later = time.time() + completion.FRESH_S + 1
-    monkeypatch.setattr("time.time", lambda: later)
-    assert shell.tab("trainctl checkpoints o") == ["other"]
-    for file in cache.iterdir():
-        file.write_text("[")
-    assert shell.tab("trainctl checkpoints o") == ["other"]
-
-
-@pytest.mark.parametrize(
-    "variable", ["AWS_ACCESS_KEY_ID", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"]
-)
-def test_other_credentials_are_not_offered_the_names_of_an_account(
-    account: Account, shell: Shell, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    some_jobs(account)
-    assert shell.tab("trainctl checkpoints o") == ["old"]
-    account.objects = {"runs/other/config.json": b"{}"}
-    monkeypatch.setenv(variable, "another")
-    assert shell.tab("trainctl checkpoints o") == ["other"]
-
-
-def test_what_goes_wrong_completes_nothing_and_is_not_kept(
-    account: Account, shell: Shell, cache: Path
-) -> None:
+def test_what_goes_wrong_completes_nothing(account: Account, shell: Shell) -> None:
     some_jobs(account)
     account.fails["get_caller_identity"] = NoCredentialsError()
     assert shell.tab("trainctl show ") == []
-    assert not cache.exists()
-    account.fails.clear()
-    assert shell.tab("trainctl show sec") == ["second-babad-fadom"]
 
 
 def test_aws_is_not_waited_for(

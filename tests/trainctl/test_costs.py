@@ -56,15 +56,22 @@ def test_the_maximum_covers_every_host_until_the_clean_up_is_over(account: Accou
 
 
 @pytest.mark.parametrize(
-    ("nodes", "heads", "surplus"), [(4, 1, 0), (3, 1, 1), (4, 2, 1), (1, 4, 2), (0, 1, 0)]
+    ("nodes", "heads", "surplus"),
+    [
+        (4, 1, ()),
+        (3, 1, ("worker",)),
+        (4, 2, ("head",)),
+        (1, 4, ("head", "worker")),
+        (0, 1, ()),
+    ],
 )
 def test_a_group_that_is_not_full_may_start_one_host_too_many(
-    account: Account, nodes: int, heads: int, surplus: int
+    account: Account, nodes: int, heads: int, surplus: tuple[str, ...]
 ) -> None:
     found = maximum(account, nodes=nodes, max_heads=heads)
-    assert found.num_surplus == surplus
-    assert found.surplus_usd is not None
-    assert (found.surplus_usd > 0) == bool(surplus)
+    hourly = {"head": 0.192 + 9.8 / 730, "worker": 5.672 + 35 / 730}
+    expected = sum(hourly[each] for each in surplus) * times.SURPLUS_HOST_S / 3600
+    assert found.surplus_usd == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_larger_disk_costs_more(account: Account) -> None:

@@ -8,7 +8,7 @@ from contract.prices import PERSISTENT, SCRATCH
 from tests.trainctl import aws_command
 from tests.trainctl.account import Account
 from tests.trainctl.test_doctor import bad, looked
-from trainctl import fabric_checks
+from trainctl import checks
 
 FILES = "fs-0123456789abcdef0"
 PLACE = "s3://bucket/datasets/"
@@ -126,9 +126,9 @@ def test_a_file_system_elsewhere_or_nowhere(
 @pytest.mark.parametrize(
     ("given", "used", "more", "code"),
     [
-        ((), 1200, 1200, fabric_checks.KINDS[SCRATCH][1]),
-        (("-c", "fsx_capacity_gib=2400"), 1200, 2400, fabric_checks.KINDS[SCRATCH][1]),
-        (("-c", "fsx_deployment=persistent"), 0, 1200, fabric_checks.KINDS[PERSISTENT][1]),
+        ((), 1200, 1200, checks.LUSTRE[SCRATCH][1]),
+        (("-c", "fsx_capacity_gib=2400"), 1200, 2400, checks.LUSTRE[SCRATCH][1]),
+        (("-c", "fsx_deployment=persistent"), 0, 1200, checks.LUSTRE[PERSISTENT][1]),
     ],
 )
 def test_the_quota_of_storage_has_room_for_what_is_planned(

@@ -97,8 +97,8 @@ def test_hosts_in_use_are_protected_by_the_command(empty_account: LocalAws, tmp_
     place = checks.Place(account=Account(Clients(boto3.Session())), region=REGION)
     deployment: Any = SimpleNamespace(output=lambda _: "hosts")
 
-    def look() -> checks.Check:
-        return checks.protection(place, deployment, "", what="hosts")
+    def look() -> checks.Finding:
+        return checks.protection(place, deployment, "")
 
     assert look().state == "bad"
     carry_out(look().fix, aws=empty_account, folder=tmp_path)

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -153,44 +152,6 @@ def test_a_mistake_in_a_file_is_a_sentence(
 
 
 @pytest.mark.usefixtures("account")
-@pytest.mark.parametrize(
-    "words",
-    [
-        BY_OPTIONS,
-        [
-            *("fsdp", "--nodes", "2", "--env", "A=1.50"),
-            *("--data", "s3://bucket/data", "--model", "EleutherAI/pythia-14m"),
-        ],
-        [
-            *("--code", "{code}", "--run", "123", "--on", "nodes", "--max-cost", "900.5", "--"),
-            *("python", "mine.py", "--name", 'a "b"\\c', "--lr", "0.1"),
-        ],
-    ],
-)
-def test_a_file_that_is_printed_asks_for_the_same(
-    account: Account,
-    code: Path,
-    capsys: pytest.CaptureFixture[str],
-    words: list[str],
-) -> None:
-    given = [word.format(code=code) if "{code}" in word else word for word in words]
-    if "--run" not in given:
-        given += ["--run", "r2"]
-    assert main(["submit", "--print-toml", *given]) == 0
-    assert account.calls == []
-    file = code.parent / "printed.toml"
-    file.write_text(capsys.readouterr().out)
-    by_file, by_options = plan(capsys, "-f", str(file)), plan(capsys, *given)
-    # Which spelling of a setting is sent is all the same.
-    sent, meant = (
-        sorted(" ".join(each.pop("command")).replace("=", " ").split(" --"))
-        for each in (by_file, by_options)
-    )
-    assert sent == meant
-    assert by_file == by_options
-
-
-@pytest.mark.usefixtures("account")
 def test_the_files_of_the_documentation_are_accepted(
     code: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -213,25 +174,6 @@ def test_a_file_that_is_a_pipe_is_read_once(capsys: pytest.CaptureFixture[str]) 
     finally:
         os.close(reader)
     assert found == plan(capsys, *BY_OPTIONS)
-
-
-def test_a_printed_file_finds_its_code_from_everywhere(
-    code: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(code.parent)
-    assert main(["submit", "--print-toml", "--code", code.name, "--", "python", "mine.py"]) == 0
-    printed = tomllib.loads(capsys.readouterr().out)
-    assert printed["code"] == str(code.resolve())
-
-
-def test_a_variable_of_this_machine_is_in_no_printed_file(
-    account: Account, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["submit", "--print-toml", "ddp", "--env", "HOME"]) == 2
-    assert "--env HOME: give HOME=VALUE" in capsys.readouterr().err
-    assert account.calls == []
 
 
 def test_a_file_that_is_not_there_is_a_sentence(

@@ -12,7 +12,7 @@ from tests.trainctl.account import Account
 from trainctl import follow
 from trainctl.__main__ import main
 from trainctl.aws.deployment import Deployment
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 
 
 @pytest.mark.parametrize(

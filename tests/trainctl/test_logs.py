@@ -15,7 +15,7 @@ from rich.status import Status
 from contract.job import JobSpec, Placement
 from contract.nodes import Range
 from tests.trainctl.account import PRICES, Account, refused
-from trainctl import follow, output, pace
+from trainctl import follow, output, polling
 from trainctl.__main__ import main
 from trainctl.aws.deployment import Deployment
 from trainctl.job_log import ALL, Printer
@@ -281,8 +281,8 @@ class Clock:
         self.at: list[tuple[float, Callable[[], None]]] = []
         monkeypatch.setattr("time.sleep", self.sleep)
         monkeypatch.setattr("time.monotonic", lambda: self.now)
-        monkeypatch.setattr(pace, "SHORTEST_S", 5.0)
-        monkeypatch.setattr(pace, "LONGEST_S", 15.0)
+        monkeypatch.setattr(polling, "SHORTEST_S", 5.0)
+        monkeypatch.setattr(polling, "LONGEST_S", 15.0)
 
     def sleep(self, seconds: float) -> None:
         until = self.now + seconds
@@ -482,7 +482,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
     end = (60 * minutes, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now))
     clock.at.append(end)
     assert main(words) == 0
-    assert 60 * minutes <= clock.now <= 60 * minutes + pace.LONGEST_S + follow.LAST_LINES_S
+    assert 60 * minutes <= clock.now <= 60 * minutes + polling.LONGEST_S + follow.LAST_LINES_S
     calls = per_minute(account, minutes)
     assert most - 2 <= sum(calls.values()) <= most, calls
     assert 10 * calls.get("filter_log_events", 0) / 60 < 5 / 2
@@ -490,7 +490,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
 
 def test_a_local_aws_is_asked_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    local = pace.Pace(is_local=True)
+    local = polling.Polling(is_local=True)
     for _ in range(10):
         assert local.nodes_are_due()
         local.wait(changed=False)

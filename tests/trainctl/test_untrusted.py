@@ -14,11 +14,11 @@ from stacks.settings import load
 from tests.conftest import ROOT
 from tests.fuzzing import fuzz_text, fuzz_values
 from trainctl import run_list
+from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Stored
 from trainctl.aws.jobs import Job
 from trainctl.aws.shape import Shape
 from trainctl.data_sets import StoredFile, StoredSet
-from trainctl.errors import UsageError
 from trainctl.job_file import JobFile
 
 SPEC = JobSpec(run="r", command=("true",), nodes=Range(1, 1))

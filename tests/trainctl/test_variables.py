@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 from trainctl.variables import refuse_secrets
 
 

@@ -1,12 +1,14 @@
-"""What must exist in an account and region before a job can run there; ``doctor`` asks."""
+"""Look-ups in an account and region, for the checks of ``doctor`` and ``submit``."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from contract import outputs
 from trainctl.aws.clients import Clients, code_of
-from trainctl.errors import CliError
+from trainctl.aws.errors import CliError
 
 #: GitHub's provider of identities, of which an account can have only one.
 _GITHUB: Final = "token.actions.githubusercontent.com"
@@ -33,6 +35,18 @@ class BucketLink:
     """``s3://`` and what is linked."""
 
 
+@contextmanager
+def _unless(code: str) -> Iterator[None]:
+    """Leave the block where AWS answers with this error: what was asked for is not there."""
+    from botocore.exceptions import ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        if code_of(error) != code:
+            raise
+
+
 class Account:
     """One account and region."""
 
@@ -46,17 +60,12 @@ class Account:
 
     def has_image(self, repository: str, tag: str) -> bool:
         """Whether a repository of ECR has an image with this tag."""
-        from botocore.exceptions import ClientError
-
-        try:
+        with _unless("ImageNotFoundException"):
             found = self._clients.ecr.describe_images(
                 repositoryName=repository, imageIds=[{"imageTag": tag}]
             )
-        except ClientError as error:
-            if code_of(error) != "ImageNotFoundException":
-                raise
-            return False
-        return bool(found["imageDetails"])
+            return bool(found["imageDetails"])
+        return False
 
     def zone(self, subnet: str) -> str:
         """Availability zone of a subnet."""
@@ -120,19 +129,14 @@ class Account:
 
     def file_system(self, name: str) -> SharedFiles | None:
         """A file system of FSx; None when there is none with this id."""
-        from botocore.exceptions import ClientError
-
-        try:
+        with _unless("FileSystemNotFound"):
             (found,) = self._clients.fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
-        except ClientError as error:
-            if code_of(error) != "FileSystemNotFound":
-                raise
-            return None
-        return SharedFiles(
-            lifecycle=found["Lifecycle"],
-            reason=found.get("FailureDetails", {}).get("Message", ""),
-            subnets=tuple(found["SubnetIds"]),
-        )
+            return SharedFiles(
+                lifecycle=found["Lifecycle"],
+                reason=found.get("FailureDetails", {}).get("Message", ""),
+                subnets=tuple(found["SubnetIds"]),
+            )
+        return None
 
     def link(self, file_system: str) -> BucketLink | None:
         """The link of a file system with a bucket, if it has one."""
@@ -149,26 +153,15 @@ class Account:
 
     def parameter(self, name: str) -> str | None:
         """A parameter of Systems Manager; None when there is none with this name."""
-        from botocore.exceptions import ClientError
-
-        try:
-            found = self._clients.ssm.get_parameter(Name=name)
-        except ClientError as error:
-            if code_of(error) != "ParameterNotFound":
-                raise
-            return None
-        return found["Parameter"]["Value"]
+        with _unless("ParameterNotFound"):
+            return self._clients.ssm.get_parameter(Name=name)["Parameter"]["Value"]
+        return None
 
     def quota(self, service: str, code: str) -> float:
         """A service quota, by its code; AWS's default where the account has no value of its own."""
-        from botocore.exceptions import ClientError
-
         quotas = self._clients.service_quotas
-        try:
+        with _unless("NoSuchResourceException"):
             return quotas.get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]["Value"]
-        except ClientError as error:
-            if code_of(error) != "NoSuchResourceException":
-                raise
         found = quotas.get_aws_default_service_quota(ServiceCode=service, QuotaCode=code)
         return found["Quota"]["Value"]
 
@@ -210,23 +203,13 @@ class Account:
         return group.get("managedTerminationProtection") == "ENABLED"
 
     def has_role(self, name: str) -> bool:
-        from botocore.exceptions import ClientError
-
-        try:
+        with _unless("NoSuchEntity"):
             self._clients.iam.get_role(RoleName=name)
-        except ClientError as error:
-            if code_of(error) != "NoSuchEntity":
-                raise
-            return False
-        return True
+            return True
+        return False
 
     def has_secret(self, name: str) -> bool:
-        from botocore.exceptions import ClientError
-
-        try:
+        with _unless("ResourceNotFoundException"):
             self._clients.secrets.describe_secret(SecretId=name)
-        except ClientError as error:
-            if code_of(error) != "ResourceNotFoundException":
-                raise
-            return False
-        return True
+            return True
+        return False

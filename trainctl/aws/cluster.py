@@ -10,8 +10,8 @@ from contract import nodes
 from contract.job_outcome import disconnected_since
 from contract.outputs import TRAINING_STACK
 from trainctl.aws.clients import Clients
+from trainctl.aws.errors import CliError
 from trainctl.aws.tasks import DESCRIBE_MOST, Task, Tasks
-from trainctl.errors import CliError
 
 if TYPE_CHECKING:
     from mypy_boto3_ec2.type_defs import InstanceTypeDef

@@ -13,12 +13,12 @@ from contract import outputs as stack_outputs
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.cluster import StandingCluster
+from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.files import Bucket
 from trainctl.aws.jobs import Jobs
 from trainctl.aws.logs import NodeLogs
 from trainctl.aws.sessions import Sessions
 from trainctl.aws.shape import Shape
-from trainctl.errors import CliError, UsageError
 
 if TYPE_CHECKING:
     from boto3 import Session
@@ -54,7 +54,7 @@ def open_session(*, profile: str | None, region: str | None) -> "Session":
 
     Raises:
         UsageError: no region is set.
-        botocore's errors, which ``trainctl.errors`` explains.
+        botocore's errors, which ``trainctl.aws.errors`` explains.
     """
     import boto3
 
@@ -91,7 +91,7 @@ class Deployment:
 
         Raises:
             CliError: the stacks are not there, are being made, or are not ready.
-            botocore's errors, which ``trainctl.errors`` explains.
+            botocore's errors, which ``trainctl.aws.errors`` explains.
         """
         found = cls(open_session(profile=profile, region=region))
         if to_start:

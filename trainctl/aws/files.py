@@ -1,5 +1,6 @@
 """The deployment's bucket."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,15 @@ class Stored:
     size: int
     """In bytes."""
     modified: datetime
+
+
+def json_object(text: str | bytes | None) -> dict[str, object]:
+    """A JSON object, of a run's record or an answer of AWS; empty where there is none."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class Bucket:
@@ -53,6 +63,10 @@ class Bucket:
                 return None
             raise
         return answer["Body"].read()
+
+    def read_of_run(self, run: str, name: str) -> bytes | None:
+        """A file directly in a run's folder; None when it is not there."""
+        return self.read(self.key(self.run(run).file(name)))
 
     def write(self, key: str, content: bytes) -> None:
         """Write an object."""
@@ -145,17 +159,14 @@ class Bucket:
         Raises:
             InputError: a key names a place outside ``folder``; nothing has been fetched then.
         """
-        s3 = self._clients.s3
-        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
-        keys = [each["Key"] for page in pages for each in page.get("Contents", [])]
         # Any job may write into the bucket, so keys are checked before the first file is written.
         # A key that ends in a slash is the empty object that consoles make for a folder.
         targets = {
             key: safe_join(folder, key.removeprefix(prefix), what=f"object of {self.uri}/{prefix}")
-            for key in keys
+            for key in self.sizes(prefix)
             if key != prefix and not key.endswith("/")
         }
         for key, target in targets.items():
             target.parent.mkdir(parents=True, exist_ok=True)
-            s3.download_file(self.name, key, str(target))
+            self.download(key, target)
         return len(targets)

@@ -21,9 +21,9 @@ from contract.job import (
 )
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, code_of
+from trainctl.aws.errors import UsageError
+from trainctl.aws.files import json_object
 from trainctl.aws.tasks import Task, Tasks, address_in
-from trainctl.errors import UsageError
-from trainctl.output import json_object
 
 if TYPE_CHECKING:
     from mypy_boto3_stepfunctions.type_defs import (

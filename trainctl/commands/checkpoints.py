@@ -5,7 +5,7 @@ from dataclasses import asdict
 from contract.text import byte_size, utc
 from trainctl import output, run_list
 from trainctl.aws.deployment import Deployment
-from trainctl.errors import UsageError
+from trainctl.aws.errors import UsageError
 from trainctl.options import AsJson, Profile, Region, RunName
 
 

@@ -1,7 +1,6 @@
-"""``trainctl doctor``: what must be right before a deploy or a job, and how to fix what is not."""
+"""``trainctl doctor``: the checks of a deploy or a job, and the command that fixes each problem."""
 
 from collections.abc import Collection, Iterator
-from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,13 +10,13 @@ from contract import exits
 from contract import outputs as stack_outputs
 from contract.errors import InputError
 from contract.prices import FileSystem
-from trainctl import checks, fabric_checks, laptop, output, planned
+from trainctl import checkout_settings, checks, laptop, output
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 from trainctl.aws.deployment import Deployment, NotDeployedError, NotReadyError, open_session
+from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.shape import Shape
 from trainctl.checks import Check, Place
-from trainctl.errors import CliError, UsageError, explained
 from trainctl.options import AsJson, Profile, Region
 
 if TYPE_CHECKING:
@@ -50,10 +49,10 @@ def doctor(
 
     Exits with 1 if a check fails.
     """
-    given = planned.given_settings(context or [])
+    given = checkout_settings.given_settings(context or [])
     found = [*look(given, profile=profile, region=region)]
     if as_json:
-        output.print_json([asdict(check) for check in found])
+        output.print_json([check._asdict() for check in found])
     else:
         rows = [[check.state, check.what, check.found] for check in found]
         output.print_table(["state", "what", "found"], rows, prose=["found"])
@@ -85,46 +84,35 @@ def look(
     """
     from botocore.exceptions import BotoCoreError, ClientError
 
-    prefix = "".join(
-        f"{name}={value} "
-        for name, value in (("AWS_PROFILE", profile), ("AWS_REGION", region))
-        if value
-    )
+    variables = {"AWS_PROFILE": profile, "AWS_REGION": region}
+    prefix = "".join(f"{name}={value} " for name, value in variables.items() if value)
     try:
         session = _session(given, profile=profile, region=region)
         account = Account(Clients(session))
         where = f"account {account.id}, {session.region_name}"
     except (CliError, BotoCoreError, ClientError) as error:
-        known = explained(error)
-        assert known is not None
-        yield Check(
-            what="credentials", state="bad", found=str(known), fix=_log_in(str(known), profile)
-        )
+        said = str(explained(error))
+        yield Check("credentials", "bad", said, _log_in(said, profile))
         yield from _of_the_laptop()
         return
-    yield Check(what="credentials", state="ok", found=where)
+    yield Check("credentials", "ok", where)
+
     place = Place(account=account, region=session.region_name, profile=profile, prefix=prefix)
     try:
         deployment = Deployment(session)
         deployment.check_ready()
         shape = deployment.shape
     except (CliError, BotoCoreError, ClientError) as error:
-        known = explained(error)
-        assert known is not None
-        is_next = isinstance(error, NotDeployedError)
-        yield Check(
-            what="stacks",
-            state="next" if is_next else "bad",
-            found=str(known),
-            fix=place.make("deploy", given) if _helps_to_deploy(error) else "",
-        )
+        state = "next" if isinstance(error, NotDeployedError) else "bad"
+        fix = place.make("deploy", given) if _helps_to_deploy(error) else ""
+        yield Check("stacks", state, str(explained(error)), fix)
         # Where the stacks are there, they have their share of the account already.
         missing = error.missing if isinstance(error, NotDeployedError | NotReadyError) else ()
         if not only_first_deploy or stack_outputs.TRAINING_STACK in missing:
             yield from _before(place, given, missing=missing)
         return
 
-    yield Check(what="stacks", state="ok", found=_described(shape))
+    yield Check("stacks", "ok", _described(shape))
     if only_first_deploy:
         return
     if given:
@@ -134,15 +122,12 @@ def look(
     def zone() -> str:
         return account.zone(deployment.output(stack_outputs.SUBNET))
 
-    yield laptop.plugin()
+    context = {"preset": shape.preset}
     yield from checks.run(
         {
+            "plug-in": laptop.plugin,
             **checks.of_a_deployment(place, deployment),
-            **fabric_checks.of_a_deployment(place, deployment),
-            **checks.of_hosts(
-                place, shape, zone, context={"preset": shape.preset}, is_deployed=True
-            ),
-            **fabric_checks.of_hosts(place, shape, zone),
+            **checks.of_hosts(place, shape, zone, context=context, is_deployed=True),
         }
     )
 
@@ -160,7 +145,7 @@ def _session(given: dict[str, str], *, profile: str | None, region: str | None) 
         return open_session(profile=profile, region=region or given.get("region"))
     except UsageError:
         try:
-            settings = planned.read(planned.project(), given).settings
+            settings = checkout_settings.read(checkout_settings.project(), given).settings
         except InputError:
             settings = None  # told among the checks
         if settings is None or not settings.region:
@@ -182,24 +167,19 @@ def _before(
         there: the shared file system that it would change.
     """
     try:
-        project = planned.project()
-        plan = planned.read(project, given, region=place.region)
+        project = checkout_settings.project()
+        plan = checkout_settings.read(project, given, region=place.region)
     except InputError as error:
-        yield Check(what="settings", state="bad", found=str(error))
-        yield laptop.node()
+        yield Check("settings", "bad", str(error))
+        yield from checks.run({"Node.js": laptop.node})
         return
-    yield Check(what="settings", state="ok", found=_described(plan.shape))
-    if plan.settings.region not in ("", place.region):
-        yield Check(
-            what="region",
-            state="bad",
-            found=f"cdk.json deploys to {plan.settings.region}, and trainctl looks in "
-            f"{place.region}",
-            fix=f"export AWS_REGION={plan.settings.region}",
-        )
+    shape, region = plan.shape, plan.settings.region
+    yield Check("settings", "ok", _described(shape))
+    if region not in ("", place.region):
+        said = f"cdk.json deploys to {region}, and trainctl looks in {place.region}"
+        yield Check("region", "bad", said, f"export AWS_REGION={region}")
         return
-    yield from laptop.checks(project)
-    shape = plan.shape
+
     is_network_there = stack_outputs.CORE_STACK not in missing
     zone: checks.Zone = (
         place.account.deployed_zone
@@ -208,25 +188,27 @@ def _before(
     )
     yield from checks.run(
         {
+            **laptop.of_a_deploy(project),
             **checks.of_a_deploy(
                 place,
+                shape,
                 missing=missing,
                 qualifier=plan.qualifier,
                 makes_github_provider=plan.makes_github_provider,
                 context=given,
+                there=there,
             ),
-            **fabric_checks.of_a_deploy(place, shape.shared, there=there),
             **checks.of_hosts(place, shape, zone, context=given, is_deployed=is_network_there),
-            **fabric_checks.of_hosts(place, shape, zone),
         }
     )
 
 
 def _of_the_laptop() -> Iterator[Check]:
     try:
-        yield from laptop.checks(planned.project())
+        table = laptop.of_a_deploy(checkout_settings.project())
     except InputError:
-        yield laptop.node()
+        table = {"Node.js": laptop.node}
+    return checks.run(table)
 
 
 def _described(shape: Shape) -> str:

@@ -12,7 +12,8 @@ import typer
 from contract.runs import CONFIG_FILE, DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES, check_run_name
 from trainctl import completion, follow, job_plan, output
 from trainctl.aws.deployment import Deployment
-from trainctl.errors import CliError, UsageError
+from trainctl.aws.errors import CliError, UsageError
+from trainctl.aws.files import json_object
 from trainctl.options import Profile, Region, Yes
 from training import recipes
 
@@ -66,11 +67,10 @@ def _run_on_head(deployment: Deployment, run: str, command: list[str], *, yes: b
     """
     check_run_name(run)
     bucket = deployment.bucket
-    paths = bucket.run(run)
-    recorded = output.json_object(bucket.read(bucket.key(paths.file(CONFIG_FILE))))
+    recorded = json_object(bucket.read_of_run(run, CONFIG_FILE))
     if not recorded:
         raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs")
-    recipes.by_name(str(recorded.get("recipe"))).check_sharded(run, run_uri=paths.uri)
+    recipes.by_name(str(recorded.get("recipe"))).check_sharded(run, run_uri=bucket.run(run).uri)
     plan = job_plan.head_only(deployment, run=run, command=command)
     job_plan.check(deployment, plan)
     output.say(plan.text())

@@ -10,8 +10,8 @@ from contract.job import Placement
 from contract.runs import METRICS_FILE
 from trainctl import follow
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.jobs import Job
-from trainctl.errors import CliError, UsageError
 from trainctl.job_log import JobLog, Printer, Wanted
 from trainctl.options import JobName, Profile, Region
 from training.record.events import Phase
@@ -137,7 +137,6 @@ def _hosts_of_ranks(deployment: Deployment, job: Job) -> list[str]:
     """Address of the host of each rank, newest answer; empty while there is none."""
     if not job.run:
         return []
-    bucket = deployment.bucket
-    content = bucket.read(bucket.key(bucket.run(job.run).file(METRICS_FILE))) or b""
+    content = deployment.bucket.read_of_run(job.run, METRICS_FILE) or b""
     phases = parse_metrics(content).of(Phase)
     return next(([*each.hosts] for each in reversed(phases) if each.hosts), [])

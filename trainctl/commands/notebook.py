@@ -11,9 +11,9 @@ from contract import nodes, runs
 from contract import notebook as place
 from trainctl import notebooks, output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError
 from trainctl.aws.tasks import Task
 from trainctl.commands.open import running_head
-from trainctl.errors import CliError
 from trainctl.options import AsJson, Browser, Profile, Region
 from trainctl.plugin import free_port, require_free, require_plugin, tunnel
 from trainctl.ray_jobs import RayJobs
@@ -53,10 +53,11 @@ def notebook(
     deployment = Deployment.find(profile=profile, region=region)
     head = running_head(deployment)
     is_local = deployment.is_local  # its nodes are containers of this machine
-    plugin = "" if is_local else require_plugin()
-    if not is_local and not stop:
-        require_free(port)
-    with _dashboard(deployment, head, plugin, profile=profile) as jobs, output.Progress() as shown:
+    if not is_local:
+        require_plugin()
+        if not stop:
+            require_free(port)
+    with _dashboard(deployment, head, profile=profile) as jobs, output.Progress() as shown:
         if stop:
             _stop(jobs, shown)
             return
@@ -73,10 +74,7 @@ def notebook(
     if is_local:
         _show(deployment, address, as_json=as_json, browser=browser)
         return
-    session = deployment.sessions.tunnel(head, port=place.PORT, local_port=port)
-    with tunnel(
-        plugin, session, local_port=port, region=deployment.region, profile=profile
-    ) as process:
+    with tunnel(deployment, head, port=place.PORT, local_port=port, profile=profile) as process:
         try:
             _show(deployment, address, as_json=as_json, browser=browser)
             process.communicate()
@@ -87,17 +85,14 @@ def notebook(
 
 
 @contextlib.contextmanager
-def _dashboard(
-    deployment: Deployment, head: Task, plugin: str, *, profile: str | None
-) -> Iterator[RayJobs]:
+def _dashboard(deployment: Deployment, head: Task, *, profile: str | None) -> Iterator[RayJobs]:
     """Ray's dashboard on the head, which is reached through a tunnel on AWS."""
     token = deployment.ray_token
     if deployment.is_local:
         yield RayJobs(host=head.address, port=nodes.DASHBOARD_PORT, token=token)
         return
     port = free_port()
-    session = deployment.sessions.tunnel(head, port=nodes.DASHBOARD_PORT, local_port=port)
-    with tunnel(plugin, session, local_port=port, region=deployment.region, profile=profile):
+    with tunnel(deployment, head, port=nodes.DASHBOARD_PORT, local_port=port, profile=profile):
         yield RayJobs(host=_LOOPBACK, port=port, token=token)
 
 

@@ -8,8 +8,8 @@ import typer
 from contract import nodes
 from trainctl import completion, output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
-from trainctl.errors import CliError, UsageError
 from trainctl.options import Browser, Profile, Region
 from trainctl.plugin import require_free, require_plugin, tunnel
 
@@ -63,12 +63,11 @@ def open_(
         output.print_text(address)
         output.say("It asks for the cluster's token: trainctl open --token")
         return
-    plugin = require_plugin()
+    require_plugin()
     require_free(port)
-    session = deployment.sessions.tunnel(head, port=nodes.DASHBOARD_PORT, local_port=port)
     address = f"http://localhost:{port}"
     with tunnel(
-        plugin, session, local_port=port, region=deployment.region, profile=profile
+        deployment, head, port=nodes.DASHBOARD_PORT, local_port=port, profile=profile
     ) as process:
         try:
             output.print_text(address)

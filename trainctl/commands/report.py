@@ -9,7 +9,7 @@ import typer
 from contract.runs import REPORT_FILE, RESULT_FILE, check_run_name, run_prefix
 from trainctl import output
 from trainctl.aws.deployment import Deployment
-from trainctl.errors import CliError, UsageError
+from trainctl.aws.errors import CliError, UsageError
 from trainctl.options import Browser, Profile, Region, RunName
 
 
@@ -39,13 +39,12 @@ def report(
     if file.is_dir():
         raise UsageError(f"--output {to} is a folder: give the name of a file")
     bucket = Deployment.find(profile=profile, region=region).bucket
-    paths = bucket.run(run)
-    page = bucket.read(bucket.key(paths.file(REPORT_FILE)))
+    page = bucket.read_of_run(run, REPORT_FILE)
     if page is None:
         keys, folders = bucket.listed(run_prefix(run))
         if not keys and not folders:
             raise UsageError(f"there is no run {run!r} in {bucket.uri}: trainctl runs")
-        raise _missing(run, has_ended=bucket.key(paths.file(RESULT_FILE)) in keys)
+        raise _missing(run, has_ended=f"{run_prefix(run)}{RESULT_FILE}" in keys)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(page)

@@ -17,8 +17,8 @@ from trainctl import completion, output
 from trainctl.aws.clients import code_of
 from trainctl.aws.cluster import NODES
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.tasks import Task
-from trainctl.errors import CliError, UsageError
 from trainctl.options import Profile, Region
 from trainctl.plugin import require_plugin, run_plugin
 

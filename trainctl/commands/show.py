@@ -8,6 +8,7 @@ from contract.runs import RESULT_FILE
 from contract.text import significant, utc
 from trainctl import follow, output
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, JobName, Profile, Region
@@ -29,7 +30,7 @@ def show(
     if job.run:
         bucket = deployment.bucket
         record = bucket.run(job.run).uri
-        result = output.json_object(bucket.read(bucket.key(f"{record}/{RESULT_FILE}")))
+        result = json_object(bucket.read_of_run(job.run, RESULT_FILE))
     workers = [task for task in tasks if task.node == WORKER]
     waits = "" if job.is_over else follow.waiting(deployment, job, heads, workers)
     reached = follow.progress_of(deployment, job)

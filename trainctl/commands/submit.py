@@ -17,10 +17,6 @@ def submit(
     following: Annotated[
         bool, typer.Option("--follow", help="Show its log; Ctrl-C leaves it running.")
     ] = False,
-    print_toml: Annotated[
-        bool,
-        typer.Option("--print-toml", help="Print a job file with these options; start nothing."),
-    ] = False,
     yes: Yes = False,
     as_json: AsJson = False,
     profile: Profile = None,
@@ -36,9 +32,6 @@ def submit(
     trainctl submit --code . --nodes 1:4 -- python my_script.py --lr 0.1;
     trainctl submit -f job.toml --epochs 20
     """
-    if print_toml:
-        print(given.as_file())
-        return
     deployment = Deployment.find(profile=profile, region=region, to_start=True)
     plan = job_plan.plan_of(deployment, given)
     output.say(plan.text())

@@ -6,8 +6,8 @@ from typing import Final
 from contract.nodes import Range
 from contract.runs import check_run_name
 from contract.text import significant
+from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
-from trainctl.errors import UsageError
 
 BANDWIDTH: Final = "bandwidth"
 #: Of what AWS gives for the network of a host: the floor below which the job's command is not run.

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contract.errors import InputError
+from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
-from trainctl.errors import UsageError
 
 if TYPE_CHECKING:
     from stacks.settings import Settings

@@ -19,7 +19,7 @@ LOCAL_S: Final = 1.0
 _GROWTH: Final = 1.5
 
 
-class Pace:
+class Polling:
     """Waits between two looks: for longer each time that nothing has changed."""
 
     def __init__(self, *, is_local: bool) -> None:

@@ -1,26 +1,34 @@
-"""``trainctl cluster up``: start or resize the standing cluster, and wait until Ray has it."""
+"""``trainctl cluster``: the standing cluster, a head and workers that stay until taken down.
+
+What trains on it is started from a shell (``trainctl shell``). A job brings its own cluster.
+"""
 
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
 import typer
 
 from contract import exits, nodes
+from contract.errors import InputError
+from contract.instance_types import instance_type
 from contract.job_outcome import Ending
 from contract.nodes import ClusterSize, Range
+from contract.prices import HostPrice
+from contract.text import duration
 from trainctl import output
-from trainctl.aws.cluster import NODES, Service
+from trainctl.aws.cluster import NODES, UNREGISTERED, Host, Service
 from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import CliError, UsageError, explained
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
-from trainctl.commands.cluster import words
-from trainctl.errors import CliError, UsageError
 from trainctl.images import check_images
 from trainctl.job_options import check_nodes
-from trainctl.options import NoWorkers, Profile, Region, Wait, Yes
-from trainctl.pace import Pace
+from trainctl.options import AsJson, NoWorkers, Profile, Region, Wait, Yes
+from trainctl.polling import Polling
+from trainctl.pricing import at_list_prices, dollars
 
 #: A node that ends this often while the cluster comes up will not come up.
 MAX_ENDS: Final = 3
@@ -70,10 +78,10 @@ def up(
     now = {node: services[node].wanted for node in NODES}
     wanted = {nodes.HEAD: 1, nodes.WORKER: num_nodes}
     if now == wanted:
-        output.say(f"Already requested: a head, {words.workers(num_nodes)}.")
+        output.say(f"Already requested: a head, {_worker_nodes(num_nodes)}.")
     else:
         check_images(deployment)
-        output.say(f"{words.described(shape, num_nodes)}\n{words.price(deployment, num_nodes)}")
+        output.say(f"{_described(shape, num_nodes)}\n{_price(deployment, num_nodes)}")
         output.confirm("Start it?" if not any(now.values()) else "Change it?", yes=yes)
     began = datetime.now(tz=UTC)
     for node in NODES:
@@ -115,11 +123,11 @@ def _wait_until_up(
     expected = deployment.shape.size(num_nodes)
     deadline = time.monotonic() + timeout_s
     reported = shown = ""
-    pace = Pace(is_local=deployment.is_local)
+    polling = Polling(is_local=deployment.is_local)
     with output.Progress() as progress:
         while True:
             services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
-            size = words.ray_size(deployment, tasks)
+            size = _ray_size(deployment, tasks)
             if is_up(tasks, size, expected):
                 return
             _check_for_faults(deployment, services, began)
@@ -134,7 +142,7 @@ def _wait_until_up(
             if (event := newest_trouble(services.values(), began)) and event != reported:
                 output.say(f"ECS reports: {event}")
                 reported = event
-            pace.wait(changed=now != shown)
+            polling.wait(changed=now != shown)
             shown = now
 
 
@@ -157,7 +165,7 @@ def waiting_for(
     if size is None:
         return "waiting for Ray on the head"
     if size != expected:
-        return f"waiting for nodes to join Ray: {words.sized(size)} of {words.sized(expected)}"
+        return f"waiting for nodes to join Ray: {_sized(size)} of {_sized(expected)}"
     return "waiting for the health checks"
 
 
@@ -218,12 +226,201 @@ def _obituary(deployment: Deployment, task: Task) -> str:
 # --- once it is up -------------------------------------------------------------------------------
 def _print_how_to_use(deployment: Deployment, num_nodes: int) -> None:
     output.print_text(
-        f"Up: {words.sized(deployment.shape.size(num_nodes))}\n"
+        f"Up: {_sized(deployment.shape.size(num_nodes))}\n"
         f"  a shell         trainctl shell\n"
         f"  Ray's state     trainctl shell -- ray status\n"
         f"  train           trainctl shell -- python -m training.launch ddp\n"
         f"  Ray dashboard   trainctl open\n"
         f"  a notebook      trainctl notebook\n"
         f"  take it down    trainctl cluster down\n"
-        f"{words.price(deployment, num_nodes)}"
+        f"{_price(deployment, num_nodes)}"
     )
+
+
+def down(
+    *,
+    wait: Wait = True,
+    yes: Yes = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Stop head and workers.
+
+    Training on them saves what it can within the stop timeout. Empty hosts are terminated at once;
+    with --no-wait, within about ten minutes, and cost until then.
+    """
+    deployment = Deployment.find(profile=profile, region=region)
+    cluster = deployment.cluster
+    services, tasks = cluster.services(), cluster.tasks()
+    if not tasks and not any(service.wanted for service in services.values()):
+        output.say("The standing cluster is down already.")
+        return
+    output.say(f"Stopping {len(tasks)} nodes: {', '.join(f'{t.node} {t.id[:8]}' for t in tasks)}")
+    output.confirm("Stop them?", yes=yes)
+    # Workers first: a worker that loses its head before it has drained cannot leave in order.
+    for node in reversed(NODES):
+        cluster.set_wanted(node, 0)
+    if not wait:
+        output.say("Going down. Its state: trainctl cluster status")
+        return
+    polling, shown = Polling(is_local=deployment.is_local), 0
+    with output.Progress() as progress:
+        while tasks := cluster.tasks() + _ending(deployment):
+            progress.update(f"waiting for {len(tasks)} nodes to end")
+            polling.wait(changed=len(tasks) != shown)
+            shown = len(tasks)
+    output.say(f"Down. {_release(deployment)}; make destroy removes the deployment itself.")
+
+
+def _release(deployment: Deployment) -> str:
+    """Terminate the empty hosts; say what became of them."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        count = deployment.cluster.release_hosts()
+    except (CliError, ClientError, BotoCoreError) as error:
+        output.say(f"The hosts were not terminated at once: {explained(error)}")
+        return "Empty hosts terminate within about ten minutes"
+    return f"{count} empty host{'' if count == 1 else 's'} terminated"
+
+
+def _ending(deployment: Deployment) -> list[Task]:
+    """Nodes that were told to stop and have not ended yet."""
+    return [task for task in deployment.cluster.tasks(stopped=True) if not task.has_stopped]
+
+
+def status(
+    *,
+    as_json: AsJson = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Show the nodes, what Ray sees of them, all hosts of the deployment, and what they cost."""
+    deployment = Deployment.find(profile=profile, region=region)
+    services, tasks = deployment.cluster.services(), deployment.cluster.tasks()
+    size, hosts = _ray_size(deployment, tasks), deployment.cluster.hosts()
+    usd = _usd_per_hour(deployment, tasks)
+    prices = deployment.shape.prices(deployment.region)
+    costs = "cost" if deployment.shape.shared else "costs"
+    if as_json:
+        output.print_json(
+            {
+                "up": any(service.wanted for service in services.values()),
+                "wanted": {node: services[node].wanted for node in NODES},
+                "running": {node: services[node].running for node in NODES},
+                "tasks": [asdict(task) for task in tasks],
+                "ray": asdict(size) if size else None,
+                "usd_per_hour": None if usd is None else round(usd, 3),
+                "image_tag": deployment.shape.image_tag,
+                "hosts": [asdict(host) for host in hosts],
+            }
+        )
+        return
+    if not tasks and not any(service.wanted for service in services.values()):
+        output.print_text(
+            f"The standing cluster is down; {prices.standing} {costs} {dollars(usd)} an hour.\n"
+            "Start it: trainctl cluster up"
+        )
+        _print_hosts(deployment, hosts)
+        return
+    rows = [
+        [task.node, task.id, task.status, task.health, task.address, _age(task.since)]
+        for task in tasks
+    ]
+    output.print_table(["node", "task", "status", "health", "address", "since"], rows)
+    wanted = services[nodes.WORKER].wanted
+    output.print_text(
+        f"\nwanted: a head, {_worker_nodes(wanted)}; images: {deployment.shape.image_tag}\n"
+        f"Ray:    {_sized(size)}\n"
+        f"cost:   {dollars(usd)} an hour at list prices, with {prices.standing}"
+    )
+    _print_hosts(deployment, hosts)
+
+
+def _print_hosts(deployment: Deployment, hosts: Sequence[Host]) -> None:
+    """The instances that are billed, jobs' too."""
+    if not hosts:
+        return
+    output.print_text("\nHosts, those of jobs too:")
+    rows = [
+        [
+            host.id,
+            host.instance_type,
+            _state(host),
+            str(host.num_tasks),
+            _age(host.since),
+            _an_hour(deployment, host),
+        ]
+        for host in hosts
+    ]
+    output.print_table(["host", "type", "state", "tasks", "since", "an hour"], rows)
+
+
+def _usd_per_hour(deployment: Deployment, tasks: Sequence[Task]) -> float | None:
+    """Of the hosts of these nodes and what is always there, in US dollars; None: not known."""
+    prices = deployment.shape.prices(deployment.region)
+    total = prices.standing_usd_per_hour
+    for task in tasks:
+        host = prices.head if task.node == nodes.HEAD else prices.worker
+        if total is None or host.usd_per_hour is None:
+            return None
+        total += host.usd_per_hour
+    return total
+
+
+def _ray_size(deployment: Deployment, tasks: Sequence[Task]) -> ClusterSize | None:
+    """What Ray has, as the running head's log reports it; None while there is none."""
+    heads = [task for task in tasks if task.node == nodes.HEAD and task.status == "RUNNING"]
+    return deployment.logs.ray_size(heads[0]) if heads else None
+
+
+def _price(deployment: Deployment, num_nodes: int) -> str:
+    """What a cluster costs per hour, as one sentence."""
+    prices = deployment.shape.prices(deployment.region)
+    total = prices.usd_per_hour(num_nodes)
+    if total is None:
+        return f"cost: unknown, because {prices.why_unknown}"
+    return (
+        f"cost: ${total:.3f} an hour with disks and {prices.standing}, {at_list_prices(prices)}, "
+        "until trainctl cluster down"
+    )
+
+
+def _described(shape: Shape, num_nodes: int) -> str:
+    """The hosts of a cluster and its images."""
+    hosts = [f"head on {shape.head.name}{', trains too' if shape.head_trains else ''}"]
+    if num_nodes:
+        hosts.append(f"{_worker_nodes(num_nodes)} on {shape.worker.name}")
+    return f"{'; '.join(hosts)}; images: {shape.image_tag}"
+
+
+def _worker_nodes(count: int) -> str:
+    return f"{count} worker node{'' if count == 1 else 's'}"
+
+
+def _sized(size: ClusterSize | None) -> str:
+    if size is None:
+        return "nothing yet"
+    return f"{size.num_nodes} nodes, {size.num_cpus} CPUs, {size.num_gpus} GPUs"
+
+
+def _age(since: datetime | None) -> str:
+    """How long something has been there."""
+    return "" if since is None else duration(round((datetime.now(tz=UTC) - since).total_seconds()))
+
+
+def _state(host: Host) -> str:
+    """What ECS does with a host: ``ACTIVE, agent disconnected 12 min`` can take no task."""
+    if host.is_connected or host.state == UNREGISTERED:
+        return host.state
+    return f"{host.state}, agent disconnected {_age(host.disconnected_since)}".rstrip()
+
+
+def _an_hour(deployment: Deployment, host: Host) -> str:
+    """The list price of a host with its disk."""
+    disk = deployment.shape.root_volume_gib
+    try:
+        machine = instance_type(host.instance_type)
+    except InputError:
+        return dollars(None)
+    return dollars(HostPrice.of(machine, region=deployment.region, disk_gib=disk).usd_per_hour)

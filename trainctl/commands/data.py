@@ -1,0 +1,237 @@
+"""``trainctl data``: data sets in the bucket, and sets of pictures prepared for training."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from contract import exits
+from contract.text import byte_size
+from trainctl import data_sets, output
+from trainctl.aws.deployment import Deployment
+from trainctl.aws.errors import UsageError
+from trainctl.options import AsJson, Profile, Region
+from training.data import catalog, download
+from training.data.pictures import prepare as preparation
+from training.data.pictures import verify as verification
+from training.data.pictures.destination import Destination
+from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED
+
+
+def put(
+    *,
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|NAME",
+            help="Folder or file here; or a published data set: " + ", ".join(catalog.names()),
+            show_default=False,
+        ),
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="NAME",
+            help="What --data calls it then.",
+            show_default="the name of the folder or data set",
+        ),
+    ] = None,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Upload a data set to the bucket; jobs read it with --data NAME."""
+    published, place = catalog.find(source), Path(source).expanduser()
+    if published is None and not place.exists():
+        raise UsageError(f"{source} is no folder and no file here; {catalog.by_name(source)}")
+    default = source if published else place.resolve().name
+    called = data_sets.check_name(default if name is None else name)
+    bucket = Deployment.find(profile=profile, region=region).bucket
+    with output.Progress() as progress:
+        if published is not None:
+            paths = download.published(published, report=_shown(progress, "downloading"))
+            files = {path.name: path for path in paths}
+        else:
+            files = data_sets.files_of(place)
+        progress.update("hashing")
+        stored = data_sets.put(bucket, called, files, report=_shown(progress, "uploading"))
+    output.say(
+        f"data set {stored.name}: {len(stored.files)} files, {byte_size(stored.size)}. Train on "
+        f"it with --data {stored.name}"
+    )
+    output.print_text(f"{bucket.uri}/{data_sets.PREFIX}{stored.name}")
+
+
+def _shown(progress: output.Progress, what: str) -> data_sets.Report:
+    def show(done: int, total: int) -> None:
+        # In tenths: where stderr is no terminal, each change is a line.
+        progress.update(f"{what}: {10 * (10 * done // max(total, 1))}% of {byte_size(total)}")
+
+    return show
+
+
+_PUBLISHED: Final = "published"
+
+
+def ls(*, as_json: AsJson = False, profile: Profile = None, region: Region = None) -> None:
+    """List the data sets in the bucket, and those that can be had by name."""
+    bucket = Deployment.find(profile=profile, region=region).bucket
+    complete, incomplete = data_sets.stored(bucket)
+    known = {each.name for each in complete}
+    others = [each for each in catalog.ALL if each.name not in known]
+    if as_json:
+        output.print_json(
+            {
+                "stored": [{**asdict(each), "size": each.size} for each in complete],
+                "incomplete": incomplete,
+                _PUBLISHED: [
+                    {"name": each.name, "kind": each.kind, "license": each.license}
+                    for each in others
+                ],
+            }
+        )
+        return
+    rows = [
+        [each.name, f"in the bucket since {each.uploaded} UTC", byte_size(each.size)]
+        for each in complete
+    ]
+    rows += [[name, "not complete: put it again", ""] for name in incomplete]
+    rows += [
+        [
+            each.name,
+            f"{_PUBLISHED}, nodes download it: {each.about}",
+            byte_size(each.num_bytes),
+        ]
+        for each in others
+        if each.name not in incomplete
+    ]
+    output.print_table(["name", "where", "size"], rows, prose=["where"])
+
+
+_LAYOUTS = ("imagenet",)
+_SHOWN_DAMAGED = 20
+
+
+def prepare(
+    *,
+    layout: Annotated[
+        str,
+        typer.Argument(
+            metavar="LAYOUT", help="How the source is arranged: imagenet.", show_default=False
+        ),
+    ],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SRC",
+            help="Folder or .tar here: train/ and val/, or the archives as they are downloaded.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to", metavar="DIR|s3://...", help="Where the set is written.", show_default=False
+        ),
+    ],
+    form: Annotated[str, typer.Option(metavar="FORM", help=f"{', '.join(FORMS)}.")] = PACKED,
+    size: Annotated[
+        int,
+        typer.Option(
+            metavar="PIXELS", help="Of packed pictures: pixels that the shorter side is shrunk to."
+        ),
+    ] = preparation.DEFAULT_SIZE,
+    encoding: Annotated[
+        str, typer.Option(metavar="ENCODING", help=f"Of packed pictures: {', '.join(ENCODINGS)}.")
+    ] = JPEG,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="To work at a time.", show_default="one for each core"
+        ),
+    ] = None,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Make a set of pictures that trains fast; jobs read it with --data DIR or --data s3://...
+
+    Damaged pictures are listed and left out. An interrupted preparation continues.
+    """
+    if layout not in _LAYOUTS:
+        raise UsageError(f"{layout} is no layout that is known: give {', '.join(_LAYOUTS)}")
+    if source.startswith("s3://"):
+        raise UsageError(
+            f"{source} is in S3: fetch it first (aws s3 sync {source} DIR), or have a job prepare "
+            "it there: trainctl submit --code . --run prepare --nodes 1 -- python -m "
+            f"training.data.pictures prepare {source} --to {to}"
+        )
+    wish = preparation.Wish(form=form, size=size, encoding=encoding)
+    target = Destination(uri=to.rstrip("/"), profile=profile, region=region)
+    with output.Progress() as progress:
+
+        def show(what: str, done: int, total: int) -> None:
+            # In tenths: where stderr is no terminal, each change is a line.
+            share = f"{10 * (10 * done // total)}% of {total:,} pictures" if total else f"{done:,}"
+            progress.update(f"{what}: {share}")
+
+        try:
+            index = preparation.prepare(
+                Path(source).expanduser(), target, wish, processes=processes or 0, report=show
+            )
+        except KeyboardInterrupt:
+            output.say("interrupted; give the command again, it continues")
+            raise typer.Exit(exits.INTERRUPTED) from None
+    for each in index.damaged[:_SHOWN_DAMAGED]:
+        output.say(f"left out: {each}")
+    if (more := len(index.damaged) - _SHOWN_DAMAGED) > 0:
+        output.say(f"and {more:,} more, listed in {target.uri}/index.json")
+    counts = " + ".join(f"{index.counts[split]:,} {split}" for split in index.counts)
+    output.say(
+        f"{counts} pictures of {len(index.classes):,} classes, {len(index.damaged):,} damaged. "
+        "Check them at any time with trainctl data verify"
+    )
+    output.print_text(target.uri)
+
+
+def verify(
+    *,
+    place: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|s3://...", help="What data prepare has written.", show_default=False
+        ),
+    ],
+    as_json: AsJson = False,
+    profile: Profile = None,
+    region: Region = None,
+) -> None:
+    """Read a prepared set, compare all checksums and counts; exit with 1 where one differs."""
+    at = Destination(uri=place.rstrip("/"), profile=profile, region=region)
+    with output.Progress() as progress:
+
+        def show(done: int, total: int) -> None:
+            progress.update(f"reading: {10 * (10 * done // max(total, 1))}% of {total:,} files")
+
+        verdict = verification.verify(at, report=show)
+    index = verdict.index
+    for each in verdict.wrong:
+        output.say(f"wrong: {each}")
+    if as_json:
+        output.print_json(
+            {
+                "form": index.form,
+                "size": index.size,
+                "encoding": index.encoding,
+                "classes": len(index.classes),
+                "pictures": dict(index.counts),
+                "left_out": list(index.damaged),
+                "wrong": list(verdict.wrong),
+            }
+        )
+    else:
+        counts = " + ".join(f"{num:,} {split}" for split, num in index.counts.items())
+        found = f"{len(verdict.wrong):,} wrong" if verdict.wrong else "all whole"
+        output.print_text(f"{counts} pictures of {len(index.classes):,} classes: {found}")
+    if verdict.wrong:
+        raise typer.Exit(exits.FAILED)

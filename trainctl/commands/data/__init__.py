@@ -1,1 +1,0 @@
-"""``trainctl data``: data sets in the deployment's bucket."""

@@ -1,1 +1,0 @@
-"""``trainctl local``: the whole system on this machine, without AWS."""
