@@ -30,7 +30,7 @@ from contract.instance_types import INSTANCE_TYPES
 from training import metrics
 from training.data import PYTHON_HELP
 from training.data.feed import SequenceOrder
-from training.models import language_models, lora, memory, model_weights, pretrained
+from training.models import estimates, language_models, lora, model_weights, pretrained
 from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import inputs, loop
 from training.recipes.fsdp.settings import FsdpConfig
@@ -276,7 +276,7 @@ def predicted(case: Case) -> int | None:
     """Bytes of the GPU at the peak by the arithmetic of ``training.plan``; None where it does not
     know the shape."""
     machine = next(each for each in INSTANCE_TYPES.values() if each.gpu)
-    setup = memory.Setup(
+    setup = estimates.Setup(
         machine=machine,
         num_workers=1,
         seq_len=case.seq_len,
@@ -287,7 +287,7 @@ def predicted(case: Case) -> int | None:
         lora_rank=case.lora_rank,
     )
     try:
-        return round(memory.needed(ModelShape.from_config(case.shape), setup).total)
+        return round(estimates.needed(ModelShape.from_config(case.shape), setup).total)
     except InputError:
         return None
 
@@ -337,7 +337,7 @@ def measure(case: Case, *, steps: int, profile: str) -> dict[str, object]:
 
 def _words(found: Measured) -> str:
     return found.failure or (
-        f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / memory.GIB:.1f} GiB, "
+        f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / estimates.GIB:.1f} GiB, "
         f"loss {found.losses[-1]:.4f}"
     )
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from contract.errors import InputError
 from training.models import language_models, uses
-from training.models.model_shapes import ALL, left_out, with_adapters
+from training.models.model_shapes import ALL
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
@@ -52,11 +52,10 @@ def add(
             "--lora-rank needs the package peft: install it, or leave the option out"
         ) from None
     matrices = uses.matrices_of(model)
-    chosen = {*with_adapters(matrices.values(), targets)}
     settings = LoraConfig(
         r=rank,
         lora_alpha=alpha_of(rank, alpha),
-        target_modules=[name for name, each in matrices.items() if each in chosen],
+        target_modules=uses.with_adapters(matrices, targets),
         lora_dropout=dropout,
     )
     try:
@@ -70,7 +69,7 @@ def add(
         ) from None
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
-    return left_out(matrices.values(), targets)
+    return uses.left_out(matrices.values(), targets)
 
 
 def files(

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from training.models.model_shapes import NF4_BLOCK, NOTHING_TO_PACK, reads_weight
+from training.models.model_shapes import NF4_BLOCK, NOTHING_TO_PACK
 
 #: Bytes of a row per weight: half a byte, and four for each block.
 _BYTES: Final = (1, 2), (4, NF4_BLOCK)
@@ -63,6 +63,14 @@ def is_plain(module: nn.Module) -> bool:
         isinstance(module, PackedLinear)
         or type(module) is nn.Linear
         or type(module).__name__ in _PLAIN
+    )
+
+
+def reads_weight(layer: str) -> str:
+    """The error for a model that reads the weight of a packed layer."""
+    return (
+        f"--lora-bits is 4, and this kind of model reads the weight of its layer {layer} itself, "
+        "where four bits cannot stand for it: leave --lora-bits out"
     )
 
 

@@ -1,20 +1,19 @@
-"""What a run of this recipe is told about memory.
+"""Advice about GPU memory for runs of this recipe."""
 
-The arithmetic is that of ``training.models.estimates``. Standard library only.
-"""
+from collections.abc import Collection
 
 from contract.instance_types import INSTANCE_TYPES
-from training.models.estimates import differences, make, smaller
-from training.models.memory import GIB, Setup
+from training.models.estimates import GIB, Setup, differences, make, smaller
 from training.models.model_shapes import ModelShape
+from training.models.uses import Matrix, why_not_packed
 from training.recipes.fsdp.settings import FsdpConfig
 
 
-def advice(config: FsdpConfig, shape: ModelShape) -> str:
-    """What a run that ran out of memory could do, in a sentence.
+def advice(config: FsdpConfig, matrices: Collection[Matrix]) -> str:
+    """Settings for a run that ran out of memory, in a sentence.
 
     Args:
-        shape: of its model.
+        matrices: of the blocks of its model.
     """
     options = []
     if config.reduce_gradients != "pass" and config.num_microbatches > 1:
@@ -30,9 +29,9 @@ def advice(config: FsdpConfig, shape: ModelShape) -> str:
     if config.optimizer == "adamw" and not config.offload_moments:
         options += ["--optimizer adamw-8bit (another --run)", "--offload-moments"]
     if not config.lora_rank:
-        if shape.takes_adapters:
+        if any(not each.reason for each in matrices):
             options.append("--lora-rank 16 (another --run)")
-    elif config.lora_bits == 16 and not shape.why_not_packed:
+    elif config.lora_bits == 16 and not why_not_packed(matrices):
         options.append("--lora-bits 4 (another --run)")
     if not options:
         return "Give more --workers; training.plan computes what fits"
@@ -40,8 +39,7 @@ def advice(config: FsdpConfig, shape: ModelShape) -> str:
 
 
 def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
-    """What to expect of a run on a GPU that is too small for it; empty where it fits, or where the
-    GPU is not known here.
+    """Warn that a run does not fit its GPUs; empty where it fits, or where the GPU is not known.
 
     Args:
         gpu_name: as ``torch.cuda.get_device_name`` has it.
@@ -49,25 +47,11 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
     machines = [each for each in INSTANCE_TYPES.values() if each.gpu and each.gpu.name == gpu_name]
     if not machines:
         return ""
-    own = config.global_batch // config.num_workers // config.num_microbatches
-    setup = Setup(
-        # The host is not known: the one with the most memory, so that no warning is wrong.
-        machine=max(machines, key=lambda each: each.memory_mib / each.num_gpus),
-        num_workers=config.num_workers,
-        seq_len=config.seq_len,
-        global_batch=config.global_batch,
-        microbatch=own,
-        recompute=config.recompute,
-        optimizer=config.optimizer,
-        replicas=config.replicas,
-        lora_rank=config.lora_rank,
-        lora_targets=config.lora_targets,
-        lora_bits=config.lora_bits,
-        offload_moments=config.offload_moments,
-        reduce_gradients=config.reduce_gradients,
-        reduce_dtype=config.reduce_dtype,
-        keep_blocks=config.keep_blocks,
-    )
+    # The host is not known: assume the one with the most memory, so that no warning is wrong.
+    machine = max(machines, key=lambda each: each.memory_mib / each.num_gpus)
+    rows = config.global_batch // config.num_workers // config.num_microbatches
+    settings = {**config.to_json(), "microbatch": rows}
+    setup = Setup.of(settings, machine, num_workers=config.num_workers)
     found = make(shape, setup)
     if found.fits:
         return ""

@@ -9,13 +9,13 @@ from torch import nn
 from contract.errors import InputError
 from training.data.text import TokenStore
 from training.models import (
-    built_shapes,
     language_models,
     lora,
     model_weights,
     nf4,
     pretrained,
     serving,
+    uses,
 )
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import PACKED_BITS, FsdpConfig
@@ -51,9 +51,9 @@ def _built(config: FsdpConfig, model_config: Any) -> tuple[nn.Module, str]:
     model = language_models.build_on_meta(model_config)
     note = ""
     if config.lora_bits == PACKED_BITS:
-        shape = built_shapes.shape_of(model)
-        if shape.why_not_packed:
-            raise InputError(shape.why_not_packed)
+        reason = uses.why_not_packed(uses.matrices_of(model).values())
+        if reason:
+            raise InputError(reason)
     if config.lora_rank:
         note = lora.add(
             model,
