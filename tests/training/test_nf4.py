@@ -17,11 +17,11 @@ from training.models import (
     lora,
     model_weights,
     nf4,
-    uses,
 )
 from training.models.language_models import WithLoss
 from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import estimate
+from training.recipes.fsdp.model import rebuild
 from training.recipes.fsdp.settings import FsdpConfig
 
 
@@ -188,25 +188,16 @@ STATE_SPACE = {
 
 
 def test_state_space_models_are_refused_because_they_read_their_weights() -> None:
-    matrices = uses.matrices_of(built(STATE_SPACE)).values()
-    assert " reads the weight of its layer x_proj itself" in uses.why_not_packed(matrices)
-    # Advice proposes only what a run takes.
     settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
-    config = FsdpConfig(**settings, lora_rank=4)
-    assert "--lora-bits" not in estimate.advice(config, matrices)
-    plain = uses.matrices_of(built({**TINY_LLAMA, "intermediate_size": 192})).values()
-    assert "--lora-bits 4" in estimate.advice(config, plain)
+    config = FsdpConfig(**settings, lora_rank=4, model="any")
+    with pytest.raises(InputError, match=r"has state-space layers.*leave --lora-bits out"):
+        rebuild({**config.to_json(), "lora_bits": 4}, STATE_SPACE, torch.device("cpu"))
+    # Advice proposes only settings that a run takes.
+    assert "--lora-bits" not in estimate.advice(config, built(STATE_SPACE))
     gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500}
-    transposed = uses.matrices_of(built(gpt2)).values()
-    assert "multiple of 64 inputs" in uses.why_not_packed(transposed)
-    # A run that could not tell in advance is refused when it first reads.
-    model = built(STATE_SPACE)
-    lora.add(model, rank=4, targets="in_proj,x_proj")
-    nf4.replace(language_models.blocks(model))
-    model_weights.allocate(model, torch.device("cpu"))
-    model_weights.initialise(model, seed=0)
-    with pytest.raises(InputError, match=r"its layer 0\.mixer\.\w+ itself.*leave --lora-bits out"):
-        check(model)
+    assert "--lora-bits" not in estimate.advice(config, built(gpt2))
+    plain = built({**TINY_LLAMA, "intermediate_size": 192})
+    assert "--lora-bits 4" in estimate.advice(config, plain)
 
 
 def test_a_rule_for_first_weights_may_read_a_packed_layer() -> None:

@@ -24,7 +24,7 @@ from contract.instance_types import instance_type
 from training import optimizers, plan
 from training.data import hub
 from training.losses import Bend
-from training.models import estimates, language_models, lora, model_weights, pretrained, uses
+from training.models import estimates, language_models, lora, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import FAMILIES, FUNCTIONS, SHAPES, ModelShape, UnknownShapeError
 from training.recipes.fsdp import estimate, loop
@@ -307,16 +307,16 @@ BLOCK: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("kind", "num_workers", "recompute"),
     [
-        ("gpt_neox", 1, "none"),
+        pytest.param("gpt_neox", 1, "none", marks=pytest.mark.night),
         ("gpt_neox", 1, "selective"),
-        ("gpt_neox", 1, "full"),
-        ("llama", 1, "none"),
-        ("llama", 8, "none"),
+        pytest.param("gpt_neox", 1, "full", marks=pytest.mark.night),
+        pytest.param("llama", 1, "none", marks=pytest.mark.night),
+        pytest.param("llama", 8, "none", marks=pytest.mark.night),
         ("llama", 8, "full"),
         ("mistral", 8, "none"),
         ("qwen2", 8, "selective"),
         ("qwen3", 1, "none"),
-        ("qwen3", 8, "none"),
+        pytest.param("qwen3", 8, "none", marks=pytest.mark.night),
     ],
 )
 def test_the_memory_of_each_kind_of_block_is_what_torch_tracks(
@@ -404,11 +404,11 @@ def test_a_run_takes_each_set_up_that_is_proposed(changes: dict[str, Any]) -> No
 
 
 def test_a_run_that_kept_its_moments_on_the_host_is_not_told_what_would_be_refused() -> None:
-    matrices = uses.matrices_of(built(TINY_LLAMA)).values()
+    model = built(TINY_LLAMA)
 
     def said(**changes: Any) -> str:
         config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **changes)
-        return estimate.advice(config, matrices)
+        return estimate.advice(config, model)
 
     assert "--optimizer adamw-8bit" in said()
     assert "--offload-moments" in said()

@@ -1,19 +1,19 @@
 """Advice about GPU memory for runs of this recipe."""
 
-from collections.abc import Collection
+from torch import nn
 
 from contract.instance_types import INSTANCE_TYPES
+from training.models import language_models, lora, nf4
 from training.models.estimates import GIB, Setup, differences, make, smaller
 from training.models.model_shapes import ModelShape
-from training.models.uses import Matrix, why_not_packed
 from training.recipes.fsdp.settings import FsdpConfig
 
 
-def advice(config: FsdpConfig, matrices: Collection[Matrix]) -> str:
+def advice(config: FsdpConfig, model: nn.Module) -> str:
     """Settings for a run that ran out of memory, in a sentence.
 
     Args:
-        matrices: of the blocks of its model.
+        model: on the meta device, without adapters.
     """
     options = []
     if config.reduce_gradients != "pass" and config.num_microbatches > 1:
@@ -29,13 +29,20 @@ def advice(config: FsdpConfig, matrices: Collection[Matrix]) -> str:
     if config.optimizer == "adamw" and not config.offload_moments:
         options += ["--optimizer adamw-8bit (another --run)", "--offload-moments"]
     if not config.lora_rank:
-        if any(not each.reason for each in matrices):
+        if "" in lora.reasons_against(model).values():
             options.append("--lora-rank 16 (another --run)")
-    elif config.lora_bits == 16 and not why_not_packed(matrices):
+    elif config.lora_bits == 16 and can_be_packed(model):
         options.append("--lora-bits 4 (another --run)")
     if not options:
         return "Give more --workers; training.plan computes what fits"
     return f"Give more --workers, or one of: {', '.join(options)}; training.plan computes what fits"
+
+
+def can_be_packed(model: nn.Module) -> bool:
+    """Tell that a run of this model may keep frozen weights in four bits."""
+    return bool(nf4.packable(language_models.blocks(model))) and not (
+        language_models.state_space_layers(model)
+    )
 
 
 def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:

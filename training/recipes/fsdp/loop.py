@@ -31,7 +31,7 @@ from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
 from training.data.text import TokenStore
-from training.models import agreement, language_models, model_weights, pretrained, uses
+from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import ModelShape, UnknownShapeError
 from training.recipes.bookkeeping import Bookkeeping
@@ -55,8 +55,7 @@ def train(worker: Worker, config: FsdpConfig) -> None:
     except torch.OutOfMemoryError as error:
         # Rebuild the model as it was before adapters, which takes none of the GPU's memory.
         model_config = pretrained.model_config(config.model, runs=config.storage)
-        matrices = uses.matrices_of(language_models.build_on_meta(model_config))
-        advice = estimate.advice(config, matrices.values())
+        advice = estimate.advice(config, language_models.build_on_meta(model_config))
         raise checkpoints.out_of_memory(error, worker, advice=advice) from None
 
 

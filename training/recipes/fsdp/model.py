@@ -15,7 +15,6 @@ from training.models import (
     nf4,
     pretrained,
     serving,
-    uses,
 )
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import PACKED_BITS, FsdpConfig
@@ -50,10 +49,11 @@ def _built(config: FsdpConfig, model_config: Any) -> tuple[nn.Module, str]:
     """The model on the meta device, with its adapters, and what to tell the user."""
     model = language_models.build_on_meta(model_config)
     note = ""
-    if config.lora_bits == PACKED_BITS:
-        reason = uses.why_not_packed(uses.matrices_of(model).values())
-        if reason:
-            raise InputError(reason)
+    if config.lora_bits == PACKED_BITS and language_models.state_space_layers(model):
+        raise InputError(
+            "--lora-bits is 4, and this model has state-space layers, which read their weights "
+            "themselves, where four bits cannot stand for them: leave --lora-bits out"
+        )
     if config.lora_rank:
         note = lora.add(
             model,
