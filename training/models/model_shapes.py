@@ -181,9 +181,8 @@ class UnknownShapeError(InputError):
     def __init__(self, models: str) -> None:
         super().__init__(
             f"not known: memory and speed of {models} (known: {', '.join(FAMILIES)}). Measure "
-            "them: train a few steps with training.launch fsdp --max-steps 5, or trainctl submit; "
-            "memory_bytes and tokens_per_s in the run's result.json are the peak of a GPU and the "
-            "speed"
+            "them: train a few steps on the same kind of GPUs (trainctl submit fsdp --model MODEL "
+            "--max-steps 5), then read memory_bytes and tokens_per_s in the run's result.json"
         )
 
 
