@@ -61,6 +61,10 @@ def setup(**changes: Any) -> estimates.Setup:
     return estimates.Setup(**{**values, **changes})
 
 
+def config(**changes: Any) -> FsdpConfig:
+    return FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **changes)
+
+
 def built(values: Mapping[str, Any]) -> Any:
     rest = {key: value for key, value in values.items() if key != "model_type"}
     return language_models.build_on_meta(AutoConfig.for_model(values["model_type"], **rest))
@@ -127,11 +131,11 @@ def test_the_reference_models_size_is_the_published_one() -> None:
 
 
 def test_weights_gradients_and_moments_are_what_an_optimizer_really_holds() -> None:
-    config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", model="new:tiny")
+    settings = config(model="new:tiny")
     model = language_models.build_on_meta(pretrained.model_config("new:tiny", runs=""))
     model_weights.allocate(model, torch.device("cpu"))
     optimizer = optimizers.build(
-        model, config.optimizer, lr=config.lr, weight_decay=0.1, device=torch.device("cpu")
+        model, settings.optimizer, lr=settings.lr, weight_decay=0.1, device=torch.device("cpu")
     )
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -186,10 +190,9 @@ def test_a_revision_does_not_change_a_shape_and_the_name_of_a_folder_is_not_cut(
     Path("there/pythia@v2").mkdir(parents=True)
     Path("there/pythia@v2/config.json").write_text(json.dumps(SHAPES["160m"]))
     assert plan.shape_of(model) == shape("160m")
-    settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
     known, found = (
         plan.expected(
-            FsdpConfig(**settings, model=each, max_steps=10),
+            config(model=each, max_steps=10),
             instance_type("g5.12xlarge"),
             num_bytes=None,
         )
@@ -202,17 +205,15 @@ def test_a_revision_does_not_change_a_shape_and_the_name_of_a_folder_is_not_cut(
 def test_before_a_job_is_submitted_a_model_is_refused_as_its_run_would(tmp_path: Path) -> None:
     narrow = {**TINY_LLAMA, "hidden_size": 32, "intermediate_size": 96}
     (tmp_path / "config.json").write_text(json.dumps(narrow))
-    settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
-    settings |= {"model": str(tmp_path), "max_steps": 10, "lora_rank": 4}
+    settings: dict[str, Any] = {"model": str(tmp_path), "max_steps": 10, "lora_rank": 4}
     machine = instance_type("g5.12xlarge")
-    assert plan.expected(FsdpConfig(**settings), machine, num_bytes=None) is not None
+    assert plan.expected(config(**settings), machine, num_bytes=None) is not None
     for refused, words in (
         ({"lora_bits": 4}, "no linear layer with a multiple of 64 inputs"),
         ({"lora_targets": "query"}, "'query', which this model's blocks do not have"),
     ):
-        config = FsdpConfig(**{**settings, **refused})
         with pytest.raises(InputError, match=words):
-            plan.expected(config, machine, num_bytes=None)
+            plan.expected(config(**{**settings, **refused}), machine, num_bytes=None)
 
 
 def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
@@ -400,15 +401,14 @@ def test_a_run_takes_each_set_up_that_is_proposed(changes: dict[str, Any]) -> No
     for each in remedies:
         names = [field.name for field in dataclasses.fields(each)]
         values = {name: getattr(each, name) for name in names if name not in ("machine", "efa")}
-        FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **values)
+        config(**values)
 
 
 def test_a_run_that_kept_its_moments_on_the_host_is_not_told_what_would_be_refused() -> None:
     model = built(TINY_LLAMA)
 
     def said(**changes: Any) -> str:
-        config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **changes)
-        return estimate.advice(config, model)
+        return estimate.advice(config(**changes), model)
 
     assert "--optimizer adamw-8bit" in said()
     assert "--offload-moments" in said()
@@ -435,16 +435,9 @@ def test_a_plan_tells_that_the_memory_of_the_host_is_what_is_short(
     assert found["offload_moments"]
     assert (found["lora_rank"], found["lora_targets"], found["lora_bits"]) == (0, "all", 16)
     # A run does not know its host, and is not warned of one that is smaller than it may be.
-    settings: dict[str, Any] = {
-        **PRESETS["dolly"],
-        "model": "new:2.8b",
-        "num_workers": 2,
-        "microbatch": 1,
-    }
-    config = FsdpConfig(
-        recipe="fsdp", run="r", storage="/s", data="d", **settings, offload_moments=True
-    )
-    assert estimate.warning(shape("2.8b"), config, "NVIDIA A10G") == ""
+    changes = {"model": "new:2.8b", "num_workers": 2, "microbatch": 1, "offload_moments": True}
+    run = config(**{**PRESETS["dolly"], **changes})
+    assert estimate.warning(shape("2.8b"), run, "NVIDIA A10G") == ""
 
 
 def test_a_node_has_one_network_interface_of_at_most_100_gbps() -> None:
@@ -475,9 +468,8 @@ def test_the_optimizer_takes_as_long_as_the_gpus_memory_is_slow() -> None:
 
 def test_a_run_on_gpus_that_are_too_small_is_warned_and_one_that_fits_is_not() -> None:
     def said(gpu: str, **changes: Any) -> str:
-        settings = {**PRESETS["dolly"], "num_workers": 8, **changes}
-        config = FsdpConfig(recipe="fsdp", run="r", storage="/s", data="d", **settings)
-        return estimate.warning(shape("6.9b"), config, gpu)
+        run = config(**{**PRESETS["dolly"], "num_workers": 8, **changes})
+        return estimate.warning(shape("6.9b"), run, gpu)
 
     assert said("NVIDIA A10G") == ""
     tight = said("NVIDIA A10G", recompute="none")
