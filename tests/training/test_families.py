@@ -44,7 +44,7 @@ def documented() -> dict[str, tuple[str, str]]:
     """Family -> how the table in docs/fsdp.md says that it is trained, and packed."""
     _, _, rest = (ROOT / "docs/fsdp.md").read_text().partition("<!-- families:")
     table, _, _ = rest.partition("<!-- end of families -->")
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for line in table.splitlines()[3:]:
         _, kinds, trained, packed, _ = (cell.strip() for cell in line.split("|"))
         found |= dict.fromkeys(re.findall(r"`(\w+)`", kinds), (trained, packed))
