@@ -64,7 +64,7 @@ local: venv-laptop venv-aws node ## a local AWS with the stacks and a cluster, w
 rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a local AWS (needs a Docker Engine)
 	@$(PYTHON) -m rehearsal all
 
-bench: venv-dev venv-aws ## compare with the plain ways; one JSON object each
+bench: venv-dev ## compare with the plain ways; one JSON object each
 	@$(PYTHON) -m benchmarks.ddp --json
 	@$(PYTHON) -m benchmarks.checkpoint --json
 	@$(PYTHON) -m benchmarks.loading --json

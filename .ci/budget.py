@@ -31,10 +31,8 @@ ROWS: Final = (
         6_000,
         (
             "training/plan.py",
-            *(
-                f"training/models/{name}.py"
-                for name in ("activations", "built_shapes", "estimates", "memory", "model_shapes")
-            ),
+            "training/models/estimates.py",
+            "training/models/model_shapes.py",
         ),
     ),
     ("models", 13_000, ("training/models/*", "training/losses.py", "training/optimizers.py")),

@@ -1,4 +1,4 @@
-"""What a checkpoint costs training: how long it waits, and how much slower it is meanwhile.
+"""Cost of a checkpoint: seconds that training waits for it, and slower steps meanwhile.
 
     python -m benchmarks.checkpoint [--storage PLACE] [--mb 600] [--rounds 5] [--json]
 
@@ -12,14 +12,12 @@ written, and a new pair must find the one before it whole.
 
 import argparse
 import os
-import shutil
 import signal
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +27,6 @@ import torch.distributed as dist
 
 from benchmarks import processes
 from benchmarks.output import report, say
-from rehearsal.local_aws import local_aws
 from training import storage
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
@@ -40,7 +37,6 @@ from training.runtime.torchrun import TorchrunWorker
 
 ROUNDS: Final = 5
 WORKERS: Final = 2
-ROOT: Final = Path(__file__).parents[1]
 _WIDTH: Final = 768
 _VOCAB: Final = 512
 _BYTES_PER_PARAMETER: Final = 12  # a weight and two moments, fp32
@@ -91,10 +87,10 @@ class State:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saved:
-    """What one checkpoint cost a rank, in seconds."""
+    """Cost of one checkpoint for a rank, in seconds."""
 
     waited: float
-    """Before training went on."""
+    """Before training continued."""
     written: float
     """Until all of it was in storage."""
     lost: float = 0.0
@@ -103,23 +99,23 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounds:
-    """Of one rank, a checkpoint a round in each way."""
+    """Measurements of one rank, a checkpoint a round in each way."""
 
     own: tuple[Saved, ...]
     async_save: tuple[Saved, ...]
     gathered: tuple[float, ...]
     step_s: float
-    """Of an undisturbed step."""
+    """Seconds of an undisturbed step."""
     state_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Killed:
-    """What was left after all processes died while they wrote the second checkpoint."""
+    """State of the storage after all processes died while they wrote the second checkpoint."""
 
     killed_after_s: float
     was_torn: bool
-    """Whether the second checkpoint is not whole."""
+    """The second checkpoint is incomplete."""
     loaded_step: int
 
 
@@ -173,8 +169,8 @@ def cost_of(begin: Callable[[], Callable[[], bool]], state: State, step_s: float
     """Begin a save and train until it is written on all ranks.
 
     Args:
-        begin: returns what tells whether it is still being written.
-        step_s: of an undisturbed step.
+        begin: starts the save; returns a function that is true while it is being written.
+        step_s: seconds of an undisturbed step.
     """
     dist.barrier()
     began = time.perf_counter()
@@ -192,7 +188,7 @@ def cost_of(begin: Callable[[], Callable[[], bool]], state: State, step_s: float
 
 
 def save_gathered(state: State, uri: str) -> float:
-    """The plain way: everything on rank 0, written before anyone goes on; seconds."""
+    """Save in the plain way: rank 0 gathers and writes everything, and all wait; return seconds."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
     dist.barrier()
@@ -207,7 +203,7 @@ def save_gathered(state: State, uri: str) -> float:
 
 
 def save_two(run_uri: str, mb: int, mark: str) -> None:
-    """Save step 1, then begin step 2, say so, and wait to be killed."""
+    """Save step 1, begin step 2, leave a mark, and wait to be killed."""
     state = State(run_uri, mb)
     state.saver.save(Position(step=1))
     state.worker.finish_saves()
@@ -228,7 +224,7 @@ def load_newest(run_uri: str, mb: int) -> int:
 
 
 def kill_while_writing(run_uri: str, mb: int, after_s: float) -> Killed:
-    """What is left when all processes die ``after_s`` after the second checkpoint has begun."""
+    """Kill all processes ``after_s`` after the second checkpoint has begun; load what is left."""
     with tempfile.TemporaryDirectory() as scratch:
         mark = str(Path(scratch) / "mark")
         group, _ = processes.start(WORKERS, save_two, run_uri, mb, mark)
@@ -248,26 +244,6 @@ def kill_while_writing(run_uri: str, mb: int, after_s: float) -> Killed:
     return Killed(killed_after_s=after_s, was_torn=was_torn, loaded_step=steps[0])
 
 
-@contextmanager
-def place(wanted: str | None) -> Iterator[str]:
-    """Where the checkpoints go: what is wanted, or the S3 of the local AWS, or a folder."""
-    if wanted:
-        yield wanted
-        return
-    scratch = Path(tempfile.mkdtemp(prefix="checkpoint-"))
-    try:
-        if not (ROOT / ".venv-aws" / "bin" / "python").exists():
-            say("no AWS emulator (make venv-aws): checkpoints go to a folder")
-            yield str(scratch)
-            return
-        with local_aws(scratch) as aws:
-            os.environ |= aws.environment()
-            storage.filesystem("s3://").mkdir("s3://checkpoints")
-            yield "s3://checkpoints/runs"
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
 def _slowest(ranks: Sequence[Sequence[float]]) -> float:
     """Median over rounds; a step waits for its slowest rank."""
     return float(statistics.median(max(times) for times in zip(*ranks, strict=True)))
@@ -275,12 +251,13 @@ def _slowest(ranks: Sequence[Sequence[float]]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
-    parser.add_argument("--storage", help="folder or s3:// address (default: the emulator's S3)")
+    parser.add_argument("--storage", help="folder or s3:// address (default: a folder)")
     parser.add_argument("--mb", type=int, default=600, help="size of the state (default: 600)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"(default: {ROUNDS})")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
-    with place(options.storage) as root:
+    with tempfile.TemporaryDirectory(prefix="checkpoint-") as scratch:
+        root = options.storage or scratch
         found = processes.run(
             WORKERS, measure, storage.join(root, "timed"), options.mb, options.rounds
         )

@@ -8,12 +8,9 @@ the same weights, so their losses must agree; then they take turns, and medians 
 """
 
 import argparse
-import json
 import os
-import socket
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,11 +21,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from PIL import Image
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks import processes
 from benchmarks.output import report, say
 from contract.errors import InputError
 from training.data import DIGITS, images
@@ -123,14 +119,6 @@ class RecipeLoop:
         for step in _steps(first, num):
             yield self._data.batch(_shard(self._order, step, self._rank))
 
-    def mirrored_batches(self, first: int, num: int) -> Iterator[Any]:
-        for step in _steps(first, num):
-            indices = _shard(self._order, step, self._rank)
-            shifts, mirrored = images.augmentation(
-                seed=0, step=step, num=len(indices), shift=0, flip=True
-            )
-            yield self._data.augmented(indices, shifts=shifts, mirrored=mirrored)
-
     def step(self, pixels: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss_sum = F.cross_entropy(self.replica(pixels).logits, labels, reduction="sum")
         (loss_sum / len(labels)).backward()
@@ -140,17 +128,11 @@ class RecipeLoop:
         return loss_sum.detach() / len(labels)
 
 
-def measure(rank: int, data: str, port: int, out: str) -> None:
-    """What each of the two ranks does; rank 0 writes the figures to ``out``."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def measure(data: str) -> dict[str, Any]:
+    """Measure on one of the two ranks."""
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // WORLD_SIZE))
-    dist.init_process_group("gloo", rank=rank, world_size=WORLD_SIZE)
-    # In a function of its own: DDP that is freed after its process group can hang.
-    figures = _figures(rank, data)
-    if rank == 0:
-        Path(out).write_text(json.dumps(figures), encoding="utf-8")
-    dist.barrier()
-    dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    return _figures(dist.get_rank(), data)
 
 
 def _figures(rank: int, data: str) -> dict[str, Any]:
@@ -168,7 +150,6 @@ def _figures(rank: int, data: str) -> dict[str, Any]:
     _progress(rank, f"comparing the losses of {_COMPARED_STEPS} steps in double precision")
     doubles = {name: kind(image_set, order, rank, torch.float64) for name, kind in kinds.items()}
     losses = _losses(doubles["plain"], doubles)
-    figures["pixel_difference_max"] = _pixel_difference(doubles)
     gaps = [abs(a - b) for a, b in zip(losses["plain"], losses["recipe"], strict=True)]
     figures["loss_difference_max"] = max(gaps)
     figures["losses_agree_to_1e-4"] = max(gaps) <= 1e-4
@@ -184,13 +165,6 @@ def _figures(rank: int, data: str) -> dict[str, Any]:
             rates[name].append(_rate(loop, first=number * _STEPS_PER_ROUND))
     figures["images_per_s"] = {name: statistics.median(found) for name, found in rates.items()}
 
-    _progress(rank, "timing the data path alone")
-    figures["data_ms_per_batch"] = _data_times(loops)
-    figures["bytes_reduced_per_step"] = {
-        name: _bytes_reduced(image_set, order, rank, name) for name in ("plain", "recipe", "fp16")
-    }
-    _progress(rank, "timing one rank alone: the limit that communication leaves")
-    figures["images_per_s_alone"] = _rate_alone(loops["recipe"], rank)
     return figures
 
 
@@ -204,26 +178,11 @@ def main() -> int:
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        out = Path(folder) / "figures.json"
-        spawn(measure, args=(options.data, port, str(out)), nprocs=WORLD_SIZE)
-        figures = json.loads(out.read_text(encoding="utf-8"))
-    rates, data = figures["images_per_s"], figures["data_ms_per_batch"]
-    reduced = figures["bytes_reduced_per_step"]
-    limit = WORLD_SIZE * figures["images_per_s_alone"]
+    figures, _ = processes.run(WORLD_SIZE, measure, options.data)
     result = {
         "benchmark": "ddp",
-        "ratio": rates["recipe"] / rates["plain"],
-        "data_path_ratio": data["plain"] / data["recipe"],
-        "data_path_ratio_augmented": data["plain"] / data["recipe_augmented"],
-        "bytes_reduced_ratio": reduced["plain"] / reduced["recipe"],
-        "bytes_reduced_ratio_fp16": reduced["plain"] / reduced["fp16"],
+        "ratio": figures["images_per_s"]["recipe"] / figures["images_per_s"]["plain"],
         **figures,
-        "limit_images_per_s": limit,
-        "part_of_limit": rates["recipe"] / limit,
         "world_size": WORLD_SIZE,
         "batch_per_worker": _BATCH_PER_WORKER,
         "data": "digits" if options.data == DIGITS else Path(options.data).name,
@@ -232,18 +191,17 @@ def main() -> int:
     return 0 if figures["losses_agree_to_1e-4"] else 1
 
 
-def _config(**changes: Any) -> DdpConfig:
-    settings: dict[str, Any] = {
-        "recipe": "ddp",
-        "run": "benchmark",
-        "storage": "unused",
-        "data": "unused",
-        "num_workers": WORLD_SIZE,
-        "batch_per_worker": _BATCH_PER_WORKER,
-        "schedule": "constant",
-        "max_grad_norm": 0.0,
-    }
-    return DdpConfig(**{**settings, **changes})
+def _config() -> DdpConfig:
+    return DdpConfig(
+        recipe="ddp",
+        run="benchmark",
+        storage="unused",
+        data="unused",
+        num_workers=WORLD_SIZE,
+        batch_per_worker=_BATCH_PER_WORKER,
+        schedule="constant",
+        max_grad_norm=0.0,
+    )
 
 
 def _steps(first: int, num: int) -> range:
@@ -268,12 +226,6 @@ def _losses(source: PlainLoop, loops: dict[str, Any]) -> dict[str, list[float]]:
     return {name: losses.tolist() for name, losses in means.items()}
 
 
-def _pixel_difference(loops: dict[str, Any]) -> float:
-    """Largest difference between the two data paths' normalised pixels, over a few batches."""
-    pairs = zip(loops["plain"].batches(0, 5), loops["recipe"].batches(0, 5), strict=True)
-    return max(float((one[0] - other[0]).abs().max()) for one, other in pairs)
-
-
 def _rate(loop: Any, *, first: int) -> float:
     """Images per second of both ranks together, reading the data included."""
     dist.barrier()
@@ -284,63 +236,6 @@ def _rate(loop: Any, *, first: int) -> float:
         num += len(labels)
     dist.barrier()
     return WORLD_SIZE * num / (time.perf_counter() - began)
-
-
-def _data_times(loops: dict[str, Any]) -> dict[str, float]:
-    """Median milliseconds per batch of one rank: through PIL, from the device, and mirrored."""
-    recipe: RecipeLoop = loops["recipe"]
-    # Numbers of batches that take about as long, tens of milliseconds.
-    ways: dict[str, tuple[Any, int]] = {
-        "plain": (loops["plain"].batches, 10),
-        "recipe": (recipe.batches, 300),
-        "recipe_augmented": (recipe.mirrored_batches, 100),
-    }
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(_ROUNDS):
-        for name, (batches, num) in ways.items():
-            began = time.perf_counter()
-            for _batch in batches(0, num):
-                pass
-            times[name].append((time.perf_counter() - began) / num)
-    return {name: 1e3 * statistics.median(found) for name, found in times.items()}
-
-
-def _bytes_reduced(
-    image_set: images.ImageSet, order: images.BatchOrder, rank: int, name: str
-) -> int:
-    """Bytes that one rank hands to all-reduce in a step, counted as DDP hands them over."""
-    loop: Any = PlainLoop(image_set, order, rank) if name == "plain" else None
-    loop = loop or RecipeLoop(image_set, order, rank)
-    counted = 0
-
-    def count(
-        state: Any, bucket: torch._C._distributed_c10d.GradBucket
-    ) -> torch.futures.Future[torch.Tensor]:
-        nonlocal counted
-        size = 2 if name == "fp16" else bucket.buffer().element_size()
-        counted += bucket.buffer().numel() * size
-        hook = default_hooks.fp16_compress_hook if name == "fp16" else default_hooks.allreduce_hook
-        return hook(state, bucket)
-
-    loop.replica.register_comm_hook(None, count)
-    for batch in loop.batches(0, 1):
-        loop.step(*batch)
-    return counted
-
-
-def _rate_alone(loop: Any, rank: int) -> float:
-    """Images per second of one rank while the other waits and nothing is reduced."""
-    rate = torch.zeros(1, dtype=torch.float64)
-    if rank == 0:
-        times = []
-        with loop.replica.no_sync():
-            for pixels, labels in loop.batches(0, 8):
-                began = time.perf_counter()
-                loop.step(pixels, labels)
-                times.append((time.perf_counter() - began) / len(labels))
-        rate[0] = 1 / statistics.median(times)
-    dist.all_reduce(rate)
-    return float(rate.item())
 
 
 def _progress(rank: int, text: str) -> None:

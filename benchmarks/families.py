@@ -1,19 +1,17 @@
-"""Which kinds of language models are trained rightly: a tiny one of each goes through everything.
+"""Families of language models: a tiny one of each goes through everything, beside transformers.
 
     python -m benchmarks.families [KIND ...]
-    python -m benchmarks.families --write     (the table in docs/fsdp.md)
 
 A pair of processes loads each as transformers saved it, trains it beside transformers and plain
 AdamW, saves it, resumes it whole in each process, exports it, and lets transformers load that. A
-kind is right where all losses on the way are those of transformers.
+kind is right if all losses on the way are those of transformers.
 """
 
 import argparse
 import json
-import re
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -34,9 +32,6 @@ from training.models.language_models import WithLoss
 
 #: Largest difference between a loss here and that of transformers, in nats.
 TOLERANCE: Final = 1e-4
-PAGE: Final = Path(__file__).resolve().parents[1] / "docs" / "fsdp.md"
-_BEGIN: Final = "<!-- families: written by python -m benchmarks.families --write -->\n"
-_END: Final = "<!-- end of families -->\n"
 _VOCAB: Final = 257
 _STEPS: Final = 3
 _CPU: Final = torch.device("cpu")
@@ -135,15 +130,15 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 @dataclass(kw_only=True, slots=True)
 class Outcome:
-    """What became of a kind of model."""
+    """Result of one kind of model."""
 
     kind: str
     difference: float = 0.0
-    """Largest one between a loss here and that of transformers, in nats."""
+    """Largest difference between a loss here and that of transformers, in nats."""
     refused: str = ""
-    """Why it is not trained; empty where it is."""
+    """Reason why it is not trained; empty if it is."""
     packs: bool = False
-    """Whether packed documents are kept apart."""
+    """Packed documents are kept apart."""
 
     @property
     def is_right(self) -> bool:
@@ -188,7 +183,7 @@ def _pair(kinds: tuple[str, ...], folder: str) -> str:
 
 def _try(outcome: Outcome, folder: Path, group: dist.ProcessGroup) -> None:
     rank = dist.get_rank()
-    # What transformers makes of the same steps; only the first process needs it.
+    # The same steps in transformers; only the first process needs it.
     reference = _reference(outcome.kind, folder / "base") if rank == 0 else None
     dist.barrier()
     values = json.loads((folder / "base" / "config.json").read_text("utf-8"))
@@ -324,57 +319,14 @@ def _tokens(number: int) -> Tensor:
     return torch.randint(3, _VOCAB, (4, 25), generator=generator)
 
 
-# --- the table in docs/fsdp.md --------------------------------------------------------------------
-def table(outcomes: Sequence[Outcome]) -> str:
-    """The outcomes as Markdown: a row for each kind of outcome, or reason to refuse."""
-    rows: dict[str, list[str]] = {}
-    for each in sorted(outcomes, key=lambda each: (bool(each.refused), not each.packs, each.kind)):
-        if each.is_right:
-            text = f"yes | {'yes' if each.packs else 'refused: packed documents see each other'}"
-        elif each.refused:
-            text = f"refused: {_reason(each)} |"
-        else:
-            text = f"WRONG by {each.difference:.1e} |"
-        rows.setdefault(text, []).append(f"`{each.kind}`")
-    lines = [f"| {', '.join(kinds)} | {text} |" for text, kinds in rows.items()]
-    head = "| `model_type` | trained | `--isolate-documents` |\n| --- | --- | --- |\n"
-    return head + "".join(f"{line.rstrip()}\n" for line in lines)
-
-
-def _reason(outcome: Outcome) -> str:
-    """Why a kind is refused, without figures and without advice."""
-    words = re.sub(r" \([^)]*\)", "", outcome.refused)
-    return words.removeprefix(f"models of type {outcome.kind!r} cannot be trained here: ").split(
-        "; choose"
-    )[0]
-
-
-def part() -> str:
-    """The table as the page has it.
-
-    Raises:
-        ValueError: the page lacks the lines around it.
-    """
-    text = PAGE.read_text(encoding="utf-8")
-    _, begin, rest = text.partition(_BEGIN)
-    found, end, _ = rest.partition(_END)
-    if not (begin and end):
-        raise ValueError(f"{PAGE.name} does not have the two lines between which the table stands")
-    return found
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.families", description=__doc__)
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="(default: all)")
-    parser.add_argument("--write", action="store_true", help="write the table in docs/fsdp.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         outcomes = measure(options.kinds or FAMILIES, Path(folder))
     for each in outcomes:
         print(json.dumps({**asdict(each), "is_right": each.is_right}))
-    if options.write:
-        text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(text.replace(_BEGIN + part(), _BEGIN + table(outcomes)), encoding="utf-8")
     return 0
 
 

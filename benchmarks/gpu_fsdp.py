@@ -1,6 +1,6 @@
 """The sharded recipe on one GPU, beside transformers' Trainer: tokens/s, MFU, memory, losses.
 
-    python -m benchmarks.gpu_fsdp [--cases 0.6b 1.3b+compile …] [--profile FILE] [--json]
+    python -m benchmarks.gpu_fsdp [--cases 0.6b 1.3b+compile …] [--json]
 
 Needs torch, transformers and peft, not Ray, and no data: models have random weights, and train on
 Python's help texts as bytes. The recipe's own loop runs, with everything that it does in a step;
@@ -30,19 +30,17 @@ from contract.instance_types import INSTANCE_TYPES
 from training import metrics
 from training.data import PYTHON_HELP
 from training.data.feed import SequenceOrder
-from training.models import language_models, lora, memory, model_weights, pretrained
+from training.models import estimates, language_models, lora, model_weights, pretrained
 from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import inputs, loop
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import Event, Step
 from training.runtime.torchrun import TorchrunWorker
 
-#: Steps before the clock starts: buffers are made, kernels compiled, one step is profiled.
+#: Steps before the clock starts, for buffers, compiled kernels and one profiled step.
 WARM_UP: Final = 5
-#: Steps that are profiled, if any are.
-PROFILED: Final = 5
 LR: Final = 2e-4
-#: What the published reference reached of its GPUs' peak, with its padding counted as work: 1,637
+#: MFU of the published reference, with its padding counted as work: 1,637
 #: positions/s of dolly-v2-7b on eight A10G of 70 TFLOP/s (docs/fsdp.md).
 REFERENCE: Final = "dolly-v2-7b on 2 x g5.12xlarge"
 REFERENCE_MFU: Final = 0.118
@@ -50,16 +48,15 @@ REFERENCE_MFU: Final = 0.118
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """What is trained, and how."""
+    """A model and the settings of its training."""
 
     name: str
     shape: Mapping[str, Any]
-    """Its ``config.json``."""
+    """The model's ``config.json``."""
     seq_len: int = 2048
     microbatch: int = 4
     passes: int = 2
     lora_rank: int = 0
-    recompute: str = "none"
     compile: bool = False
 
 
@@ -104,14 +101,14 @@ ALL: Final = (*CASES, TINY, replace(TINY, name="tiny-lora", lora_rank=4))
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One of the two loops."""
+    """Figures of one of the two loops."""
 
     tokens_per_s: float = 0.0
     peak_memory_bytes: int = 0
     losses: tuple[float, ...] = ()
-    """Means of each five steps."""
+    """Mean of each five steps."""
     failure: str = ""
-    """Why there is nothing else."""
+    """Reason why there are no figures."""
 
 
 class _EnoughError(Exception):
@@ -121,33 +118,19 @@ class _EnoughError(Exception):
 class _Watch:
     """The clock of a loop, read after the warm-up and after the last step."""
 
-    def __init__(self, case: Case, device: torch.device, *, steps: int, profile: str) -> None:
-        """
-        Args:
-            profile: a file for the kernels of the steps after the timed ones; empty: of none.
-        """
+    def __init__(self, case: Case, device: torch.device, *, steps: int) -> None:
         self._tokens = steps * case.passes * case.microbatch * case.seq_len
         self._device, self._last = device, WARM_UP + steps
         self._began = 0.0
-        self._file = profile
-        self._profile: Any = None
         self.tokens_per_s = 0.0
 
     def step(self, number: int) -> bool:
-        """Take note of a step that is done; true if no other is needed."""
+        """Note the end of a step; true if it is the last that is needed."""
         if number == WARM_UP:
             self._began = self._now()
         if number == self._last:
             self.tokens_per_s = self._tokens / (self._now() - self._began)
-            if self._file:
-                self._profile = torch.profiler.profile().__enter__()
-        if number == self._last + PROFILED and self._file:
-            self._now()
-            self._profile.__exit__(None, None, None)
-            order = f"self_{self._device.type}_time_total"
-            table = self._profile.key_averages().table(sort_by=order, row_limit=40)
-            Path(self._file).write_text(table, "utf-8")
-        return number >= self._last + (PROFILED if self._file else 0)
+        return number >= self._last
 
     def _now(self) -> float:
         if self._device.type == "cuda":
@@ -167,11 +150,11 @@ def config_for(case: Case, folder: str, *, steps: int) -> FsdpConfig:
         seq_len=case.seq_len,
         microbatch=case.microbatch,
         global_batch=case.microbatch * case.passes,
-        max_steps=WARM_UP + steps + PROFILED + 1,  # the last one saves
+        max_steps=WARM_UP + steps + 1,  # the last one saves
         lr=LR,
         schedule="constant",
         lora_rank=case.lora_rank,
-        recompute=case.recompute,
+        recompute="none",
         compile=case.compile,
         report_every=WARM_UP,
         evaluate_every=10**6,
@@ -182,10 +165,10 @@ def config_for(case: Case, folder: str, *, steps: int) -> FsdpConfig:
     )
 
 
-def run_recipe(case: Case, folder: str, steps: int, profile: str) -> Measured:
+def run_recipe(case: Case, folder: str, steps: int) -> Measured:
     """The recipe's own loop, in a group of one process, stopped before it saves."""
     worker = TorchrunWorker(run_uri=folder)
-    watch = _Watch(case, worker.device, steps=steps, profile=profile)
+    watch = _Watch(case, worker.device, steps=steps)
     losses: list[float] = []
 
     def note(*events: Event) -> None:
@@ -210,7 +193,7 @@ def run_recipe(case: Case, folder: str, steps: int, profile: str) -> Measured:
     )
 
 
-def run_trainer(case: Case, folder: str, steps: int, profile: str) -> Measured:
+def run_trainer(case: Case, folder: str, steps: int) -> Measured:
     """transformers' Trainer, with peft's adapters where the case has some."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # one process, and no group
         os.environ.pop(name, None)
@@ -218,14 +201,13 @@ def run_trainer(case: Case, folder: str, steps: int, profile: str) -> Measured:
     config = inputs.prepare(config_for(case, folder, steps=steps))
     store = inputs.stores_of(config)[0]
     settings = trainer_loop.Settings(
-        steps=WARM_UP + steps + (PROFILED if profile else 0),
+        steps=WARM_UP + steps,
         seq_len=case.seq_len,
         microbatch=case.microbatch,
         passes=case.passes,
         lr=LR,
         weight_decay=config.weight_decay,
         log_every=WARM_UP,
-        recomputes=case.recompute == "full",
         compiles=case.compile,
     )
     order = SequenceOrder(
@@ -234,7 +216,7 @@ def run_trainer(case: Case, folder: str, steps: int, profile: str) -> Measured:
         global_batch=settings.global_batch,
         seed=config.seed,
     )
-    watch = _Watch(case, device, steps=steps, profile=profile)
+    watch = _Watch(case, device, steps=steps)
     try:
         losses = trainer_loop.train(
             _model(case, config, device), store.train, order, settings, on_step_end=watch.step
@@ -273,34 +255,32 @@ def _model(case: Case, config: FsdpConfig, device: torch.device) -> Any:
 
 
 def predicted(case: Case) -> int | None:
-    """Bytes of the GPU at the peak by the arithmetic of ``training.plan``; None where it does not
-    know the shape."""
+    """Peak bytes of the GPU as ``training.plan`` computes them; None for an unknown shape."""
     machine = next(each for each in INSTANCE_TYPES.values() if each.gpu)
-    setup = memory.Setup(
+    setup = estimates.Setup(
         machine=machine,
         num_workers=1,
         seq_len=case.seq_len,
         global_batch=case.microbatch * case.passes,
         microbatch=case.microbatch,
-        recompute=case.recompute,
+        recompute="none",
         optimizer="adamw",
         lora_rank=case.lora_rank,
     )
     try:
-        return round(memory.needed(ModelShape.from_config(case.shape), setup).total)
+        return round(estimates.needed(ModelShape.from_config(case.shape), setup).total)
     except InputError:
         return None
 
 
-def measure(case: Case, *, steps: int, profile: str) -> dict[str, object]:
+def measure(case: Case, *, steps: int) -> dict[str, object]:
     """Both loops, one after the other."""
     with tempfile.TemporaryDirectory(prefix="gpu-fsdp-") as folder:
         Path(folder, pretrained.CONFIG_FILE).write_text(json.dumps(case.shape), "utf-8")
-        files = [f"{profile}-{case.name}-{way}" if profile else "" for way in ("recipe", "trainer")]
         say(f"{case.name}: the recipe")
-        [recipe] = processes.run(1, run_recipe, case, folder, steps, files[0])
+        [recipe] = processes.run(1, run_recipe, case, folder, steps)
         say(f"{case.name}: {_words(recipe)}; transformers' Trainer")
-        [trainer] = processes.run(1, run_trainer, case, folder, steps, files[1])
+        [trainer] = processes.run(1, run_trainer, case, folder, steps)
         say(f"{case.name}: {_words(trainer)}")
     model: Any = language_models.build_on_meta(pretrained.config_of(case.shape))
     num_parameters = language_models.num_parameters(model)
@@ -337,13 +317,13 @@ def measure(case: Case, *, steps: int, profile: str) -> dict[str, object]:
 
 def _words(found: Measured) -> str:
     return found.failure or (
-        f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / memory.GIB:.1f} GiB, "
+        f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / estimates.GIB:.1f} GiB, "
         f"loss {found.losses[-1]:.4f}"
     )
 
 
-def chosen(names: Sequence[str], *, seq_len: int, microbatch: int) -> list[Case]:
-    """The cases of some names; ``+compile`` and ``+full`` behind one compile and recompute blocks.
+def chosen(names: Sequence[str], *, microbatch: int) -> list[Case]:
+    """The cases of some names; ``+compile`` behind one compiles its blocks.
 
     Raises:
         InputError: there is no such case.
@@ -351,22 +331,12 @@ def chosen(names: Sequence[str], *, seq_len: int, microbatch: int) -> list[Case]
     known = {each.name: each for each in ALL}
     found = []
     for name in names:
-        base, *ways = name.split("+")
-        if base not in known or not {*ways} <= {"compile", "full"}:
-            raise InputError(
-                f"there is no case {name}: choose of {', '.join(known)}, with +compile or +full"
-            )
+        base, plus, way = name.partition("+")
+        if base not in known or way not in ("", "compile"):
+            raise InputError(f"there is no case {name}: choose of {', '.join(known)}, +compile")
         case = known[base]
-        found.append(
-            replace(
-                case,
-                name=name,
-                seq_len=seq_len or case.seq_len,
-                microbatch=microbatch or case.microbatch,
-                compile="compile" in ways,
-                recompute="full" if "full" in ways else case.recompute,
-            )
-        )
+        size = microbatch or case.microbatch
+        found.append(replace(case, name=name, microbatch=size, compile=bool(plus)))
     return found
 
 
@@ -378,20 +348,18 @@ def main() -> int:
         nargs="+",
         metavar="CASE",
         default=[each.name for each in CASES] if on_gpu else [TINY.name],
-        help=f"of {', '.join(each.name for each in ALL)}, with +compile or +full",
+        help=f"of {', '.join(each.name for each in ALL)}, with or without +compile",
     )
     parser.add_argument("--steps", type=int, default=15, help="timed steps, a multiple of 5")
-    parser.add_argument("--seq-len", type=int, default=0, help="(default: the case's)")
     parser.add_argument("--microbatch", type=int, default=0, help="(default: the case's)")
-    parser.add_argument("--profile", metavar="FILE", default="", help="kernels, a file per loop")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     try:
-        cases = chosen(options.cases, seq_len=options.seq_len, microbatch=options.microbatch)
+        cases = chosen(options.cases, microbatch=options.microbatch)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    found = [measure(case, steps=options.steps, profile=options.profile) for case in cases]
+    found = [measure(case, steps=options.steps) for case in cases]
     result = {
         "benchmark": "gpu_fsdp",
         "ratio": found[0]["ratio"],

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from benchmarks import alone
+from benchmarks import processes
 from benchmarks.output import report, say
 from contract.errors import InputError
 from training.data.pictures.destination import Destination
@@ -95,7 +95,7 @@ def run_all(options: argparse.Namespace) -> int:
 def measured(words: Sequence[str]) -> dict[str, Any]:
     """Train two epochs; return the figures of the second."""
     common = ("--epochs", "2", "--checkpoint-every-epochs", "2", "--checkpoint-minutes", "0")
-    events = alone.train(("imagenet", "--preset", "resnet50", *common, *words))
+    events = processes.train_here(("imagenet", "--preset", "resnet50", *common, *words))
     begun = next(event for event in events if isinstance(event, Start))
     last = [event for event in events if isinstance(event, Evaluation)][-1]
     times = [event for event in events if isinstance(event, RankTimes)][-1]

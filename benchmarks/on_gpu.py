@@ -1,21 +1,22 @@
-"""What to run first on a machine with GPUs: does everything work there, and how fast is it.
+"""The first commands to run on a machine with GPUs: does everything work, and how fast is it.
 
     python -m benchmarks.on_gpu --to DIR [--only NAME ...] [--json]
 
-Each step is a command that a user could type; what it prints goes into a file of its name below
-``DIR``, and a table of what worked stands at the end. The first steps ask whether the recipes
-train, save and export there; the rest are the other benchmarks that need a GPU. A step that fails
-does not keep the others from running. No step interrupts a run and resumes it.
+Each step is a command that a user could type; its output goes into a file of its name below
+``DIR``, and a table of results is printed at the end. The first steps check that the recipes train,
+save and export; the rest are the benchmarks that need a GPU. A step that fails does not keep the
+others from running. No step interrupts a run and resumes it.
 """
 
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -23,19 +24,17 @@ from typing import Final
 from benchmarks.output import report, say
 from training import machine
 
-_PYTHON: Final = ("python", "-m")
-_LAUNCH: Final = (*_PYTHON, "training.launch")
-#: Of the built-in text, as bytes: no download.
-_FSDP: Final = ("fsdp", "--local", "--model", "new:160m", "--seq-len", "512", "--run", "text")
-_SAVES: Final = ("--checkpoint-every", "10")
+_LAUNCH: Final = "python -m training.launch"
+#: On the built-in text, as bytes: no download.
+_FSDP: Final = f"{_LAUNCH} fsdp --local --model new:160m --seq-len 512 --max-steps 20 --json --run"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """A command, and how long it may take."""
+    """A command, and its time limit."""
 
     name: str
-    words: tuple[str, ...]
+    words: str
     """``python`` stands for the interpreter that runs this, ``{gpus}`` for their number, ``{runs}``
     for the folder of the runs."""
     limit_s: int = 300
@@ -45,57 +44,37 @@ class Step:
 STEPS: Final = (
     Step(
         name="gpus",
-        words=(
-            *("python", "-c"),
-            "import sys; from containers import gpus; sys.exit(gpus.faults({gpus}) or 0)",
-        ),
+        words="python -c 'import sys; from containers import gpus; "
+        "sys.exit(gpus.faults({gpus}) or 0)'",
         limit_s=120,
     ),
-    Step(name="ddp", words=(*_LAUNCH, "ddp", "--local", "--run", "images", "--json")),
-    Step(name="ddp-again", words=(*_LAUNCH, "ddp", "--local", "--run", "images", "--json")),
+    Step(name="ddp", words=f"{_LAUNCH} ddp --local --run images --json"),
+    Step(name="ddp-again", words=f"{_LAUNCH} ddp --local --run images --json"),
     Step(
         name="ddp-torchrun",
-        words=(
-            *(*_PYTHON, "torch.distributed.run", "--standalone", "--nproc-per-node", "{gpus}"),
-            *("-m", "training.launch", "--", "ddp", "--run", "images-bf16"),
-            *("--gradient-compression", "bf16", "--json"),
-        ),
+        words="python -m torch.distributed.run --standalone --nproc-per-node {gpus} "
+        "-m training.launch -- ddp --run images-bf16 --gradient-compression bf16 --json",
     ),
-    Step(name="fsdp", words=(*_LAUNCH, *_FSDP, *_SAVES, "--max-steps", "20", "--json")),
-    Step(
-        name="fsdp-compiled",
-        words=(*_LAUNCH, *_FSDP[:-1], "compiled", "--max-steps", "20", "--compile", "--json"),
-    ),
-    Step(
-        name="lora",
-        words=(
-            *_LAUNCH,
-            *_FSDP[:-1],
-            "adapters",
-            "--lora-rank",
-            "8",
-            "--max-steps",
-            "20",
-            "--json",
-        ),
-    ),
-    Step(name="export", words=(*_PYTHON, "training.export", "text", "--to", "{runs}/exported")),
-    Step(name="generate", words=(*_PYTHON, "training.generate", "text", "The function returns")),
+    Step(name="fsdp", words=f"{_FSDP} text --checkpoint-every 10"),
+    Step(name="fsdp-compiled", words=f"{_FSDP} compiled --compile"),
+    Step(name="lora", words=f"{_FSDP} adapters --lora-rank 8"),
+    Step(name="export", words="python -m training.export text --to {runs}/exported"),
+    Step(name="generate", words="python -m training.generate text 'The function returns'"),
     Step(
         name="bandwidth",
-        words=(*_LAUNCH, "bandwidth", "--local", "--run", "links", "--json"),
+        words=f"{_LAUNCH} bandwidth --local --run links --json",
         least_gpus=2,
     ),
-    Step(name="gpu_fsdp", words=(*_PYTHON, "benchmarks.gpu_fsdp", "--json"), limit_s=600),
+    Step(name="gpu_fsdp", words="python -m benchmarks.gpu_fsdp --json", limit_s=600),
     Step(
         name="gpu_fsdp-compiled",
-        words=(*_PYTHON, "benchmarks.gpu_fsdp", "--cases", "0.6b+compile", "--json"),
+        words="python -m benchmarks.gpu_fsdp --cases 0.6b+compile --json",
         limit_s=600,
     ),
-    Step(name="imagenet_gpu", words=(*_PYTHON, "benchmarks.imagenet_gpu", "--json"), limit_s=600),
+    Step(name="imagenet_gpu", words="python -m benchmarks.imagenet_gpu --json", limit_s=600),
     Step(
         name="imagenet_gpu-packed",
-        words=(*_PYTHON, "benchmarks.imagenet_gpu", "--packed", "raw", "--json"),
+        words="python -m benchmarks.imagenet_gpu --packed raw --json",
         limit_s=600,
     ),
 )
@@ -103,10 +82,10 @@ STEPS: Final = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """How a step ended."""
+    """End of a step."""
 
     exit_code: int | None
-    """None: it ran past its limit."""
+    """None: it exceeded its limit."""
     seconds: float
 
 
@@ -146,15 +125,15 @@ def main() -> int:
 
 def command(step: Step, *, gpus: int, runs: Path) -> list[str]:
     """The words of a step on this machine."""
-    known: Mapping[str, str] = {"python": sys.executable}
-    words = [known.get(word, word).format(gpus=gpus, runs=runs) for word in step.words]
+    _, *words = (word.format(gpus=gpus, runs=runs) for word in shlex.split(step.words))
+    words.insert(0, sys.executable)
     if any(word.startswith("training.") for word in words):
         words += ["--storage", str(runs)]
     return words
 
 
 def run(words: Sequence[str], into: Path, *, limit_s: int) -> Outcome:
-    """Run a command with its output in a file; end it, and all it started, after its limit."""
+    """Run a command with its output in a file; kill it, and all it started, after its limit."""
     began = time.monotonic()
     with into.open("w", encoding="utf-8") as output:
         print("$", *words, file=output, flush=True)

@@ -22,7 +22,7 @@ BETAS: Final = (0.9, 0.95)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """How both loops train."""
+    """Settings of both loops."""
 
     steps: int
     seq_len: int
@@ -33,7 +33,6 @@ class Settings:
     weight_decay: float = 0.1
     max_grad_norm: float = 1.0
     log_every: int = 1
-    recomputes: bool = False
     compiles: bool = False
 
     @property
@@ -90,10 +89,6 @@ def train(
 
     logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     make: Any = TrainingArguments
-    recomputed: dict[str, Any] = {}
-    if settings.recomputes:
-        recomputed["gradient_checkpointing"] = True
-        recomputed["gradient_checkpointing_kwargs"] = {"use_reentrant": False}
     with tempfile.TemporaryDirectory(prefix="trainer-") as scratch:
         trainer: Any = Trainer(
             model=model,
@@ -112,7 +107,6 @@ def train(
                 bf16=on_gpu,
                 tf32=True if on_gpu else None,
                 use_cpu=not on_gpu,
-                **recomputed,
                 torch_compile=settings.compiles,
                 logging_steps=settings.log_every,
                 logging_nan_inf_filter=False,

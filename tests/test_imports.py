@@ -91,7 +91,6 @@ STANDARD = {
     *("training.record.events", "training.record.lines", "training.record.measures"),
     *("training.record.progress", "training.plan"),
     *("training.models", "training.models.estimates", "training.models.model_shapes"),
-    *("training.models.activations", "training.models.memory"),
     "training.models.picture_shapes",
 }
 #: What others may import of ``training``, beside ``STANDARD``.

@@ -170,16 +170,3 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         torch.addmm(total, left, right, out_dtype=total.dtype, out=total)
     else:
         total.addmm_(left.float(), right.float())
-
-
-def plain_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    *,
-    bias: Tensor | None = None,
-    bend: Bend = STRAIGHT,
-) -> Tensor:
-    """The same loss from stored logits; to compare with."""
-    logits = bend(F.linear(hidden, weight, bias).float())
-    return F.cross_entropy(logits, labels, ignore_index=IGNORE)

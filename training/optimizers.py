@@ -1,4 +1,4 @@
-"""Optimizers of the language models."""
+"""Optimizers, and the parameters that they decay."""
 
 from collections.abc import Callable
 from itertools import chain
@@ -26,7 +26,7 @@ def build(
     device: torch.device,
     offloads: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW over what is trained; weight decay spares biases and normalisation.
+    """AdamW of the language models, over what is trained.
 
     Args:
         name: ``adamw``, or ``adamw-8bit``, whose moments take a quarter of the memory.
@@ -35,12 +35,7 @@ def build(
     Raises:
         InputError: ``adamw-8bit`` is not available here.
     """
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
+    groups = decay_groups(model, weight_decay)
     if offloads:
         return OffloadedAdamW(groups, lr=lr, betas=_BETAS, fused=True)
     if name == "adamw":
@@ -57,6 +52,16 @@ def build(
         ) from None
     optimizer: torch.optim.Optimizer = AdamW8bit(groups, lr=lr, betas=_BETAS)
     return optimizer
+
+
+def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """What is trained, as an optimizer takes it: weight decay spares biases and normalization."""
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 class OffloadedAdamW(AdamW):

@@ -1,17 +1,17 @@
-"""Whether a model fits, how fast it will be and what it will cost, before money is spent.
+"""Memory, speed and cost of training a model, computed before money is spent.
 
     python -m training.plan fsdp --model new:6.9b --instance g5.12xlarge --workers 8
 
-Standard library only: a laptop without torch runs it. The arithmetic is that of
-``training.models.estimates``, for recipes that shard a language model.
+Standard library only: a laptop without torch runs it. ``training.models.estimates`` has the
+formulas, for a few families of sharded language models; for any other model the answer is "not
+known", and how to measure it.
 """
 
 import argparse
 import dataclasses
 import json
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,9 +21,19 @@ from contract.exits import BAD_INPUT as EXIT_BAD_INPUT
 from contract.exits import OK as EXIT_OK
 from contract.instance_types import INSTANCE_TYPES, InstanceType, instance_type
 from training import recipes
-from training.models.estimates import Plan, differences, make, smaller
-from training.models.memory import GIB, MOMENTS, RECOMPUTE, REDUCE, REDUCE_DTYPES, Setup
-from training.models.model_shapes import SHAPES, ModelShape, UnknownKindError, read_config
+from training.models.estimates import (
+    GIB,
+    MOMENTS,
+    RECOMPUTE,
+    REDUCE,
+    REDUCE_DTYPES,
+    Plan,
+    Setup,
+    differences,
+    make,
+    smaller,
+)
+from training.models.model_shapes import SHAPES, ModelShape, UnknownShapeError, read_config
 from training.recipes.settings import RunConfig, fields_of
 
 
@@ -61,56 +71,36 @@ def _candidates(shape: ModelShape, wanted: Setup) -> Iterator[Plan]:
                 )
 
 
-def shape_of(model: str) -> ModelShape:
+def shape_of(model: str, *, asks_hub: bool = True) -> ModelShape:
     """The shape of a model: ``new:NAME``, a folder with a ``config.json``, that file, or a Hub id.
 
-    What is not known here is asked of the model itself, which needs torch and transformers.
+    Args:
+        asks_hub: fetch the ``config.json`` of a Hub id, where huggingface_hub is installed.
 
     Raises:
-        InputError: there is none, or it is not known here and those packages are missing.
-    """
-    try:
-        return known_shape(model)
-    except UnknownKindError as error:
-        return _built_shape(model.removeprefix("new:"), error)
-
-
-# What builds a model of which only its configuration is known.
-_PACKAGES: Final = ("torch", "transformers")
-
-
-def _built_shape(model: str, unknown: UnknownKindError) -> ModelShape:
-    """The shape as another process finds it out, because this one has to do without torch."""
-    command = [sys.executable, "-m", "training.models.built_shapes", model]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode == EXIT_OK:
-        return ModelShape.from_json(json.loads(done.stdout))
-    if any(f"No module named {name!r}" in done.stderr for name in _PACKAGES):
-        raise InputError(f"{unknown}; install them, then ask again")
-    last = done.stderr.strip().rpartition("\n")[2].removeprefix("error: ")
-    raise InputError(f"the shape of {model!r} is not known here: {last}")
-
-
-def known_shape(model: str) -> ModelShape:
-    """The shape of a model as far as the standard library tells it.
-
-    Raises:
-        UnknownKindError: only the model itself can tell.
-        InputError: its configuration cannot be used.
+        UnknownShapeError: there are no formulas for the model.
+        InputError: its configuration cannot be read.
     """
     name = model.removeprefix("new:")
     if name in SHAPES:
         return ModelShape.from_config(SHAPES[name])
     path = Path(name).expanduser()
-    if path.is_dir():
-        path = path / "config.json"
     if path.exists():
-        return ModelShape.from_config(read_config(path))
+        return ModelShape.from_config(read_config(path / "config.json" if path.is_dir() else path))
     if known := _KNOWN.get(name.partition("@")[0]):
         return ModelShape.from_config(SHAPES[known])
-    raise UnknownKindError(
-        f"the shape of {model!r} is not known here: give the folder of its config.json, or one of "
-        f"{', '.join([*SHAPES, *_KNOWN])}; torch and transformers would find out about others"
+    if asks_hub:
+        try:
+            from training.data import hub
+
+            folder = hub.fetch(name, ("config.json",))
+        except ImportError:
+            pass
+        else:
+            return ModelShape.from_config(read_config(folder / "config.json"))
+    raise UnknownShapeError(
+        f"model {model!r}, which is no folder with a config.json and none of "
+        f"{', '.join([*SHAPES, *_KNOWN])}"
     )
 
 
@@ -127,14 +117,14 @@ _KNOWN: Final = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What a run is expected to take. Computed, not measured."""
+    """Time and memory that a run is expected to take. Computed, not measured."""
 
     hours: float
-    """Of training, with all workers from the first step."""
+    """Hours of training, with all workers from the first step."""
     tokens: float
-    """To train on, over all epochs."""
+    """Tokens to train on, over all epochs."""
     fits: bool
-    """Whether it fits the GPUs."""
+    """The model fits the GPUs."""
 
 
 #: UTF-8 bytes of English text to a token of a vocabulary of some ten thousand; a byte is a token
@@ -145,17 +135,17 @@ _BYTES_PER_TOKEN: Final = 4
 def expected(
     config: RunConfig, machine: InstanceType, *, num_bytes: int | None, efa: bool = False
 ) -> Expected | None:
-    """How long a run will train.
+    """Compute how long a run will train.
 
     Args:
-        config: of the run.
+        config: settings of the run.
         machine: host of its workers.
-        num_bytes: size of its text; None where that is not known.
-        efa: whether hosts reach each other by EFA.
+        num_bytes: size of its text; None if it is not known.
+        efa: hosts reach each other by EFA.
 
     Returns:
         None where it cannot be computed: the recipe is not planned, the hosts have no GPUs, or the
-        shape of the model or the number of tokens is not known here.
+        shape of the model or the number of tokens is not known.
 
     Raises:
         InputError: the run would refuse to train this model in four bits, or with such adapters.
@@ -163,14 +153,11 @@ def expected(
     if not recipes.by_name(config.recipe).is_planned or machine.gpu is None:
         return None
     values: dict[str, Any] = config.to_json()
-    # Building a model takes seconds: for what only the model itself can tell.
-    find = shape_of if values["lora_bits"] != 16 else known_shape
     try:
-        shape = find(values["model"])
+        shape = shape_of(values["model"], asks_hub=False)
     except InputError:
         return None
-    setup = _setup_of(values, machine, num_workers=config.num_workers)
-    plan = make(shape, dataclasses.replace(setup, efa=efa))
+    plan = make(shape, Setup.of(values, machine, num_workers=config.num_workers, efa=efa))
     tokens = values["max_steps"] * values["global_batch"] * values["seq_len"]
     if not tokens and num_bytes:
         of_bytes = values["model"].startswith("new:") and not values["tokenizer"]
@@ -218,17 +205,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = {
             **summary(plan, options.tokens),
             "parameters": shape.parameters,
-            "doubtful": shape.doubtful,
             "cheapest": summary(best, options.tokens) if best else None,
         }
         print(json.dumps(result, indent=1))
         return EXIT_OK
     print(f"{options.model}: {shape.parameters:,} parameters")
-    if shape.doubtful:
-        print(
-            f"note: the memory of type {shape.doubtful} was not seen to be within 10 % of the plan,"
-            " and some types take several times as much (docs/limits.md)"
-        )
     print(text(plan, options.tokens))
     if not plan.fits:
         remedies = smaller(shape, plan.setup)
@@ -255,44 +236,17 @@ def _setup(options: argparse.Namespace) -> Setup:
     num_workers = machine.num_gpus if options.workers is None else options.workers
     if options.efa and not machine.efa_interfaces:
         raise InputError(f"--efa: {machine.name} has no EFA; leave it out, or choose another type")
-    setup = _setup_of(values, machine, num_workers=num_workers)
-    _check(recipe.config, values, num_workers=num_workers)
-    return dataclasses.replace(setup, efa=options.efa)
+    setup = Setup.of(values, machine, num_workers=num_workers, efa=options.efa)
 
-
-def _check(config: type[RunConfig], values: Mapping[str, Any], *, num_workers: int) -> None:
-    """Fail with InputError where a run with these settings would."""
-    named = {name: values[name] for name in fields_of(config) if name in values}
+    # Fail where a run with these settings would.
+    named = {name: values[name] for name in defaults if name in values}
     named |= {"run": "plan", "storage": "/", "data": "/", "num_workers": num_workers}
-    config(**named)
-
-
-def _setup_of(values: Mapping[str, Any], machine: InstanceType, *, num_workers: int) -> Setup:
-    """The set-up of a recipe's settings on a machine."""
-    names = (
-        "seq_len",
-        "global_batch",
-        "microbatch",
-        "recompute",
-        "optimizer",
-        "replicas",
-        "lora_rank",
-        "lora_targets",
-        "lora_bits",
-        "offload_moments",
-        "reduce_gradients",
-        "reduce_dtype",
-        "keep_blocks",
-    )
-    return Setup(
-        machine=machine,
-        num_workers=num_workers,
-        **{name: values[name] for name in names},
-    )
+    recipe.config(**named)
+    return setup
 
 
 def cost(plan: Plan, tokens: float) -> tuple[float, float | None]:
-    """Hours and US dollars that training on so many tokens takes; None without a list price."""
+    """Hours and US dollars to train on so many tokens; None without a list price."""
     hours = tokens / plan.tokens_per_s / 3600
     price = plan.setup.usd_per_hour
     return hours, None if price is None else hours * price

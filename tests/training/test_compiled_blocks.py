@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import alone
+from benchmarks import processes
 from tests.conftest import ROOT
 from training import machine
 
@@ -41,7 +41,7 @@ def test_samples_and_uneven_evaluation_leave_the_shapes_of_training_static(
     words += ["--max-steps", "2", "--evaluate-every", "1", "--sample-tokens", "3", "--compile"]
     # Passes of four sequences, also while evaluating, and the last two sequences by themselves.
     words += ["--global-batch", "8", "--microbatch", "5", "--eval-sequences", "6"]
-    alone.train(words)
+    processes.train_here(words)
     # One graph serves all blocks. A dynamic dimension is a symbol: s33.
     assert [trains for trains, _ in graphs] == [False, True]
     assert [shapes for _, shapes in graphs if "s" in shapes] == []

@@ -2,7 +2,6 @@
 would, and take the memory that is planned."""
 
 import hashlib
-import json
 from typing import Any
 
 import pytest
@@ -13,17 +12,16 @@ from contract.errors import InputError
 from tests.training.test_plan import TINY_LLAMA, built, setup
 from training.models import (
     agreement,
-    built_shapes,
     estimates,
     language_models,
     lora,
-    memory,
     model_weights,
     nf4,
 )
 from training.models.language_models import WithLoss
-from training.models.model_shapes import ModelShape
+from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import estimate
+from training.recipes.fsdp.model import rebuild
 from training.recipes.fsdp.settings import FsdpConfig
 
 
@@ -107,27 +105,22 @@ def test_a_product_keeps_the_packed_matrix_for_its_backward_pass() -> None:
 
 
 def test_frozen_weights_take_the_memory_that_is_planned() -> None:
-    model = quantized("qwen3")
+    model: Any = quantized("qwen3")
     language_models.keep_frozen_in_bf16(model)
     frozen = sum(each.nbytes for each in model.parameters() if not each.requires_grad)
     trained = sum(each.nbytes for each in model.parameters() if each.requires_grad)
-    shape = built_shapes.shape_of(model)
-    plain = built({**TINY_LLAMA, "intermediate_size": 192, "model_type": "qwen3"})
-    assert shape == built_shapes.shape_of(plain)
-    assert language_models.num_parameters(plain) == shape.parameters
-    planned = memory.needed(shape, setup(num_workers=1, lora_rank=4, lora_bits=4))
+    shape = ModelShape.from_config(model.config.to_dict())
+    planned = estimates.needed(shape, setup(num_workers=1, lora_rank=4, lora_bits=4))
     assert planned.weights == frozen + trained
     assert frozen < 0.45 * 2 * shape.parameters
 
 
 def test_seven_billion_weights_in_four_bits_leave_most_of_a_small_gpu_free() -> None:
-    from training.plan import shape_of
-
-    dolly = shape_of("databricks/dolly-v2-7b")
+    dolly = ModelShape.from_config(SHAPES["6.9b"])
     lora_setup = {"num_workers": 1, "seq_len": 1024, "microbatch": 4, "lora_rank": 16}
     sixteen, four = (estimates.make(dolly, setup(**lora_setup, lora_bits=bits)) for bits in (16, 4))
     assert four.fits
-    assert four.memory.total < 8 * memory.GIB < sixteen.memory.total
+    assert four.memory.total < 8 * estimates.GIB < sixteen.memory.total
 
 
 def test_what_cannot_be_packed_is_refused_or_left_in_full() -> None:
@@ -148,23 +141,6 @@ def test_what_cannot_be_packed_is_refused_or_left_in_full() -> None:
         FsdpConfig(**settings, lora_bits=4)
     with pytest.raises(InputError, match="choose 4 or 16"):
         FsdpConfig(**settings, lora_bits=8, lora_rank=4)
-
-
-def test_matrices_that_a_run_does_not_pack_are_not_planned_as_packed() -> None:
-    gpt2 = built_shapes.shape_of(
-        built({"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500})
-    )
-    assert {each.name for each in gpt2.matrices} >= {"c_attn", "c_fc"}
-    assert gpt2 == ModelShape.from_json(json.loads(json.dumps(gpt2.to_json())))
-    # In the words in which nf4.replace ends the run.
-    with pytest.raises(InputError, match="no linear layer with a multiple of 64 inputs"):
-        estimates.make(gpt2, setup(lora_rank=4, lora_bits=4))
-    llama = built_shapes.shape_of(built(TINY_LLAMA))
-    gpt2_bits, llama_bits = (
-        {each.lora_bits for each in estimates.smaller(planned, setup(num_workers=1))}
-        for planned in (gpt2, llama)
-    )
-    assert (gpt2_bits, llama_bits) == ({16}, {4, 16})
 
 
 def check(model: nn.Module) -> None:
@@ -212,27 +188,16 @@ STATE_SPACE = {
 
 
 def test_state_space_models_are_refused_because_they_read_their_weights() -> None:
-    shape = built_shapes.shape_of(built(STATE_SPACE))
-    assert " reads the weight of its layer x_proj itself" in shape.why_not_packed
-    # The plan refuses in the words of the run, and proposes only what a run takes.
-    with pytest.raises(InputError) as refused:
-        estimates.make(shape, setup(lora_rank=4, lora_bits=4))
-    assert str(refused.value) == shape.why_not_packed
-    tight = {"num_workers": 1, "seq_len": 2**16}
-    assert {each.lora_bits for each in estimates.smaller(shape, setup(**tight))} == {16}
     settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
-    config = FsdpConfig(**settings, lora_rank=4)
-    assert "--lora-bits" not in estimate.advice(config, shape)
-    plain = built_shapes.shape_of(built({**TINY_LLAMA, "intermediate_size": 192}))
+    config = FsdpConfig(**settings, lora_rank=4, model="any")
+    with pytest.raises(InputError, match=r"has state-space layers.*leave --lora-bits out"):
+        rebuild({**config.to_json(), "lora_bits": 4}, STATE_SPACE, torch.device("cpu"))
+    # Advice proposes only settings that a run takes.
+    assert "--lora-bits" not in estimate.advice(config, built(STATE_SPACE))
+    gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 500}
+    assert "--lora-bits" not in estimate.advice(config, built(gpt2))
+    plain = built({**TINY_LLAMA, "intermediate_size": 192})
     assert "--lora-bits 4" in estimate.advice(config, plain)
-    # A run that could not tell in advance is refused when it first reads.
-    model = built(STATE_SPACE)
-    lora.add(model, rank=4, targets="in_proj,x_proj")
-    nf4.replace(language_models.blocks(model))
-    model_weights.allocate(model, torch.device("cpu"))
-    model_weights.initialise(model, seed=0)
-    with pytest.raises(InputError, match=r"its layer 0\.mixer\.\w+ itself.*leave --lora-bits out"):
-        check(model)
 
 
 def test_a_rule_for_first_weights_may_read_a_packed_layer() -> None:

@@ -1,26 +1,34 @@
-"""Whether a sharded language model fits, and how fast it trains: arithmetic only.
+"""Memory and speed of training a sharded language model: arithmetic only.
 
 Standard library only: a laptop asks before money is spent (``training.plan``), and a recipe asks
-where a model may not fit its GPU. ``docs/fsdp.md`` has the formulas, where each number comes from,
-and how far they were from what was measured.
+whether a model fits its GPU. ``docs/fsdp.md`` has the formulas, where each number comes from, and
+how far they were from what was measured. A test compares memory with torch's memory tracker.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from training.models.memory import (
-    GIB,
-    MOMENTS,
-    PACKED,
-    RECOMPUTE,
-    REDUCE_DTYPES,
-    Memory,
-    Setup,
-    needed,
-)
-from training.models.model_shapes import ModelShape
+from contract.errors import InputError
+from contract.instance_types import InstanceType
+from training.models.model_shapes import ALL, NOTHING_TO_PACK, ModelShape
 
+GIB: Final = 2**30
+#: What is recomputed instead of kept for the backward pass: nothing, attention, whole blocks.
+RECOMPUTE: Final = ("none", "selective", "full")
+#: When gradients are exchanged.
+REDUCE: Final = ("pass", "step")
+#: Types in which gradients are exchanged, and their bytes.
+REDUCE_DTYPES: Final = {"fp32": 4.0, "bf16": 2.0}
+#: Bytes per parameter of the moments.
+MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
+#: Bytes of a weight in four bits with its part of a scale (``training.models.nf4``), and of each
+#: weight of a matrix that is unpacked for a product.
+PACKED: Final = 9 / 16
+_UNPACKING: Final = 8.0
+#: Tokens whose logits exist at once, and the fp32 copies of them (``training.losses``).
+_LOGIT_TOKENS: Final = 512
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
 _RESERVED_GIB: Final = 1.2
 _FRAGMENTED: Final = 0.06
@@ -34,8 +42,310 @@ _NETWORK: Final = 0.75
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Setup:
+    """Hosts, and the settings of a run that decide its memory and speed."""
+
+    machine: InstanceType
+    num_workers: int
+    seq_len: int
+    global_batch: int
+    microbatch: int
+    recompute: str
+    optimizer: str
+    replicas: int = 1
+    lora_rank: int = 0
+    lora_targets: str = ALL
+    lora_bits: int = 16
+    offload_moments: bool = False
+    reduce_gradients: str = "pass"
+    reduce_dtype: str = "fp32"
+    keep_blocks: bool = False
+    efa: bool = False
+    """Whether hosts reach each other by EFA, with all network cards, and not only by TCP."""
+
+    def __post_init__(self) -> None:
+        if self.machine.gpu is None:
+            raise InputError(f"{self.machine.name} has no GPU: choose another --instance")
+        if self.num_workers < 1:
+            raise InputError(f"--workers is {self.num_workers}: it must be at least 1")
+        if self.replicas < 1 or self.num_workers % self.replicas:
+            raise InputError(
+                f"--replicas is {self.replicas}, which does not divide {self.num_workers} workers"
+            )
+
+    @classmethod
+    def of(
+        cls,
+        settings: Mapping[str, Any],
+        machine: InstanceType,
+        *,
+        num_workers: int,
+        efa: bool = False,
+    ) -> Self:
+        """The set-up of a run's settings, of which it takes its part, on a machine."""
+        names = {field.name for field in dataclasses.fields(cls)} - {"machine", "num_workers"}
+        values = {name: value for name, value in settings.items() if name in names}
+        return cls(**{**values, "machine": machine, "num_workers": num_workers, "efa": efa})
+
+    @property
+    def num_hosts(self) -> int:
+        return -(-self.num_workers // self.machine.num_gpus)
+
+    @property
+    def num_microbatches(self) -> int:
+        """Passes per step."""
+        return max(1, -(-self.global_batch // (self.num_workers * self.microbatch)))
+
+    @property
+    def moments(self) -> float:
+        """Bytes per trained parameter that a GPU holds of moments."""
+        return 0.0 if self.offload_moments else MOMENTS[self.optimizer]
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        price = self.machine.usd_per_hour
+        return None if price is None else price * self.num_hosts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes that a GPU holds at a moment of a step."""
+
+    weights: float
+    gradients: float
+    """Gradients of earlier passes; at the end of a step, all."""
+    moments: float
+    gathered: float = 0.0
+    """Blocks that are whole for a moment, and their gradients before they are sharded."""
+    activations: float = 0.0
+    logits: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return float(sum(getattr(self, field.name) for field in dataclasses.fields(self)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Activations:
+    """Bytes per token that a pass keeps for its backward pass, counted operation by operation,
+    without the attention matrix, which flash attention does not store.
+
+    Recomputation covers one block at a time: ``within`` is freed before that of the next block, and
+    begins when the logits are freed.
+    """
+
+    outside: float
+    """Kept after the blocks, until their backward passes: what the last norm keeps, its output
+    twice, for the loss, and the gradient of that."""
+    kept: float
+    """Kept by each block."""
+    within: float
+    """Besides in one block during its backward pass: what is recomputed, and gradients."""
+
+    @classmethod
+    def of(cls, shape: ModelShape, recompute: str, *, autocast: bool) -> Self:
+        """Activations of a model.
+
+        Args:
+            recompute: what is recomputed: ``none``, ``selective`` or ``full``.
+            autocast: weights are fp32, and inputs of products are cast, as a single worker does it;
+                otherwise weights are bf16.
+        """
+        h, i, attention, keys = shape.hidden, shape.intermediate, shape.attention, shape.keys
+        if shape.is_gated:
+            # Inputs and outputs of products, the gate before and after its function, and RMSNorms,
+            # which compute in fp32.
+            whole = 16.0 * h + 4 * (attention + keys) + 8 * i
+            products = 6.0 * h + 4 * (attention + keys + i)
+            if shape.norms_heads:
+                whole += 6 * (attention + keys)
+            if autocast:
+                # The output of a norm is cast to bf16 for each of five matrices by itself.
+                whole += 6 * h
+        else:
+            whole = 12.0 * h + 8 * attention + 4 * i
+            products = 6.0 * h + 8 * attention + 2 * i
+        kept = {"none": whole, "selective": products, "full": 2.0 * h}[recompute]
+
+        # Where gradients in a block are widest, there are two of its output, and those that go
+        # through its last matrices.
+        gradients = 4.0 * h + (4 if shape.is_gated else 2) * i
+        return cls(
+            outside=(14.0 if shape.is_gated else 8.0) * h,
+            kept=kept,
+            within=whole - kept + gradients,
+        )
+
+
+def needed(shape: ModelShape, setup: Setup) -> Memory:
+    """Bytes per GPU at the worst moment of a step. Trained weights, gradients and moments are fp32
+    and sharded, everything else is bf16.
+
+    Raises:
+        InputError: the model has no matrices for four bits, or none of the names for adapters.
+    """
+    parameters = float(shape.parameters)
+    trained, frozen = parameters, 0.0
+    if setup.lora_rank:
+        trained = float(shape.adapter_parameters(setup.lora_rank, setup.lora_targets))
+        frozen = parameters
+    # Bytes of a frozen weight, on average, and of one of a block that is gathered.
+    held = gathered = 2.0
+    unpacked = 0.0
+    if setup.lora_bits == 4:
+        if not shape.packed_sizes:
+            raise InputError(NOTHING_TO_PACK)
+        held -= (2 - PACKED) * shape.packed_parameters / shape.parameters
+        gathered -= (2 - PACKED) * shape.packed_parameters / shape.blocks_parameters
+        unpacked = _UNPACKING * max(shape.packed_sizes)
+    weights = held * frozen + 4 * trained
+    if setup.num_workers == 1:
+        moments = _alone(shape, setup, trained=trained, weights=weights, unpacked=unpacked)
+    else:
+        moments = _shared(
+            shape, setup, trained=trained, weights=weights, unpacked=unpacked, gathered=gathered
+        )
+    return max(moments, key=lambda each: each.total)
+
+
+def _alone(
+    shape: ModelShape, setup: Setup, *, trained: float, weights: float, unpacked: float
+) -> list[Memory]:
+    """The moments of a step of a single worker, which shards nothing and computes under autocast:
+    each trained weight that is multiplied has a copy in bf16, from the first product to its
+    backward pass; where blocks are recomputed, only those of one block at a time."""
+    per_token = Activations.of(shape, setup.recompute, autocast=True)
+    tokens = setup.microbatch * setup.seq_len
+    kept = per_token.kept * shape.layers
+    is_frozen = bool(setup.lora_rank)
+    learned = 0 if is_frozen else shape.embedding_parameters
+    copies = 2.0 * (trained if is_frozen else shape.blocks_parameters)
+    copies_of_block = copies / shape.layers
+    if setup.recompute != "none":
+        copies = 0.0
+    # A gradient is added to those of earlier passes.
+    earlier = 4 * trained if setup.num_microbatches > 1 else 0.0
+    always = {"weights": weights, "moments": setup.moments * trained}
+    at_loss = Memory(
+        **always,
+        gradients=earlier,
+        gathered=2.0 * learned + copies,
+        activations=(kept + per_token.outside) * tokens,
+        logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned,
+    )
+    at_last_block = Memory(
+        **always,
+        # The two gradients of a tied embedding are added at the end.
+        gradients=earlier + (4.0 * learned if shape.is_tied or not earlier else 0.0),
+        gathered=max(copies, copies_of_block) + unpacked,
+        activations=(kept + per_token.within) * tokens,
+    )
+    at_first_block = Memory(
+        **always,
+        gradients=earlier or 4.0 * (trained - learned),
+        gathered=copies_of_block + unpacked,
+        activations=(per_token.kept + per_token.within) * tokens,
+    )
+    at_end = Memory(
+        **always,
+        gradients=4 * trained + (4.0 * learned if earlier else 0.0),
+    )
+    return [at_loss, at_last_block, at_first_block, at_end]
+
+
+def _shared(
+    shape: ModelShape,
+    setup: Setup,
+    *,
+    trained: float,
+    weights: float,
+    unpacked: float,
+    gathered: float,
+) -> list[Memory]:
+    """The moments of a step of several workers, which shard weights, gradients and moments.
+
+    Args:
+        gathered: bytes of a weight of a block that is gathered.
+    """
+    shards = setup.num_workers // setup.replicas
+    per_token = Activations.of(shape, setup.recompute, autocast=False)
+    tokens = setup.microbatch * setup.seq_len
+    kept = per_token.kept * shape.layers
+    has_passes = setup.num_microbatches > 1
+    is_frozen = bool(setup.lora_rank)
+    block, embedding = shape.block_parameters, shape.embedding_parameters
+    learned_block, learned = (0, 0) if is_frozen else (block, embedding)
+    sharded = 4 * trained / shards
+    # Gradients that wait for the last pass are whole until then.
+    sent = REDUCE_DTYPES[setup.reduce_dtype]
+    waiting = sent * trained if has_passes and setup.reduce_gradients == "step" else 0.0
+    whole = gathered * block
+    arriving = whole if shards > 1 else 0.0
+    keeps_blocks = setup.keep_blocks and shards > 1
+    if keeps_blocks:
+        arriving = gathered * (shape.blocks_parameters - block)
+    # Tied embeddings are whole from the first block's forward to its backward pass, and reduced
+    # last. Otherwise the output embedding is whole from the loss until it is reduced, before the
+    # blocks' backward passes, and the input embedding while it is reduced.
+    staying, early = (2.0 * embedding, 0) if shape.is_tied else (0.0, learned)
+    last_gathered = 2.0 * embedding if shards > 1 else staying
+    last_gathered += gathered * shape.blocks_parameters if keeps_blocks else 0.0
+    always = {"weights": weights / shards, "moments": setup.moments * trained / shards}
+    earlier = (waiting or sharded) if has_passes else 0.0
+    # The output embedding's gradient is accumulated in fp32 while there are logits. What was
+    # gathered last exists twice until the next gather: FSDP2 keeps the buffer it came in.
+    at_loss = Memory(
+        **always,
+        gradients=earlier,
+        gathered=2.0 * embedding + (arriving if shape.is_tied else last_gathered),
+        activations=(kept + per_token.outside) * tokens,
+        logits=_LOGIT_TOKENS * shape.vocab * 4.0 * 2 + 4.0 * learned,
+    )
+    # Until a gradient is reduced it is whole, in its own type and in that of the reduction.
+    at_head = Memory(
+        **always,
+        gradients=earlier,
+        gathered=2.0 * embedding + (2.0 + sent) * early + (arriving if keeps_blocks else 0.0),
+        activations=(kept + per_token.outside) * tokens,
+    )
+    # One block computes while the next is gathered and the gradients of the one before are sent.
+    computing = staying + (2.0 * learned if shape.is_tied else 0.0) + whole + unpacked
+    at_last_block = Memory(
+        **always,
+        gradients=earlier,
+        gathered=computing + arriving + sent * early,
+        activations=(kept + per_token.within) * tokens,
+    )
+    after_last_block = Memory(
+        **always,
+        gradients=earlier,
+        gathered=computing - whole + arriving + (2.0 + sent) * learned_block,
+        activations=kept * tokens,
+    )
+    before_last_block = Memory(
+        **always,
+        gradients=earlier,
+        gathered=computing + sent * learned_block + (arriving if shape.layers > 2 else 0.0),
+        activations=(kept - per_token.kept + per_token.within) * tokens,
+    )
+    at_first_block = Memory(
+        **always,
+        gradients=waiting or sharded,
+        gathered=computing + sent * learned_block,
+        activations=(per_token.kept + per_token.within) * tokens,
+    )
+    at_end = Memory(
+        **always,
+        gradients=sharded,  # all but the last were reduced before
+        gathered=staying + (2.0 + sent) * learned + whole + sent * learned_block,
+    )
+    moments = [at_loss, at_head, at_last_block, after_last_block, before_last_block]
+    return [*moments, at_first_block, at_end]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is to be expected of a set-up. Computed, not measured."""
+    """Memory and speed of a set-up. Computed, not measured."""
 
     setup: Setup
     memory: Memory
@@ -130,8 +440,8 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
 
 
 def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
-    """What makes a set-up that does not fit fit on the same machines: the fastest first, and last
-    what trains otherwise (moments in 8 bits, adapters)."""
+    """Set-ups that fit on the same machines: the fastest first, and last those that train otherwise
+    (moments in 8 bits, adapters)."""
     setup = dataclasses.replace(setup, reduce_gradients="pass", keep_blocks=False)
     changes: list[dict[str, Any]] = [{"replicas": setup.replicas}, {"replicas": 1}]
     for recompute in RECOMPUTE[RECOMPUTE.index(setup.recompute) :]:
@@ -144,10 +454,9 @@ def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
     changes.append({**least, "optimizer": "adamw-8bit", "offload_moments": False})
     changes.append({**least, "optimizer": "adamw", "offload_moments": True})
     least["lora_rank"] = setup.lora_rank or 16
-    if shape.takes_adapters:
-        changes.append(least)
-        if not shape.why_not_packed:
-            changes.append({**least, "lora_bits": 4})
+    changes.append(least)
+    if shape.packed_sizes:
+        changes.append({**least, "lora_bits": 4})
     candidates = [make(shape, dataclasses.replace(setup, **change)) for change in changes]
     fitting = [each for each in candidates if each.fits]
     fitting.sort(

@@ -1,7 +1,7 @@
 """Causal language models of transformers: built without weights, sharded, and given a loss.
 
 A model is made on the meta device, sharded there, and only then given memory and filled
-(``training.models.weights``). Its own loss is not used, because that stores the logits.
+(``training.models.model_weights``). Its own loss is not used, because that stores the logits.
 """
 
 import functools
@@ -184,7 +184,7 @@ def build_on_meta(config: Any) -> nn.Module:
 
 
 def blocks(model: nn.Module) -> nn.ModuleList:
-    """The stack of transformer blocks: what is sharded, and recomputed, one at a time."""
+    """The stack of transformer blocks, which are sharded, and recomputed, one at a time."""
     stacks = [each for each in model.modules() if isinstance(each, nn.ModuleList)]
     if not stacks:
         raise InputError(
@@ -194,8 +194,8 @@ def blocks(model: nn.Module) -> nn.ModuleList:
 
 
 def matrices(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Name and module of each matrix of the blocks that is multiplied as a whole: what adapters
-    may stand beside. Those of adapters themselves are none."""
+    """Name and module of each matrix of the blocks that is multiplied as a whole: candidates for
+    adapters. The matrices of adapters themselves are not included."""
     from transformers.pytorch_utils import Conv1D
 
     return [
@@ -203,6 +203,13 @@ def matrices(model: nn.Module) -> list[tuple[str, nn.Module]]:
         for name, module in blocks(model).named_modules()
         if isinstance(module, nn.Linear | Conv1D | PackedLinear) and "lora_" not in name
     ]
+
+
+def state_space_layers(model: nn.Module) -> set[str]:
+    """Names, within the blocks, of the layers of a state-space model, such as Mamba. They read some
+    of their weights instead of calling the matrices."""
+    names = (name.rpartition(".") for name, _ in blocks(model).named_modules())
+    return {parent for parent, _, last in names if last == "conv1d"}
 
 
 def num_parameters(model: nn.Module) -> int:
@@ -237,18 +244,6 @@ def attention_width(config: Any) -> int:
     head_dim = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None)
     heads = getattr(config, "num_attention_heads", None)
     return int(heads * head_dim if heads and head_dim else config.hidden_size)
-
-
-def experts(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights of a mixture's experts, by their names in the model."""
-    return {name: each for name, each in model.named_parameters() if _EXPERTS in name}
-
-
-def num_idle_parameters(model: nn.Module) -> int:
-    """Parameters of the experts that a token does not pass through; 0 without experts."""
-    of: Any = model
-    held = sum(num_weights(each) for each in experts(model).values())
-    return round(held * idle_part(of.config))
 
 
 def idle_part(config: Any) -> float:

@@ -13,14 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from training.models import language_models, uses
-from training.models.model_shapes import ALL, left_out, with_adapters
+from training.models import language_models, nf4
+from training.models.model_shapes import ALL, target_names
 
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 # What peft calls the only adapters of a model, within the names of their weights.
 _NAME: Final = ".default."
 _MARKS: Final = (".lora_A.", ".lora_B.")
+
+# Reasons against adapters, after the names of matrices. Fine-tuning leaves routers as they are, but
+# they may be named.
+_ROUTER: Final = "chooses experts"
+_STATE: Final = "is read by its state-space layer, which would not train adapters"
+_MORE: Final = "does more than a product, to which those of adapters could be added"
+#: Names of the layer that chooses the experts of a token, beside "router".
+_GATES: Final = frozenset({"gate", "wg"})
+#: Matrices of state-space layers that these, or their CUDA kernels, read and do not call; peft
+#: refuses the second one.
+_READ: Final = ("dt_proj", "out_proj")
 
 
 def alpha_of(rank: int, alpha: int) -> int:
@@ -39,11 +50,11 @@ def add(
         dropout: part of an adapter's inputs that is dropped while training.
 
     Returns:
-        What was left out of ``all``, and why, for the user; empty where nothing was.
+        The matrices that ``all`` leaves out, and the reasons, for the user; empty if none.
 
     Raises:
-        InputError: the package peft is not there, or refuses, or the blocks have no such matrices,
-            or adapters beside them would not be trained.
+        InputError: the package peft is missing or refuses, the blocks have no such matrices, or
+            adapters beside them would not be trained.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -51,12 +62,11 @@ def add(
         raise InputError(
             "--lora-rank needs the package peft: install it, or leave the option out"
         ) from None
-    matrices = uses.matrices_of(model)
-    chosen = {*with_adapters(matrices.values(), targets)}
+    reasons = reasons_against(model)
     settings = LoraConfig(
         r=rank,
         lora_alpha=alpha_of(rank, alpha),
-        target_modules=[name for name, each in matrices.items() if each in chosen],
+        target_modules=_chosen(reasons, targets),
         lora_dropout=dropout,
     )
     try:
@@ -70,7 +80,72 @@ def add(
         ) from None
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lora_" in name)
-    return left_out(matrices.values(), targets)
+    return _left_out(reasons) if targets == ALL else ""
+
+
+def reasons_against(model: nn.Module) -> dict[str, str]:
+    """Reason against adapters beside each matrix of the blocks, by its name within the blocks;
+    empty where there is none."""
+    state_space = language_models.state_space_layers(model)
+    found = {}
+    for name, layer in language_models.matrices(model):
+        parent, _, last = name.rpartition(".")
+        found[name] = ""
+        if parent in state_space and last in _READ:
+            found[name] = _STATE
+        elif isinstance(layer, nn.Linear) and not nf4.is_plain(layer):
+            found[name] = _MORE
+        elif _is_router(model, name, layer):
+            found[name] = _ROUTER
+    return found
+
+
+def _is_router(model: Any, name: str, layer: Any) -> bool:
+    """Tell by its name, or its place and size, that a matrix chooses the experts of a token."""
+    parts = name.split(".")
+    if any("router" in part for part in parts):
+        return True
+    num_experts = language_models.num_experts(model.config)
+    return not _GATES.isdisjoint(parts) and getattr(layer, "out_features", 0) == num_experts
+
+
+def _chosen(reasons: Mapping[str, str], targets: str) -> list[str]:
+    """Names of the matrices that get adapters.
+
+    Args:
+        targets: last parts of names, separated by commas; or ``all``, which is all but those with a
+            reason against it.
+
+    Raises:
+        InputError: there are none of such a name, or adapters beside them are impossible.
+    """
+    names = target_names(map(_last, reasons), targets)
+    allowed = ("",) if targets == ALL else ("", _ROUTER)
+    possible = [name for name, reason in reasons.items() if reason in allowed]
+    chosen = [name for name in possible if _last(name) in names]
+    if targets != ALL and (none := sorted(names - {*map(_last, chosen)})):
+        why = next(reason for name, reason in reasons.items() if _last(name) == none[0])
+        raise InputError(
+            f"--lora-targets names {none[0]!r}, which {why}: choose of "
+            f"{', '.join(sorted({*map(_last, possible)}))}"
+        )
+    if not chosen:
+        raise InputError("this model's blocks have no matrices for adapters: leave --lora-rank out")
+    return chosen
+
+
+def _left_out(reasons: Mapping[str, str]) -> str:
+    """The matrices that ``all`` leaves out, and the reasons, for the user; empty if none."""
+    names: dict[str, set[str]] = {}
+    for name, reason in reasons.items():
+        if reason:
+            names.setdefault(reason, set()).add(_last(name))
+    parts = [f"{', '.join(sorted(names[why]))} ({why})" for why in sorted(names)]
+    return f"no adapters are put beside {'; '.join(parts)}" if parts else ""
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def files(
@@ -87,7 +162,7 @@ def files(
 
     Args:
         weights: the adapters' own, by the names that they have in the model.
-        base: what the folder says that its base model is: a folder or a Hugging Face id.
+        base: the base model that the folder names: a folder or a Hugging Face id.
         revision: of the base model on the Hugging Face Hub; empty: the newest.
         kind: ``model_type`` of the base model.
 
@@ -97,7 +172,7 @@ def files(
     from peft import LoraConfig
     from safetensors.torch import save
 
-    matrices = sorted({_matrix(name).rpartition(".")[2] for name in weights})
+    matrices = sorted({_last(_matrix(name)) for name in weights})
     settings = LoraConfig(
         r=rank,
         lora_alpha=alpha_of(rank, alpha),
@@ -126,8 +201,8 @@ def files(
 
 
 def _finds(matrices: Sequence[str], kind: str) -> bool:
-    """Whether peft puts adapters for ``matrices`` of a model beside those, and not beside what had
-    their names in transformers 4."""
+    """Check that peft puts adapters for ``matrices`` beside those, and not beside other matrices
+    that had their names in transformers 4."""
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from contract.errors import InputError
-from training.models.model_shapes import NF4_BLOCK, NOTHING_TO_PACK, reads_weight
+from training.models.model_shapes import NF4_BLOCK, NOTHING_TO_PACK
 
 #: Bytes of a row per weight: half a byte, and four for each block.
 _BYTES: Final = (1, 2), (4, NF4_BLOCK)
@@ -29,17 +29,13 @@ _VALUES: Final = (
 )
 
 
-def replace(stack: nn.Module) -> None:
-    """Put packed matrices in the place of the linear layers of a model's blocks, adapters excepted.
+def packable(stack: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """Linear layers of a model's blocks that can be packed.
 
-    The model is on the meta device, without memory yet. What is no plain linear layer (norms, the
-    experts of a mixture, many routers, GPT-2's transposed matrices), or has rows that are not made
-    of whole blocks, stays as it is.
-
-    Raises:
-        InputError: that is all of them.
+    Everything else stays as it is: norms, the experts of a mixture, many routers, GPT-2's
+    transposed matrices, adapters, and layers with rows that do not consist of whole blocks.
     """
-    found = [
+    return [
         (name, module)
         for name, module in stack.named_modules()
         if isinstance(module, nn.Linear)
@@ -47,6 +43,15 @@ def replace(stack: nn.Module) -> None:
         and "lora_" not in name
         and module.in_features % NF4_BLOCK == 0
     ]
+
+
+def replace(stack: nn.Module) -> None:
+    """Replace those layers by packed ones. The model is on the meta device, without memory yet.
+
+    Raises:
+        InputError: there are none.
+    """
+    found = packable(stack)
     if not found:
         raise InputError(NOTHING_TO_PACK)
     for name, module in found:
@@ -54,10 +59,9 @@ def replace(stack: nn.Module) -> None:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a module, packed or not, is a product with a matrix and nothing else.
+    """Tell that a module, packed or not, is a product with a matrix and nothing else.
 
-    Classes that are derived from ``nn.Linear`` may do anything in their own ``forward``, as routers
-    do.
+    Classes derived from ``nn.Linear`` may do anything in their own ``forward``, as routers do.
     """
     return (
         isinstance(module, PackedLinear)
@@ -66,8 +70,16 @@ def is_plain(module: nn.Module) -> bool:
     )
 
 
+def reads_weight(layer: str) -> str:
+    """The error for a model that reads the weight of a packed layer."""
+    return (
+        f"--lora-bits is 4, and this kind of model reads the weight of its layer {layer} itself, "
+        "where four bits cannot stand for it: leave --lora-bits out"
+    )
+
+
 def restore(model: nn.Module) -> None:
-    """Put linear layers in fp32 in the place of packed matrices, with the same values."""
+    """Replace packed matrices by linear layers in fp32 with the same values."""
     for name, module in [*model.named_modules()]:
         if isinstance(module, PackedLinear):
             linear: Any = nn.Linear(module.in_features, module.out_features, device="meta")
@@ -148,7 +160,7 @@ def pack(rows: Tensor) -> Tensor:
 
 
 def unpack(packed: Tensor, dtype: torch.dtype) -> Tensor:
-    """What ``pack`` has packed, rounded to a sixteenth of its block's range and to ``dtype``."""
+    """The inverse of ``pack``, rounded to a sixteenth of the block's range and to ``dtype``."""
     rows, inputs = shape_of(packed)
     values = torch.tensor(_VALUES, device=packed.device)
     pairs = torch.cartesian_prod(values, values)  # of each byte
@@ -173,5 +185,5 @@ def shape_of(weight: Tensor) -> torch.Size:
 
 
 def num_weights(weight: Tensor) -> int:
-    """How many numbers a weight stands for, also one that is packed."""
+    """Number of values of a weight, also of one that is packed."""
     return shape_of(weight).numel()

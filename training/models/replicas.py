@@ -1,4 +1,4 @@
-"""What recipes share that keep the whole model on every worker."""
+"""Helpers of the recipes that keep the whole model on every worker."""
 
 import math
 from collections.abc import Iterable
@@ -68,12 +68,3 @@ def average_over_workers(tensors: Iterable[torch.Tensor], world_size: int) -> No
     sizes = [tensor.numel() for tensor in statistics]
     for tensor, part in zip(statistics, torch.split(flat, sizes), strict=True):
         tensor.copy_(part.view_as(tensor))
-
-
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, object]]:
-    """Parameters as an optimizer takes them: weight decay spares biases and normalization."""
-    parameters = list(model.parameters())
-    return [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
-    ]

@@ -72,7 +72,7 @@ class Recipe:
     only reads."""
     is_planned: bool = False
     """Whether ``training.plan`` computes what fits: its settings are those of a sharded language
-    model (``training.models.memory.Setup``)."""
+    model (``training.models.estimates.Setup``)."""
     check: Callable[[str, Mapping[str, Value]], None] | None = None
     """Called with a preset's name and the settings that it and the user give, without defaults;
     raises InputError where one is missing."""

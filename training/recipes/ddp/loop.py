@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from contract.errors import InputError
-from training import machine, metrics
+from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints
 from training.data import images
 from training.models import classifiers as models
@@ -176,7 +176,7 @@ def build_optimizer(
     model: nn.Module, config: DdpConfig, device: torch.device
 ) -> torch.optim.Optimizer:
     """Adam; weight decay, where there is any, spares biases and normalisation."""
-    groups = replicas.decay_groups(model, config.weight_decay)
+    groups = optimizers.decay_groups(model, config.weight_decay)
     fused = device.type in ("cuda", "cpu")  # one kernel over all parameters: 2-3x on both
     return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
 

@@ -1,20 +1,19 @@
-"""What a run of this recipe is told about memory.
+"""Advice about GPU memory for runs of this recipe."""
 
-The arithmetic is that of ``training.models.estimates``. Standard library only.
-"""
+from torch import nn
 
 from contract.instance_types import INSTANCE_TYPES
-from training.models.estimates import differences, make, smaller
-from training.models.memory import GIB, Setup
+from training.models import language_models, lora, nf4
+from training.models.estimates import GIB, Setup, differences, make, smaller
 from training.models.model_shapes import ModelShape
 from training.recipes.fsdp.settings import FsdpConfig
 
 
-def advice(config: FsdpConfig, shape: ModelShape) -> str:
-    """What a run that ran out of memory could do, in a sentence.
+def advice(config: FsdpConfig, model: nn.Module) -> str:
+    """Settings for a run that ran out of memory, in a sentence.
 
     Args:
-        shape: of its model.
+        model: on the meta device, without adapters.
     """
     options = []
     if config.reduce_gradients != "pass" and config.num_microbatches > 1:
@@ -30,18 +29,24 @@ def advice(config: FsdpConfig, shape: ModelShape) -> str:
     if config.optimizer == "adamw" and not config.offload_moments:
         options += ["--optimizer adamw-8bit (another --run)", "--offload-moments"]
     if not config.lora_rank:
-        if shape.takes_adapters:
+        if "" in lora.reasons_against(model).values():
             options.append("--lora-rank 16 (another --run)")
-    elif config.lora_bits == 16 and not shape.why_not_packed:
+    elif config.lora_bits == 16 and can_be_packed(model):
         options.append("--lora-bits 4 (another --run)")
     if not options:
         return "Give more --workers; training.plan computes what fits"
     return f"Give more --workers, or one of: {', '.join(options)}; training.plan computes what fits"
 
 
+def can_be_packed(model: nn.Module) -> bool:
+    """Tell that a run of this model may keep frozen weights in four bits."""
+    return bool(nf4.packable(language_models.blocks(model))) and not (
+        language_models.state_space_layers(model)
+    )
+
+
 def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
-    """What to expect of a run on a GPU that is too small for it; empty where it fits, or where the
-    GPU is not known here.
+    """Warn that a run does not fit its GPUs; empty where it fits, or where the GPU is not known.
 
     Args:
         gpu_name: as ``torch.cuda.get_device_name`` has it.
@@ -49,25 +54,11 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
     machines = [each for each in INSTANCE_TYPES.values() if each.gpu and each.gpu.name == gpu_name]
     if not machines:
         return ""
-    own = config.global_batch // config.num_workers // config.num_microbatches
-    setup = Setup(
-        # The host is not known: the one with the most memory, so that no warning is wrong.
-        machine=max(machines, key=lambda each: each.memory_mib / each.num_gpus),
-        num_workers=config.num_workers,
-        seq_len=config.seq_len,
-        global_batch=config.global_batch,
-        microbatch=own,
-        recompute=config.recompute,
-        optimizer=config.optimizer,
-        replicas=config.replicas,
-        lora_rank=config.lora_rank,
-        lora_targets=config.lora_targets,
-        lora_bits=config.lora_bits,
-        offload_moments=config.offload_moments,
-        reduce_gradients=config.reduce_gradients,
-        reduce_dtype=config.reduce_dtype,
-        keep_blocks=config.keep_blocks,
-    )
+    # The host is not known: assume the one with the most memory, so that no warning is wrong.
+    machine = max(machines, key=lambda each: each.memory_mib / each.num_gpus)
+    rows = config.global_batch // config.num_workers // config.num_microbatches
+    settings = {**config.to_json(), "microbatch": rows}
+    setup = Setup.of(settings, machine, num_workers=config.num_workers)
     found = make(shape, setup)
     if found.fits:
         return ""

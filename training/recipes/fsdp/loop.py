@@ -14,6 +14,7 @@ and the seed (see ``training.data.feed``).
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -30,8 +31,9 @@ from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
 from training.data.text import TokenStore
-from training.models import agreement, built_shapes, language_models, model_weights, pretrained
+from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
+from training.models.model_shapes import ModelShape, UnknownShapeError
 from training.recipes.bookkeeping import Bookkeeping
 from training.recipes.fsdp import estimate, inputs
 from training.recipes.fsdp.held_out import HeldOut, on_device
@@ -51,10 +53,9 @@ def train(worker: Worker, config: FsdpConfig) -> None:
     try:
         _train(worker, config)
     except torch.OutOfMemoryError as error:
-        # Of the model as it was before adapters; building it takes none of the GPU's memory.
+        # Rebuild the model as it was before adapters, which takes none of the GPU's memory.
         model_config = pretrained.model_config(config.model, runs=config.storage)
-        shape = built_shapes.shape_of(language_models.build_on_meta(model_config))
-        advice = estimate.advice(config, shape)
+        advice = estimate.advice(config, language_models.build_on_meta(model_config))
         raise checkpoints.out_of_memory(error, worker, advice=advice) from None
 
 
@@ -92,9 +93,10 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
     if note:
         worker.emit(Warned(message=note))
     if on_gpu:
-        gpu_name = torch.cuda.get_device_name(device)
-        if tight := estimate.warning(built_shapes.shape_of(model), config, gpu_name):
-            worker.emit(Warned(message=tight))
+        with suppress(UnknownShapeError):
+            shape = ModelShape.from_config(model_config.to_dict())
+            if tight := estimate.warning(shape, config, torch.cuda.get_device_name(device)):
+                worker.emit(Warned(message=tight))
     mesh = make_mesh(device, world_size=world_size, replicas=config.replicas)
     if use_bf16:
         language_models.keep_frozen_in_bf16(model)

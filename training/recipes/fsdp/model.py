@@ -9,7 +9,6 @@ from torch import nn
 from contract.errors import InputError
 from training.data.text import TokenStore
 from training.models import (
-    built_shapes,
     language_models,
     lora,
     model_weights,
@@ -50,10 +49,11 @@ def _built(config: FsdpConfig, model_config: Any) -> tuple[nn.Module, str]:
     """The model on the meta device, with its adapters, and what to tell the user."""
     model = language_models.build_on_meta(model_config)
     note = ""
-    if config.lora_bits == PACKED_BITS:
-        shape = built_shapes.shape_of(model)
-        if shape.why_not_packed:
-            raise InputError(shape.why_not_packed)
+    if config.lora_bits == PACKED_BITS and language_models.state_space_layers(model):
+        raise InputError(
+            "--lora-bits is 4, and this model has state-space layers, which read their weights "
+            "themselves, where four bits cannot stand for them: leave --lora-bits out"
+        )
     if config.lora_rank:
         note = lora.add(
             model,

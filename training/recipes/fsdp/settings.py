@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from contract.errors import InputError
-from training.models.memory import RECOMPUTE, REDUCE, REDUCE_DTYPES
+from training.models.estimates import RECOMPUTE, REDUCE, REDUCE_DTYPES
 from training.recipes.settings import TrainingConfig, Value, divisors, option
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")

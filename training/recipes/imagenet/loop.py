@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from contract.errors import InputError
-from training import machine, metrics
+from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
@@ -105,7 +105,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         device=device,
     )
     optimizer = torch.optim.SGD(
-        replicas.decay_groups(model, config.weight_decay),
+        optimizers.decay_groups(model, config.weight_decay),
         lr=config.lr,
         momentum=0.9,
         nesterov=True,
