@@ -146,6 +146,7 @@ def _fit(submission: Submission, events: Any) -> str:
             return ""
         except TrainingFailedError as error:
             text, is_failure = str(error), not _waits_for_hosts(error)
+        _free_places()
         with contextlib.suppress(ray.exceptions.RayError):
             begun_at = ray.get(events.begun_at.remote(), timeout=_ASK_S)
         faults = _host_faults() if is_failure else []
@@ -153,6 +154,22 @@ def _fit(submission: Submission, events: Any) -> str:
             _log.warning("this failure is not counted: %s", fault)
         if failures.is_one_too_many(begun_at, is_counted=is_failure and not faults):
             return text
+
+
+def _free_places() -> None:
+    """Remove the placement groups of a ``fit`` that has ended.
+
+    Ray Train 2.60 keeps that of a group which lost a worker at its start, until the command ends: on
+    a cluster that is just large enough, the next group would wait for it for ever.
+    """
+    import ray
+    from ray.util import placement_group_table, remove_placement_group
+    from ray.util.placement_group import PlacementGroup
+
+    job = ray.get_runtime_context().get_job_id()  # the end of the ids of all its groups
+    for name, group in placement_group_table().items():
+        if name.endswith(job) and group["state"] != "REMOVED":
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))
 
 
 def _waits_for_hosts(error: Exception) -> bool:
