@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.output import report, say
-from training import machine
+from training.system import machine
 
 _PYTHON: Final = ("python", "-m")
 _LAUNCH: Final = (*_PYTHON, "training.launch")

@@ -136,7 +136,7 @@ class RunPaths:
 
     @classmethod
     def of(cls, root: str, run: str) -> "RunPaths":
-        """Of a run by name below ``root``, which ``training.storage.runs_root`` returns."""
+        """Of a run by name below ``root``, which ``training.system.storage.runs_root`` returns."""
         return cls(f"{root.rstrip('/')}/{check_run_name(run)}")
 
     def file(self, name: str) -> str:

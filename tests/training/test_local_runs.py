@@ -370,8 +370,8 @@ def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_agai
     start: Callable[..., Command], s3_endpoint: str, tmp_path: Path
 ) -> None:
     del s3_endpoint  # the environment points at it
-    from training import storage
     from training.checkpoint import checkpoints
+    from training.system import storage
 
     storage.filesystem("s3://").mkdir("s3://local-runs")
     data = write_images(tmp_path / "data", num_train=640, num_test=100)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from training.losses import IGNORE, Bend, linear_cross_entropy, plain_cross_entropy
+from training.loop.losses import IGNORE, Bend, linear_cross_entropy, plain_cross_entropy
 
 WIDTH, VOCAB = 16, 101
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from tests import forks
-from training import metrics
+from training.loop import metrics
+from training.loop.worker import Pulse
 from training.recipes import communication
 from training.record.events import Evaluating, RankTimes
-from training.worker import Pulse
 
 CPU = torch.device("cpu")
 
@@ -223,7 +223,7 @@ def test_an_evaluation_that_takes_long_says_now_and_then_that_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker, now = Mock(), [0.0]
-    monkeypatch.setattr("training.worker.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("training.loop.worker.time", SimpleNamespace(monotonic=lambda: now[0]))
     pulse = Pulse(worker)
     for _ in range(100):
         now[0] += 1

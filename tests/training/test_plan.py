@@ -22,8 +22,9 @@ from transformers.activations import ACT2FN
 
 from contract.errors import InputError
 from contract.instance_types import instance_type
-from training import optimizers, plan
-from training.losses import Bend
+from training import plan
+from training.loop import optimizers
+from training.loop.losses import Bend
 from training.models import (
     built_shapes,
     estimates,

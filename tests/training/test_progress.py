@@ -12,11 +12,11 @@ from contract.nodes import ENV_JOB, ENV_JOB_SPEC, ENV_NUM_GPUS, ENV_TRAINS, Rang
 from contract.prices import Prices
 from tests.training.sample_events import start
 from tests.training.test_record import Silent
-from training import storage
 from training.record import progress
 from training.record.events import Event, Finished, Phase, Step
 from training.record.progress import Progress, Spending
 from training.record.writer import RunRecord
+from training.system import storage
 
 PRICES = Prices.of(
     region="us-east-1",

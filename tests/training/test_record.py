@@ -15,7 +15,6 @@ from contract import exits
 from contract.nodes import ENV_JOB
 from contract.times import STORAGE_RETRY_S
 from tests.training.sample_events import start
-from training import storage
 from training.record import environment, reader
 from training.record.events import (
     Evaluation,
@@ -37,6 +36,7 @@ from training.record.measures import Measure
 from training.record.progress import Progress
 from training.record.result import Classification, Result, Table
 from training.record.writer import FLUSH_EVERY_S, RunRecord
+from training.system import storage
 
 BANDWIDTH = Measure(name="bus_bandwidth", unit="GB/s")
 
@@ -339,7 +339,7 @@ def test_the_environment_names_machine_and_versions() -> None:
 
 
 class Bucket:
-    """What ``training.storage`` would write to S3."""
+    """What ``training.system.storage`` would write to S3."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: dict[str, bytes] = {}

@@ -8,7 +8,6 @@ import pytest
 
 from contract.nodes import ENV_SILENCE
 from tests.training.test_local_runs import Command, launcher
-from training import storage
 from training.record import reader
 from training.record.events import (
     Evaluating,
@@ -23,6 +22,7 @@ from training.record.events import (
 )
 from training.runtime.processes import Process, Seen
 from training.runtime.silence import Silence, Watch
+from training.system import storage
 
 LEAST_S = 300.0
 #: Five minutes, scaled down: more than a step takes on a machine that is busy with other tests.

@@ -26,7 +26,7 @@ MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
 #: weight of a matrix that is unpacked for a product.
 PACKED: Final = 9 / 16
 _UNPACKING: Final = 8.0
-#: Tokens whose logits exist at once, and the fp32 copies of them (``training.losses``).
+#: Tokens whose logits exist at once, and the fp32 copies of them (``training.loop.losses``).
 _LOGIT_TOKENS: Final = 512
 
 

@@ -10,15 +10,15 @@ from typing import Final, Generic, Protocol, TypeVar
 
 import torch
 
-from training import metrics
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
 from training.checkpoint.timetable import Timetable
+from training.loop import metrics
+from training.loop.worker import Worker
 from training.recipes import communication
 from training.recipes.settings import TrainingConfig
 from training.record.events import Finished, Stopped, Warned
 from training.record.result import Classification, HeldOutText
-from training.worker import Worker
 
 _PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 

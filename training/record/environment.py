@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from contract import nodes
-from training import machine
+from training.system import machine
 
 _HERE: Final = Path(__file__).parent
 

@@ -27,7 +27,6 @@ from contract.runs import (
     RESULT_FILE,
 )
 from contract.text import compact, duration, percent, significant
-from training import storage
 from training.record import figures
 from training.record.events import Sample, Silent
 from training.record.fields import number
@@ -35,6 +34,7 @@ from training.record.figures import COLORS, Plot
 from training.record.plots import CONFUSION, confusion, draw, loss_plot
 from training.record.reader import RecordedRun, figure, listed, read_run
 from training.record.result import SUCCEEDED, Classification, HeldOutText, Table
+from training.system import storage
 
 _HERE: Final = Path(__file__).parent
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from contract import exits, runs
-from training import storage
 from training.record import events, reader
 from training.record.events import (
     Damaged,
@@ -44,6 +43,7 @@ from training.record.lines import Metrics, without_redone
 from training.record.measures import Measure
 from training.record.progress import EVERY_S, Pace, Progress, Spending
 from training.record.result import SUCCEEDED, Result, Status
+from training.system import storage
 
 #: How long new lines may be missing in S3: what a lost head costs of the record at most.
 FLUSH_EVERY_S: Final = 60.0

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 from contract import exits
 from contract.errors import InputError
 from contract.runs import RunPaths
-from training.lease import Lease
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record import progress
@@ -29,7 +28,8 @@ from training.record.writer import RunRecord
 from training.runtime.processes import Process, Seen
 from training.runtime.result import print_result
 from training.runtime.silence import Watch
-from training.storage import UnreachableError
+from training.system.lease import Lease
+from training.system.storage import UnreachableError
 
 
 class Workers(Protocol):

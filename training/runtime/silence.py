@@ -15,9 +15,9 @@ from typing import Final
 from contract.nodes import ENV_SILENCE
 from contract.runs import STACKS_DIR
 from contract.times import SILENCE_S
-from training import storage
 from training.record.events import Evaluating, Event, Finished, Joined, Saving, Silent, Start, Step
 from training.runtime.processes import Process, Seen
+from training.system import storage
 
 #: So many steps of usual length without a word are too many.
 _STEPS: Final = 20

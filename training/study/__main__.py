@@ -18,11 +18,12 @@ from contract import exits
 from contract.errors import InputError
 from contract.nodes import Range, numbers_of
 from contract.runs import RunPaths, check_run_name
-from training import recipes, storage
+from training import recipes
 from training.recipes.command import read_command
 from training.record import reader
 from training.study import draw
 from training.study.series import Point, Series, command_of, text
+from training.system import storage
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

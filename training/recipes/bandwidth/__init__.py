@@ -36,7 +36,7 @@ RECIPE: Final = Recipe(
     measures=(ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SLOWEST_LINK),
     model=Model.NONE,
     variables={
-        # NCCL tells only in its log over what it sends; read by ``training.network``.
+        # NCCL tells only in its log over what it sends; read by ``training.system.machine``.
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,NET",
         "NCCL_DEBUG_FILE": "/tmp/nccl-%h-%p.log",

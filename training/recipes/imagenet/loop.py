@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from contract.errors import InputError
-from training import machine, metrics
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
@@ -32,6 +31,9 @@ from training.data.pictures import library
 from training.data.pictures.picture import canvas_side
 from training.data.pictures.pool import ReadingError
 from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
+from training.loop import metrics
+from training.loop.optimizers import warmup_cosine
+from training.loop.worker import Pulse, Worker
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
@@ -40,8 +42,7 @@ from training.recipes.imagenet.inputs import num_decoders
 from training.recipes.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
 from training.recipes.imagenet.synthetic import NUM_CLASSES, Synthetic
 from training.record.events import Warned, phase
-from training.schedule import warmup_cosine
-from training.worker import Pulse, Worker
+from training.system import machine
 
 #: Pictures that a worker evaluates at a time, at most: more would take the host's memory, for they
 #: are decoded ahead, and gain nothing without a backward pass.
@@ -117,7 +118,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
     snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
     if snapshot is not None:
         snapshot.check_data(found.fingerprint, run=config.run, data=config.data)
-        checkpoints.apply(snapshot, model, optimizer, cut={})
+        checkpoints.apply(snapshot, model, optimizer)
         if average is not None:
             average.load(snapshot.average)
         position = snapshot.position
@@ -148,7 +149,6 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         worker,
         model,
         optimizer,
-        cut={},
         settings=config.to_json(),
         data=found.fingerprint,
         newest=snapshot,

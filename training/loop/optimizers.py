@@ -1,5 +1,9 @@
-"""Optimizers of the language models."""
+"""Optimizers of the language models, and the schedule of the learning rate.
 
+The schedule depends only on the step, so nothing of it needs saving.
+"""
+
+import math
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
@@ -10,7 +14,7 @@ from torch.optim.adamw import AdamW, adamw
 from torch.optim.optimizer import StateDict
 
 from contract.errors import InputError
-from training import machine
+from training.system import machine
 
 # Of GPT-3 (arXiv 2005.14165, appendix B) and most since: a shorter memory of squared gradients.
 _BETAS = (0.9, 0.95)
@@ -133,3 +137,19 @@ def on_host(parameter: Tensor) -> Tensor:
 def _local(tensor: Any) -> Tensor:
     part: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
+
+
+def warmup_cosine(
+    step: int, total_steps: int, *, peak: float, warmup_fraction: float, floor: float = 0.0
+) -> float:
+    """Learning rate of ``step`` (counted from 0): a linear rise to ``peak``, then half a cosine to
+    ``floor``.
+
+    With a floor of 0 it is the one-cycle policy of Smith and Topin (arXiv 1708.07120) without its
+    momentum cycle.
+    """
+    done = (step + 0.5) / total_steps
+    if done < warmup_fraction:
+        return peak * done / warmup_fraction
+    left = 0.5 * (1 + math.cos(math.pi * (done - warmup_fraction) / (1 - warmup_fraction)))
+    return floor + (peak - floor) * left

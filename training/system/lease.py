@@ -25,7 +25,7 @@ from contract.nodes import ENV_JOB
 from contract.runs import LEASES_DIR, RunPaths
 from contract.text import duration
 from contract.times import LEASE_RENEW_S, LEASE_S
-from training import machine, storage
+from training.system import machine, storage
 
 
 class LostError(InputError):
