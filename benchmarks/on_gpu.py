@@ -47,7 +47,8 @@ STEPS: Final = (
         name="gpus",
         words=(
             *("python", "-c"),
-            "import sys; from containers import gpus; sys.exit(gpus.faults({gpus}) or 0)",
+            "import sys; from containers.host import checks; "
+            "sys.exit(checks.gpu_faults({gpus}) or 0)",
         ),
         limit_s=120,
     ),

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from containers.log import say
+from containers.host.machine import say
 from containers.node import TOKEN
 from containers.program import requirements
 from containers.program.cache import Cache

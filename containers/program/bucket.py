@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from containers.clock import Clock
+from containers.host.machine import Clock
 from contract.errors import InputError
 from contract.files import MANIFEST, Manifest, SavedFile
 from contract.runs import safe_join

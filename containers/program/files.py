@@ -28,13 +28,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from containers.clock import Clock
-from containers.log import say as say_to_log
+from containers.host.machine import Clock
+from containers.host.machine import say as say_to_log
 from containers.program import bucket as store
 from containers.program.bucket import Deadline, NodeBucket, ReplacedError, digest
-from containers.program.look import Folders
 from containers.program.requirements import Stopped
-from containers.program.saving import OBJECTS, Saver
+from containers.program.saving import OBJECTS, Folders, Saver
 from contract import runs, times
 from contract.errors import InputError
 from contract.files import MANIFEST, Manifest, SavedFile

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from containers import processes
+from containers.host import machine
 from tests.forks import Ranks, ranks
 from tests.training.test_data import write_images
 from training.record import reader
@@ -83,7 +83,7 @@ class Command(Run):
 
     def processes(self) -> list[int]:
         """Ids of all that run, however far they have detached themselves."""
-        return processes.marked(MARK, self.mark)
+        return machine.marked(MARK, self.mark)
 
     def server(self) -> psutil.Process | None:
         """The process that the workers are forked from; None before it is there."""

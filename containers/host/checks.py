@@ -1,13 +1,17 @@
-"""Check that the GPUs of a host are fit to train: before the node joins, and after a failure.
+"""Checks of a host's GPUs, EFA devices and shared file system, before the node joins.
 
 A GPU that is missing, has memory errors or computes nonsense would fail hours later, inside some
-collective, with a message about something else. Only what the driver and torch can tell is asked.
+collective, with a message about something else. A host that has lost its mount, after a restart for
+example, would show an empty folder, and a run would train on nothing. GPUs are checked again after
+a failure.
 """
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 QUERY: Final = ("index", "name", "ecc.errors.uncorrected.volatile.total")
@@ -22,18 +26,18 @@ _TRIAL_S: Final = 300  # torch may come from a cold disk
 SIZE: Final = 2048  # of the matrices; some milliseconds on any GPU
 
 
-def faults(num_gpus: int, *, is_in_use: bool = False) -> list[str]:
+def gpu_faults(num_gpus: int, *, is_in_use: bool = False) -> list[str]:
     """Faults of the host's GPUs, one line each; empty when they are fit.
 
     Args:
         num_gpus: How many there should be.
         is_in_use: Whether processes of a training may still hold memory, which is no fault then.
     """
-    found = _faults(num_gpus)
+    found = _gpu_faults(num_gpus)
     return [each for each in found if not (is_in_use and _NO_MEMORY.search(each))]
 
 
-def _faults(num_gpus: int) -> list[str]:
+def _gpu_faults(num_gpus: int) -> list[str]:
     try:
         run = _run(
             ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"],
@@ -67,7 +71,7 @@ def _run(command: Sequence[str], within_s: float) -> "subprocess.CompletedProces
 def _in_a_child(num_gpus: int) -> list[str]:
     """``_from_arithmetic`` in a process that ends: one that has used a GPU keeps half a gigabyte of
     its memory, and can fork no process that uses it too."""
-    command = [sys.executable, "-m", "containers.gpus", str(num_gpus)]
+    command = [sys.executable, "-m", "containers.host.checks", str(num_gpus)]
     try:
         run = _run(command, _TRIAL_S)
     except subprocess.TimeoutExpired:
@@ -109,3 +113,46 @@ def _from_arithmetic(num_gpus: int) -> list[str]:
 if __name__ == "__main__":
     for fault in _from_arithmetic(int(sys.argv[1])):
         print(fault)
+
+
+DEVICES: Final = Path("/dev/infiniband")
+
+
+def efa_faults(num_efa: int, devices: Path = DEVICES) -> list[str]:
+    """What is wrong with the devices, a line each; empty when all are fit.
+
+    Args:
+        num_efa: How many there should be.
+        devices: Folder of them.
+    """
+    found = sorted(devices.glob("uverbs*"))
+    if len(found) != num_efa:
+        return [f"{len(found)} EFA devices are in {devices}, {num_efa} should be"]
+    return [
+        f"this user may not read and write {each}"
+        for each in found
+        if not os.access(each, os.R_OK | os.W_OK)
+    ]
+
+
+MOUNTS: Final = Path("/proc/self/mountinfo")
+MOUNT_KIND: Final = "lustre"
+
+
+def mount_faults(folder: str, mounts: Path = MOUNTS) -> list[str]:
+    """What is wrong with the mount, a line each; empty when it is as it should be.
+
+    Args:
+        folder: Where it should be.
+        mounts: What Linux has mounted for this process: proc(5), mountinfo.
+    """
+    for line in mounts.read_text().splitlines():
+        mounted, _, source = line.partition(" - ")
+        if mounted.split()[4] == folder:
+            found = source.split()[0]
+            if found != MOUNT_KIND:
+                return [
+                    f"{folder} is {found} and not {MOUNT_KIND}: the shared file system is not there"
+                ]
+            return []
+    return [f"nothing is mounted at {folder}: the shared file system is not there"]
