@@ -85,7 +85,7 @@ STANDARD = {
     *RECIPES,
     *(f"{name}.settings" for name in RECIPES),
     *("training.record", "training.record.fields", "training.record.result"),
-    *("training.record.events", "training.record.lines", "training.record.measures"),
+    "training.record.events",
     *("training.record.progress", "training.plan"),
     *("training.models", "training.models.estimates", "training.models.model_shapes"),
     *("training.models.activations", "training.models.memory"),

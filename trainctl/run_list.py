@@ -17,7 +17,7 @@ from contract.job import Outcome
 from trainctl.aws.files import Bucket, Stored
 from trainctl.output import json_object
 from training import recipes
-from training.record.measures import described
+from training.record.events import described
 from training.record.result import measures_of
 
 #: Requests to S3 at a time.

@@ -217,7 +217,7 @@ def _already_complete(command: Command, error: RunCompleteError) -> int:
     if not _is_first():
         return exits.OK
     from training.record import reader
-    from training.runtime.result import print_result
+    from training.runtime.outcome import print_result
 
     print(error, file=sys.stderr)
     paths = RunPaths.of(storage.runs_root(command.storage), _run_name(command))

@@ -12,9 +12,8 @@ import torch.distributed as dist
 
 from contract.errors import InputError
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.timetable import Timetable
 from training.loop import metrics
-from training.recipes.bookkeeping import Bookkeeping
+from training.recipes.bookkeeping import Bookkeeping, Timetable
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Event
 

@@ -31,8 +31,7 @@ from training.data.pictures.reader import Reader
 from training.models import picture_shapes
 from training.recipes.imagenet import RECIPE, loop
 from training.recipes.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
-from training.record.events import Evaluation, Event, Finished, Step
-from training.record.lines import Line, Metrics
+from training.record.events import Evaluation, Event, Finished, Line, Metrics, Step
 from training.runtime.torchrun import TorchrunWorker
 from training.study.series import Point
 

@@ -13,9 +13,8 @@ import pytest
 from contract.errors import InputError
 from contract.nodes import numbers_of
 from tests.conftest import ROOT
-from training.record.events import Event, RankTimes, Step, to_json
+from training.record.events import Event, Metrics, RankTimes, Step, parse_metrics, to_json
 from training.record.fields import Rate
-from training.record.lines import Metrics, parse_metrics
 from training.study import draw
 from training.study.__main__ import main
 from training.study.series import COMPARED, MEASURED, NOT_MEASURED, Point, Series, command_of, text

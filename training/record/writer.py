@@ -25,6 +25,8 @@ from training.record.events import (
     Failed,
     Finished,
     Loaded,
+    Measure,
+    Metrics,
     Phase,
     Preempted,
     RankTimes,
@@ -37,10 +39,9 @@ from training.record.events import (
     Step,
     Stopped,
     Warned,
+    without_redone,
 )
 from training.record.fields import Rate
-from training.record.lines import Metrics, without_redone
-from training.record.measures import Measure
 from training.record.progress import EVERY_S, Pace, Progress, Spending
 from training.record.result import SUCCEEDED, Result, Status
 from training.system import storage

@@ -21,14 +21,14 @@ from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record import progress
 from training.record.display import make_display
-from training.record.environment import environment
 from training.record.events import Event, Failed, Reading, Warned
 from training.record.result import Result
 from training.record.writer import RunRecord
+from training.runtime.outcome import print_result
 from training.runtime.processes import Process, Seen
-from training.runtime.result import print_result
 from training.runtime.silence import Watch
 from training.system.lease import Lease
+from training.system.machine import environment
 from training.system.storage import UnreachableError
 
 

@@ -30,7 +30,7 @@ from training.recipes.recipe import Recipe
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Failed, Reading, Start, Warned
 from training.runtime import processes
-from training.runtime.failures import Failures
+from training.runtime.outcome import Failures
 from training.runtime.processes import Process, Seen
 from training.system import machine, storage
 from training.system.storage import UnreachableError

@@ -22,12 +22,12 @@ from contract.times import COLLECTIVE_START_S
 from training import recipes
 from training.loop.worker import expect_steps
 from training.recipes.settings import RunConfig
-from training.record.environment import environment
 from training.record.events import Event, Failed
 from training.record.writer import RunRecord
-from training.runtime.result import print_result
+from training.runtime.outcome import print_result
 from training.runtime.saving import Saves
 from training.system.lease import Lease
+from training.system.machine import environment
 from training.system.storage import UnreachableError
 
 

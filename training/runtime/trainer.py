@@ -18,7 +18,7 @@ from contract.times import COLLECTIVE_START_S, HOST_CHECK_S
 from training import recipes
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Reading, Start, Warned
-from training.runtime.failures import Failures
+from training.runtime.outcome import Failures
 from training.runtime.processes import on_nodes
 from training.system import storage
 from training.system.storage import UnreachableError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from contract.errors import InputError
-from training.record.figures import Plot, drawing, legend, light, new_axes, png
+from training.record.plots import Plot, drawing, legend, light, new_axes, png
 from training.study.series import Series
 
 FIGURES_FILE: Final = "study.json"

@@ -17,8 +17,7 @@ from contract.errors import InputError
 from contract.text import significant
 from training.recipes import by_name
 from training.recipes.recipe import Model
-from training.record.events import RankTimes, Step
-from training.record.lines import Metrics
+from training.record.events import Metrics, RankTimes, Step
 
 #: An efficiency that leaves little to gain.
 GOOD: Final = 0.95

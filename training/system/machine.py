@@ -1,4 +1,5 @@
-"""This machine without importing torch: its devices, its name, and the network that NCCL uses."""
+"""This machine without importing torch: its devices, its name, its packages, and the network that
+NCCL uses."""
 
 import os
 import platform
@@ -6,7 +7,10 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -145,3 +149,29 @@ def _read(log: Path | None) -> str:
         return named(log.read_text(errors="replace")) if log is not None else ""
     except OSError:
         return ""
+
+
+_HERE: Final = Path(__file__).parent
+
+
+def environment() -> dict[str, object]:
+    """Describe the machine that this process runs on, its packages and its command."""
+    versions: dict[str, str | None] = {}
+    for package in ("torch", "ray", "transformers", "numpy"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return {
+        "python": platform.python_version(),
+        **versions,
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": num_cpus(),
+        "gpus": gpu_names(),
+        "git_sha": os.environ.get(nodes.ENV_GIT_SHA)
+        or output("git", "-C", str(_HERE), "rev-parse", "HEAD")
+        or None,
+        "command": " ".join(["python -m training.launch", *sys.argv[1:]]),
+        "started_at": datetime.now(tz=UTC).isoformat(timespec="seconds"),
+    }

@@ -4,7 +4,7 @@ from typing import Final
 
 from training.recipes.bandwidth.settings import PRESETS, BandwidthConfig
 from training.recipes.recipe import Model, Recipe
-from training.record.measures import Measure
+from training.record.events import Measure
 
 ALL_REDUCE: Final = Measure(
     name="all_reduce", meaning="bus bandwidth of the all-reduce", label="all-reduce", unit="GB/s"
