@@ -108,7 +108,6 @@ OF_STACKS = {"stacks", "stacks.settings"}
 PAIRS_LEFT = {
     ("trainctl", "trainctl.aws"),
     ("trainctl", "trainctl.commands"),
-    ("rehearsal.ministack", "rehearsal.ministack.cloudformation"),
 }
 COMPILE = "containers/requirements-compile.txt"  # pinned for those who ask for it
 

@@ -19,7 +19,7 @@ from contract import nodes, runs
 from contract import outputs as stack_outputs
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
-from rehearsal.steps import Steps
+from rehearsal.processes import Steps
 from tests.conftest import ROOT
 from tests.eventually import eventually
 from tests.rehearsal.browser import CONTROL, ENTER, SHIFT, open_browser

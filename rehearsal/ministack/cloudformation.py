@@ -1,12 +1,19 @@
-"""Fixes of types that the emulator has: each function says what must be, and replaces the rest."""
+"""CloudFormation: the types that the emulator lacks, and fixes of those that it has.
+
+It assigns to MiniStack's table of handlers, whose shape is that of one version. The deletion of a
+stack stops where a resource cannot be deleted, so that what it depends on stays; the emulator goes
+on, and deletes the subnet and the bucket of a file system that still exists.
+"""
 
 import json
 import string
+from collections.abc import Iterator
 from typing import Any
 from xml.sax.saxutils import escape
 
-from rehearsal.ministack.cloudformation.resource_type import Properties, Result, call
+from rehearsal.ministack import fsx, resource_types
 from rehearsal.ministack.internals import (
+    cloudformation,
     custom_resource,
     ec2,
     ecs,
@@ -16,10 +23,33 @@ from rehearsal.ministack.internals import (
     responses,
     s3,
     secretsmanager,
+    stacks,
 )
+from rehearsal.ministack.resource_types import Properties, Result, call, checked
+from rehearsal.ministack.switches import Strict, is_strict
+
+TYPES = {
+    **resource_types.EC2_TYPES,
+    **resource_types.ECS_TYPES,
+    **fsx.FSX_TYPES,
+    **resource_types.IAM_TYPES,
+}
 
 
 def install() -> None:
+    """Give the emulator the types above, and fix those that it has."""
+    for name, kind in TYPES.items():
+        if name in provisioners._RESOURCE_HANDLERS:
+            raise RuntimeError(f"this emulator has a type {name} of its own")
+        provisioners._RESOURCE_HANDLERS[name] = checked(name, kind)
+        provisioners._REPLACING_PROPERTIES[name] = kind.replacing
+        if "Tags" in kind.in_place:
+            provisioners._STACK_TAG_PROPERTY[name] = ("Tags", "list")
+    install_fixes()
+    install_order()
+
+
+def install_fixes() -> None:
     """Fix all of them."""
     fix_cluster_update()
     fix_container_definitions()
@@ -237,3 +267,43 @@ def fix_launch_template() -> None:
         return f"{stock(rest)}<networkInterfaceSet>{shown}</networkInterfaceSet>"
 
     ec2._lt_data_xml = xml
+
+
+class Order(list[str]):
+    """Logical ids, each after those that it depends on.
+
+    From the end to the beginning it is the order of a deletion: that leaves out what a resource
+    depends on whose deletion has failed by then.
+    """
+
+    definitions: dict[str, Any]
+
+    def __reversed__(self) -> Iterator[str]:
+        blocked: set[str] = set()
+        for name in [*self][::-1]:
+            if name not in blocked:
+                yield name
+            if name in blocked or self._has_failed(name):
+                definition = self.definitions.get(name, {})
+                blocked |= stacks._extract_deps(definition, {*self.definitions})
+
+    def _has_failed(self, name: str) -> bool:
+        """Of these definitions' own stack."""
+        for stack in cloudformation._stacks.values():
+            if (stack.get("_template") or {}).get("Resources") is self.definitions:
+                record = stack["_resources"].get(name, {})
+                return bool(record.get("ResourceStatus") == "DELETE_FAILED")
+        return False
+
+
+def install_order() -> None:
+    """Have the emulator delete in this order."""
+    stock = stacks._topological_sort
+
+    def sort(definitions: dict[str, Any], conditions: dict[str, Any]) -> list[str]:
+        found = Order(stock(definitions, conditions))
+        found.definitions = definitions
+        return found
+
+    if is_strict(Strict.DELETION):
+        stacks._topological_sort = sort

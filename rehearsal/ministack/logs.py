@@ -1,17 +1,23 @@
-"""What this project needs of EventBridge and MiniStack lacks. Imported inside ``.venv-aws`` only.
+"""CloudWatch Logs as on AWS: targets of rules, groups of functions, filters. ``.venv-aws`` only.
 
-A log group can be the target of a rule: each event becomes a line of it, as on AWS. It is how
-stopped tasks are remembered, and what a job has cost is computed from that.
+A log group can be the target of an EventBridge rule: each event becomes a line of it. It is how
+stopped tasks are remembered, and what a job has cost is computed from that. EventBridge calls a
+function or writes into a group only where the policy of that lets it, and into no group whose ARN
+has ``:*`` at its end. It reports nothing when it cannot, as on AWS.
 
-EventBridge calls a function or writes into a group only where the policy of that lets it, and into
-no group whose ARN has ``:*`` at its end. It says nothing when it cannot, as on AWS.
+A function with a log group of its own may write into that, and its role may not make another: one
+that still runs when its stack goes leaves no group behind.
+
+A filter between percent signs is a regular expression.
 """
 
 import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 from rehearsal.ministack import rights
-from rehearsal.ministack.internals import cloudwatch_logs, eventbridge
+from rehearsal.ministack.internals import cloudwatch_logs, eventbridge, lambda_svc
 from rehearsal.ministack.switches import Strict, is_strict
 
 SERVICE = "events.amazonaws.com"
@@ -47,7 +53,7 @@ def may_write(group: str, rule: str) -> bool:
     )
 
 
-def install() -> None:
+def install_targets() -> None:
     """Give the emulator this target."""
     stock = eventbridge._invoke_target
 
@@ -64,3 +70,30 @@ def install() -> None:
             stock(target, event, rule, view)
 
     eventbridge._invoke_target = invoke
+
+
+def install_function_logs() -> None:
+    """Teach the emulator that."""
+    stock = lambda_svc._emit_lambda_logs
+
+    def emit(function: dict[str, Any], *arguments: Any, **options: Any) -> None:
+        settings = (function.get("config") or function).get("LoggingConfig") or {}
+        group = settings.get("LogGroup")
+        if group is None or group in cloudwatch_logs._log_groups:
+            stock(function, *arguments, **options)
+
+    lambda_svc._emit_lambda_logs = emit
+
+
+def install_filters() -> None:
+    """Teach the emulator that."""
+    stock = cloudwatch_logs._compile_filter_pattern
+
+    def compiled(text: str) -> Callable[[str], bool]:
+        if len(text) > 2 and text[0] == text[-1] == "%":
+            pattern = re.compile(text[1:-1])
+            return lambda message: pattern.search(message) is not None
+        matches: Callable[[str], bool] = stock(text)
+        return matches
+
+    cloudwatch_logs._compile_filter_pattern = compiled
