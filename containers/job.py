@@ -33,7 +33,6 @@ from containers.program.requirements import Stopped
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
 from contract import exits, times
 from contract.errors import InputError
-from contract.files import WORK
 from contract.job import Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
@@ -45,6 +44,7 @@ from contract.nodes import (
     PROGRAM_DIR,
     ClusterSize,
 )
+from contract.runs import WORK
 from contract.text import listed
 
 #: Of things on this machine that cost next to nothing to look at.

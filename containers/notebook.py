@@ -26,9 +26,9 @@ from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror
 from contract import exits, nodes, runs
 from contract.errors import InputError
-from contract.files import WORK
 from contract.nodes import ENV_NOTICE, ENV_STORAGE
 from contract.requirements import REQUIREMENTS_TXT
+from contract.runs import WORK
 
 #: The folder that the page shows is below it, always at the same place, because notebooks name it.
 PLACE: Final = Path("/tmp/notebook")

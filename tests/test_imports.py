@@ -62,10 +62,7 @@ LAYERS: tuple[set[str], ...] = (
     {"training.loop"},
     {"training.data"},
     {"training.models"},
-    {
-        *("training.recipes.recipe", "training.recipes.settings"),
-        "training.recipes.communication",
-    },
+    {"training.recipes.recipe", "training.recipes.settings"},
     {"training.checkpoint"},
     {"training.recipes.bookkeeping"},
     RECIPES,

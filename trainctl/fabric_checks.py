@@ -4,8 +4,7 @@ from functools import partial
 from typing import Final
 
 from contract import outputs as stack_outputs
-from contract.instance_types import InstanceType
-from contract.prices import PERSISTENT, SCRATCH, FileSystem
+from contract.instance_types import PERSISTENT, SCRATCH, FileSystem, InstanceType
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.shape import Shape
 from trainctl.checks import Check, Look, Place, Zone, increase

@@ -29,7 +29,6 @@ from containers.program.process import NodeLog, Program
 from containers.program.requirements import Stopped
 from contract import host_check, runs, times
 from contract.errors import InputError
-from contract.files import OUTPUT, WORK
 from contract.job import JobSpec
 from contract.nodes import (
     ENV_JOB,
@@ -43,6 +42,7 @@ from contract.nodes import (
     RENDEZVOUS_PORT,
     Range,
 )
+from contract.runs import OUTPUT, WORK
 
 #: Of Python's path: a folder whose ``sitecustomize.py`` each Python of a program runs first.
 STARTUP: Final = Path(__file__).parent / "startup"

@@ -24,10 +24,9 @@ from typing import BinaryIO, Final
 
 from containers.program import bucket as store
 from containers.program.bucket import Deadline, NodeBucket, OutOfTimeError, digest
-from contract import files, runs, times
+from contract import runs, times
 from contract.errors import InputError
-from contract.files import OUTPUT, Manifest, SavedFile
-from contract.runs import check_relative, safe_join
+from contract.runs import OUTPUT, Manifest, SavedFile, check_relative, safe_join
 from contract.text import listed
 
 #: Folders that programs make again by themselves.
@@ -157,7 +156,7 @@ def _add_link(found: Look, root: Path, link: Path, name: str) -> None:
         # The folder lies elsewhere at the next start.
         target = os.path.relpath(target, link.parent)
     try:
-        files.check_link(name, target)
+        runs.check_link(name, target)
     except InputError:
         found.refused.append(f"link {name} leads out of its folder to {os.readlink(link)}")
         return

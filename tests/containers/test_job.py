@@ -28,9 +28,9 @@ from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror
 from contract import exits, nodes, times
 from contract.errors import InputError
-from contract.files import MANIFEST, Manifest
 from contract.job import JobSpec, Placement
 from contract.nodes import ClusterSize, Range
+from contract.runs import MANIFEST, Manifest
 from tests.clock import FakeClock
 from tests.conftest import ROOT
 from tests.containers.program.s3_in_memory import S3

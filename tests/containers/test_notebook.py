@@ -23,8 +23,8 @@ from containers.program.cache import Cache
 from containers.program.files import Mirror
 from contract import exits, nodes
 from contract.errors import InputError
-from contract.files import MANIFEST, Manifest
 from contract.nodes import ENV_NOTICE, ENV_STORAGE
+from contract.runs import MANIFEST, Manifest
 from tests.containers.program.s3_in_memory import S3
 from trainctl.plugin import free_port
 

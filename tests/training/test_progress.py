@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from contract.instance_types import instance_type
+from contract.instance_types import Prices, instance_type
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, ENV_NUM_GPUS, ENV_TRAINS, Range
-from contract.prices import Prices
 from tests.training.sample_events import start
 from tests.training.test_record import Silent
 from training.record import progress

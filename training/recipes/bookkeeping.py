@@ -15,7 +15,6 @@ from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
 from training.loop.worker import Worker
-from training.recipes import communication
 from training.recipes.settings import TrainingConfig
 from training.record.events import Finished, Stopped, Warned
 from training.record.result import Classification, HeldOutText
@@ -84,7 +83,7 @@ class Bookkeeping(Generic[S]):
         self._clock = metrics.Clock(earlier_s=position.seconds)
         self._timetable = Timetable(config.checkpoint_minutes)
         self._log = metrics.StepLog(worker.device)
-        self._watch = communication.Watch(
+        self._watch = metrics.Watch(
             worker.device, world_size=worker.world_size, evaluates=evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, worker.device)

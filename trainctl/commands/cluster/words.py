@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 
 from contract import nodes
 from contract.errors import InputError
-from contract.instance_types import instance_type
+from contract.instance_types import HostPrice, instance_type
 from contract.nodes import ClusterSize
-from contract.prices import HostPrice
 from contract.text import duration
 from trainctl.aws.cluster import UNREGISTERED, Host
 from trainctl.aws.deployment import Deployment

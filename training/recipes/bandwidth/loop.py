@@ -18,7 +18,7 @@ from contract.text import byte_size, significant
 from training.loop import metrics
 from training.loop.worker import Worker
 from training.recipes.bandwidth import links
-from training.recipes.bandwidth.formulas import Timing
+from training.recipes.bandwidth.links import Timing
 from training.recipes.bandwidth.settings import COLLECTIVES, BandwidthConfig
 from training.record.events import Evaluation, Finished, Start, Stopped, Warned, phase
 from training.record.result import Table
