@@ -1,6 +1,6 @@
 """Imports point one way, so that a laptop needs no torch and a recipe can be read from below.
 
-    contract <- data, models, checkpoint, record <- recipes <- runtime <- commands
+    contract <- system <- record <- loop <- data <- models <- checkpoint <- recipes <- runtime
 
 Sources are parsed, never imported. Imports inside functions count like all others, because they
 fail all the same on a machine that lacks the package, and so do modules that are named in strings

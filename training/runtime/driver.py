@@ -24,9 +24,9 @@ from training.record.display import make_display
 from training.record.events import Event, Failed, Reading, Warned
 from training.record.result import Result
 from training.record.writer import RunRecord
+from training.runtime.hang_detector import Watch
 from training.runtime.outcome import print_result
 from training.runtime.processes import Process, Seen
-from training.runtime.silence import Watch
 from training.system.lease import Lease
 from training.system.machine import environment
 from training.system.storage import UnreachableError

@@ -1,4 +1,4 @@
-"""Notices when nothing has been heard of a run's workers for too long, and has them start again.
+"""Detector of hung workers: they start again when nothing was heard of them for too long.
 
 What a hung worker costs is the time until it is noticed, with every GPU billed. What started the
 workers sees a process that has ended, but not one whose training stands still. The command receives
@@ -32,7 +32,7 @@ _STOOD_STILL_S: Final = 10.0
 _REMEMBERED: Final = 200
 
 
-class Silence:
+class HangDetector:
     """How long a run may be silent: learns it from the run's own events."""
 
     def __init__(self, least_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -136,7 +136,7 @@ class Watch:
             end: kills processes, stopped ones too.
         """
         self._run_uri, self._look, self._end = run_uri, look, end
-        self._silence = Silence(float(os.environ.get(ENV_SILENCE, SILENCE_S)), clock=clock)
+        self._silence = HangDetector(float(os.environ.get(ENV_SILENCE, SILENCE_S)), clock=clock)
         self._processes: list[Process] = []
 
     def hear(self, *events: Event) -> None:

@@ -20,8 +20,8 @@ from training.record.events import (
     Start,
     Step,
 )
+from training.runtime.hang_detector import HangDetector, Watch
 from training.runtime.processes import Process, Seen
-from training.runtime.silence import Silence, Watch
 from training.system import storage
 
 LEAST_S = 300.0
@@ -45,8 +45,8 @@ def clock() -> Time:
 
 
 @pytest.fixture
-def silence(clock: Time) -> Silence:
-    return Silence(LEAST_S, clock=clock)
+def silence(clock: Time) -> HangDetector:
+    return HangDetector(LEAST_S, clock=clock)
 
 
 def start(step: int = 0) -> Start:
@@ -57,7 +57,7 @@ def step(number: int) -> Step:
     return Step(step=number, epoch=1.0, loss=1.0, lr=0.1, grad_norm=1.0, time=0.0)
 
 
-def wait(silence: Silence, clock: Time, seconds: float) -> bool:
+def wait(silence: HangDetector, clock: Time, seconds: float) -> bool:
     """Let time go by, and ask as the command does; whether it was ever too long."""
     end, found = clock.now + seconds, False
     while clock.now < end:
@@ -66,14 +66,14 @@ def wait(silence: Silence, clock: Time, seconds: float) -> bool:
     return found
 
 
-def tell(silence: Silence, clock: Time, *told: tuple[float, Event]) -> None:
+def tell(silence: HangDetector, clock: Time, *told: tuple[float, Event]) -> None:
     """Events, each so many seconds after the one before, which is never too long."""
     for after_s, event in told:
         assert not wait(silence, clock, after_s)
         silence.hear(event)
 
 
-def test_before_training_starts_nothing_is_expected(silence: Silence, clock: Time) -> None:
+def test_before_training_starts_nothing_is_expected(silence: HangDetector, clock: Time) -> None:
     tell(silence, clock, (0, Joined(processes=())), (1e4, Joined(processes=())))
     assert not wait(silence, clock, 1e4)
 
@@ -82,7 +82,7 @@ def test_before_training_starts_nothing_is_expected(silence: Silence, clock: Tim
     ("step_s", "limit_s"), [(0.1, LEAST_S), (10.0, LEAST_S), (60.0, 1200.0), (600.0, 12000.0)]
 )
 def test_twenty_steps_are_too_long_and_never_less_than_five_minutes(
-    step_s: float, limit_s: float, silence: Silence, clock: Time
+    step_s: float, limit_s: float, silence: HangDetector, clock: Time
 ) -> None:
     tell(silence, clock, (0, start()), *((step_s, step(number)) for number in range(1, 9)))
     assert not wait(silence, clock, limit_s - 1)
@@ -90,7 +90,7 @@ def test_twenty_steps_are_too_long_and_never_less_than_five_minutes(
     assert (silence.step, silence.seconds) == (8, limit_s + 1)
 
 
-def test_the_steps_of_one_report_share_its_time(silence: Silence, clock: Time) -> None:
+def test_the_steps_of_one_report_share_its_time(silence: HangDetector, clock: Time) -> None:
     tell(silence, clock, (0, start()), (5, step(1)))
     clock.now += 100
     silence.hear(*map(step, range(2, 12)))  # 10 s each: a pause of 100 s counts for more
@@ -102,7 +102,7 @@ def test_the_steps_of_one_report_share_its_time(silence: Silence, clock: Time) -
 
 @pytest.mark.parametrize("seconds", [1700.0])
 def test_first_steps_and_each_sign_of_an_evaluation_may_take_half_an_hour(
-    seconds: float, silence: Silence, clock: Time
+    seconds: float, silence: HangDetector, clock: Time
 ) -> None:
     tell(silence, clock, (0, start()))
     assert not wait(silence, clock, seconds)
@@ -117,7 +117,7 @@ def test_first_steps_and_each_sign_of_an_evaluation_may_take_half_an_hour(
 
 
 def test_the_first_step_after_a_restart_may_take_as_long_as_that_of_the_first_start(
-    silence: Silence, clock: Time
+    silence: HangDetector, clock: Time
 ) -> None:
     tell(silence, clock, (0, start()), *((1, step(number)) for number in range(1, 9)))
     assert wait(silence, clock, LEAST_S + 10)
@@ -129,7 +129,7 @@ def test_the_first_step_after_a_restart_may_take_as_long_as_that_of_the_first_st
 
 
 def test_a_worker_that_waits_for_its_save_is_not_silent_while_bytes_are_written(
-    silence: Silence, clock: Time
+    silence: HangDetector, clock: Time
 ) -> None:
     tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)))
     tell(silence, clock, *((200, Saving(step=2, written=number)) for number in range(20)))
@@ -138,7 +138,7 @@ def test_a_worker_that_waits_for_its_save_is_not_silent_while_bytes_are_written(
 
 @pytest.mark.parametrize("last", [2, 1000], ids=["in between", "after the last step"])
 def test_a_save_that_writes_nothing_for_half_an_hour_is_too_long(
-    last: int, silence: Silence, clock: Time
+    last: int, silence: HangDetector, clock: Time
 ) -> None:
     tell(silence, clock, (0, start()), (1, step(1)), (1, step(last)), (0, Saving(step=last)))
     # As long as S3 is asked again and again, and some more.
@@ -148,7 +148,7 @@ def test_a_save_that_writes_nothing_for_half_an_hour_is_too_long(
 
 
 def test_how_long_a_save_was_waited_for_says_nothing_of_the_steps(
-    silence: Silence, clock: Time
+    silence: HangDetector, clock: Time
 ) -> None:
     tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)), (0, Saving(step=2)))
     tell(silence, clock, *((30, Saving(step=2)) for _ in range(30)), (0, step(3)))
@@ -186,7 +186,7 @@ def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
 
 
 def test_after_the_last_step_and_after_a_restart_nothing_is_expected(
-    silence: Silence, clock: Time
+    silence: HangDetector, clock: Time
 ) -> None:
     tell(silence, clock, (0, start(998)), (1, step(999)), (1, step(1000)))
     assert not wait(silence, clock, 1e4)
@@ -199,7 +199,9 @@ def test_after_the_last_step_and_after_a_restart_nothing_is_expected(
     assert wait(silence, clock, 1e4)
 
 
-def test_a_command_that_stood_still_itself_blames_nobody(silence: Silence, clock: Time) -> None:
+def test_a_command_that_stood_still_itself_blames_nobody(
+    silence: HangDetector, clock: Time
+) -> None:
     """Ctrl-Z, a container that was paused, a laptop that slept."""
     tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)))
     clock.now += 3600
