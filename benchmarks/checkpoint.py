@@ -27,13 +27,13 @@ import torch.distributed as dist
 
 from benchmarks import processes
 from benchmarks.output import report, say
-from training import storage
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
 from training.models import language_models, model_weights
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.loop import make_mesh
 from training.runtime.torchrun import TorchrunWorker
+from training.system import storage
 
 ROUNDS: Final = 5
 WORKERS: Final = 2

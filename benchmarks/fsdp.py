@@ -25,9 +25,9 @@ from torch import nn
 from benchmarks import processes, trainer_loop
 from benchmarks.output import report, say
 from contract.errors import InputError
-from training import metrics, optimizers
 from training.data import text
 from training.data.feed import SequenceOrder
+from training.loop import metrics, optimizers
 from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.loop import clip

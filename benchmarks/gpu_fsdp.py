@@ -27,9 +27,9 @@ from benchmarks import processes, trainer_loop
 from benchmarks.output import report, say
 from contract.errors import InputError
 from contract.instance_types import INSTANCE_TYPES
-from training import metrics
 from training.data import PYTHON_HELP
 from training.data.feed import SequenceOrder
+from training.loop import metrics
 from training.models import estimates, language_models, lora, model_weights, pretrained
 from training.models.model_shapes import SHAPES, ModelShape
 from training.recipes.fsdp import inputs, loop

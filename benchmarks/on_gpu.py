@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.output import report, say
-from training import machine
+from training.system import machine
 
 _LAUNCH: Final = "python -m training.launch"
 #: On the built-in text, as bytes: no download.
@@ -44,8 +44,8 @@ class Step:
 STEPS: Final = (
     Step(
         name="gpus",
-        words="python -c 'import sys; from containers import gpus; "
-        "sys.exit(gpus.faults({gpus}) or 0)'",
+        words="python -c 'import sys; from containers.host import checks; "
+        "sys.exit(checks.gpu_faults({gpus}) or 0)'",
         limit_s=120,
     ),
     Step(name="ddp", words=f"{_LAUNCH} ddp --local --run images --json"),

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from training.record.environment import environment
+from training.system.machine import environment
 
 
 def report(result: Mapping[str, Any], *, as_json: bool) -> None:

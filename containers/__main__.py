@@ -4,7 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from containers.log import say
+from containers.host.machine import say
 from containers.node import Node, NodeConfig
 from contract import exits, nodes
 from contract.errors import InputError

@@ -19,24 +19,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from containers import demand, metadata, network, node
-from containers.clock import Clock
-from containers.job_config import JobConfig, for_autoscaler, for_ray, worker_provider
-from containers.log import say
+from containers import demand, node
+from containers.host import machine
+from containers.host.machine import Clock, say
 from containers.node import NodeConfig
 from containers.program import cache
 from containers.program import code as user_code
-from containers.program import head as on_head
 from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror, report_lost
-from containers.program.lines import log_pipe
-from containers.program.process import Program
+from containers.program.launch import ENV_PROGRAM, LaunchSpec, prepare_head
+from containers.program.process import Program, log_pipe
 from containers.program.requirements import Stopped
-from containers.program.told import ENV_PROGRAM, Told
-from containers.ray_head import RayHead
+from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
 from contract import exits, times
 from contract.errors import InputError
-from contract.files import WORK
 from contract.job import Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
@@ -48,6 +44,7 @@ from contract.nodes import (
     PROGRAM_DIR,
     ClusterSize,
 )
+from contract.runs import WORK
 from contract.text import listed
 
 #: Of things on this machine that cost next to nothing to look at.
@@ -211,7 +208,7 @@ class Job:
                     words = (sys.executable, "-m", "containers.program.nodes")
                     variables = {ENV_PROGRAM: self._program(of_user).to_json()}
                 else:
-                    program = on_head.prepare(
+                    program = prepare_head(
                         spec, own, Path(folder), self._environment, make_mirror=self._make_mirror
                     )
                     variables, place = program.environment, program.folder
@@ -256,10 +253,10 @@ class Job:
             )
         return is_saved
 
-    def _program(self, variables: Mapping[str, str]) -> Told:
+    def _program(self, variables: Mapping[str, str]) -> LaunchSpec:
         """What runs on all nodes."""
         spec = self._config.spec
-        return Told(
+        return LaunchSpec(
             run=spec.run,
             words=spec.command,
             workers=spec.nodes,
@@ -406,11 +403,11 @@ def run(environment: Mapping[str, str]) -> int:
             say(f"not starting: {fault}")
         return exits.BAD_HOST
     cache.start_trimming()
-    task = metadata.own_task()
+    task = machine.own_task()
     if task is None:
         raise InputError("a job starts its workers on ECS, and this is no task of ECS")
-    address = network.own_address()
-    interface = network.interface_of(address)
+    address = machine.own_address()
+    interface = machine.interface_of(address)
     say(f"job {config.job}: head on {address}, worker nodes: {config.spec.nodes.words}")
     given = node.ray_environment(head, interface) | os.environ
     given |= {

@@ -1,4 +1,4 @@
-"""One node: what Ray is told, and how it is started, stopped and accounted for.
+"""One node: configures, starts and drains Ray, and logs why it ended.
 
 The container's first process. It checks the GPUs, waits for the head and shows it the token, starts
 ``ray start --block``, passes SIGTERM on so that Ray drains, and says in one line why it ended.
@@ -7,6 +7,7 @@ The container's first process. It checks the GPUs, waits for the head and shows 
 import contextlib
 import functools
 import http.client
+import json
 import os
 import signal
 import subprocess
@@ -20,12 +21,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, Self
 
-from containers import cluster, efa, gpus, metadata, network, shared, spot
-from containers.log import say
+from containers import spot
+from containers.host import checks, machine
+from containers.host.machine import say
 from containers.program import cache, code, requirements
-from containers.program.lines import log_pipe
+from containers.program.process import log_pipe
 from contract import exits, host_check, nodes, times
 from contract.errors import InputError
+from contract.nodes import DASHBOARD_PORT, ClusterSize
 
 TOKEN: Final = "RAY_AUTH_TOKEN"
 _ASKED_EVERY_S: Final = 0.5
@@ -103,9 +106,9 @@ def host_faults(config: NodeConfig, *, is_in_use: bool = False) -> list[str]:
     Args:
         is_in_use: Whether processes of a training may still hold memory of the host.
     """
-    found = gpus.faults(config.num_gpus, is_in_use=is_in_use) if config.num_gpus else []
-    found += efa.faults(config.num_efa) if config.num_efa else []
-    return found + (shared.faults(config.shared) if config.shared else [])
+    found = checks.gpu_faults(config.num_gpus, is_in_use=is_in_use) if config.num_gpus else []
+    found += checks.efa_faults(config.num_efa) if config.num_efa else []
+    return found + (checks.mount_faults(config.shared) if config.shared else [])
 
 
 def watch_host(
@@ -271,10 +274,10 @@ class Node:
             early = self._meet_head()
             if early is not None:
                 return early
-            address = network.address_towards(config.head)
+            address = machine.address_towards(config.head)
         else:
-            address = network.own_address()
-        interface = network.interface_of(address)
+            address = machine.own_address()
+        interface = machine.interface_of(address)
         say(
             f"{config.kind} on {address} ({interface}), {config.num_cpus} CPUs, "
             f"{config.num_gpus} GPUs for training"
@@ -283,7 +286,7 @@ class Node:
         # Named here and not found by each process: an interface in the image's environment is
         # another machine's.
         environment["GLOO_SOCKET_IFNAME"] = environment["NCCL_SOCKET_IFNAME"] = interface
-        if os.environ.get("RAY_NODE_TYPE_NAME") and (task := metadata.own_task()):
+        if os.environ.get("RAY_NODE_TYPE_NAME") and (task := machine.own_task()):
             # Started by a job's autoscaler, which knows its nodes by their tasks.
             environment["RAY_CLOUD_INSTANCE_ID"] = task.arn
         with tempfile.TemporaryDirectory(prefix="node-") as folder, log_pipe(Path(folder)) as pipe:
@@ -309,7 +312,7 @@ class Node:
         start_watching_host(config, request, self._leave, ended)
         if config.kind == nodes.HEAD:
             threading.Thread(
-                target=cluster.watch, args=(os.environ[TOKEN], say, ended), daemon=True
+                target=watch_cluster, args=(os.environ[TOKEN], say, ended), daemon=True
             ).start()
         elif config.spot:
             drain = spot.Drain(head=config.head, address=address, environment=environment, say=say)
@@ -338,7 +341,7 @@ class Node:
     def _meet_head(self) -> int | None:
         """Wait for the head and show it the token; return an exit code where that fails."""
         config = self.config
-        reason = network.wait_for_port(
+        reason = machine.wait_for_port(
             config.head,
             nodes.GCS_PORT,
             timeout_s=config.head_wait_s,
@@ -370,7 +373,7 @@ class Node:
 
     def _head_is_lost(self) -> str | None:
         """Why the head does not answer; None when it does."""
-        return network.wait_for_port(
+        return machine.wait_for_port(
             self.config.head, nodes.GCS_PORT, timeout_s=0, should_stop=bool, say=say
         )
 
@@ -410,3 +413,58 @@ class Node:
         self._give_notice(time.time() + times.RAY_DRAIN_S)
         if self._ray is not None and self._ray.poll() is None:
             self._ray.send_signal(signal.SIGTERM)
+
+
+#: The answer lists all nodes, and takes the dashboard some milliseconds.
+SIZE_POLL_S: Final = 1.0
+#: Until there is a first answer: a job's command waits for it.
+FIRST_SIZE_S: Final = 0.2
+_NODES_PATH: Final = "/api/v0/nodes?detail=1&limit=10000&timeout=5"
+
+
+def cluster_size(token: str) -> ClusterSize:
+    """Ask this node's dashboard.
+
+    Raises:
+        OSError: it does not answer (yet).
+        ValueError: it answers something else.
+    """
+    connection = http.client.HTTPConnection("127.0.0.1", DASHBOARD_PORT, timeout=10)
+    try:
+        connection.request("GET", _NODES_PATH, headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        body = answer.read()
+    except http.client.HTTPException as error:
+        raise ValueError(f"the dashboard answered {error!r}") from error
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        raise ValueError(f"the dashboard answered {answer.status}")
+    return counted(body)
+
+
+def counted(answer: bytes) -> ClusterSize:
+    """Add up what the nodes of the state API's answer have. Raises ValueError on another answer."""
+    try:
+        nodes = json.loads(answer)["data"]["result"]["result"]
+        alive = [node["resources_total"] for node in nodes if node["state"] == "ALIVE"]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"no list of nodes in the dashboard's answer: {error!r}") from error
+    return ClusterSize(
+        num_nodes=len(alive),
+        num_cpus=int(sum(each.get("CPU", 0) for each in alive)),
+        num_gpus=int(sum(each.get("GPU", 0) for each in alive)),
+    )
+
+
+def watch_cluster(token: str, say: Callable[[str], None], stopped: threading.Event) -> None:
+    """Say the cluster_size at the start and whenever it changes, until ``stopped`` is set."""
+    last: ClusterSize | None = None
+    while not stopped.wait(SIZE_POLL_S if last else FIRST_SIZE_S):
+        try:
+            now = cluster_size(token)
+        except (OSError, ValueError):
+            continue  # not up yet, or busy; the node's own health check says when it is worse
+        if now != last and now.num_nodes:
+            say(now.line())
+            last = now

@@ -18,17 +18,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from containers.log import say
+from containers.host.machine import say
 from containers.node import TOKEN
 from containers.program import requirements
 from containers.program.cache import Cache
 from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror
-from contract import exits, notebook, runs
+from contract import exits, nodes, runs
 from contract.errors import InputError
-from contract.files import WORK
 from contract.nodes import ENV_NOTICE, ENV_STORAGE
 from contract.requirements import REQUIREMENTS_TXT
+from contract.runs import WORK
 
 #: The folder that the page shows is below it, always at the same place, because notebooks name it.
 PLACE: Final = Path("/tmp/notebook")
@@ -69,7 +69,7 @@ class Notebook:
         self,
         *,
         address: str = LOOPBACK,
-        port: int = notebook.PORT,
+        port: int = nodes.NOTEBOOK_PORT,
         environment: Mapping[str, str] | None = None,
         place: Path = PLACE,
         cache: Cache | None = None,
@@ -107,7 +107,7 @@ class Notebook:
                 [sys.executable, "-m", "jupyterlab", *self._options(folder)],
                 cwd=folder,
                 env=jupyter_environment(
-                    self._environment, installed.folder, notebook.page_token(cluster_token)
+                    self._environment, installed.folder, nodes.page_token(cluster_token)
                 ),
             )
             try:
@@ -125,7 +125,7 @@ class Notebook:
         if not storage.startswith("s3://"):
             say(f"{ENV_STORAGE} names no bucket: notebooks end with this container")
             return None
-        prefix = runs.output_prefix(notebook.RUN, 0)
+        prefix = runs.output_prefix(nodes.NOTEBOOK_RUN, 0)
         return self._make_mirror({WORK: folder}, f"{storage}/{prefix}")
 
     def _new_folder(self) -> Path:
@@ -160,7 +160,7 @@ class Notebook:
                 return exits.OK
             if not is_ready and self._answers():
                 is_ready = True
-                say(notebook.READY)
+                say(nodes.NOTEBOOK_READY)
             if not is_ready and time.monotonic() - began > _START_S:
                 say(f"error: JupyterLab does not answer after {_START_S:.0f} s")
                 return exits.FAILED

@@ -17,8 +17,8 @@ from enum import StrEnum
 from typing import Any, Final, Self
 
 from contract.errors import InputError
+from contract.instance_types import Prices
 from contract.nodes import CONTAINER, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC, Range
-from contract.prices import Prices
 from contract.runs import check_run_name
 
 JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks

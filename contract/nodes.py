@@ -1,5 +1,7 @@
 """What a node is told, in variables, and the ports and names by which it is found."""
 
+import hashlib
+import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -198,3 +200,18 @@ class Gpus:
 
 #: Hosts of one process each, which can have any number of them.
 ONE_EACH: Final = Gpus()
+
+
+NOTEBOOK_PORT: Final = 8888  # on the head
+NOTEBOOK_RUN: Final = "notebook"  # its files are kept as those of a run of this name
+NOTEBOOK_JOB: Final = "notebook-"  # beginning of the names of its jobs; a number follows
+NOTEBOOK_READY: Final = "notebook: ready"  # the line of its log that tells that the page answers
+
+
+def page_token(cluster_token: str) -> str:
+    """What the page asks for: known to all who know the token of the cluster.
+
+    The page's address holds it and lands in browser histories, so the cluster's own token cannot be
+    computed from it.
+    """
+    return hmac.new(cluster_token.encode(), b"notebook", hashlib.sha256).hexdigest()[:40]

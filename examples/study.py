@@ -21,8 +21,7 @@ from statistics import fmean
 
 from trainctl import CliError, Job, UsageError, plan, submit
 from trainctl.api import Options
-from training.record.events import RankTimes, Step
-from training.record.lines import Metrics
+from training.record.events import Metrics, RankTimes, Step
 
 # Network -> variables that make NCCL use it. Hosts that have EFA use it by themselves.
 NETWORKS: dict[str, dict[str, str]] = {"": {}, "efa": {}, "tcp": {"NCCL_NET": "Socket"}}

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from rehearsal import commands
-from rehearsal.commands import CommandError
+from rehearsal import processes
 from rehearsal.local_aws import ACCOUNT, REGION, ROOT
+from rehearsal.processes import CommandError
 
 COMMAND: Final = ROOT / "node_modules" / ".bin" / "cdk"
 TIMEOUT_S: Final = 240
@@ -62,7 +62,7 @@ class Cdk:
         """
         place = str(self.templates)
         output = ("--app", place) if again else ("--output", place)
-        return commands.run(
+        return processes.run(
             [*before, str(COMMAND), *arguments, *output],
             environment=self._environment,
             folder=ROOT,

@@ -23,12 +23,12 @@ from containers import publish
 from contract import outputs as stack_outputs
 from contract.images import content_tag
 from contract.nodes import HEAD, WORKER
-from rehearsal import cdk, commands, images, local_aws, processes, registry
+from rehearsal import cdk, images, local_aws, processes
 from rehearsal.cdk import Cdk
 from rehearsal.engine import RUN_GB, Engine, EngineError, check_space, find_engine
 from rehearsal.inventory import Inventory, account_at, difference, inventory
 from rehearsal.local_aws import ROOT, LocalAws, is_healthy
-from rehearsal.steps import Steps, interruptible, uninterrupted
+from rehearsal.processes import Steps, interruptible, uninterrupted
 
 #: With the two that ``trainctl local`` and the benchmarks need beside a rehearsal.
 __all__ = (
@@ -72,12 +72,12 @@ class RehearsalError(RuntimeError):
 
 #: What goes wrong without this program being wrong; the message says what to do.
 ERRORS: Final = (
-    commands.CommandError,
+    processes.CommandError,
     EngineError,
     images.ImageError,
     local_aws.LocalAwsError,
     publish.PublishError,
-    registry.RegistryError,
+    images.RegistryError,
     RehearsalError,
 )
 
@@ -198,8 +198,8 @@ class Rehearsal:
         with steps.step("start the local AWS and the image registry"):
             gateway = self.engine.make_network(self.name)
             store = ""
-            if registry.program():
-                store = registry.start(self.folder / "registry", name=self.name)
+            if images.registry_program():
+                store = images.start_registry(self.folder / "registry", name=self.name)
             else:
                 steps.say("no docker-registry here: the nodes take the images from the engine")
             aws = local_aws.start_detached(
@@ -283,7 +283,7 @@ class Rehearsal:
 
     def trainctl(self, *arguments: str) -> str:
         """The command line as a user gives it; return what it prints on stdout."""
-        return commands.run(
+        return processes.run(
             [sys.executable, "-m", "trainctl", *arguments],
             environment=self.shell(),
             folder=ROOT,

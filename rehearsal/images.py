@@ -3,15 +3,22 @@
 Where no image registry can be reached, the base image is made of Debian's packages, and the wheels
 are fetched by this machine's pip, with the settings that it has. Nothing of the machine gets
 into an image: its certificates and package sources stay outside.
+
+A registry on loopback takes the place of ECR: what is pushed there is what the nodes pull. It is
+Debian's ``docker-registry``, a plain process; engines need no certificate for 127.0.0.1.
 """
 
 import hashlib
+import http.client
 import os
 import platform
 import re
 import shutil
+import socket
+import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +26,73 @@ from typing import Final
 
 from containers import publish
 from contract import nodes
-from rehearsal import commands
-from rehearsal.commands import CommandError
+from rehearsal import processes
 from rehearsal.engine import BUILD_GB, LABEL, Engine, EngineError, check_space
 from rehearsal.local_aws import ROOT
+from rehearsal.processes import CommandError
+
+REGISTRY_ROLE: Final = "registry"
+SECONDS_TO_START: Final = 20
+
+_CONFIG: Final = """\
+version: 0.1
+log: {{level: warn, accesslog: {{disabled: true}}}}
+storage:
+  filesystem: {{rootdirectory: "{folder}"}}
+  delete: {{enabled: true}}
+http: {{addr: "{address}"}}
+"""
+
+
+class RegistryError(RuntimeError):
+    """The registry does not start_registry; the message says why."""
+
+
+def registry_program() -> str | None:
+    """Path of the registry's registry_program, or None where it is not installed."""
+    return shutil.which("docker-registry") or shutil.which("registry")
+
+
+def start_registry(folder: Path, *, name: str) -> str:
+    """Start a registry that keeps its images in ``folder``; return its ``host:port``.
+
+    Raises:
+        RegistryError: it ends at once, or does not answer.
+    """
+    command = registry_program()
+    if command is None:
+        raise RegistryError("no registry: install docker-registry")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    config, log = folder / "config.yml", folder / "log"
+    config.write_text(_CONFIG.format(folder=folder / "images", address=address))
+    server = processes.start(
+        [command, "serve", str(config)],
+        name=name,
+        role=REGISTRY_ROLE,
+        environment={"OTEL_TRACES_EXPORTER": "none"},
+        log=log,
+    )
+    _wait_until_it_answers(server, address, log)
+    return address
+
+
+def _wait_until_it_answers(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    deadline = time.monotonic() + SECONDS_TO_START
+    while server.poll() is None and time.monotonic() < deadline:
+        connection = http.client.HTTPConnection(address, timeout=5)
+        try:
+            connection.request("GET", "/v2/")
+            if connection.getresponse().status == http.client.OK:
+                return
+        except (OSError, http.client.HTTPException):
+            time.sleep(0.1)
+        finally:
+            connection.close()
+    said = log.read_text(errors="replace")[-1000:].strip()
+    raise RegistryError(f"the image registry does not answer at {address}; it said:\n{said}")
+
 
 BASE_IMAGE: Final = "python:3.12-slim-bookworm"
 DEBIAN_IMAGE: Final = "ecs-train-base"
@@ -54,7 +124,7 @@ class QuietDocker:
         if label := {"run": LABEL, "build": BUILT_BY}.get(arguments[0]):
             arguments = (arguments[0], "--label", f"{label}={self.name}", *arguments[1:])
         try:
-            output = commands.run(
+            output = processes.run(
                 [self.client, *arguments], environment=self.environment, folder=ROOT, log=self.log
             )
         except CommandError as error:
@@ -125,7 +195,7 @@ def _torch_index() -> str:
 
 def _git_sha() -> str:
     try:
-        return commands.run(
+        return processes.run(
             ["git", "rev-parse", "HEAD"], environment=os.environ, folder=ROOT
         ).strip()
     except (OSError, CommandError):
@@ -155,7 +225,7 @@ def _debian(engine: Engine) -> str:
             "debootstrap (apt-get install debootstrap); or name another with BASE_IMAGE=..."
         )
     with tempfile.TemporaryDirectory(prefix="debian-base-") as folder:
-        commands.run(
+        processes.run(
             ["sh", str(recipe), engine.client, image, folder],
             environment=engine.environment(),
             folder=ROOT,
@@ -177,7 +247,7 @@ def _wheels(engine: Engine, python: str) -> str:
         constraints.write_text("\n".join(pins))
         own = ".".join(platform.python_version_tuple()[:2])
         other = [] if own == python else ["--python-version", python, "--only-binary", ":all:"]
-        commands.run(
+        processes.run(
             [
                 *(sys.executable, "-m", "pip", "download", "--quiet", "--dest", str(wheels)),
                 *(*other, "--constraint", str(constraints), "--requirement", str(files[1])),
@@ -186,7 +256,7 @@ def _wheels(engine: Engine, python: str) -> str:
             environment=os.environ,
             folder=ROOT,
         )
-        commands.run(
+        processes.run(
             ["sh", "-c", 'tar -c wheels | "$0" import - "$1"', engine.client, image],
             environment=engine.environment(),
             folder=Path(folder),

@@ -1,17 +1,156 @@
-"""Processes that a rehearsal leaves running, found again by what it wrote into their environment.
+"""Child processes, the steps at the terminal, and Ctrl-C.
 
-No file of process ids: one that is written too late loses a process, and one that is read too late
-names another process. Linux only, as the rehearsal in containers is.
+Programs that are waited for are run so that an interruption leaves none of them behind. Processes
+that a rehearsal leaves running are found again by what it wrote into their environment: a file of
+process ids that is written too late loses a process, and one that is read too late names another
+one. Linux only, as the rehearsal in containers is.
 """
 
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Final
+
+from contract import text
+
+#: What an interrupted program gets to clean up after itself, before it is killed.
+PATIENCE_S: Final = 20
+
+
+class CommandError(RuntimeError):
+    """A program failed; the message has the end of what it printed."""
+
+
+def run(
+    command: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    folder: Path,
+    log: Path | None = None,
+    timeout_s: float | None = None,
+    streams_together: bool = False,
+) -> str:
+    """Run a program to its end and return what it prints on stdout.
+
+    It leads a process group of its own: Ctrl-C reaches only this process, which then ends the
+    whole group.
+
+    Args:
+        log: receives the command and all that it prints.
+        streams_together: return what it prints on stderr, too, in the order of printing.
+
+    Raises:
+        CommandError: it failed, or took longer than ``timeout_s``.
+    """
+    process = subprocess.Popen(
+        command,
+        env=dict(environment),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if streams_together else subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    name = " ".join([Path(command[0]).name, *command[1:4]])
+    try:
+        output, errors = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        end_group(process)
+        raise CommandError(f"{name} took longer than {timeout_s:.0f} s") from None
+    except BaseException:
+        end_group(process)
+        raise
+    if log is not None:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"$ {' '.join(command)}\n{errors or ''}{output}\n")
+    if process.returncode:
+        said = ((errors or "").strip() or output.strip())[-4000:]
+        raise CommandError(f"{name} failed with exit code {process.returncode}:\n{said}")
+    return output
+
+
+def end_group(process: subprocess.Popen[str]) -> None:
+    """End a process that leads a group, politely and then not, and all that it has started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=PATIENCE_S)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+class Steps:
+    """Says what is being done, and how long it took, on stderr."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._number = 0
+        self._is_line_open = False
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[None]:
+        self._number += 1
+        began = time.monotonic()
+        self._print(f"[{self._number:2}/{self._total}] {what} ... ", end="")
+        self._is_line_open = True
+        yield
+        self.seconds[what] = time.monotonic() - began
+        if not self._is_line_open:
+            self._print("        ", end="")
+        self._print(text.duration(round(self.seconds[what])))
+        self._is_line_open = False
+
+    def say(self, lines: str) -> None:
+        """A line about the step that is going on."""
+        if self._is_line_open:
+            self._print("")
+            self._is_line_open = False
+        for line in lines.splitlines():
+            self._print(f"        {line}")
+
+    @staticmethod
+    def _print(line: str, end: str = "\n") -> None:
+        print(line, end=end, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and Ctrl-C both raise KeyboardInterrupt, also where a shell ignores SIGINT."""
+    before = {
+        number: signal.signal(number, signal.default_int_handler)
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Cleaning up goes on to its end, however often Ctrl-C is pressed."""
+
+    def refuse(_number: int, _frame: FrameType | None) -> None:
+        print("\nalready taking everything down; a moment", file=sys.stderr, flush=True)
+
+    before = {number: signal.signal(number, refuse) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
 
 #: Name of the rehearsal, in the environment of each of its processes.
 NAME: Final = "REHEARSAL_NAME"

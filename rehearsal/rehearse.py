@@ -16,10 +16,10 @@ from typing import Final
 
 from contract import exits
 from contract.errors import InputError
-from rehearsal import commands
+from rehearsal import processes
 from rehearsal.cycle import Rehearsal, RehearsalError, take_away
 from rehearsal.local_aws import ROOT
-from rehearsal.steps import Steps, interruptible, uninterrupted
+from rehearsal.processes import Steps, interruptible, uninterrupted
 from training.data import catalog, download
 
 DATA: Final = "fashion-mnist"
@@ -128,7 +128,7 @@ def run_lines(
                     at_the_end.callback(_end, process)
                     shown[line] = _read_until_it_trains(line, process)
                     continue
-                shown[line] = commands.run(
+                shown[line] = processes.run(
                     words,
                     environment=shell,
                     folder=folder,
@@ -182,4 +182,4 @@ def _read_until_it_trains(line: str, process: subprocess.Popen[str]) -> str:
 
 def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
-        commands.end_group(process)
+        processes.end_group(process)

@@ -1,7 +1,7 @@
 """EFA: the network interfaces, devices and variables that follow from a host's instance type.
 
 Without any of these parts NCCL uses TCP and says so only in its log: the workers of a recipe look
-there before they train (``training.network``).
+there before they train (``training.system.machine``).
 """
 
 from aws_cdk import aws_ec2 as ec2
@@ -63,7 +63,7 @@ def variables(machine: InstanceType, *, uses_efa: bool) -> dict[str, str]:
     found |= {
         nodes.ENV_EFA: str(machine.efa_interfaces),
         "FI_PROVIDER": "efa",
-        # Read by training.network, and by the recipe that measures bandwidth.
+        # Read by training.system.machine, and by the recipe that measures bandwidth.
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,NET",
         "NCCL_DEBUG_FILE": NCCL_LOG,

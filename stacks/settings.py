@@ -15,9 +15,15 @@ from typing import Any, Final, NoReturn
 
 from contract.errors import InputError
 from contract.images import content_tag
-from contract.instance_types import InstanceType, instance_type
+from contract.instance_types import (
+    PERSISTENT,
+    PERSISTENT_GIB_MONTH,
+    SCRATCH,
+    FileSystem,
+    InstanceType,
+    instance_type,
+)
 from contract.job import MAX_SECONDS
-from contract.prices import PERSISTENT, PERSISTENT_GIB_MONTH, SCRATCH, FileSystem
 from contract.runs import RUNS_PREFIX
 from stacks import setting_checks as checks
 

@@ -22,7 +22,7 @@ from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
 from contract import nodes
-from contract.prices import PERSISTENT
+from contract.instance_types import PERSISTENT
 from stacks import rights
 from stacks.core_stack import CoreStack
 from stacks.findings import wildcard

@@ -88,7 +88,7 @@ FAULTS: Final = (
     ),
     Fault(
         name="evaluation-lost-on-resume",
-        file="training/record/lines.py",
+        file="training/record/events.py",
         old="line.step <= step]",
         new="line.step < step]",
         felt="each resume removes the evaluation of its checkpoint from the report",

@@ -1,6 +1,6 @@
 """Imports point one way, so that a laptop needs no torch and a recipe can be read from below.
 
-    contract <- data, models, checkpoint, record <- recipes <- runtime <- commands
+    contract <- system <- record <- loop <- data <- models <- checkpoint <- recipes <- runtime
 
 Sources are parsed, never imported. Imports inside functions count like all others, because they
 fail all the same on a machine that lacks the package, and so do modules that are named in strings
@@ -57,18 +57,12 @@ RECIPES = {
 #: of its modules; the longest name that fits counts.
 LAYERS: tuple[set[str], ...] = (
     {"training"},
-    # Facts and small tools.
-    {
-        *("training.machine", "training.storage", "training.losses", "training.schedule"),
-        *("training.optimizers", "training.network", "training.lease"),
-    },
+    {"training.system"},
     {"training.record"},
-    {"training.data", "training.metrics"},
+    {"training.loop"},
+    {"training.data"},
     {"training.models"},
-    {
-        *("training.recipes.recipe", "training.recipes.settings"),
-        *("training.recipes.communication", "training.worker"),
-    },
+    {"training.recipes.recipe", "training.recipes.settings"},
     {"training.checkpoint"},
     {"training.recipes.bookkeeping"},
     RECIPES,
@@ -88,7 +82,7 @@ STANDARD = {
     *RECIPES,
     *(f"{name}.settings" for name in RECIPES),
     *("training.record", "training.record.fields", "training.record.result"),
-    *("training.record.events", "training.record.lines", "training.record.measures"),
+    "training.record.events",
     *("training.record.progress", "training.plan"),
     *("training.models", "training.models.estimates", "training.models.model_shapes"),
     "training.models.picture_shapes",
@@ -105,6 +99,11 @@ OF_TRAINING: Mapping[str, set[str]] = {
 }
 #: What ``trainctl`` may import of ``stacks``.
 OF_STACKS = {"stacks", "stacks.settings"}
+#: Folders that still import each other: delete each as soon as it is healed.
+PAIRS_LEFT = {
+    ("trainctl", "trainctl.aws"),
+    ("trainctl", "trainctl.commands"),
+}
 COMPILE = "containers/requirements-compile.txt"  # pinned for those who ask for it
 
 
@@ -252,6 +251,28 @@ def cycle(sources: Mapping[str, str]) -> list[str]:
     return []
 
 
+def pairs(sources: Mapping[str, str]) -> set[tuple[str, str]]:
+    """Folders whose modules import each other, late imports and names in strings counted.
+
+    A package's own ``__init__`` and ``__main__`` do not count as importers: they list what the
+    package has, or start it.
+    """
+    packages = {module.rpartition(".")[0] for module in sources}
+
+    def folder(module: str) -> str:
+        return module if module in packages else module.rpartition(".")[0]
+
+    found = {
+        (folder(each.importer), folder(each.target))
+        for each in imports(sources)
+        if each.target in sources
+        and top(each.importer) not in ("tests", "app")
+        and each.importer not in packages
+        and not each.importer.endswith(".__main__")
+    }
+    return {(one, other) for one, other in found if one < other and (other, one) in found}
+
+
 def undeclared(sources: Mapping[str, str], declared: set[str]) -> list[str]:
     """Third-party imports whose distribution is not in ``declared``. What only type checkers
     import, boto3's stubs, is in requirements-dev.txt."""
@@ -278,6 +299,10 @@ def test_imports_of_this_project_point_one_way() -> None:
 
 def test_no_modules_of_this_project_import_each_other() -> None:
     assert cycle(project_sources()) == []
+
+
+def test_no_folders_import_each_other() -> None:
+    assert pairs(project_sources()) == PAIRS_LEFT
 
 
 def test_every_place_that_is_named_here_is_there() -> None:
@@ -313,7 +338,7 @@ _CLEAN = {
     "training.data": "",
     "training.data.images": "import torch\nfrom training.data import idx",
     "training.data.idx": "from contract.errors import InputError",
-    "training.storage": "def f():\n    import fsspec",
+    "training.system.storage": "def f():\n    import fsspec",
     "training.recipes": "from training.recipes.ddp import RECIPE",
     "training.recipes.settings": "from contract.errors import InputError",
     "training.recipes.ddp": "LOOP = 'training.recipes.ddp.loop'",
@@ -354,9 +379,9 @@ def test_a_project_that_keeps_the_rules_passes() -> None:
         ("training.runtime.driver", "from training import launch", "point down"),
         ("training.recipes.fsdp.loop", "from training.recipes.ddp import loop", "each other"),
         ("training.lost", "", "has no place"),
-        ("training.storage", "from stacks import settings", "may import only contract"),
-        ("training.storage", "import trainctl.submit", "may import only contract"),
-        ("training.storage", "from containers import node", "may import only contract"),
+        ("training.system.storage", "from stacks import settings", "may import only contract"),
+        ("training.system.storage", "import trainctl.submit", "may import only contract"),
+        ("training.system.storage", "from containers import node", "may import only contract"),
         ("benchmarks.ddp", "from trainctl import submit", "may import only"),
         ("trainctl.submit", "from stacks.core_stack import CoreStack", "only the settings"),
         ("trainctl.submit", "from training.data import images", "only what needs no torch"),
@@ -382,6 +407,13 @@ def test_a_circle_is_found_also_where_one_side_imports_late(back: str) -> None:
     assert {"x.a", "x.b"} <= {*cycle({"x.a": back, "x.b": "import x.a"})}
     assert cycle({"x.a": "", "x.b": "import x.a"}) == []
     assert cycle({"x.a": "command = ['python', '-m', 'x.b']", "x.b": "import x.a"}) == []
+
+
+@pytest.mark.parametrize("back", ["import x.y.b", "def f():\n    import x.y.b", "N = 'x.y.b'"])
+def test_folders_that_import_each_other_are_found(back: str) -> None:
+    project = {"x": "import x.y.b", "x.y": "", "x.y.b": "import x.a", "x.a": "", "x.c": ""}
+    assert pairs(project) == set()
+    assert pairs({**project, "x.c": back}) == {("x", "x.y")}
 
 
 def test_a_package_that_nobody_asked_for_is_found() -> None:

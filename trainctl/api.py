@@ -28,7 +28,7 @@ from trainctl.job_log import JobLog, Wanted
 from trainctl.job_options import JobOptions, On
 from trainctl.job_plan import JobPlan
 from trainctl.polling import Polling
-from training.record.lines import Metrics, parse_metrics
+from training.record.events import Metrics, parse_metrics
 from training.record.result import Result
 
 __all__ = ["CliError", "Job", "UsageError", "plan", "submit"]

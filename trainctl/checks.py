@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 from contract import nodes
 from contract import outputs as stack_outputs
-from contract.instance_types import InstanceType
-from contract.prices import PERSISTENT, SCRATCH, FileSystem
+from contract.instance_types import PERSISTENT, SCRATCH, FileSystem, InstanceType
 from trainctl.aws.account import Account
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from contract import runs
 from contract.errors import InputError
-from contract.files import MANIFEST, Manifest, SavedFile
-from contract.runs import safe_join
+from contract.runs import MANIFEST, Manifest, SavedFile, safe_join
 from trainctl.aws.clients import code_of
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.files import Bucket

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from contract import runs
+from contract.instance_types import Prices
 from contract.job import MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import Range
-from contract.prices import Prices
 from contract.text import duration
 from trainctl import bandwidth_gate, code_folder, data_sets, published_models, variables
 from trainctl.aws.deployment import Deployment

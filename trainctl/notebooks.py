@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from contract import notebook
+from contract import nodes
 from trainctl.aws.errors import CliError
 from trainctl.ray_jobs import RayJob, RayJobs
 
@@ -52,7 +52,7 @@ def start(
     is_new = job is None
     if job is None:
         last = max((_number(each.id) for each in jobs.all()), default=0)
-        name = f"{notebook.JOB}{last + 1}"
+        name = f"{nodes.NOTEBOOK_JOB}{last + 1}"
         command = ["python", "-m", "containers.notebook", "--address", address]
         _submit(jobs, name, shlex.join(command), variables={**variables, **_GRACE})
     else:
@@ -85,7 +85,7 @@ def _wait_until_ready(jobs: RayJobs, name: str, report: Callable[[str], None]) -
             raise CliError(
                 f"JupyterLab does not start on the head ({job.status}):\n{tail or job.message}"
             )
-        if notebook.READY in said:
+        if nodes.NOTEBOOK_READY in said:
             return
         if time.monotonic() > deadline:
             raise CliError(
@@ -121,5 +121,5 @@ def stop(jobs: RayJobs) -> bool:
 
 def _number(job: str) -> int:
     """Number of a notebook's job; 0 for other jobs."""
-    match = re.fullmatch(rf"{re.escape(notebook.JOB)}(\d{{1,9}})", job)
+    match = re.fullmatch(rf"{re.escape(nodes.NOTEBOOK_JOB)}(\d{{1,9}})", job)
     return int(match[1]) if match else 0

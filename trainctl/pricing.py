@@ -9,8 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from contract import nodes, times
+from contract.instance_types import PRICED_REGION, Prices
 from contract.job import JobStatus
-from contract.prices import PRICED_REGION, Prices
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.jobs import EndedTask, Job
 from trainctl.aws.shape import Shape

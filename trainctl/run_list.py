@@ -16,7 +16,7 @@ from contract.errors import InputError
 from contract.job import Outcome
 from trainctl.aws.files import Bucket, Stored, json_object
 from training import recipes
-from training.record.measures import described
+from training.record.events import described
 from training.record.result import measures_of
 
 #: Requests to S3 at a time.

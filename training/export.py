@@ -22,13 +22,14 @@ from torch import nn
 from contract import exits, nodes
 from contract.errors import InputError
 from contract.runs import CONFIG_FILE, DEFAULT_EXPORT_DTYPE, EXPORT_DTYPES
-from training import recipes, storage
+from training import recipes
 from training.checkpoint import sharded_checkpoints
 from training.data.vocabulary import GENERATION_FILE
 from training.models import language_models, lora, model_weights, nf4, pretrained, serving
 from training.models.model_weights import INDEX_FILE, SINGLE_FILE
 from training.recipes.recipe import Recipe
 from training.record import reader
+from training.system import storage
 
 #: Most bytes of one output file; the memory that an export takes follows from it.
 FILE_BYTES: Final = 2 * 10**9

@@ -17,12 +17,12 @@ from contract import exits, nodes, runs
 from contract.errors import InputError
 from contract.nodes import Gpus, Range
 from contract.runs import RunPaths, check_run_name
-from training import storage
 from training.data import catalog, mixture
-from training.lease import Lease
 from training.recipes import command as commands
 from training.recipes.command import Command, OptionError, Recorded, RunCompleteError
 from training.recipes.settings import RunConfig
+from training.system import storage
+from training.system.lease import Lease
 
 
 def main(
@@ -185,7 +185,7 @@ def _workers(command: Command) -> Range | None:
 
 
 def _local_workers(wanted: Range | None) -> Range:
-    from training import machine
+    from training.system import machine
 
     if wanted is not None and wanted.low != wanted.high:
         raise InputError(
@@ -217,7 +217,7 @@ def _already_complete(command: Command, error: RunCompleteError) -> int:
     if not _is_first():
         return exits.OK
     from training.record import reader
-    from training.runtime.result import print_result
+    from training.runtime.outcome import print_result
 
     print(error, file=sys.stderr)
     paths = RunPaths.of(storage.runs_root(command.storage), _run_name(command))

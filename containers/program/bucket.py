@@ -13,10 +13,9 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from containers.clock import Clock
+from containers.host.machine import Clock
 from contract.errors import InputError
-from contract.files import MANIFEST, Manifest, SavedFile
-from contract.runs import safe_join
+from contract.runs import MANIFEST, Manifest, SavedFile, safe_join
 
 #: Uploads and downloads at a time: many small files wait for answers and not for the network.
 PARALLEL: Final = 8

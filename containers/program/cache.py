@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from containers.log import say
+from containers.host.machine import say
 from contract.nodes import CACHE_DIR
 
 #: Of the file system that the cache is on: less than this share free, and the oldest things go. The

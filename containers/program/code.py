@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from containers.log import say
+from containers.host.machine import say
 from containers.program import requirements
 from containers.program.cache import Cache
 from contract.errors import InputError

@@ -28,16 +28,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from containers.clock import Clock
-from containers.log import say as say_to_log
+from containers.host.machine import Clock
+from containers.host.machine import say as say_to_log
 from containers.program import bucket as store
 from containers.program.bucket import Deadline, NodeBucket, ReplacedError, digest
-from containers.program.look import Folders
 from containers.program.requirements import Stopped
-from containers.program.saving import OBJECTS, Saver
+from containers.program.saving import OBJECTS, Folders, Saver
 from contract import runs, times
 from contract.errors import InputError
-from contract.files import MANIFEST, Manifest, SavedFile
+from contract.runs import MANIFEST, Manifest, SavedFile
 from contract.text import listed
 
 _POLL_S: Final = 0.1
@@ -63,7 +62,7 @@ class Mirror:
         on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
-        folders: ``contract.files.WORK``, ``OUTPUT`` -> the folder; all on one disk.
+        folders: ``contract.runs.WORK``, ``OUTPUT`` -> the folder; all on one disk.
         address: where the copy is kept: ``s3://BUCKET/`` and ``contract.runs.output_prefix``.
         excluded: names that are never saved, such as ``work/.venv``.
         every_s: between two copies, counted from midnight, so that all nodes copy together.

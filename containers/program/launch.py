@@ -1,41 +1,48 @@
-"""A job's program on one node: its folder, its variables, its start, its lines, its end.
+"""The user's program on one node: working directory, environment, logs, exit.
 
 ``containers.program.nodes`` runs a ``Launcher`` on each node of a job, inside Ray, which only holds
 the node for it: the program itself need not know Ray. What it finds in its environment is what
 torchrun, accelerate, DeepSpeed, Lightning and plain ``init_process_group`` read, so that a command
 that works on one machine works on all nodes without a change.
+
+``LaunchSpec`` has the launch parameters that the head passes to ``containers.program.nodes``, and
+``prepare_head`` sets up a command that runs on the head itself, for programs that use Ray.
 """
 
 import json
+import math
 import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
-from containers import network
+from containers.host import machine
 from containers.program import code
+from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror
-from containers.program.lines import NodeLog
-from containers.program.process import Program
+from containers.program.process import NodeLog, Program
 from containers.program.requirements import Stopped
 from contract import host_check, runs, times
 from contract.errors import InputError
-from contract.files import OUTPUT, WORK
+from contract.job import JobSpec
 from contract.nodes import (
     ENV_JOB,
     ENV_NOTICE,
     ENV_OUTPUT,
+    ENV_RAY_NAMES,
+    ENV_RAY_STORAGE,
     ENV_RUN,
     ENV_STORAGE,
     MASTER_PORT,
     RENDEZVOUS_PORT,
     Range,
 )
+from contract.runs import OUTPUT, WORK
 
 #: Of Python's path: a folder whose ``sitecustomize.py`` each Python of a program runs first.
 STARTUP: Final = Path(__file__).parent / "startup"
@@ -248,7 +255,7 @@ class Launcher:
 
     def address(self) -> str:
         """This node's, as the others reach it; also shows that the node is alive."""
-        return network.address_towards(self._order.rendezvous)
+        return machine.address_towards(self._order.rendezvous)
 
     def prepare(self, place: Place) -> bool:
         """Bring the code and the files of the run to this node; again before each start.
@@ -435,3 +442,126 @@ class Launcher:
 def default_folder() -> Path:
     """Below which the program of a job works on this node."""
     return Path(tempfile.gettempdir()) / "train"
+
+
+ENV_PROGRAM: Final = "TRAIN_PROGRAM"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSpec:
+    """What the head of a job tells this program."""
+
+    run: str
+    words: tuple[str, ...]
+    workers: Range
+    """Worker nodes."""
+    variables: Mapping[str, str]
+    capacity_wait_s: float
+    """How long lost nodes are waited for."""
+    address: str
+    """Of the head."""
+    rendezvous_port: int = RENDEZVOUS_PORT
+    archive: str = ""
+    """As in ``containers.program.launch.Order``."""
+    storage: str = ""
+    """The same."""
+    deadline: float = math.inf
+    """Unix time at which the job is told to end."""
+
+    def order(self, *, nodes: Range, port: int) -> Order:
+        """What its launcher is told on each node; ``port`` is that of the rendezvous store."""
+        return Order(
+            run=self.run,
+            words=self.words,
+            variables=self.variables,
+            nodes=nodes,
+            rendezvous=self.address,
+            rendezvous_port=port,
+            archive=self.archive,
+            storage=self.storage,
+        )
+
+    def to_json(self) -> str:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return json.dumps(
+            values | {"workers": str(self.workers), "variables": dict(self.variables)}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises KeyError, TypeError or ValueError where it is not what ``to_json`` writes."""
+        values = json.loads(text)
+        values["words"] = tuple(values["words"])
+        values["workers"] = Range.parse(str(values["workers"]), option="workers")
+        return cls(**values)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadProgram:
+    """What the command on the head is started with."""
+
+    folder: Path | None
+    """Where it runs; None: where the node's own program does."""
+    environment: dict[str, str]
+    """Variables, beside those of the node."""
+    mirror: Mirror | None
+    """Its files; None where they are not kept."""
+
+
+def prepare_head(
+    spec: JobSpec,
+    own: Prepared,
+    place: Path,
+    environment: Mapping[str, str],
+    *,
+    make_mirror: Callable[[dict[str, Path], str], Mirror] = Mirror,
+) -> HeadProgram:
+    """Set up a job's command on the head; ``mirror.restore()`` is still to be called.
+
+    Only a user's code has files that are kept: a recipe saves checkpoints itself.
+
+    Args:
+        spec: the job's order.
+        own: its code, if any, which has been unpacked into a folder below ``place``.
+        place: a folder of the job's own on this node.
+        environment: of the node.
+        make_mirror: of the folders and the address.
+    """
+    storage = environment.get(ENV_STORAGE, "")
+    if not storage.startswith("s3://") or own.folder is None:
+        return HeadProgram(folder=own.folder, environment=own.environment, mirror=None)
+    folders = {WORK: own.folder, OUTPUT: place / OUTPUT}
+    names = place / "names"
+    for folder in (*folders.values(), names):
+        folder.mkdir(exist_ok=True)
+    given = {
+        ENV_RUN: spec.run,
+        ENV_RAY_STORAGE: f"{storage}/{runs.ray_prefix(spec.run)}".rstrip("/"),
+    }
+    runtime = json.loads(own.environment.get(RAY_VARIABLE, '{"runtime_env": {}}'))["runtime_env"]
+    variables = dict(runtime.get("env_vars", {}))
+    # Of the command and of what Ray starts for it alike, on every node at the same place.
+    paths = [str(STARTUP), variables.get("PYTHONPATH", "")]
+    given["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    runtime["env_vars"] = {**variables, **given}
+    # What the program writes and what comes back is not sent to the other nodes with its code.
+    code = place / "code"
+    shutil.copytree(own.folder, code, symlinks=True)
+    runtime["working_dir"] = str(code)
+    return HeadProgram(
+        folder=own.folder,
+        environment={
+            "PYTHONUNBUFFERED": LINES,
+            **own.environment,
+            **given,
+            RAY_VARIABLE: json.dumps({"runtime_env": runtime}),
+            # A program may name a runtime environment of its own; without this, Ray refuses both.
+            "RAY_OVERRIDE_JOB_RUNTIME_ENV": "1",
+            # Every few seconds, a line for each trial that waits its turn would call it impossible.
+            # What can never be had, the head reports.
+            "RAY_SCHEDULER_EVENTS": "0",
+            ENV_RAY_NAMES: str(names),
+            ENV_OUTPUT: str(folders[OUTPUT]),
+        },
+        mirror=make_mirror(folders, f"{storage}/{runs.output_prefix(spec.run, 0)}"),
+    )

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
 
-from containers.log import say
+from containers.host.machine import say
 from containers.program.cache import USED, Cache, try_lock
 from contract.errors import InputError
 from contract.requirements import PYPROJECT, UV_LOCK, dependencies, file_of

@@ -23,8 +23,8 @@ from rehearsal.ministack.internals import (
     router,
     stepfunctions,
 )
-from rehearsal.ministack.refusals import Answer, Request, refuse
 from rehearsal.ministack.step_functions import RUN_AND_WAIT, current_execution
+from rehearsal.ministack.validation import Answer, Request, refuse
 from rehearsal.policies import Call
 
 INSTANCE = "container-instance"

@@ -1,27 +1,348 @@
 """ECS tasks as containers, as the hosts of a cluster run them. Imported inside ``.venv-aws`` only.
 
-Of the emulator's own life of a task this keeps the records, and replaces what happens to the
-containers (``ecs_containers``): a task waits for a host, its end is polite, and a service pauses
-after failures. It assigns to the emulator's module, whose shape is that of one version.
+The emulator can start containers by itself, but without what this project's tasks are made of: a
+network with names, limits, health checks, users, the digest of the image. Of the emulator's own
+life of a task this keeps the records, and replaces what happens to the containers: a task waits for
+a host, gets SIGTERM first at its end, and a service pauses after failures. It assigns to the
+emulator's module, whose shape is that of one version.
 
 Unlike AWS: every task has a host at once, unless a file says how many there are; hosts start in no
 time, and all tasks share one machine's processors. See docs/limits.md.
 """
 
+import json
 import logging
+import math
+import os
+import resource
 import threading
 import time
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
 
-from docker.errors import DockerException, NotFound
+import docker
+from docker.errors import APIError, DockerException, NotFound
+from docker.types import EndpointConfig, Ulimit
 
+from contract.errors import InputError
 from contract.exits import KILLED
-from rehearsal.ministack import ecs_hosts, ecs_placing, ecs_records
-from rehearsal.ministack.ecs_containers import ContainerEngine, RuntimeSettings
-from rehearsal.ministack.ecs_records import Task
-from rehearsal.ministack.internals import concurrency, ecs, responses, servicediscovery
+from contract.nodes import CONTAINER_USER, ENV_NUM_GPUS
+from contract.runs import safe_join
+from rehearsal.engine import LABEL
+from rehearsal.ministack import ecs_hosts, ecs_runtime
+from rehearsal.ministack.internals import concurrency, ecs, eventbridge, responses, servicediscovery
+from rehearsal.ministack.switches import Strict, is_strict
 
 log = logging.getLogger("ecs-runtime")
+
+Task = dict[str, Any]
+
+# As the agent's: ECS takes 30 s where the container definition says nothing.
+STOP_TIMEOUT_S = 30
+
+
+def task_id(arn: str) -> str:
+    return arn.rpartition("/")[2]
+
+
+def service_key(task: Task) -> str | None:
+    """Key of a task's service in the emulator's records; None for a task of RunTask."""
+    kind, _, name = task.get("group", "").partition(":")
+    return f"{ecs._cluster_name_from_arn(task['clusterArn'])}/{name}" if kind == "service" else None
+
+
+def deployment_of(task: Task) -> Any:
+    service = ecs._services.get(service_key(task) or "")
+    return ecs._deployment_for_task(service, task) if service else None
+
+
+def registered_names(task: Task) -> list[tuple[str, str]]:
+    """Ids of the Cloud Map services that a task belongs to, and its names there."""
+    service = ecs._services.get(service_key(task) or "") or {}
+    found = []
+    for registry in service.get("serviceRegistries") or []:
+        entry = servicediscovery._services.get(task_id(registry["registryArn"])) or {}
+        zone = entry.get("NamespaceId") or (entry.get("DnsConfig") or {}).get("NamespaceId")
+        namespace = servicediscovery._namespaces.get(zone)
+        if namespace:
+            found.append((entry["Id"], f"{entry['Name']}.{namespace['Name']}"))
+    return found
+
+
+def stop_timeout(task: Task) -> int:
+    """Seconds between SIGTERM and SIGKILL: the longest of a task's containers."""
+    key = ecs._resolve_td_key(task["taskDefinitionArn"])
+    definitions = (ecs._task_defs.get(key) or {}).get("containerDefinitions", [])
+    return max(int(each.get("stopTimeout") or STOP_TIMEOUT_S) for each in definitions)
+
+
+def say(service: dict[str, Any], message: str) -> None:
+    """Add to a service's events, once as long as it is the newest."""
+    events = service["events"]
+    if not events or events[0]["message"] != message:
+        event = {"id": ecs.new_uuid(), "createdAt": ecs._iso(), "message": message}
+        events.insert(0, event)
+
+
+def publish(task: Task) -> None:
+    """The event that ECS sends to EventBridge when a task's state changes."""
+    detail = {name: value for name, value in task.items() if not name.startswith("_")}
+    entry = {
+        "Source": "aws.ecs",
+        "DetailType": "ECS Task State Change",
+        "Resources": [task["taskArn"]],
+        "Detail": json.dumps(detail, default=str),
+    }
+    try:
+        eventbridge._put_events({"Entries": [entry]}, allow_aws_source=True)
+    except Exception:
+        log.exception("event of %s", task["taskArn"])
+
+
+#: What the emulator hands to Docker of any task definition, by Docker's names, and no task of the
+#: deployment has: with it a container could take over this machine.
+POWERS = ("privileged", "cap_add", "pid_mode", "network_mode")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RuntimeSettings:
+    """What ``rehearsal.local_aws`` tells through the environment."""
+
+    name: str
+    network: str
+    """Docker network of the tasks; it must exist."""
+    gateway: str
+    """How a container reaches this process."""
+    registry: str
+    """``host:port`` that stands for ECR, or "" where images are only in the engine."""
+    metadata: str
+    """Where instances would find their metadata, spot notices among it; it need not answer."""
+    folder: Path
+    """Of the local AWS. ``capacity.json`` in it may say how many hosts each capacity provider has
+    (name -> number); without, there is always one more. ``environment.json`` may hold more
+    variables of all containers."""
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        get = os.environ.__getitem__
+        return cls(
+            name=get("REHEARSAL_NAME"),
+            network=get("REHEARSAL_NETWORK"),
+            gateway=get("MINISTACK_HOST"),
+            registry=get("REHEARSAL_REGISTRY"),
+            metadata=get("REHEARSAL_METADATA"),
+            folder=Path(get("REHEARSAL_FOLDER")),
+        )
+
+
+class ContainerEngine:
+    """Starts and ends containers; replaces three functions of the emulator's ECS."""
+
+    def __init__(self, settings: RuntimeSettings) -> None:
+        self.settings = settings
+        self.docker = docker.from_env(timeout=120)
+        self._architecture = str(self.docker.version()["Arch"])
+        self.docker.networks.get(settings.network)  # made once, before this process is started
+        self._stock_register_metadata = ecs._register_metadata
+        self._stock_build_run_kwargs = ecs._build_run_kwargs
+
+    def install(self) -> None:
+        """Give the emulator this engine."""
+        ecs._docker = self.docker
+        ecs._register_metadata = self.register_metadata
+        ecs._build_run_kwargs = self.build_run_kwargs
+        ecs._run_docker_container = self.run
+
+    def image(self, uri: str) -> str:
+        """Where the engine gets an image of ECR from."""
+        registry, slash, rest = uri.partition("/")
+        if ".dkr.ecr." in registry and slash:
+            return f"{self.settings.registry}/{rest}" if self.settings.registry else rest
+        return uri
+
+    def register_metadata(self, *arguments: Any) -> Any:
+        """What the agent adds to a container's environment, with keys that SDKs accept here."""
+        environment, is_host_mode = arguments[5], arguments[6]
+        token = self._stock_register_metadata(
+            *arguments[:7], None if is_host_mode else self.settings.gateway
+        )
+        # SDKs refuse credentials from a plain address that is not the agent's.
+        for name in ("AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_CONTAINER_AUTHORIZATION_TOKEN"):
+            environment.pop(name, None)
+        given = {
+            "AWS_ACCESS_KEY_ID": responses.get_account_id(),
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_REGION": responses.get_region(),
+            "AWS_DEFAULT_REGION": responses.get_region(),
+            # The SDKs need no credentials from there; the watcher of spot notices looks.
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": self.settings.metadata,
+            # Whose keys these are, for rehearsal.ministack.calls.
+            "AWS_SESSION_TOKEN": arguments[2].get("taskRoleArn", ""),
+        }
+        for name, value in given.items():
+            environment.setdefault(name, value)
+        return token
+
+    def build_run_kwargs(self, definition: dict[str, Any], *arguments: Any) -> dict[str, Any]:
+        """Arguments of ``docker run`` for a container definition."""
+        stock = without_powers(self._stock_build_run_kwargs(definition, *arguments))
+        is_host_mode, task_id, task_arn = arguments[4], arguments[5], arguments[6]
+        linux = definition.get("linuxParameters") or {}
+        found: dict[str, Any] = {
+            "entrypoint": definition.get("entryPoint"),
+            "user": definition.get("user"),
+            "working_dir": definition.get("workingDirectory"),
+            "read_only": definition.get("readonlyRootFilesystem"),
+            "init": linux.get("initProcessEnabled"),
+            "shm_size": mebibytes(linux.get("sharedMemorySize")),
+            "mem_limit": mebibytes(definition.get("memory")),
+            "mem_reservation": mebibytes(definition.get("memoryReservation")),
+            "cpu_shares": int(definition.get("cpu") or 0),
+            "healthcheck": health_check(definition.get("healthCheck")),
+            "tmpfs": {
+                each["containerPath"]: f"size={each['size']}m" for each in linux.get("tmpfs") or []
+            },
+            "ulimits": [
+                Ulimit(name=each["name"], soft=int(each["softLimit"]), hard=int(each["hardLimit"]))
+                for each in definition.get("ulimits") or []
+            ],
+        }
+        wanted = stock | {name: value for name, value in found.items() if value}
+        if binds := wanted.get("volumes"):
+            provider = ecs._tasks[task_arn].get("capacityProviderName") or "host"
+            folders = [self._on_host(each, provider) for each in binds]
+            wanted["volumes"] = [each for each in folders if each]
+        wanted["labels"] = stock["labels"] | {LABEL: self.settings.name}
+        if ecs_hosts.is_bad(ecs._tasks[task_arn]):
+            # One GPU more than there is: the node's own check finds that.
+            wanted["environment"] = {**wanted["environment"], ENV_NUM_GPUS: "1"}
+        if (more := self.settings.folder / "environment.json").exists():
+            wanted["environment"] = {**wanted["environment"], **json.loads(more.read_text())}
+        if not is_host_mode:
+            names = [name for _id, name in ecs_runtime.registered_names(ecs._tasks[task_arn])]
+            names.append(f"{definition['name']}-{task_id[:8]}")
+            wanted["network"] = self.settings.network
+            wanted["networking_config"] = {
+                self.settings.network: EndpointConfig(self.docker.api._version, aliases=names)
+            }
+            wanted.pop("extra_hosts", None)
+        return wanted
+
+    def _on_host(self, bind: str, provider: str) -> str:
+        """A folder of a host, as ``docker run --volume`` takes it: all hosts of a capacity provider
+        share one below this rehearsal's folder, which user data has set up on AWS; "" where a path
+        would lead out of it."""
+        source, target, mode = bind.rsplit(":", 2)
+        place = self.settings.folder / "hosts" / provider
+        try:
+            folder = safe_join(place, source.strip("/"), what="folder of a host")
+        except InputError as error:
+            log.warning("%s is not mounted: %s", target, error)
+            return ""
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            os.chown(folder, CONTAINER_USER, CONTAINER_USER)
+            folder.chmod(0o700)
+        else:
+            folder.chmod(0o777)
+        return f"{folder}:{target}:{mode}"
+
+    def run(
+        self, _docker: Any, definition: dict[str, Any], arguments: dict[str, Any], **_stock: Any
+    ) -> Any:
+        """Pull the image, as the agent does, and start the container."""
+        uri = definition["image"]
+        source = self.image(uri)
+        try:
+            image = (
+                self.docker.images.pull(source)
+                if self.settings.registry
+                else self.docker.images.get(source)
+            )
+        except DockerException as error:
+            what = getattr(error, "explanation", None) or error
+            raise ecs._ImagePullError(f"{uri}: {what}") from error
+        made_for = image.attrs.get("Architecture", self._architecture)
+        # The engine would run it where it can translate; a host cannot.
+        if made_for != self._architecture and is_strict(Strict.ARCHITECTURE):
+            raise ecs._ImagePullError(
+                f"{uri}: image Manifest does not contain descriptor matching platform "
+                f"'linux/{self._architecture}'"
+            )
+        container = self._run_within_limits(source, arguments)
+        task = ecs._tasks.get(arguments["labels"]["com.amazonaws.ecs.task-arn"]) or {}
+        digests = [each.partition("@")[2] for each in image.attrs.get("RepoDigests") or []]
+        for each in task.get("containers", []):
+            if each["name"] == definition["name"] and digests:
+                each["imageDigest"] = digests[0]
+        return container
+
+    def _run_within_limits(self, image: str, arguments: dict[str, Any]) -> Any:
+        """``docker run``; where the engine may not raise limits that far, as far as it may."""
+        try:
+            return self.docker.containers.run(image, **arguments)
+        except APIError as error:
+            if "rlimit" not in str(error) or "ulimits" not in arguments:
+                raise
+            log.warning("%s: limits are lowered: %s", arguments["name"], error)
+            self.remove(arguments["name"])
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        limits = [
+            Ulimit(name=each.name, soft=min(each.soft, most), hard=min(each.hard, most))
+            for each in arguments["ulimits"]
+            if each.name == "nofile"
+        ]
+        return self.docker.containers.run(image, **arguments | {"ulimits": limits})
+
+    def remove(self, container: str) -> None:
+        """Remove a container, if it is still there."""
+        try:
+            self.docker.containers.get(container).remove(v=True, force=True)
+        except NotFound:
+            pass
+        except DockerException as error:
+            log.warning("container %s: %s", container, error)
+
+    def end(self, container_id: str, timeout_s: int) -> int:
+        """SIGTERM, ``timeout_s`` seconds, SIGKILL; return the exit code."""
+        try:
+            container = self.docker.containers.get(container_id)
+            container.stop(timeout=timeout_s)
+            code = int(container.wait(timeout=30)["StatusCode"])
+            time.sleep(1)  # the last lines of its log are still on their way
+            return code
+        except DockerException as error:
+            log.warning("container %s: %s", container_id, error)
+            return KILLED
+
+
+def without_powers(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of ``docker run`` without those that open this machine to a container."""
+    for name in POWERS:
+        if arguments.get(name):
+            log.warning("%s runs without %s, which no task needs", arguments["name"], name)
+    return {name: value for name, value in arguments.items() if name not in POWERS}
+
+
+def mebibytes(number: Any) -> str | None:
+    return f"{math.ceil(float(number))}m" if number else None
+
+
+def health_check(wanted: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A container definition's health check as Docker takes it, in nanoseconds."""
+    if not wanted:
+        return None
+    second = 10**9
+    return {
+        "test": wanted["command"],
+        "interval": int(wanted.get("interval") or 30) * second,
+        "timeout": int(wanted.get("timeout") or 5) * second,
+        "retries": int(wanted.get("retries") or 3),
+        "start_period": int(wanted.get("startPeriod") or 0) * second,
+    }
+
 
 POLL_S = 0.5
 LONGEST_PAUSE_S = 60
@@ -54,7 +375,7 @@ class Runtime:
     def install(self) -> None:
         """Give the emulator this runtime."""
         # Tags are immutable here as in ECR: a tag means one digest, and it is told after the pull.
-        ecs._prepare_service_images = lambda task, *_given: ecs_records.deployment_of(task)
+        ecs._prepare_service_images = lambda task, *_given: ecs_runtime.deployment_of(task)
         ecs._deployment_needs_first_task = lambda *_arguments: False
         ecs._watch_task_lifecycle = self.watch
         ecs._task_is_active = self.task_is_active
@@ -79,21 +400,21 @@ class Runtime:
         """Place a task on a host, when there is one: until then it is PROVISIONING."""
         if task.get("capacityProviderName"):
             task.pop("containerInstanceArn")  # the emulator makes one up
-        return ecs_placing.place(task, lambda: self._stock_mark_task_pending(arn, task))
+        return ecs_hosts.place(task, lambda: self._stock_mark_task_pending(arn, task))
 
     def mark_task_running(self, arn: str, task: Task) -> bool:
         done = bool(self._stock_mark_task_running(arn, task))
         if done:
-            for service, _name in ecs_records.registered_names(task):
+            for service, _name in ecs_runtime.registered_names(task):
                 attributes = {"AWS_INSTANCE_IPV4": ecs._task_ip(task) or ""}
                 servicediscovery._register_instance(
                     {
                         "ServiceId": service,
-                        "InstanceId": ecs_records.task_id(arn),
+                        "InstanceId": ecs_runtime.task_id(arn),
                         "Attributes": attributes,
                     }
                 )
-            ecs_records.publish(task)
+            ecs_runtime.publish(task)
         return done
 
     def mark_task_stopped(
@@ -101,16 +422,16 @@ class Runtime:
     ) -> bool:
         done = bool(self._stock_mark_task_stopped(arn, task, reason, stop_code, exit_code))
         if done:
-            for service, _name in ecs_records.registered_names(task):
+            for service, _name in ecs_runtime.registered_names(task):
                 servicediscovery._deregister_instance(
-                    {"ServiceId": service, "InstanceId": ecs_records.task_id(arn)}
+                    {"ServiceId": service, "InstanceId": ecs_runtime.task_id(arn)}
                 )
-            ecs_records.publish(task)
+            ecs_runtime.publish(task)
         return done
 
     def watch(self, task: Task, _docker: Any, account: str, region: str) -> None:
         """Follow a running task's container: its health, and its end."""
-        service = ecs_records.service_key(task)
+        service = ecs_runtime.service_key(task)
         if service:
             ecs._schedule_service_deployment_completion(
                 service.partition("/")[0], service, account, region, healthy_task=task
@@ -128,7 +449,7 @@ class Runtime:
                         self.engine.remove(container)
 
         concurrency.spawn_background(
-            follow, thread_name=f"ecs-watch-{ecs_records.task_id(task['taskArn'])[:8]}"
+            follow, thread_name=f"ecs-watch-{ecs_runtime.task_id(task['taskArn'])[:8]}"
         )
 
     def kill(self, task: Task) -> None:
@@ -154,7 +475,7 @@ class Runtime:
                 container["reason"] = "OutOfMemoryError: Container killed due to memory usage"
         if any(state["Status"] == "exited" for state in states):
             ecs._maybe_mark_stopped(task, self.engine.docker)
-        elif task["healthStatus"] == "UNHEALTHY" and ecs_records.service_key(task):
+        elif task["healthStatus"] == "UNHEALTHY" and ecs_runtime.service_key(task):
             self.stop_task(
                 {
                     "cluster": task["clusterArn"],
@@ -177,7 +498,7 @@ class Runtime:
             task["stoppingAt"], task["stoppedReason"] = ecs._iso(), reason
             task["stopCode"] = stop_code
             task["_ended_by"] = None
-        ecs_records.publish(task)
+        ecs_runtime.publish(task)
         account, region = responses.get_account_id(), responses.get_region()
 
         def end() -> None:
@@ -185,13 +506,13 @@ class Runtime:
                 task["_ended_by"] = threading.get_ident()
                 code = 0
                 for container in list(task["_docker_ids"]):
-                    code = max(code, self.engine.end(container, ecs_records.stop_timeout(task)))
+                    code = max(code, self.engine.end(container, ecs_runtime.stop_timeout(task)))
                 ecs._mark_task_stopped(arn, task, reason, stop_code, exit_code=code)
                 ecs._cleanup_task_resources(task, self.engine.docker)
-                if service := ecs_records.service_key(task):
+                if service := ecs_runtime.service_key(task):
                     ecs._reconcile_service_tasks(service.partition("/")[0], service)
 
-        concurrency.spawn_background(end, thread_name=f"ecs-stop-{ecs_records.task_id(arn)[:8]}")
+        concurrency.spawn_background(end, thread_name=f"ecs-stop-{ecs_runtime.task_id(arn)[:8]}")
         return ecs.json_response({"task": ecs._sanitize(task)})
 
     # --- services -----------------------------------------------------------------------------
@@ -199,7 +520,7 @@ class Runtime:
         self, task: Task, digest_resolution_failed: bool = False
     ) -> None:
         """A task that keeps failing is started less and less often, as ECS does."""
-        key = ecs_records.service_key(task)
+        key = ecs_runtime.service_key(task)
         if key:
             failures, until = self._pauses.get(key, (0, 0.0))
             failures = failures + 1 if time.time() - until < LONGEST_PAUSE_S else 1
@@ -207,7 +528,7 @@ class Runtime:
             self._pauses[key] = (failures, time.time() + pause)
             service = ecs._services.get(key)
             if service and failures >= 2:
-                ecs_records.say(
+                ecs_runtime.say(
                     service,
                     f"(service {service['serviceName']}) is unable to consistently start tasks "
                     "successfully.",
@@ -221,7 +542,7 @@ class Runtime:
         """
         service = ecs._services.get(key)
         pause = self._pauses.get(key, (0, 0.0))[1] - time.time()
-        tasks = [task for task in ecs._tasks.values() if ecs_records.service_key(task) == key]
+        tasks = [task for task in ecs._tasks.values() if ecs_runtime.service_key(task) == key]
         alive = sum(task["lastStatus"] in ecs._PRE_STOP_STATUSES for task in tasks)
         is_growing = bool(service) and alive < int(service.get("desiredCount") or 0)
         if is_growing and any(task["lastStatus"] == "STOPPING" for task in tasks):

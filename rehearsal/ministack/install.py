@@ -6,14 +6,11 @@ from pathlib import Path
 from rehearsal.ministack import (
     calls,
     cloudformation,
-    consistency,
-    ecs_placing,
+    ecs_hosts,
     ecs_requests,
-    events,
     fsx,
-    lambda_logs,
-    linked_roles,
-    log_filters,
+    logs,
+    rights,
     step_functions,
     validation,
 )
@@ -37,11 +34,11 @@ def install() -> None:
     """Give the emulator what it lacks; ECS tasks as containers only where it is told a network."""
     forgiven()  # a name that is none ends the server before it answers
     cloudformation.install()
-    events.install()
+    logs.install_targets()
     fsx.install()
-    lambda_logs.install()
-    linked_roles.install()
-    log_filters.install()
+    logs.install_function_logs()
+    rights.install_linked_roles()
+    logs.install_filters()
     step_functions.install()
     # The parameters under which AWS publishes the images for ECS instances.
     for family in ECS_IMAGE_FAMILIES:
@@ -49,12 +46,12 @@ def install() -> None:
     if os.environ.get("REHEARSAL_NETWORK"):
         # Docker's library is not needed where tasks are only records.
         from rehearsal.ministack import ecs_runtime
-        from rehearsal.ministack.ecs_containers import RuntimeSettings
+        from rehearsal.ministack.ecs_runtime import RuntimeSettings
 
         ecs_runtime.install(RuntimeSettings.from_environment())
     else:
-        ecs_placing.install_for_records()
-    consistency.install()
+        ecs_hosts.install_for_records()
+    ecs_requests.install_delays()
     ecs_requests.install()
     validation.install()
     # After Step Functions' own fix: it asks before the calls that this one makes.

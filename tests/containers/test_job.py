@@ -19,18 +19,18 @@ from typing import Any
 import pytest
 from botocore.exceptions import EndpointConnectionError
 
-from containers import demand, job, job_config, metadata, ray_head
+from containers import demand, job, ray_head
 from containers.autoscaler import WorkerSettings
-from containers.metadata import OwnTask
+from containers.host.machine import OwnTask
 from containers.node import NodeConfig
-from containers.program import cache, code, head
+from containers.program import cache, code, launch
 from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror
 from contract import exits, nodes, times
 from contract.errors import InputError
-from contract.files import MANIFEST, Manifest
 from contract.job import JobSpec, Placement
 from contract.nodes import ClusterSize, Range
+from contract.runs import MANIFEST, Manifest
 from tests.clock import FakeClock
 from tests.conftest import ROOT
 from tests.containers.program.s3_in_memory import S3
@@ -52,19 +52,19 @@ ENVIRONMENT = {
 }
 
 
-def config(**changed: str) -> job_config.JobConfig:
-    return job_config.JobConfig.from_environment(ENVIRONMENT | changed)
+def config(**changed: str) -> ray_head.JobConfig:
+    return ray_head.JobConfig.from_environment(ENVIRONMENT | changed)
 
 
 def autoscaling(head: NodeConfig) -> dict[str, Any]:
     """What Ray's autoscaler is told."""
     own = config()
-    provider = job_config.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
-    found: dict[str, Any] = json.loads(job_config.autoscaling(own, head, provider))
+    provider = ray_head.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
+    found: dict[str, Any] = json.loads(ray_head.autoscaling(own, head, provider))
     return found
 
 
-def ordered(**changed: Any) -> job_config.JobConfig:
+def ordered(**changed: Any) -> ray_head.JobConfig:
     """The same job with another order."""
     return config(**{nodes.ENV_JOB_SPEC: replace(SPEC, **changed).to_json()})
 
@@ -73,7 +73,7 @@ def test_ray_leaves_programs_on_nodes_to_linux_where_memory_runs_out() -> None:
     name = "RAY_memory_monitor_refresh_ms"
     for on, expected in ((Placement.NODES, "0"), (Placement.HEAD, None)):
         own = ordered(on=on)
-        provider = job_config.worker_provider(own, recipe="", task=TASK, address="10.0.0.5")
+        provider = ray_head.worker_provider(own, recipe="", task=TASK, address="10.0.0.5")
         assert provider["environment"].get(name) == expected
 
 
@@ -115,7 +115,7 @@ def test_ray_knows_how_long_it_may_wait_for_a_node_to_show() -> None:
         "from ray.autoscaler.v2.instance_manager.config import InstanceReconcileConfig as C; "
         "print(C().request_status_timeout_s)"
     )
-    variables = os.environ | job_config.for_autoscaler()
+    variables = os.environ | ray_head.for_autoscaler()
     asked = subprocess.run((sys.executable, "-c", program), env=variables, capture_output=True)
     assert int(asked.stdout) == times.NODE_ASKED_S
 
@@ -181,17 +181,17 @@ def test_nodes_prepare_for_the_recipe_that_a_job_trains(
     order = replace(SPEC, command=tuple(words.split()), recipe=recipe)
     own, head = job.described(ENVIRONMENT | {nodes.ENV_JOB_SPEC: order.to_json()})
     assert head.recipe == prepared
-    provider = job_config.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
+    provider = ray_head.worker_provider(own, recipe=head.recipe, task=TASK, address="10.0.0.5")
     assert provider["environment"].get(nodes.ENV_RECIPE, "") == prepared
 
 
 def test_a_program_on_all_nodes_is_given_as_many_as_the_job_may_have() -> None:
     head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
     own = ordered(on=Placement.NODES)
-    found = json.loads(job_config.autoscaling(own, head, {}))
+    found = json.loads(ray_head.autoscaling(own, head, {}))
     worker = found["available_node_types"]["worker"]
     assert (worker["min_workers"], worker["max_workers"]) == (4, 4)
-    found = json.loads(job_config.autoscaling(own, head, {}, least=0, most=0))
+    found = json.loads(ray_head.autoscaling(own, head, {}, least=0, most=0))
     worker = found["available_node_types"]["worker"]
     assert (found["max_workers"], worker["min_workers"], worker["max_workers"]) == (0, 0, 0)
 
@@ -202,11 +202,11 @@ class Ray:
 
     address = "10.0.0.5"
 
-    def __init__(self, own: job_config.JobConfig, *, fails: int = 0) -> None:
+    def __init__(self, own: ray_head.JobConfig, *, fails: int = 0) -> None:
         """``fails``: so many starts end by themselves."""
         self.size: ClusterSize | None = None
         head = NodeConfig.from_environment(nodes.HEAD, ENVIRONMENT)
-        self.demand = demand.Watch(job_config.capacity(own, head))
+        self.demand = demand.Watch(ray_head.capacity(own, head))
         self.starts, self.fails, self.code = 0, fails, None if fails == 0 else 1
         self.scaled: list[tuple[int | None, int | None]] = []
         self.done: list[str] = []
@@ -677,8 +677,8 @@ def test_neither_recipes_nor_programs_without_a_bucket_have_files_that_are_kept(
     tmp_path: Path, has_code: bool, storage: str
 ) -> None:
     own = Prepared(folder=tmp_path if has_code else None, environment={"A": "b"})
-    found = head.prepare(SPEC, own, tmp_path, {nodes.ENV_STORAGE: storage})
-    assert found == head.HeadProgram(folder=own.folder, environment={"A": "b"}, mirror=None)
+    found = launch.prepare_head(SPEC, own, tmp_path, {nodes.ENV_STORAGE: storage})
+    assert found == launch.HeadProgram(folder=own.folder, environment={"A": "b"}, mirror=None)
 
 
 def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variables(
@@ -700,7 +700,7 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
 
     spec = replace(SPEC, command=("python", "train.py"), code="s3://bucket/code.zip")
     environment = {nodes.ENV_STORAGE: "s3://bucket"}
-    found = head.prepare(spec, own, tmp_path, environment, make_mirror=make_mirror)
+    found = launch.prepare_head(spec, own, tmp_path, environment, make_mirror=make_mirror)
     told = json.loads(found.environment[RAY_VARIABLE])["runtime_env"]
     for name in (nodes.ENV_RUN, nodes.ENV_RAY_STORAGE, "PYTHONPATH", "A"):
         assert told["env_vars"][name] == found.environment[name]
@@ -717,7 +717,7 @@ def test_a_job_begins_with_the_cache_of_its_host(monkeypatch: pytest.MonkeyPatch
     began: list[bool] = []
     monkeypatch.setattr(cache, "start_trimming", lambda: began.append(True))
     monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(metadata, "own_task", lambda: None)
+    monkeypatch.setattr("containers.host.machine.own_task", lambda: None)
     with pytest.raises(InputError, match="no task of ECS"):
         job.run(ENVIRONMENT)
     assert began == [True]

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from containers import cluster, efa, gpus, health, network, node, shared
+from containers import health, node
+from containers.host import checks, machine
 from containers.node import NodeConfig
 from contract import exits, host_check, nodes
 from contract.errors import InputError
@@ -138,7 +139,7 @@ def test_the_size_that_the_head_says_is_what_the_command_line_reads() -> None:
         {"state": "ALIVE", "resources_total": {"CPU": 4.0, "GPU": 1.0}},
         {"state": "DEAD", "resources_total": {"CPU": 4.0, "GPU": 1.0}},
     ]
-    size = cluster.counted(json.dumps({"data": {"result": {"result": nodes}}}).encode())
+    size = node.counted(json.dumps({"data": {"result": {"result": nodes}}}).encode())
     assert size == ClusterSize(num_nodes=3, num_cpus=8, num_gpus=2)
     assert ClusterSize.from_line(f"node: {size.line()}\n") == size
     assert ClusterSize.from_line("To connect to this Ray cluster:") is None
@@ -147,27 +148,27 @@ def test_the_size_that_the_head_says_is_what_the_command_line_reads() -> None:
 def test_another_answer_of_the_dashboard_is_no_size() -> None:
     for answer in ({}, {"data": None}, {"data": {"result": {"result": [{"state": "ALIVE"}]}}}):
         with pytest.raises(ValueError, match="no list of nodes"):
-            cluster.counted(json.dumps(answer).encode())
+            node.counted(json.dumps(answer).encode())
 
 
 # --- network -------------------------------------------------------------------------------------
 def test_the_address_towards_a_host_and_its_interface_are_asked_of_the_kernel() -> None:
-    address = network.address_towards("127.0.0.1")
+    address = machine.address_towards("127.0.0.1")
     assert address == "127.0.0.1"
-    assert network.interface_of(address) in {name for _, name in socket.if_nameindex()}
+    assert machine.interface_of(address) in {name for _, name in socket.if_nameindex()}
     with pytest.raises(OSError, match=r"no interface has the address 203\.0\.113\.9"):
-        network.interface_of("203.0.113.9")
+        machine.interface_of("203.0.113.9")
 
 
 def test_a_node_has_an_address_of_its_own() -> None:
-    assert network.interface_of(network.own_address())
+    assert machine.interface_of(machine.own_address())
 
 
 def test_waiting_ends_when_somebody_listens_or_time_is_up_or_it_is_told_to() -> None:
     said: list[str] = []
 
     def wait(host: str, port: int, *, stop: bool = False) -> str | None:
-        return network.wait_for_port(
+        return machine.wait_for_port(
             host, port, timeout_s=0, should_stop=lambda: stop, say=said.append
         )
 
@@ -207,13 +208,15 @@ def test_gpus_that_are_not_as_they_should_be_are_named(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     answer(nvidia_smi, output, code)
-    (found,) = gpus.faults(2)
+    (found,) = checks.gpu_faults(2)
     assert fault in found
 
 
 def test_a_container_without_the_driver_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert gpus.faults(1) == ["nvidia-smi is not here: the container was started without GPUs"]
+    assert checks.gpu_faults(1) == [
+        "nvidia-smi is not here: the container was started without GPUs"
+    ]
 
 
 def test_a_node_with_bad_gpus_does_not_join(nvidia_smi: Path) -> None:
@@ -247,9 +250,11 @@ def test_memory_that_a_training_holds_is_no_fault_of_its_gpu(
     nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, printed: str, is_fault: bool
 ) -> None:
     answer(nvidia_smi, "0, NVIDIA A100, 0")
-    monkeypatch.setattr(gpus, "_in_a_child", lambda _: [printed])
-    assert gpus.faults(1) == [printed], "before a node joins, nothing else may hold its memory"
-    assert gpus.faults(1, is_in_use=True) == ([printed] if is_fault else [])
+    monkeypatch.setattr(checks, "_in_a_child", lambda _: [printed])
+    assert checks.gpu_faults(1) == [printed], (
+        "before a node joins, nothing else may hold its memory"
+    )
+    assert checks.gpu_faults(1, is_in_use=True) == ([printed] if is_fault else [])
 
 
 def test_a_driver_that_hangs_is_not_waited_for_although_nothing_ends_its_process(
@@ -257,7 +262,7 @@ def test_a_driver_that_hangs_is_not_waited_for_although_nothing_ends_its_process
 ) -> None:
     nvidia_smi.write_text("#!/bin/sh\nexec sleep 20\n")
     nvidia_smi.chmod(0o755)
-    monkeypatch.setattr(gpus, "_DRIVER_S", 0.2)
+    monkeypatch.setattr(checks, "_DRIVER_S", 0.2)
     started: list[subprocess.Popen[str]] = []
 
     def kill(process: subprocess.Popen[str]) -> None:
@@ -266,7 +271,7 @@ def test_a_driver_that_hangs_is_not_waited_for_although_nothing_ends_its_process
     with monkeypatch.context() as changed:
         changed.setattr(subprocess.Popen, "kill", kill)
         began = time.monotonic()
-        (found,) = gpus.faults(1)
+        (found,) = checks.gpu_faults(1)
         assert time.monotonic() - began < 10
     assert found == "nvidia-smi did not answer within 0.2 s: the driver hangs"
     started[0].kill()
@@ -415,10 +420,12 @@ def test_a_wrong_token_is_known_before_ray_tries_it() -> None:
 def test_efa_devices_that_are_missing_or_shut_are_named(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"uverbs{number}").touch()
-    assert efa.faults(3, tmp_path) == []
-    assert efa.faults(4, tmp_path) == [f"3 EFA devices are in {tmp_path}, 4 should be"]
+    assert checks.efa_faults(3, tmp_path) == []
+    assert checks.efa_faults(4, tmp_path) == [f"3 EFA devices are in {tmp_path}, 4 should be"]
     (tmp_path / "uverbs3").symlink_to("/nowhere")
-    assert efa.faults(4, tmp_path) == [f"this user may not read and write {tmp_path / 'uverbs3'}"]
+    assert checks.efa_faults(4, tmp_path) == [
+        f"this user may not read and write {tmp_path / 'uverbs3'}"
+    ]
 
 
 def test_a_folder_that_is_not_the_shared_file_system_keeps_the_node_out(tmp_path: Path) -> None:
@@ -427,9 +434,9 @@ def test_a_folder_that_is_not_the_shared_file_system_keeps_the_node_out(tmp_path
     files = "30 21 0:40 / /mnt/shared rw,relatime master:9 - lustre 10.0.1.2@tcp:/abcd rw,flock"
     mounts = tmp_path / "mountinfo"
     mounts.write_text(f"{root}\n{files}\n")
-    assert shared.faults("/mnt/shared", mounts) == []
+    assert checks.mount_faults("/mnt/shared", mounts) == []
     mounts.write_text(f"{root}\n{disk}\n")
-    assert shared.faults("/mnt/shared", mounts) == [
+    assert checks.mount_faults("/mnt/shared", mounts) == [
         "/mnt/shared is xfs and not lustre: the shared file system is not there"
     ]
     # As Linux writes it here.

@@ -21,11 +21,10 @@ import pytest
 from containers import notebook
 from containers.program.cache import Cache
 from containers.program.files import Mirror
-from contract import exits
-from contract import notebook as agreed
+from contract import exits, nodes
 from contract.errors import InputError
-from contract.files import MANIFEST, Manifest
 from contract.nodes import ENV_NOTICE, ENV_STORAGE
+from contract.runs import MANIFEST, Manifest
 from tests.containers.program.s3_in_memory import S3
 from trainctl.plugin import free_port
 
@@ -193,7 +192,7 @@ def test_it_listens_where_it_is_told_and_asks_for_a_token(
     assert options["ServerApp.port_retries"] == "0"
     assert seen["folder"] == options["ServerApp.root_dir"] == str(tmp_path / "notebook" / "work")
     # In a variable, because options can be read by all who list processes.
-    page_token = agreed.page_token(TOKEN)
+    page_token = nodes.page_token(TOKEN)
     assert variables["JUPYTER_TOKEN"] == page_token
     assert page_token not in json.dumps(options)
     assert TOKEN not in page_token
@@ -202,7 +201,7 @@ def test_it_listens_where_it_is_told_and_asks_for_a_token(
     assert "RAY_JOB_CONFIG_JSON_ENV_VAR" not in variables
     assert variables["RAY_AUTH_TOKEN"] == TOKEN
     said, deadline = "", time.monotonic() + 30
-    while f"node: {agreed.READY}" not in said.splitlines():
+    while f"node: {nodes.NOTEBOOK_READY}" not in said.splitlines():
         assert time.monotonic() < deadline, said
         time.sleep(0.05)
         said += capfd.readouterr().err
@@ -289,6 +288,6 @@ def test_it_does_not_start_without_the_clusters_token(
 
 
 def test_the_token_of_the_page_is_the_same_for_the_same_cluster_only() -> None:
-    assert agreed.page_token(TOKEN) == agreed.page_token(TOKEN)
-    assert agreed.page_token(TOKEN) != agreed.page_token(TOKEN[::-1])
-    assert agreed.page_token(TOKEN) != hashlib.sha256(TOKEN.encode()).hexdigest()[:40]
+    assert nodes.page_token(TOKEN) == nodes.page_token(TOKEN)
+    assert nodes.page_token(TOKEN) != nodes.page_token(TOKEN[::-1])
+    assert nodes.page_token(TOKEN) != hashlib.sha256(TOKEN.encode()).hexdigest()[:40]

@@ -8,10 +8,10 @@ import zipfile
 from pathlib import Path
 
 from containers import spot
-from containers.job_config import JobConfig
 from containers.node import NodeConfig
 from containers.program.code import unpack
-from containers.program.told import Told
+from containers.program.launch import LaunchSpec
+from containers.ray_head import JobConfig
 from contract import nodes
 from contract.errors import InputError
 from contract.job import JobSpec
@@ -79,7 +79,7 @@ def test_environments() -> None:
 
 
 def test_orders_of_a_head_to_its_nodes() -> None:
-    told = Told(
+    told = LaunchSpec(
         run="r",
         words=("torchrun", "train.py"),
         workers=Range(1, 2),
@@ -87,4 +87,4 @@ def test_orders_of_a_head_to_its_nodes() -> None:
         capacity_wait_s=60,
         address="10.0.0.1",
     )
-    fuzz_text(told.to_json(), Told.from_json, KeyError, TypeError, ValueError, RecursionError)
+    fuzz_text(told.to_json(), LaunchSpec.from_json, KeyError, TypeError, ValueError, RecursionError)

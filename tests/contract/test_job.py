@@ -12,10 +12,9 @@ import pytest
 
 from contract import job
 from contract.errors import InputError
-from contract.instance_types import instance_type
+from contract.instance_types import Prices, instance_type
 from contract.job import JobSpec, JobStatus, Outcome, Placement
 from contract.nodes import ENV_JOB_SPEC, Range
-from contract.prices import Prices
 
 #: One of them without a list price.
 PRICES = Prices.of(

@@ -8,11 +8,17 @@ from collections.abc import Callable
 import pytest
 
 from contract.errors import InputError
-from contract.files import Manifest, SavedFile
+from contract.instance_types import HostPrice, Prices
 from contract.job import JobSpec, JobStatus, Outcome, record_json
 from contract.nodes import ClusterSize, Range
-from contract.prices import HostPrice, Prices
-from contract.runs import check_relative, check_run_name, checkpoint_step, node_of
+from contract.runs import (
+    Manifest,
+    SavedFile,
+    check_relative,
+    check_run_name,
+    checkpoint_step,
+    node_of,
+)
 from tests.fuzzing import TooLongError, fuzz, fuzz_text
 
 HOST = HostPrice(type="g5.xlarge", disk_gib=200, usd_per_hour=1.0)

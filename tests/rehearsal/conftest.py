@@ -18,7 +18,7 @@ import pytest
 from rehearsal import processes
 from rehearsal.cycle import SETTINGS, Rehearsal
 from rehearsal.engine import EngineError
-from rehearsal.steps import Steps
+from rehearsal.processes import Steps
 from tests.conftest import ROOT
 
 #: Whose calls those of the command line are, in the list of all calls.

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from containers import publish
-from rehearsal import commands, cycle, images, processes, registry, steps
-from rehearsal.commands import CommandError
+from rehearsal import cycle, images, processes
 from rehearsal.engine import Engine, EngineError, check_space, find_engine
+from rehearsal.processes import CommandError
 from tests.conftest import ROOT
 
 Install = Callable[..., None]
@@ -191,15 +191,15 @@ def test_a_registry_that_ends_at_once_says_why(
     broken = tmp_path / "docker-registry"
     broken.write_text("#!/bin/sh\necho out of luck\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(registry, "program", lambda: str(broken))
-    with pytest.raises(registry.RegistryError, match="out of luck"):
-        registry.start(tmp_path / "registry", name=f"test-{os.getpid()}")
+    monkeypatch.setattr(images, "registry_program", lambda: str(broken))
+    with pytest.raises(images.RegistryError, match="out of luck"):
+        images.start_registry(tmp_path / "registry", name=f"test-{os.getpid()}")
 
 
 # --- other programs -------------------------------------------------------------------------------
 def run(script: str, **arguments: object) -> str:
     command = [sys.executable, "-c", script]
-    return commands.run(command, environment=os.environ, folder=ROOT, **arguments)  # type: ignore[arg-type]
+    return processes.run(command, environment=os.environ, folder=ROOT, **arguments)  # type: ignore[arg-type]
 
 
 def test_what_a_program_prints_is_returned_and_logged(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_an_interruption_ends_the_program_and_all_that_it_has_started(tmp_path: 
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt), steps.interruptible():
+    with pytest.raises(KeyboardInterrupt), processes.interruptible():
         run(script)
     shown = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
     assert mark not in shown.stdout

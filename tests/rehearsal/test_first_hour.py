@@ -21,6 +21,7 @@ from contract import runs
 from contract.errors import InputError
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
+from rehearsal.processes import Steps
 from rehearsal.rehearse import (
     FIRST,
     FOLLOW,
@@ -32,7 +33,6 @@ from rehearsal.rehearse import (
     first_lines,
     run_lines,
 )
-from rehearsal.steps import Steps
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP
 from tests.trainctl import aws_command

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import docker
-from rehearsal.ministack import ecs_containers
+from rehearsal.ministack import ecs_runtime
 from rehearsal.ministack.internals import ecs
 
 image = SimpleNamespace(attrs={"Architecture": sys.argv[1], "RepoDigests": []})
@@ -31,12 +31,12 @@ docker.from_env = lambda **_: SimpleNamespace(
     images=SimpleNamespace(get=lambda _name: image),
     containers=SimpleNamespace(run=lambda name, **_: started.append(name)),
 )
-settings = ecs_containers.RuntimeSettings(
+settings = ecs_runtime.RuntimeSettings(
     name="a", network="a", gateway="a", registry="", metadata="a", folder=Path("/nonexistent")
 )
 arguments = {"labels": {"com.amazonaws.ecs.task-arn": "none"}}
 try:
-    engine = ecs_containers.ContainerEngine(settings)
+    engine = ecs_runtime.ContainerEngine(settings)
     engine.run(None, {"image": "own:1", "name": "main"}, arguments)
 except ecs._ImagePullError as error:
     print(json.dumps({"started": started, "error": str(error)}))
@@ -72,13 +72,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import docker
-from rehearsal.ministack import ecs_containers
+from rehearsal.ministack import ecs_runtime
 from rehearsal.ministack.internals import ecs
 
 docker.from_env = lambda **_: SimpleNamespace(
     version=lambda: {"Arch": "amd64"}, networks=SimpleNamespace(get=str), api=None
 )
-settings = ecs_containers.RuntimeSettings(
+settings = ecs_runtime.RuntimeSettings(
     name="a", network="a", gateway="a", registry="", metadata="a", folder=Path(sys.argv[1])
 )
 ecs._tasks["t"] = {"capacityProviderName": "p"}
@@ -95,7 +95,7 @@ task = {"pidMode": "host", "networkMode": "host", "volumes": [
     {"name": "c", "host": {"sourcePath": "/"}},
     {"name": "d", "host": {"sourcePath": "/var/cache/train/link"}},
 ]}
-engine = ecs_containers.ContainerEngine(settings)
+engine = ecs_runtime.ContainerEngine(settings)
 given = (container, task, {}, {}, None, True, "t", "t", None, "c")
 stock = engine._stock_build_run_kwargs(*given)
 print(json.dumps({"stock": [*stock], "own": engine.build_run_kwargs(*given)}, default=str))

@@ -15,11 +15,11 @@ import pytest
 import requests
 
 from containers import publish
-from contract import nodes, notebook, runs
+from contract import nodes, runs
 from contract import outputs as stack_outputs
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
-from rehearsal.steps import Steps
+from rehearsal.processes import Steps
 from tests.conftest import ROOT
 from tests.eventually import eventually
 from tests.rehearsal.browser import CONTROL, ENTER, SHIFT, open_browser
@@ -206,7 +206,7 @@ def test_a_notebook_on_the_head_computes_on_the_cluster_and_its_files_are_kept(
         run = trainctl(rehearsal, "notebook", "--no-browser", *pip)
         assert run.returncode == 0, run.stderr
         address = run.stdout.strip()
-        page = f"http://{head['address']}:{notebook.PORT}"
+        page = f"http://{head['address']}:{nodes.NOTEBOOK_PORT}"
         assert address.startswith(f"{page}/lab?token=")
         assert requests.get(f"{page}/api/contents", timeout=10).status_code == 403, "no token"
 
@@ -228,7 +228,7 @@ def test_a_notebook_on_the_head_computes_on_the_cluster_and_its_files_are_kept(
 
     run = trainctl(rehearsal, "notebook", "--stop")
     assert (run.returncode, run.stdout) == (0, ""), run.stderr
-    run = trainctl(rehearsal, "download", notebook.RUN, "--to", str(tmp_path / "files"))
+    run = trainctl(rehearsal, "download", nodes.NOTEBOOK_RUN, "--to", str(tmp_path / "files"))
     assert run.returncode == 0, run.stderr
     saved = json.loads((tmp_path / "files/node-0/work/Untitled.ipynb").read_text())
     # On disk, texts are lists of lines.

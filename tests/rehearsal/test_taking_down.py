@@ -21,8 +21,8 @@ from rehearsal import processes
 from rehearsal.cycle import Rehearsal
 from rehearsal.engine import LABEL
 from rehearsal.inventory import account_at
+from rehearsal.processes import Steps
 from rehearsal.rehearse import SUBMIT
-from rehearsal.steps import Steps
 from tests.conftest import ROOT
 from tests.eventually import eventually
 from tests.rehearsal.conftest import trainctl

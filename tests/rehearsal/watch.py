@@ -2,9 +2,9 @@
 
 from contract import outputs as stack_outputs
 from contract import runs
-from contract.files import MANIFEST
 from contract.job import JOB_GROUP, execution_arn
 from contract.nodes import HEAD, WORKER, labelled_node
+from contract.runs import MANIFEST
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from tests.eventually import eventually

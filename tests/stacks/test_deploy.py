@@ -22,9 +22,9 @@ from contract.instance_types import instance_type
 from contract.job import DEFAULT_ATTEMPTS, JobSpec
 from contract.nodes import Range
 from rehearsal.cdk import Cdk
-from rehearsal.commands import CommandError
 from rehearsal.inventory import difference, inventory
 from rehearsal.local_aws import REGION, LocalAws, local_aws
+from rehearsal.processes import CommandError
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates
 from tests.stacks.orders import ABORTED_LATE, Order, Stage

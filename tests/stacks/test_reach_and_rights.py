@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from containers.job_config import JobConfig
+from containers.ray_head import JobConfig
 from contract import nodes
 from contract.job import SECRETS_PREFIX, JobSpec
 from contract.nodes import Range

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rehearsal.cdk import Cdk
-from rehearsal.commands import CommandError
+from rehearsal.processes import CommandError
 from tests.stacks.conftest import PRESETS, Synth, context, text
 
 OVERRIDES = {

@@ -15,9 +15,8 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from contract import outputs as stack_outputs
-from contract.instance_types import instance_type
+from contract.instance_types import Prices, instance_type
 from contract.job import ORDER_VERSION
-from contract.prices import Prices
 
 SHAPE = {
     "preset": "ddp",

@@ -10,9 +10,9 @@ import pytest
 import trainctl
 from contract import runs
 from contract.errors import InputError
-from contract.files import MANIFEST, Manifest, SavedFile
 from contract.job import JobSpec, JobStatus
 from contract.nodes import CONTAINER, JOB
+from contract.runs import MANIFEST, Manifest, SavedFile
 from examples import sweep
 from tests.trainctl.account import Account, refused
 from trainctl import CliError, Job, UsageError, plan, submit

@@ -10,9 +10,8 @@ import pytest
 import typer
 
 from contract import exits, times
-from contract.instance_types import instance_type
+from contract.instance_types import FileSystem, HostPrice, Prices, instance_type
 from contract.job import JobSpec
-from contract.prices import FileSystem, HostPrice, Prices
 from tests.trainctl.account import PRICES, Account
 from trainctl import output
 from trainctl.__main__ import main

@@ -229,8 +229,9 @@ def test_in_s3_a_data_set_is_found_replaced_and_read_by_a_node(
     del s3_endpoint  # the environment points at it
     import boto3
 
-    from training import recipes, storage
+    from training import recipes
     from training.data import documents
+    from training.system import storage
 
     monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
     storage.filesystem("s3://").mkdir("s3://data-sets")

@@ -3,8 +3,8 @@
 import pytest
 
 from contract import exits
+from contract.instance_types import PERSISTENT, SCRATCH
 from contract.outputs import SHARED, TRAINING_STACK
-from contract.prices import PERSISTENT, SCRATCH
 from tests.trainctl import aws_command
 from tests.trainctl.account import Account
 from tests.trainctl.test_doctor import bad, looked

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from contract import runs
-from contract.files import MANIFEST, Manifest, SavedFile
+from contract.runs import MANIFEST, Manifest, SavedFile
 from tests.trainctl.account import Account
 from trainctl.__main__ import main
 

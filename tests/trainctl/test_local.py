@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from contract import exits
-from rehearsal import cdk, cycle, images, local_aws, processes, registry
+from rehearsal import cdk, cycle, images, local_aws, processes
 from rehearsal.engine import Engine
 from trainctl.__main__ import main
 
@@ -124,7 +124,7 @@ def test_a_start_that_ended_in_its_last_stage_does_not_keep_the_next_from_coming
     account = SimpleNamespace(client=lambda _: SimpleNamespace(put_image=put_image))
     monkeypatch.setattr(cycle, "check_installed", lambda: None)
     monkeypatch.setattr(cycle, "content_tag", lambda _: "content-1")
-    monkeypatch.setattr(registry, "program", lambda: None)
+    monkeypatch.setattr(images, "registry_program", lambda: None)
     monkeypatch.setattr(local_aws, "start_detached", start)
     monkeypatch.setattr(images, "build", lambda *_, **__: {"head": "h", "worker": "w"})
     monkeypatch.setattr(cycle, "account_at", lambda _: account)

@@ -18,16 +18,15 @@ from typing import Any
 
 import pytest
 
-from contract import exits
-from contract import notebook as agreed
+from contract import exits, nodes
 from tests.trainctl.account import Account
 from trainctl import notebooks
 from trainctl.__main__ import main
 from trainctl.plugin import free_port, is_free
 
 TOKEN = "the-token-of-ray"
-PAGE_TOKEN = agreed.page_token(TOKEN)
-READY = f"node: installing\nnode: {agreed.READY}\n"
+PAGE_TOKEN = nodes.page_token(TOKEN)
+READY = f"node: installing\nnode: {nodes.NOTEBOOK_READY}\n"
 
 #: Forwards the session's local port to the head's server; ends when "broken" says so.
 PLUGIN = """#!{python}

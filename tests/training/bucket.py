@@ -1,4 +1,4 @@
-"""A bucket in memory under ``training.storage``, whose writes can crash, fail or stall."""
+"""A bucket in memory under ``training.system.storage``, whose writes can crash, fail or stall."""
 
 import errno
 import random
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from training import storage
+from training.system import storage
 
 RUN = "s3://bucket/runs/r"
 """Address of a run in it."""

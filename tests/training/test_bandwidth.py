@@ -7,11 +7,11 @@ import pytest
 
 from contract.errors import InputError
 from contract.nodes import Range
-from training.network import EFA, check_efa, named, transport
 from training.recipes.bandwidth import links
-from training.recipes.bandwidth.formulas import Timing
+from training.recipes.bandwidth.links import Timing
 from training.recipes.bandwidth.settings import MIB, BandwidthConfig
 from training.recipes.command import read_command
+from training.system.machine import EFA, check_efa, named, transport
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,9 @@ import torch
 import torch.distributed as dist
 
 from contract.errors import InputError
-from training import metrics
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.timetable import Timetable
-from training.recipes.bookkeeping import Bookkeeping
+from training.loop import metrics
+from training.recipes.bookkeeping import Bookkeeping, Timetable
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import Event
 

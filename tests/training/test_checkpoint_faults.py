@@ -23,12 +23,12 @@ from contract.nodes import ENV_JOB
 from contract.runs import MANIFEST_FILE, RunPaths
 from contract.times import STORAGE_RETRY_S
 from tests.training.bucket import RUN, Bucket, CrashError, install
-from training import storage
 from training.checkpoint import checkpoints, dcp, sharded_checkpoints
 from training.checkpoint.checkpoints import Position, Snapshot
 from training.checkpoint.manifest import Manifest
-from training.lease import Holder, Lease, LostError, check, newest_number
 from training.record.events import Event, Warned
+from training.system import storage
+from training.system.lease import Holder, Lease, LostError, check, newest_number
 
 SLOW_DOWN = OSError(errno.EBUSY, "Please reduce your request rate.")
 NO_MEMORY = RuntimeError(
@@ -98,7 +98,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
         ("torch.load", MemoryError()),
         ("safetensors.torch.load_file", OSError(errno.ENOMEM, "Cannot allocate memory")),
         ("training.checkpoint.checkpoints._sha256", OSError(errno.EIO, "Input/output error")),
-        ("training.storage.read_bytes", OSError(errno.ESTALE, "Stale file handle")),
+        ("training.system.storage.read_bytes", OSError(errno.ESTALE, "Stale file handle")),
     ],
 )
 def test_a_lack_of_memory_or_a_failing_disk_is_not_damage(
@@ -178,7 +178,7 @@ def test_a_snapshot_keeps_its_position_while_training_goes_on() -> None:
     model.config = type("Config", (), {"to_json_string": lambda _: "{}"})()
     position = Position(step=1, epoch_loss_sum=0.5, epoch_items=3)
     taken = checkpoints.take_snapshot(
-        model, torch.optim.SGD(model.parameters()), cut={}, position=position, config={}, data="x"
+        model, torch.optim.SGD(model.parameters()), position=position, config={}, data="x"
     )
     position.step, position.epoch_items = 2, 6
     assert taken.position == Position(step=1, epoch_loss_sum=0.5, epoch_items=3)

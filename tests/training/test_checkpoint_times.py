@@ -13,8 +13,8 @@ from tests import forks
 from tests.training.test_data import write_images
 from training import recipes
 from training.checkpoint import checkpoints
-from training.checkpoint.timetable import Timetable
 from training.data import sources
+from training.recipes.bookkeeping import Timetable
 from training.recipes.ddp.settings import DdpConfig
 from training.recipes.fsdp.settings import FsdpConfig
 from training.recipes.settings import RunConfig

@@ -13,23 +13,24 @@ from safetensors.torch import load_file
 from torch import nn
 
 from contract.errors import InputError
-from training import storage
 from training.checkpoint import checkpoints
-from training.checkpoint.checkpoints import MODEL_FILE, Position, Snapshot
+from training.checkpoint.checkpoints import MODEL_FILE, Layout, Position, Snapshot
 from training.models import classifiers as models
-from training.models.classifiers import Window
-
-Cut = dict[str, tuple[Window, int]]
+from training.system import storage
 
 
-def trained(layout: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer, Cut]:
+def trained(layout: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer, Layout]:
     torch.manual_seed(0)
     model = models.resnet18()
-    cut = models.keep_live_taps(model, image_size=28) if layout == "live" else {}
+    kept = Layout(
+        cut=models.keep_live_taps(model, image_size=28) if layout == "live" else {},
+        to_standard=models.full_state,
+        from_standard=models.live_state,
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     for number in range(steps):
         step(model, optimizer, number)
-    return model, optimizer, cut
+    return model, optimizer, kept
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
@@ -44,12 +45,12 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> flo
 
 
 def snapshot_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer, cut: Cut, number: int = 3
+    model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, number: int = 3
 ) -> Snapshot:
     return checkpoints.take_snapshot(
         model,
         optimizer,
-        cut=cut,
+        layout=layout,
         position=Position(step=number, epoch_loss_sum=1.5, epoch_items=24, seconds=2.0),
         config={"lr": 1e-3},
         data="fingerprint",
@@ -70,14 +71,14 @@ def with_step(snapshot: Snapshot, number: int) -> Snapshot:
 def test_training_goes_on_as_if_it_had_not_stopped_in_either_layout(
     tmp_path: Path, saved: str, loaded: str
 ) -> None:
-    model, optimizer, cut = trained(saved)
-    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer, cut), keep=1)
+    model, optimizer, layout = trained(saved)
+    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer, layout), keep=1)
     expected = [step(model, optimizer, number) for number in range(3, 6)]
 
-    fresh, fresh_optimizer, fresh_cut = trained(loaded, steps=0)
+    fresh, fresh_optimizer, fresh_layout = trained(loaded, steps=0)
     found = checkpoints.newest(str(tmp_path), pytest.fail)
     assert found is not None
-    checkpoints.apply(found, fresh, fresh_optimizer, cut=fresh_cut)
+    checkpoints.apply(found, fresh, fresh_optimizer, layout=fresh_layout)
     assert found.position == Position(step=3, epoch_loss_sum=1.5, epoch_items=24, seconds=2.0)
     assert (found.config, found.data) == ({"lr": 1e-3}, "fingerprint")
     continued = [step(fresh, fresh_optimizer, number) for number in range(3, 6)]
@@ -86,31 +87,31 @@ def test_training_goes_on_as_if_it_had_not_stopped_in_either_layout(
 
 
 def test_a_model_whose_kernels_are_channels_last_is_saved_and_goes_on_alike(tmp_path: Path) -> None:
-    model, _, cut = trained("live", steps=0)
+    model, _, layout = trained("live", steps=0)
     models.channels_last(model)
     # Fused, as on a GPU: it trusts that moments lie in memory as their weights do.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     assert any(not each.is_contiguous() for each in model.parameters())
     for number in range(3):
         step(model, optimizer, number)
-    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer, cut), keep=1)
+    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer, layout), keep=1)
     expected = [step(model, optimizer, number) for number in range(3, 6)]
 
-    fresh, _, fresh_cut = trained("live", steps=0)
+    fresh, _, fresh_layout = trained("live", steps=0)
     models.channels_last(fresh)
     fresh_optimizer = torch.optim.AdamW(fresh.parameters(), lr=1e-3, fused=True)
     found = checkpoints.newest(str(tmp_path), pytest.fail)
     assert found is not None
-    checkpoints.apply(found, fresh, fresh_optimizer, cut=fresh_cut)
+    checkpoints.apply(found, fresh, fresh_optimizer, layout=fresh_layout)
     assert any(not each.is_contiguous() for each in fresh.parameters())
     assert [step(fresh, fresh_optimizer, number) for number in range(3, 6)] == expected
 
 
 def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
-    model, optimizer, cut = trained("live", steps=1)
+    model, optimizer, layout = trained("live", steps=1)
     position = Position(step=1)
     taken = checkpoints.take_snapshot(
-        model, optimizer, cut=cut, position=position, config={}, data=""
+        model, optimizer, layout=layout, position=position, config={}, data=""
     )
     position.step = 2
     assert taken.position.step == 1
@@ -120,15 +121,15 @@ def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
 
 
 def test_the_random_state_is_restored(tmp_path: Path) -> None:
-    model, optimizer, cut = trained("live", steps=1)
+    model, optimizer, layout = trained("live", steps=1)
     torch.manual_seed(42)
-    taken = snapshot_of(model, optimizer, cut)
+    taken = snapshot_of(model, optimizer, layout)
     expected = torch.rand(3)
     checkpoints.save(str(tmp_path), taken, keep=1)
     torch.manual_seed(7)
     found = checkpoints.newest(str(tmp_path), pytest.fail)
     assert found is not None
-    checkpoints.apply(found, model, optimizer, cut=cut)
+    checkpoints.apply(found, model, optimizer, layout=layout)
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from benchmarks import processes
 from tests.conftest import ROOT
-from training import machine
+from training.system import machine
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")

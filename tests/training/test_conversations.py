@@ -17,7 +17,7 @@ from training.data import vocabulary
 from training.data.conversations import ChatWriter, Message, content_of
 from training.data.feed import NOTHING, ChatFeed, best_fit, feed_of
 from training.data.text import TokenStore, store_for
-from training.losses import IGNORE
+from training.loop.losses import IGNORE
 from training.models import pretrained, serving
 
 CHATML = (

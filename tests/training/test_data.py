@@ -19,7 +19,7 @@ from tests.forks import FORKS
 from training.data import idx, images, sources
 from training.data.catalog import IDX_FILES
 from training.data.images import BatchOrder, DeviceImages
-from training.storage import UnreachableError
+from training.system.storage import UnreachableError
 
 CPU = torch.device("cpu")
 

@@ -144,7 +144,6 @@ def resumed_with_other_images(rank: int, port: int, run: str, data: str) -> None
     snapshot = checkpoints.take_snapshot(
         model,
         ddp.build_optimizer(model, config(), CPU),
-        cut={},
         position=checkpoints.Position(step=1),
         config={},
         data="fingerprint of other images",

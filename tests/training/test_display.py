@@ -8,9 +8,11 @@ from rich.console import Console
 from tests.training.sample_events import start
 from training.record.display import LiveDisplay, PlainDisplay, result_table
 from training.record.events import (
+    ACCURACY,
     Evaluation,
     Event,
     Loaded,
+    Measure,
     Noted,
     Preempted,
     RankTimes,
@@ -19,7 +21,6 @@ from training.record.events import (
     Warned,
 )
 from training.record.fields import Rate
-from training.record.measures import ACCURACY, Measure
 from training.record.progress import Progress
 from training.record.result import Result
 

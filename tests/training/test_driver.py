@@ -24,13 +24,13 @@ from contract.runs import RunPaths
 from tests.conftest import ROOT
 from tests.training.test_data import write_images
 from training import launch
-from training.lease import Lease
 from training.recipes import command
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record import reader
 from training.record.events import Event, Phase, Resume, Start, Step
 from training.runtime import ray_cluster, trainer
 from training.runtime.trainer import Submission
+from training.system.lease import Lease
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,16 @@ from hypothesis import strategies as st
 from tests.conftest import ROOT
 from training import recipes
 from training.record import events, reader
-from training.record.events import TYPES, Evaluation, Event, Finished, RankTimes, Step
+from training.record.events import (
+    TYPES,
+    Evaluation,
+    Event,
+    Finished,
+    RankTimes,
+    Step,
+    parse_metrics,
+)
 from training.record.fields import Known, Named, Rate
-from training.record.lines import parse_metrics
 from training.record.result import (
     Classification,
     Evaluated,

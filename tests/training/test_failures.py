@@ -12,7 +12,7 @@ from contract import nodes
 from contract.nodes import Range
 from training.recipes.settings import RunConfig
 from training.runtime import trainer
-from training.runtime.failures import Failures
+from training.runtime.outcome import Failures
 from training.runtime.trainer import Submission
 
 ALLOWED = 2

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 
-from training.record import figures, plots, reader
+from training.record import plots, reader
 
 #: Machado, Oliveira and Fernandes 2009: linear RGB as people see it who lack a kind of cone.
 VISIONS = {
@@ -48,7 +48,7 @@ def lab(color: str, vision: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 def test_parts_of_a_step_are_told_apart_with_every_kind_of_vision(vision: str, theme: int) -> None:
     # 2.3 is just noticeable side by side.
     for one, other in itertools.combinations(plots._COLORS.values(), 2):
-        colors = [figures.COLORS[name][theme] for name in (one, other)]
+        colors = [plots.COLORS[name][theme] for name in (one, other)]
         first, second = (lab(color, vision) for color in colors)
         assert np.linalg.norm(first - second) > 17, (one, other)
 
@@ -75,7 +75,7 @@ def test_of_equal_values_the_last_one_is_marked_as_the_best(
         return plot(self, *places, **style)
 
     monkeypatch.setattr(Axes, "plot", seen)
-    with figures.drawing():
+    with plots.drawing():
         drawn = plots.measure_plot(run, accuracy)
     assert drawn.text == "90.00% after the last epoch, the best."
     assert marked == [4.0]

@@ -13,18 +13,20 @@ import torch
 from contract import exits, runs
 from contract.errors import InputError
 from tests.conftest import ROOT
-from training import launch, machine, optimizers
+from training import launch
 from training.checkpoint import sharded_checkpoints
 from training.checkpoint.manifest import DamagedError
 from training.data import documents, mixture, sources
 from training.data.feed import SequenceOrder
 from training.data.mixed_feed import feed_for
+from training.loop import optimizers
 from training.recipes import command
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp import loop as fsdp
 from training.recipes.fsdp.held_out import HeldOut
 from training.recipes.fsdp.model import build
 from training.recipes.fsdp.settings import FsdpConfig
+from training.system import machine
 
 TEXT = str(ROOT / "LICENSE")
 
@@ -216,7 +218,7 @@ def test_nodes_share_a_store_through_the_bucket(
     s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del s3_endpoint  # the environment points at it
-    from training import storage
+    from training.system import storage
 
     storage.filesystem("s3://").mkdir("s3://stores")
     source = tmp_path / "text.txt"
@@ -236,7 +238,7 @@ def test_text_in_a_folder_of_s3_is_read_from_all_its_files(
     s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     del s3_endpoint  # the environment points at it
-    from training import storage
+    from training.system import storage
 
     storage.filesystem("s3://").mkdir("s3://texts")
     with pytest.raises(InputError, match=r"s3://texts/a holds no text"):

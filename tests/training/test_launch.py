@@ -15,9 +15,10 @@ from contract.runs import RunPaths
 from contract.times import STORAGE_RETRY_S
 from tests.training.bucket import Bucket, install
 from tests.training.test_data import write_images
-from training import launch, machine
+from training import launch
 from training.data.catalog import IDX_FILES
 from training.recipes import command
+from training.system import machine
 
 
 @pytest.fixture(autouse=True)

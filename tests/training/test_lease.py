@@ -25,15 +25,16 @@ from tests import forks
 from tests.training.test_checkpoints import snapshot_of, trained, with_step
 from tests.training.test_ddp import free_port
 from tests.training.test_local_runs import DIGITS, Command, launcher
-from training import launch, storage
+from training import launch
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.checkpoints import Position
-from training.lease import Holder, Lease, LostError, newest_number
 from training.runtime.torchrun import TorchrunWorker
+from training.system import storage
+from training.system.lease import Holder, Lease, LostError, newest_number
 
 TAKE = """
 import sys, time
-from training.lease import Lease
+from training.system.lease import Lease
 lease = Lease.take(sys.argv[1])
 lease.keep()
 print(lease.number, flush=True)

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from containers import processes
+from containers.host import machine
 from tests.forks import Ranks, ranks
 from tests.training.test_data import write_images
 from training.record import reader
@@ -83,7 +83,7 @@ class Command(Run):
 
     def processes(self) -> list[int]:
         """Ids of all that run, however far they have detached themselves."""
-        return processes.marked(MARK, self.mark)
+        return machine.marked(MARK, self.mark)
 
     def server(self) -> psutil.Process | None:
         """The process that the workers are forked from; None before it is there."""
@@ -370,8 +370,8 @@ def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_agai
     start: Callable[..., Command], s3_endpoint: str, tmp_path: Path
 ) -> None:
     del s3_endpoint  # the environment points at it
-    from training import storage
     from training.checkpoint import checkpoints
+    from training.system import storage
 
     storage.filesystem("s3://").mkdir("s3://local-runs")
     data = write_images(tmp_path / "data", num_train=640, num_test=100)

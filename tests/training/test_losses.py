@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.losses import IGNORE, STRAIGHT, Bend, linear_cross_entropy
+from training.loop.losses import IGNORE, STRAIGHT, Bend, linear_cross_entropy
 
 WIDTH, VOCAB = 16, 101
 

@@ -13,10 +13,9 @@ import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
 from tests import forks
-from training import metrics
-from training.recipes import communication
+from training.loop import metrics
+from training.loop.worker import Pulse
 from training.record.events import Evaluating, RankTimes
-from training.worker import Pulse
 
 CPU = torch.device("cpu")
 
@@ -73,7 +72,7 @@ def test_a_step_is_finite_if_loss_and_gradient_are(loss: float, norm: float, fin
 
 def wait_for_a_slow_rank(rank: int) -> None:
     """Rank 1 comes 0.2 s later to a collective: what rank 0 waits is its communication."""
-    with communication.Communication(CPU) as watched:
+    with metrics.Communication(CPU) as watched:
         time.sleep(0.2 * rank)
         dist.all_reduce(torch.ones(10))
     waits = [each["s"] for each in metrics.gather({"s": watched.seconds()}, CPU)]
@@ -95,7 +94,7 @@ def start_a_profiler_late(rank: int) -> None:
         return late
 
     with patch.multiple("torch.profiler.profile", __enter__=slow(begin), __exit__=slow(end)):
-        watching = communication.Communication(CPU)
+        watching = metrics.Communication(CPU)
         with watching:
             moments.append(time.monotonic())
             dist.all_reduce(torch.ones(10))
@@ -136,8 +135,8 @@ def test_losses_stops_and_times_are_shared_by_all_ranks(tmp_path: Path) -> None:
 
 
 def test_time_that_collectives_share_counts_once() -> None:
-    assert communication.union_length([]) == 0
-    assert communication.union_length([(0, 4), (1, 2), (3, 6), (10, 11)]) == 7
+    assert metrics.union_length([]) == 0
+    assert metrics.union_length([(0, 4), (1, 2), (3, 6), (10, 11)]) == 7
 
 
 def times(waits: Sequence[float | None], *, step_s: float = 1.0) -> list[RankTimes]:
@@ -153,19 +152,19 @@ def times(waits: Sequence[float | None], *, step_s: float = 1.0) -> list[RankTim
     ids=["alone", "not-measured", "even", "partly-measured"],
 )
 def test_no_worker_is_blamed_without_evidence(waits: Sequence[float | None]) -> None:
-    stragglers = communication.Stragglers()
+    stragglers = metrics.Stragglers()
     assert [stragglers.among(times(waits)) for _ in range(3)] == [[], [], []]
 
 
 def test_two_that_are_slow_in_turns_are_no_stragglers() -> None:
-    stragglers = communication.Stragglers()
+    stragglers = metrics.Stragglers()
     for waits in [(0.5, 0.1, 0.5), (0.5, 0.5, 0.1)] * 3:
         assert not stragglers.among(times(waits))
     assert stragglers.among(times((0.5, 0.5, 0.1)))
 
 
 def test_a_worker_that_is_alone_is_not_watched() -> None:
-    watch = communication.Watch(CPU, world_size=1, evaluates=lambda _: True)
+    watch = metrics.Watch(CPU, world_size=1, evaluates=lambda _: True)
     for step in range(1, 4):
         with watch.step(step):
             assert not watch.is_watching
@@ -174,7 +173,7 @@ def test_a_worker_that_is_alone_is_not_watched() -> None:
 
 def test_watching_takes_little_of_a_run_and_none_of_its_first_step() -> None:
     for began_at, rest_s, expected in [(0, 0.0, [3, 5, 7, 9]), (2, 0.0, [5, 7, 9]), (0, 3, [3, 7])]:
-        watch = communication.Watch(
+        watch = metrics.Watch(
             CPU, world_size=2, evaluates=lambda done: done % 2 == 0, rest_s=rest_s
         )
         watched = []
@@ -189,7 +188,7 @@ def test_watching_takes_little_of_a_run_and_none_of_its_first_step() -> None:
 
 
 def test_a_worker_that_the_others_wait_for_twice_in_a_row_is_named_once() -> None:
-    watch = communication.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, rest_s=0.0)
+    watch = metrics.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0, rest_s=0.0)
     said = []
     for step in range(1, 11):
         with watch.step(step):
@@ -205,7 +204,7 @@ def test_a_worker_that_the_others_wait_for_twice_in_a_row_is_named_once() -> Non
 
 
 def test_what_was_not_measured_again_is_no_second_witness() -> None:
-    watch = communication.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0)
+    watch = metrics.Watch(CPU, world_size=2, evaluates=lambda done: done % 2 == 0)
     slow = times((0.5, 0.1), step_s=1.0)
     for step in range(1, 5):
         with watch.step(step):
@@ -223,7 +222,7 @@ def test_an_evaluation_that_takes_long_says_now_and_then_that_it_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     worker, now = Mock(), [0.0]
-    monkeypatch.setattr("training.worker.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("training.loop.worker.time", SimpleNamespace(monotonic=lambda: now[0]))
     pulse = Pulse(worker)
     for _ in range(100):
         now[0] += 1

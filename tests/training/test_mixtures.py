@@ -21,7 +21,7 @@ from tests.conftest import ROOT
 from training import recipes
 from training.data import mixture
 from training.data.mixed_feed import MixedFeed, Slots, described, feed_for
-from training.losses import IGNORE
+from training.loop.losses import IGNORE
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 from training.record.events import Evaluation, Event, Finished, Noted, Step, Warned

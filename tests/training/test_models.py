@@ -203,7 +203,12 @@ def test_a_saved_model_loads_with_from_pretrained_and_answers_the_same(tmp_path:
     _, live, cut = pair()
     optimizer = torch.optim.AdamW(live.parameters())
     snapshot = checkpoints.take_snapshot(
-        live, optimizer, cut=cut, position=checkpoints.Position(), config={}, data=""
+        live,
+        optimizer,
+        position=checkpoints.Position(),
+        config={},
+        data="",
+        layout=checkpoints.Layout(cut=cut, to_standard=models.full_state),
     )
     checkpoints.write_model(snapshot, tmp_path)
     loaded = ResNetForImageClassification.from_pretrained(tmp_path)
@@ -254,7 +259,7 @@ def test_a_saved_model_of_either_stem_and_any_width_is_loaded_with_what_it_learn
     model = models.resnet18(num_channels=3, num_labels=2, stem=stem, width=8)
     optimizer = torch.optim.AdamW(model.parameters())
     snapshot = checkpoints.take_snapshot(
-        model, optimizer, cut={}, position=checkpoints.Position(), config={}, data=""
+        model, optimizer, position=checkpoints.Position(), config={}, data=""
     )
     checkpoints.write_model(snapshot, tmp_path)
     pixels = torch.randn(2, 3, 28, 28)

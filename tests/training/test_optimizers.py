@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from contract.errors import InputError
 from tests.training.test_plan import setup, shape
-from training import optimizers
+from training.loop import optimizers
 from training.models import estimates
 from training.recipes.fsdp.settings import FsdpConfig
 

@@ -19,7 +19,6 @@ from PIL import Image
 
 from contract.errors import InputError
 from tests.training import sample_pictures
-from training import storage
 from training.data import sources
 from training.data.images import BatchOrder
 from training.data.pictures import library, shard_cache
@@ -32,6 +31,7 @@ from training.data.pictures.picture import DamagedError
 from training.data.pictures.pool import ReadingError
 from training.data.pictures.prepare import Wish, prepare
 from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
+from training.system import storage
 
 CPU = torch.device("cpu")
 #: No picture has more on its shorter side: packing does not shrink them, so all forms have equal

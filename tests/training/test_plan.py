@@ -21,9 +21,10 @@ from transformers.activations import ACT2FN
 
 from contract.errors import InputError
 from contract.instance_types import instance_type
-from training import optimizers, plan
+from training import plan
 from training.data import hub
-from training.losses import Bend
+from training.loop import optimizers
+from training.loop.losses import Bend
 from training.models import estimates, language_models, lora, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import FAMILIES, FUNCTIONS, SHAPES, ModelShape, UnknownShapeError

@@ -17,9 +17,9 @@ import torch
 
 from contract.errors import InputError
 from tests.conftest import ROOT
-from training import storage
 from training.data import hub_text
 from training.models import pretrained
+from training.system import storage
 
 
 def parquet(text: str) -> bytes:

@@ -6,17 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from contract.instance_types import instance_type
+from contract.instance_types import Prices, instance_type
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, ENV_NUM_GPUS, ENV_TRAINS, Range
-from contract.prices import Prices
 from tests.training.sample_events import start
 from tests.training.test_record import Silent
-from training import storage
 from training.record import progress
 from training.record.events import Event, Finished, Phase, Step
 from training.record.progress import Progress, Spending
 from training.record.writer import RunRecord
+from training.system import storage
 
 PRICES = Prices.of(
     region="us-east-1",

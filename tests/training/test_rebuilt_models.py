@@ -11,13 +11,14 @@ from torch.distributed.checkpoint._fsspec_filesystem import FsspecWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from tests.conftest import ROOT
-from training import export, generate, storage
+from training import export, generate
 from training.checkpoint.sharded_checkpoints import STATE_FILE, Found, state_of
 from training.models import model_weights
 from training.models.model_weights import SINGLE_FILE
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp.model import build, describe, fill
 from training.recipes.fsdp.settings import FsdpConfig
+from training.system import storage
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -15,13 +15,13 @@ from contract import exits
 from contract.nodes import ENV_JOB
 from contract.times import STORAGE_RETRY_S
 from tests.training.sample_events import start
-from training import storage
-from training.record import environment, reader
+from training.record import reader
 from training.record.events import (
     Evaluation,
     Event,
     Failed,
     Finished,
+    Measure,
     Preempted,
     Resume,
     Saving,
@@ -30,13 +30,13 @@ from training.record.events import (
     Step,
     Stopped,
     Warned,
+    parse_metrics,
 )
 from training.record.fields import Rate
-from training.record.lines import parse_metrics
-from training.record.measures import Measure
 from training.record.progress import Progress
 from training.record.result import Classification, Result, Table
 from training.record.writer import FLUSH_EVERY_S, RunRecord
+from training.system import machine, storage
 
 BANDWIDTH = Measure(name="bus_bandwidth", unit="GB/s")
 
@@ -332,14 +332,14 @@ def test_unreadable_files_of_a_record_are_taken_for_missing(tmp_path: Path) -> N
 
 
 def test_the_environment_names_machine_and_versions() -> None:
-    found = environment.environment()
+    found = machine.environment()
     assert str(found["torch"]).startswith("2.")
     assert int(str(found["cores"])) >= 1
     assert json.dumps(found)
 
 
 class Bucket:
-    """What ``training.storage`` would write to S3."""
+    """What ``training.system.storage`` would write to S3."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.files: dict[str, bytes] = {}

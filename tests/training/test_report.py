@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.record import figures, page, plots, reader
+from training.record import page, plots, reader
 from training.record.page import write_report
 
 PLOTS = {"loss", "accuracy", "throughput", "learning_rate", "step_time", "confusion_matrix"}
@@ -230,10 +230,10 @@ def test_every_colour_of_a_drawing_follows_the_theme(finished: Path) -> None:
     drawings = re.findall(r"<svg.*?</svg>", content, re.DOTALL)
     assert drawings
     for drawing in drawings:
-        assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= set(figures.COLORS)
+        assert set(re.findall(r"var\(--(\w+)\)", drawing)) <= set(plots.COLORS)
         assert "var(--" in drawing
         assert not re.search(r"(fill|stroke|color)(: |=\")(#|rgb|black|white)", drawing)
-    light = [light for light, _ in figures.COLORS.values()]
+    light = [light for light, _ in plots.COLORS.values()]
     assert len(light) == len(set(light))
 
 
@@ -412,11 +412,11 @@ def test_samples_become_images_with_the_same_pixels(run_dir: Path) -> None:
 
     pixels = bytes(range(0, 240, 20))
     path = run_dir / "sample.png"
-    path.write_bytes(figures.gray_png(pixels, 3, 4))
+    path.write_bytes(plots.gray_png(pixels, 3, 4))
     expected = np.frombuffer(pixels, np.uint8).reshape(3, 4)
     np.testing.assert_array_equal(np.rint(imread(path) * 255), expected)
     with pytest.raises(ValueError, match="12 bytes are no image of 4 x 4"):
-        figures.gray_png(pixels, 4, 4)
+        plots.gray_png(pixels, 4, 4)
 
 
 @pytest.mark.parametrize(("size", "num_buckets"), [(5, 10), (10, 10), (23, 10), (4000, 1500)])

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from contract.errors import InputError
-from training import storage
 from training.checkpoint.sharded_checkpoints import _HashingFileSystem
 from training.record.events import Event, Saving, Warned
 from training.runtime.saving import Saves
+from training.system import storage
 
 
 @pytest.fixture

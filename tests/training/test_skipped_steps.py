@@ -18,7 +18,7 @@ from tests import forks
 from tests.training.test_checkpoint_times import fsdp
 from training import recipes
 from training.checkpoint import checkpoints
-from training.metrics import StepMetrics
+from training.loop.metrics import StepMetrics
 from training.models import language_models
 from training.recipes.fsdp import inputs, loop
 from training.recipes.fsdp.settings import FsdpConfig

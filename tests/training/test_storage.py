@@ -7,7 +7,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from contract.errors import InputError
-from training import storage
+from training.system import storage
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from typing import Final
 
 from training.recipes.recipe import Model, Recipe
 from training.recipes.settings import TrainingConfig, option
-from training.record.measures import Measure
+from training.record.events import Measure
 
 MEAN_ERROR: Final = Measure(name="mean_error", unit="mm", higher_is_better=False)
 

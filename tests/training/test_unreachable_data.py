@@ -10,11 +10,12 @@ from botocore.exceptions import ProfileNotFound, ReadTimeoutError
 
 from contract import exits
 from contract.errors import InputError
-from training import launch, recipes, storage
+from training import launch, recipes
 from training.data import documents, sources
 from training.recipes.ddp.settings import DdpConfig
 from training.runtime import torchrun
-from training.storage import UnreachableError
+from training.system import storage
+from training.system.storage import UnreachableError
 
 
 @pytest.mark.parametrize(

@@ -18,14 +18,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
 from tests.fuzzing import fuzz
-from training import storage
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.dcp import LoadPlanner, Reader, parse_metadata
 from training.checkpoint.manifest import DamagedError, File, Manifest
-from training.lease import Holder
 from training.recipes.command import Recorded
-from training.record.events import Event, Phase, Step, to_json
-from training.record.lines import parse_metrics
+from training.record.events import Event, Phase, Step, parse_metrics, to_json
+from training.system import storage
+from training.system.lease import Holder
 
 
 class Evil:

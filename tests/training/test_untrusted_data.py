@@ -31,7 +31,7 @@ from training.models.weight_files import PICKLED, PICKLED_INDEX
 from training.record.page import write_report
 from training.record.progress import Progress
 from training.record.result import Result, evaluated_from_json
-from training.storage import runs_root
+from training.system.storage import runs_root
 
 CONFIG = {
     "model_type": "llama",

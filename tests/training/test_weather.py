@@ -16,10 +16,10 @@ import pytest
 from contract.nodes import ENV_S3_TIMEOUT
 from tests.training.test_data import write_images
 from tests.training.test_local_runs import Command, launcher
-from training import storage
 from training.checkpoint import checkpoints
 from training.record import reader
 from training.record.events import Step
+from training.system import storage
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 

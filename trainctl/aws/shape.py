@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Self
 
 from contract.errors import InputError
-from contract.instance_types import InstanceType, instance_type
+from contract.instance_types import FileSystem, InstanceType, Prices, instance_type
 from contract.job import ORDER_VERSION
 from contract.nodes import ClusterSize, Gpus
-from contract.prices import FileSystem, Prices
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,10 +13,9 @@ import typer
 
 from contract import exits, nodes
 from contract.errors import InputError
-from contract.instance_types import instance_type
+from contract.instance_types import HostPrice, instance_type
 from contract.job_outcome import Ending
 from contract.nodes import ClusterSize, Range
-from contract.prices import HostPrice
 from contract.text import duration
 from trainctl import output
 from trainctl.aws.cluster import NODES, UNREGISTERED, Host, Service

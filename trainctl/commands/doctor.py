@@ -9,7 +9,7 @@ import typer
 from contract import exits
 from contract import outputs as stack_outputs
 from contract.errors import InputError
-from contract.prices import FileSystem
+from contract.instance_types import FileSystem
 from trainctl import checkout_settings, checks, laptop, output
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients

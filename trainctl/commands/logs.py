@@ -14,8 +14,7 @@ from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.jobs import Job
 from trainctl.job_log import JobLog, Printer, Wanted
 from trainctl.options import JobName, Profile, Region
-from training.record.events import Phase
-from training.record.lines import parse_metrics
+from training.record.events import Phase, parse_metrics
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 #: CloudWatch's longest retention.

@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from contract import nodes, runs
-from contract import notebook as place
 from trainctl import notebooks, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
@@ -37,7 +36,7 @@ def notebook(
     ] = None,
     port: Annotated[
         int, typer.Option(min=1, max=65535, help="On this machine.", metavar="PORT")
-    ] = place.PORT,
+    ] = nodes.NOTEBOOK_PORT,
     browser: Browser = True,
     as_json: AsJson = False,
     profile: Profile = None,
@@ -69,12 +68,14 @@ def notebook(
         )
     if of_kernels and not is_new:
         output.say("It was running already: --env counts after trainctl notebook --stop.")
-    host = f"{head.address}:{place.PORT}" if is_local else f"localhost:{port}"
-    address = f"http://{host}/lab?token={place.page_token(deployment.ray_token)}"
+    host = f"{head.address}:{nodes.NOTEBOOK_PORT}" if is_local else f"localhost:{port}"
+    address = f"http://{host}/lab?token={nodes.page_token(deployment.ray_token)}"
     if is_local:
         _show(deployment, address, as_json=as_json, browser=browser)
         return
-    with tunnel(deployment, head, port=place.PORT, local_port=port, profile=profile) as process:
+    with tunnel(
+        deployment, head, port=nodes.NOTEBOOK_PORT, local_port=port, profile=profile
+    ) as process:
         try:
             _show(deployment, address, as_json=as_json, browser=browser)
             process.communicate()
@@ -99,15 +100,15 @@ def _dashboard(deployment: Deployment, head: Task, *, profile: str | None) -> It
 def _stop(jobs: RayJobs, shown: output.Progress) -> None:
     shown.update("saving the files, ending JupyterLab")
     if notebooks.stop(jobs):
-        output.say(f"Stopped. Its files: trainctl download {place.RUN}")
+        output.say(f"Stopped. Its files: trainctl download {nodes.NOTEBOOK_RUN}")
     else:
         output.say("No notebook is running.")
 
 
 def _show(deployment: Deployment, address: str, *, as_json: bool, browser: bool) -> None:
-    files = f"{deployment.bucket.uri}/{runs.output_prefix(place.RUN, 0)}"
+    files = f"{deployment.bucket.uri}/{runs.output_prefix(nodes.NOTEBOOK_RUN, 0)}"
     if as_json:
-        output.print_json({"address": address, "files": files, "run": place.RUN})
+        output.print_json({"address": address, "files": files, "run": nodes.NOTEBOOK_RUN})
     else:
         output.print_text(address)
     output.say(
@@ -115,7 +116,7 @@ def _show(deployment: Deployment, address: str, *, as_json: bool, browser: bool)
         f"Its files are copied to {files}\n"
         "  come back       trainctl notebook\n"
         "  stop it         trainctl notebook --stop\n"
-        f"  its files here  trainctl download {place.RUN}"
+        f"  its files here  trainctl download {nodes.NOTEBOOK_RUN}"
     )
     if browser:
         webbrowser.open(address)

@@ -14,7 +14,7 @@ from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, JobName, Profile, Region
 from trainctl.pricing import cost_of, dollars
 from training import recipes
-from training.record.measures import described
+from training.record.events import described
 from training.record.result import measures_of
 
 

@@ -27,13 +27,11 @@ from torch import nn
 
 from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, RunPaths, checkpoint_key
-from training import lease, storage
 from training.checkpoint.manifest import DamagedError, File, Manifest
-from training.metrics import StepMetrics
-from training.models import classifiers as models
-from training.models.classifiers import Window
+from training.loop.metrics import StepMetrics
+from training.loop.worker import Worker
 from training.record.events import Warned
-from training.worker import Worker
+from training.system import lease, storage
 
 MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
@@ -42,6 +40,26 @@ STATE_FILE: Final = "state.pt"
 _NO_ARCHIVE: Final = "PytorchStreamReader"
 
 T = TypeVar("T")
+State = Mapping[str, torch.Tensor]
+
+
+def _as_it_is(state: State, _: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return dict(state)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Shapes in which a recipe trains its model; by default the standard ones."""
+
+    cut: Mapping[str, Any] = field(default_factory=dict)
+    """Note of what the trained shapes leave out, kept in each checkpoint: plain values."""
+    to_standard: Callable[[State, Mapping[str, Any]], dict[str, torch.Tensor]] = _as_it_is
+    """Standard shapes of a state dict, which has the shapes that the note describes."""
+    from_standard: Callable[[State, Mapping[str, Any]], dict[str, torch.Tensor]] = _as_it_is
+    """The inverse of ``to_standard``."""
+
+
+STANDARD: Final = Layout()
 
 
 @dataclass(kw_only=True)
@@ -91,7 +109,8 @@ class Snapshot:
     """Hugging Face ``config.json``."""
     optimizer: dict[str, dict[str, torch.Tensor]]
     """Moments and step count by parameter name, in the shapes that were trained."""
-    cut: dict[str, tuple[Window, int]]
+    cut: Mapping[str, Any]
+    """Note of the shapes that were trained: ``Layout.cut``."""
     rng: torch.Tensor
     """State of torch's CPU generator, uint8; all ranks hold the same."""
     position: Position
@@ -119,10 +138,10 @@ def take_snapshot(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    cut: dict[str, tuple[Window, int]],
     position: Position,
     config: Mapping[str, Any],
     data: str,
+    layout: Layout = STANDARD,
     average: Mapping[str, torch.Tensor] | None = None,
 ) -> Snapshot:
     """Copy the state to host memory: the only part of a save that training waits for."""
@@ -134,10 +153,10 @@ def take_snapshot(
     }
     model_config: Any = model.config
     return Snapshot(
-        model=models.full_state(state, cut),
+        model=layout.to_standard(state, layout.cut),
         model_config=model_config.to_json_string(),
         optimizer=moments,
-        cut=cut,
+        cut=layout.cut,
         rng=torch.get_rng_state(),
         position=replace(position),
         config=dict(config),
@@ -284,25 +303,31 @@ class Saver:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         *,
-        cut: dict[str, tuple[Window, int]],
         settings: Mapping[str, Any],
         data: str,
         newest: Snapshot | None,
         keep: int,
+        layout: Layout = STANDARD,
         average: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """
         Args:
-            cut: the taps that the model does without.
             settings: the run's, kept with its position.
             data: fingerprint of what it is trained on.
             newest: the snapshot that the run resumes from.
             keep: newest checkpoints that stay.
+            layout: shapes in which the model is trained.
             average: of the weights, updated in place.
         """
         self._worker, self._newest, self._keep = worker, newest, keep
         self._copy = partial(
-            take_snapshot, model, optimizer, cut=cut, config=settings, data=data, average=average
+            take_snapshot,
+            model,
+            optimizer,
+            config=settings,
+            data=data,
+            layout=layout,
+            average=average,
         )
 
     def save(self, position: Position) -> None:
@@ -565,20 +590,19 @@ def apply(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     *,
-    cut: Mapping[str, tuple[Window, int]],
+    layout: Layout = STANDARD,
 ) -> None:
-    """Put a snapshot into a model and its optimizer, whichever taps either of them keeps."""
-    model.load_state_dict(models.live_state(snapshot.model, cut))
+    """Put a snapshot into a model and its optimizer, in whichever layout it was trained."""
+    model.load_state_dict(layout.from_standard(snapshot.model, layout.cut))
 
     fitted: dict[str, dict[str, torch.Tensor]] = {}
     for name, moments in snapshot.optimizer.items():
-        # Moments have their weight's shape; the step count is a scalar and has no taps.
-        fitted[name] = {
-            key: value
-            if value.ndim == 0
-            else models.live_state(models.full_state({name: value}, snapshot.cut), cut)[name]
-            for key, value in moments.items()
-        }
+        # Moments have their weight's shape; the step count is a scalar.
+        fitted[name] = dict(moments)
+        for key, value in moments.items():
+            if value.ndim:
+                standard = layout.to_standard({name: value}, snapshot.cut)
+                fitted[name][key] = layout.from_standard(standard, layout.cut)[name]
     # torch numbers the parameters in the order of the groups.
     by_parameter = {parameter: name for name, parameter in model.named_parameters()}
     ordered = [p for group in optimizer.param_groups for p in group["params"]]

@@ -44,13 +44,13 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
 from contract.runs import MANIFEST_FILE, RunPaths
-from training import lease, storage
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
 from training.checkpoint.dcp import METADATA_FILE, LoadPlanner, Reader, StorageFiles
 from training.checkpoint.manifest import DamagedError, File, Manifest
+from training.loop.worker import Worker
 from training.record.events import Warned
-from training.worker import Worker
+from training.system import lease, storage
 
 StateDict = dict[str, Any]
 """Nested dictionaries of tensors and plain values, as torch.distributed.checkpoint takes them."""

@@ -19,9 +19,9 @@ from typing import IO, Any, Final, TypeVar, cast
 
 from contract.errors import InputError
 from contract.text import byte_size
-from training import storage
 from training.data import PYTHON_HELP, catalog, hub_text, sources
 from training.data.conversations import MESSAGES, Conversation, columns_of, content_of
+from training.system import storage
 
 #: Endings of the files that are text.
 KINDS: Final = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz", ".parquet")

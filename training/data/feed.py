@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from contract.errors import InputError
 from training.data.text import ChatPart, Tokens, TokenStore
-from training.losses import IGNORE
+from training.loop.losses import IGNORE
 
 #: Stands for a sequence that holds nothing.
 NOTHING: Final = -1

@@ -21,10 +21,10 @@ from filelock import FileLock
 
 from contract.errors import InputError
 from contract.runs import safe_join
-from training import storage
 from training.data import catalog, download
 from training.data.download import Report
-from training.storage import UnreachableError
+from training.system import storage
+from training.system.storage import UnreachableError
 
 CACHE_VARIABLE: Final = download.CACHE_VARIABLE
 cache_dir = download.cache_dir

@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
-from training import storage
 from training.data import sources, vocabulary
 from training.data.conversations import ChatWriter, Conversation, Encoded
 from training.data.documents import Report, batches, documents, text_files
 from training.data.vocabulary import Vocabulary
+from training.system import storage
 
 STORE_FILE: Final = "store.json"
 TRAIN_FILE: Final = "train.bin"

@@ -27,7 +27,7 @@ MOMENTS: Final = {"adamw": 8.0, "adamw-8bit": 2.1}
 #: weight of a matrix that is unpacked for a product.
 PACKED: Final = 9 / 16
 _UNPACKING: Final = 8.0
-#: Tokens whose logits exist at once, and the fp32 copies of them (``training.losses``).
+#: Tokens whose logits exist at once, and the fp32 copies of them (``training.loop.losses``).
 _LOGIT_TOKENS: Final = 512
 #: Of a GPU's memory, what CUDA, NCCL and the allocator's gaps take (GiB, and a part of the whole).
 _RESERVED_GIB: Final = 1.2

@@ -24,7 +24,7 @@ from torch.distributed.fsdp import (
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from contract.errors import InputError
-from training.losses import Bend, linear_cross_entropy
+from training.loop.losses import Bend, linear_cross_entropy
 from training.models.nf4 import PackedLinear, num_weights
 
 #: What the name of each weight of an expert has in it, in transformers.

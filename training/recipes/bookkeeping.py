@@ -4,21 +4,20 @@ The same rules for all recipes, in this order. A recipe's loop keeps the algorit
 backward, optimizer.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
 import torch
 
-from training import metrics
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
-from training.checkpoint.timetable import Timetable
-from training.recipes import communication
+from training.loop import metrics
+from training.loop.worker import Worker
 from training.recipes.settings import TrainingConfig
 from training.record.events import Finished, Stopped, Warned
 from training.record.result import Classification, HeldOutText
-from training.worker import Worker
 
 _PHASES: Final = ("data", "forward", "backward", "optimizer", "checkpoint")
 
@@ -84,7 +83,7 @@ class Bookkeeping(Generic[S]):
         self._clock = metrics.Clock(earlier_s=position.seconds)
         self._timetable = Timetable(config.checkpoint_minutes)
         self._log = metrics.StepLog(worker.device)
-        self._watch = communication.Watch(
+        self._watch = metrics.Watch(
             worker.device, world_size=worker.world_size, evaluates=evaluates
         )
         self.timer = metrics.StepTimer(_PHASES, worker.device)
@@ -211,3 +210,23 @@ class Bookkeeping(Generic[S]):
         )
         warnings = [*self._warnings(), *self._watch.warnings(ranks)]
         self._worker.emit(*warnings, *ranks, evaluated)
+
+
+class Timetable:
+    """When a checkpoint is due by the clock, however long the steps take."""
+
+    def __init__(self, minutes: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            minutes: at most so long between two checkpoints; 0: never due.
+            clock: seconds, from any beginning.
+        """
+        self._every_s, self._clock = 60 * minutes, clock
+        self._saved_at = clock()
+
+    def is_due(self) -> bool:
+        return self._every_s > 0 and self._clock() - self._saved_at >= self._every_s
+
+    def saved(self) -> None:
+        """Take note that a checkpoint is being saved."""
+        self._saved_at = self._clock()

@@ -15,8 +15,7 @@ from contract import runs
 from contract.errors import InputError
 from training.data import catalog, mixture
 from training.recipes.settings import RunConfig, Value
-from training.record.events import Evaluation
-from training.record.measures import Measure
+from training.record.events import Evaluation, Measure
 from training.record.result import Result
 
 Report = Callable[[int, int], None]

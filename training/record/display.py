@@ -23,6 +23,7 @@ from training.record.events import (
     Evaluation,
     Event,
     Loaded,
+    Measure,
     Noted,
     Preempted,
     RankTimes,
@@ -31,9 +32,9 @@ from training.record.events import (
     Start,
     Step,
     Warned,
+    described,
 )
 from training.record.fields import Rate
-from training.record.measures import Measure, described
 from training.record.progress import Pace
 from training.record.progress import Progress as RunProgress
 from training.record.result import Result

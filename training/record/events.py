@@ -1,19 +1,94 @@
 """Events: what the workers of a run report to the process that keeps its record.
 
 Rank 0 sends them (``Worker.emit``). Those that have a line in ``metrics.jsonl`` are marked below;
-the others move the display, or end up in ``result.json`` and ``evaluation.json``. Standard library
-only: the process that keeps the record loads neither torch nor Ray for them.
+the others move the display, or end up in ``result.json`` and ``evaluation.json``. A recipe declares
+its own measures (``training.recipes.recipe``), and the record of a run repeats them, so that a
+report can be drawn where the recipe is not known.
+
+A line of ``metrics.jsonl`` that cannot be read loses only itself. Lines of steps that a resumed run
+did again are forgotten (``without_redone``). Standard library only: the process that keeps the
+record loads neither torch nor Ray for them.
 """
 
+import json
+import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
 
+from contract.runs import METRICS_FILE
+from contract.text import percent, significant
 from training.record import fields
 from training.record.fields import Named, Rate, named
-from training.record.measures import Measure
 from training.record.result import Evaluated, evaluated_from_json
+
+_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """A figure by which a run is judged, beside its loss. A line of ``metrics.jsonl``."""
+
+    name: str
+    """Key of its values in evaluations and in ``result.json``: ``accuracy``."""
+    label: str = ""
+    """What people read in its place; empty: the name in words."""
+    meaning: str = ""
+    """What it is, in a phrase."""
+    form: str = "number"
+    """How values are written: ``number``, or ``percent`` for a share from 0 to 1."""
+    unit: str = ""
+    """Written after a value: ``GB/s``."""
+    higher_is_better: bool = True
+    """Whether the best value is the largest or the smallest."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the name can be a key in JSON and the name of a file."""
+        return _NAME.fullmatch(self.name) is not None
+
+    @property
+    def title(self) -> str:
+        """The label, or the name in words, with a capital letter."""
+        text = self.label or self.name.replace("_", " ")
+        return text[:1].upper() + text[1:]
+
+    def words(self, value: float) -> str:
+        """A value for people: ``93.61%``, ``54.6``, ``92.4 GB/s``."""
+        if self.form == "percent":
+            return percent(value)
+        text = f"{value:,.0f}" if 1000 <= abs(value) < 1e12 else significant(value)
+        return f"{text} {self.unit}".rstrip()
+
+    @property
+    def phrase_label(self) -> str:
+        """The label within a line; an abbreviation keeps its capitals."""
+        title = self.title
+        return title if title[1:2].isupper() else title[:1].lower() + title[1:]
+
+    def phrase(self, value: float) -> str:
+        """A value with its label, within a line: ``accuracy 93.61%``."""
+        return f"{self.phrase_label} {self.words(value)}"
+
+
+ACCURACY: Final = Measure(
+    name="accuracy",
+    meaning="share of the test images that were classified right, 0 to 1",
+    form="percent",
+)
+PERPLEXITY: Final = Measure(
+    name="perplexity",
+    meaning="``exp(loss)`` of a language model",
+    higher_is_better=False,
+)
+
+
+def described(name: str, declared: Sequence[Measure]) -> Measure:
+    """The declared measure of that name, or one made from the name: less is better for
+    ``loss_web``."""
+    known = (each for each in declared if each.name == name)
+    return next(known, Measure(name=name, higher_is_better=not name.startswith("loss")))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -387,3 +462,80 @@ def from_json(values: Mapping[str, object]) -> Event | None:
 def phase(name: str, *, hosts: Sequence[str] | None = None) -> Phase:
     """The event that a phase of the start is over now."""
     return Phase(name=name, time=time.time(), hosts=None if hosts is None else tuple(hosts))
+
+
+_E = TypeVar("_E")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A line of ``metrics.jsonl``."""
+
+    text: str
+    """As it stands in the file, so that it can be written again with fields unknown here."""
+    event: Event | None
+    """None for an event of a type that this version does not know."""
+    step: int | None
+    """The step that it belongs to; None for those that belong to none."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metrics:
+    """The content of ``metrics.jsonl``, each step once."""
+
+    lines: Sequence[Line] = ()
+    num_damaged: int = 0
+    """Lines that could not be read, those of earlier attempts included; a last one that is still
+    being written does not count."""
+
+    @property
+    def events(self) -> list[Event]:
+        return [line.event for line in self.lines if line.event is not None]
+
+    def of(self, kind: type[_E]) -> list[_E]:
+        """The events of one kind, in order."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def parse_metrics(content: bytes) -> Metrics:
+    """Read the content of a ``metrics.jsonl``."""
+    kept: list[Line] = []
+    num_damaged = 0
+    *whole, last = content.split(b"\n")
+    for text in [*whole, last]:
+        if not text.strip():
+            continue
+        try:
+            line = _parse(text.decode())
+        except (ValueError, RecursionError):
+            # A line without its end may still be being written, or a kill tore it in two.
+            num_damaged += text is not last
+            continue
+        if isinstance(line.event, Damaged):
+            num_damaged += line.event.lines
+            continue  # the record writes it again, with the lines that are damaged now
+        if isinstance(line.event, Resume):
+            kept = without_redone(kept, line.event.step)
+        kept.append(line)
+    return Metrics(lines=kept, num_damaged=num_damaged)
+
+
+def without_redone(lines: Iterable[Line], step: int) -> list[Line]:
+    """The lines that stay when training continues after ``step``: what came later is done again."""
+    return [line for line in lines if line.step is None or line.step <= step]
+
+
+def _parse(text: str) -> Line:
+    """
+    Raises:
+        ValueError: it is no JSON object, or lacks what its type means nothing without.
+    """
+    values: object = json.loads(text)
+    if not isinstance(values, Mapping):
+        raise ValueError(f"a line of {METRICS_FILE} is no JSON object: {text[:80]}")
+    step = values.get("step")
+    return Line(
+        text=text.rstrip(),
+        event=from_json(values),
+        step=step if isinstance(step, int) else None,
+    )

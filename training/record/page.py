@@ -27,14 +27,13 @@ from contract.runs import (
     RESULT_FILE,
 )
 from contract.text import compact, duration, percent, significant
-from training import storage
-from training.record import figures
+from training.record import plots
 from training.record.events import Sample, Silent
 from training.record.fields import number
-from training.record.figures import COLORS, Plot
-from training.record.plots import CONFUSION, confusion, draw, loss_plot
+from training.record.plots import COLORS, CONFUSION, Plot, confusion, draw, loss_plot
 from training.record.reader import RecordedRun, figure, listed, read_run
 from training.record.result import SUCCEEDED, Classification, HeldOutText, Table
+from training.system import storage
 
 _HERE: Final = Path(__file__).parent
 
@@ -51,26 +50,26 @@ def write_report(run_dir: Path) -> Path:
         OSError: A file cannot be read or written.
     """
     run = read_run(run_dir)
-    with figures.drawing():
-        plots = draw(run)
-        drawings = {plot.name: figures.svg(plot) for plot in plots if plot.figure}
+    with plots.drawing():
+        drawn = draw(run)
+        drawings = {plot.name: plots.svg(plot) for plot in drawn if plot.figure}
         # The curve of the loss spans the page; a phone gets it in another shape.
         narrow = loss_plot(run, width=468, height=280, name="loss-narrow")
         if narrow.figure:
             drawings["loss"] = (
                 f'<div class="wide">{drawings["loss"]}</div>'
-                f'<div class="narrow">{figures.svg(narrow)}</div>'
+                f'<div class="narrow">{plots.svg(narrow)}</div>'
             )
-        for plot in plots:
+        for plot in drawn:
             if plot.figure:
                 name = str(run_dir / PLOTS_DIR / f"{plot.name}.png")
-                storage.write_bytes(name, figures.png(plot))
+                storage.write_bytes(name, plots.png(plot))
     path = run_dir / REPORT_FILE
-    storage.write_bytes(str(path), page(run, plots, drawings).encode("utf-8", "replace"))
+    storage.write_bytes(str(path), page(run, drawn, drawings).encode("utf-8", "replace"))
     return path
 
 
-def page(run: RecordedRun, plots: Sequence[Plot], drawings: Mapping[str, str]) -> str:
+def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -> str:
     """The whole document. Every string of the record is escaped.
 
     Args:
@@ -87,9 +86,9 @@ def page(run: RecordedRun, plots: Sequence[Plot], drawings: Mapping[str, str]) -
     ).get_template("page.html.j2")
     cards = [
         Card(title=plot.title, text=plot.text, drawing=drawings.get(plot.name, ""))
-        for plot in plots
+        for plot in drawn
     ]
-    matrix = [card for card, plot in zip(cards, plots, strict=True) if plot.name == CONFUSION]
+    matrix = [card for card, plot in zip(cards, drawn, strict=True) if plot.name == CONFUSION]
     return template.render(
         run=run,
         css=_css(),
@@ -288,7 +287,7 @@ def samples(run: RecordedRun) -> list[ShownSample]:
     for each in run.evaluated.samples:
         try:
             pixels = base64.b64decode(each.pixels, validate=True)
-            image = figures.gray_png(pixels, each.height, each.width)
+            image = plots.gray_png(pixels, each.height, each.width)
         except (ValueError, binascii.Error):
             continue
         label, prediction = (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from contract.errors import InputError
+from contract.instance_types import Prices
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, Gpus
-from contract.prices import Prices
 from contract.text import duration
 from training.record import fields
 from training.record.events import Start, Step

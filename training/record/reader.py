@@ -15,12 +15,20 @@ from contract.runs import (
     METRICS_FILE,
     RESULT_FILE,
 )
-from training import storage
-from training.record.events import Evaluation, Event, RankTimes, Resume, Step
+from training.record.events import (
+    Evaluation,
+    Event,
+    Measure,
+    Metrics,
+    RankTimes,
+    Resume,
+    Step,
+    described,
+    parse_metrics,
+)
 from training.record.fields import number
-from training.record.lines import Metrics, parse_metrics
-from training.record.measures import Measure, described
 from training.record.result import Evaluated, Result, evaluated_from_json
+from training.system import storage
 
 
 def read_metrics(run_uri: str) -> Metrics:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from contract import exits, runs
-from training import storage
 from training.record import events, reader
 from training.record.events import (
     Damaged,
@@ -26,6 +25,8 @@ from training.record.events import (
     Failed,
     Finished,
     Loaded,
+    Measure,
+    Metrics,
     Phase,
     Preempted,
     RankTimes,
@@ -38,12 +39,12 @@ from training.record.events import (
     Step,
     Stopped,
     Warned,
+    without_redone,
 )
 from training.record.fields import Rate
-from training.record.lines import Metrics, without_redone
-from training.record.measures import Measure
 from training.record.progress import EVERY_S, Pace, Progress, Spending
 from training.record.result import SUCCEEDED, Result, Status
+from training.system import storage
 
 #: How long new lines may be missing in S3: what a lost head costs of the record at most.
 FLUSH_EVERY_S: Final = 60.0

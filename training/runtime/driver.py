@@ -17,19 +17,19 @@ from typing import Any, Protocol
 from contract import exits
 from contract.errors import InputError
 from contract.runs import RunPaths
-from training.lease import Lease
 from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record import progress
 from training.record.display import make_display
-from training.record.environment import environment
 from training.record.events import Event, Failed, Reading, Warned
 from training.record.result import Result
 from training.record.writer import RunRecord
+from training.runtime.hang_detector import Watch
+from training.runtime.outcome import print_result
 from training.runtime.processes import Process, Seen
-from training.runtime.result import print_result
-from training.runtime.silence import Watch
-from training.storage import UnreachableError
+from training.system.lease import Lease
+from training.system.machine import environment
+from training.system.storage import UnreachableError
 
 
 class Workers(Protocol):

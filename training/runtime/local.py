@@ -25,14 +25,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from contract.errors import InputError
-from training import machine, recipes, storage
+from training import recipes
 from training.recipes.recipe import Recipe
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Failed, Reading, Start, Warned
 from training.runtime import processes
-from training.runtime.failures import Failures
+from training.runtime.outcome import Failures
 from training.runtime.processes import Process, Seen
-from training.storage import UnreachableError
+from training.system import machine, storage
+from training.system.storage import UnreachableError
 
 _METHOD: Final = "forkserver" if sys.platform == "linux" else "spawn"
 _CONTEXT: Final[Any] = multiprocessing.get_context(_METHOD)

@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from training import machine
 from training.record.events import Joined, phase
+from training.system import machine
 
 if TYPE_CHECKING:
-    from training.worker import Worker
+    from training.loop.worker import Worker
 
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 _SIGNAL: Final = signal.SIGUSR2

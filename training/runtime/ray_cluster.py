@@ -20,7 +20,7 @@ from training.record.events import Event, phase
 from training.runtime import processes, trainer
 from training.runtime.processes import Process, Seen
 from training.runtime.trainer import Submission
-from training.storage import UnreachableError
+from training.system.storage import UnreachableError
 
 #: A person does not notice a tenth of a second, nor does a processor.
 _POLL_S: Final = 0.1

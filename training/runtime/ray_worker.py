@@ -12,11 +12,12 @@ import torch
 import torch.distributed as dist
 
 from contract.errors import InputError
-from training import network, recipes
+from training import recipes
+from training.loop.worker import expect_steps
 from training.record.events import Event, Failed, Preempted
 from training.runtime import processes
 from training.runtime.saving import Saves
-from training.worker import expect_steps
+from training.system import machine
 
 
 class RayWorker:
@@ -103,7 +104,7 @@ def ray_entry(arguments: Mapping[str, Any]) -> None:
         host=ray.util.get_node_ip_address(),
     )
     try:
-        network.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
+        machine.check_efa(os.environ, backend=dist.get_backend(), num_hosts=len({*hosts}))
         recipes.by_name(config.recipe).train()(worker, config)
         worker.finish_saves()
     except InputError as error:

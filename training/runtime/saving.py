@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Final
 
 from contract.errors import InputError
-from training import storage
 from training.record.events import Event, Saving, Warned
+from training.system import storage
 
 #: So many saves in a row may fail before the run does: what a crash would cost grows with each.
 _MOST_FAILED: Final = 3

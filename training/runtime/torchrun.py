@@ -20,15 +20,15 @@ from contract.errors import InputError
 from contract.runs import RunPaths
 from contract.times import COLLECTIVE_START_S
 from training import recipes
-from training.lease import Lease
+from training.loop.worker import expect_steps
 from training.recipes.settings import RunConfig
-from training.record.environment import environment
 from training.record.events import Event, Failed
 from training.record.writer import RunRecord
-from training.runtime.result import print_result
+from training.runtime.outcome import print_result
 from training.runtime.saving import Saves
-from training.storage import UnreachableError
-from training.worker import expect_steps
+from training.system.lease import Lease
+from training.system.machine import environment
+from training.system.storage import UnreachableError
 
 
 def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> int:

@@ -15,12 +15,13 @@ from contract import host_check, nodes
 from contract.errors import InputError
 from contract.nodes import Range
 from contract.times import COLLECTIVE_START_S, HOST_CHECK_S
-from training import recipes, storage
+from training import recipes
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Reading, Start, Warned
-from training.runtime.failures import Failures
+from training.runtime.outcome import Failures
 from training.runtime.processes import on_nodes
-from training.storage import UnreachableError
+from training.system import storage
+from training.system.storage import UnreachableError
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
 #: start of all workers and the steps since the last checkpoint.
@@ -159,8 +160,8 @@ def _fit(submission: Submission, events: Any) -> str:
 def _free_places() -> None:
     """Remove the placement groups of a ``fit`` that has ended.
 
-    Ray Train 2.60 keeps that of a group which lost a worker at its start, until the command ends: on
-    a cluster that is just large enough, the next group would wait for it for ever.
+    Ray Train 2.60 keeps that of a group which lost a worker at its start, until the command ends:
+    on a cluster that is just large enough, the next group would wait for it for ever.
     """
     import ray
     from ray.util import placement_group_table, remove_placement_group

@@ -11,7 +11,11 @@ import importlib.util
 import io
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
 from pathlib import Path
+from types import ModuleType
+from typing import Final
 
 _HERE = Path(__file__).resolve().parent
 #: File -> what to do where a module that it changes is of a version that it does not know.
@@ -19,6 +23,51 @@ _CHANGED = {
     "ray_defaults": "give storage_path and name in the program's RunConfig",
     "torchruns": "give each torchrun of the job an --rdzv-id of its own",
 }
+
+
+#: Module -> what changes it.
+_Changes = Mapping[str, Callable[[ModuleType], None]]
+
+
+def _install(changes: _Changes, otherwise: str) -> None:
+    """Make changes from now on.
+
+    Args:
+        changes: to modules that have not been imported yet.
+        otherwise: what a user is told to do where a module is of another version, which cannot be
+            changed.
+    """
+    sys.meta_path.insert(0, _Finder(changes, otherwise))
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, changes: _Changes, otherwise: str) -> None:
+        self._changes: Final = changes
+        self._otherwise: Final = otherwise
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        change = self._changes.get(fullname)
+        if change is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is None or spec.loader is None:
+            return spec
+        run: Callable[[ModuleType], None] = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            try:
+                change(module)
+            except (AttributeError, ImportError, TypeError) as error:
+                print(
+                    f"This version of {fullname} cannot be changed ({error}): {self._otherwise}",
+                    file=sys.stderr,
+                )
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
 
 
 def _load(name: str, file: str | Path) -> None:
@@ -45,11 +94,10 @@ def _print_whole_lines() -> None:
 
 
 _print_whole_lines()
-_load("_train_imports", _HERE.parent / "imports.py")
 for _name, _otherwise in _CHANGED.items():
     _load(f"_train_{_name}", _HERE.parent / f"{_name}.py")
     if (_changes := sys.modules[f"_train_{_name}"]).is_needed():
-        sys.modules["_train_imports"].install(_changes.CHANGES, _otherwise)
+        _install(_changes.CHANGES, _otherwise)
 
 # Python takes the first one that it finds; the user's code or the system may have another.
 _others = [path for path in sys.path if Path(path or ".").resolve() != _HERE]

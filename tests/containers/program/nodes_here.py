@@ -19,11 +19,11 @@ from typing import Any, Final
 import ray
 from ray.cluster_utils import Cluster
 
-from containers import processes
+from containers.host import machine
+from containers.host.machine import say
 from containers.program import nodes as group
-from containers.program import seats
-from containers.program.lines import Lines
-from containers.program.told import ENV_PROGRAM, Told
+from containers.program.launch import ENV_PROGRAM, LaunchSpec
+from containers.program.process import Lines
 from contract import nodes
 from contract.nodes import Range
 from tests.conftest import ROOT
@@ -72,7 +72,7 @@ class Run:
 class RunInProcess(Run):
     """``python -m containers.program.nodes``, as a job's head runs it."""
 
-    def __init__(self, told: Told, address: str, log: list[str]) -> None:
+    def __init__(self, told: LaunchSpec, address: str, log: list[str]) -> None:
         super().__init__(log)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "containers.program.nodes"],
@@ -107,16 +107,15 @@ class RunInProcess(Run):
 class RunInThread(Run):
     """The same in a thread of this process, which need not import Ray and torch for each run."""
 
-    def __init__(self, told: Told, address: str, log: list[str]) -> None:
+    def __init__(self, told: LaunchSpec, address: str, log: list[str]) -> None:
         super().__init__(log)
         before = signal.getsignal(signal.SIGTERM)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         signal.signal(signal.SIGTERM, before)
         self._group = group.Group(told)
         self._code: int | None = None
-        self._before = [(module, module.say) for module in (group, seats)]
-        for module, _ in self._before:
-            setattr(module, "say", lambda text: self.said.append(f"node: {text}"))  # noqa: B010
+        self._before: Any = say
+        setattr(group, "say", lambda text: self.said.append(f"node: {text}"))  # noqa: B010
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -139,9 +138,8 @@ class RunInThread(Run):
             self._group.stop()
             self._thread.join(60)
             ray.shutdown()
-        for module, say in self._before:
-            setattr(module, "say", say)  # noqa: B010
-        self._before = []
+            setattr(group, "say", self._before)  # noqa: B010
+        self._before = None
 
 
 class LocalNodes:
@@ -202,7 +200,7 @@ class LocalNodes:
     def lose(self, name: str) -> None:
         """What a lost host does: everything on it is gone at once."""
         node = self.nodes.pop(name)
-        processes.kill_marked("TMPDIR", str(self.folder / name))
+        machine.kill_marked("TMPDIR", str(self.folder / name))
         self.cluster.remove_node(node, allow_graceful=False)
 
     def notice(self, name: str, seconds: float) -> None:
@@ -210,7 +208,7 @@ class LocalNodes:
         (self.folder / name / "notice").write_text(str(time.time() + seconds))
 
     def running_on(self, name: str) -> list[int]:
-        return processes.marked("TMPDIR", str(self.folder / name))
+        return machine.marked("TMPDIR", str(self.folder / name))
 
     def start(self, *words: str, **given: Any) -> RunInThread:
         """Run a program; one at a time. Arguments as those of ``told``."""
@@ -229,8 +227,8 @@ class LocalNodes:
         workers: str = "2",
         variables: Mapping[str, str] | None = None,
         capacity_wait_s: float = 60,
-    ) -> Told:
-        return Told(
+    ) -> LaunchSpec:
+        return LaunchSpec(
             run="r1",
             words=words,
             workers=Range.parse(workers, option="workers"),
@@ -249,7 +247,7 @@ class LocalNodes:
         self.close()
         self.cluster.shutdown()
         for path in self.folder.iterdir():
-            processes.kill_marked("TMPDIR", str(path))
+            machine.kill_marked("TMPDIR", str(path))
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from containers.program.files import Mirror
 from containers.program.requirements import Stopped
 from contract import runs, times
 from contract.errors import InputError
-from contract.files import MANIFEST, OUTPUT, WORK, Manifest
+from contract.runs import MANIFEST, OUTPUT, WORK, Manifest
 from tests.clock import FakeClock
 from tests.containers.program.s3_in_memory import S3, refused
 

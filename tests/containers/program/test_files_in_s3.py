@@ -24,8 +24,7 @@ from containers.program.bucket import NodeBucket, ReplacedError
 from containers.program.files import Mirror
 from contract import times
 from contract.errors import InputError
-from contract.files import MANIFEST, OUTPUT, WORK, Manifest
-from contract.runs import OUTPUT_LIMIT_BYTES, output_prefix
+from contract.runs import MANIFEST, OUTPUT, OUTPUT_LIMIT_BYTES, WORK, Manifest, output_prefix
 from trainctl import downloads
 from trainctl.aws.clients import Clients
 from trainctl.aws.files import Bucket

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import nodes, seats
-from containers.program.launch import Ended, Launcher, Order, rendezvous_id
-from containers.program.nodes import Group
-from containers.program.seats import NodeInfo, Seat, alive
-from containers.program.told import Told
+from containers.program import nodes
+from containers.program.launch import Ended, Launcher, LaunchSpec, Order, rendezvous_id
+from containers.program.nodes import Group, NodeInfo, Seat, alive
 from contract import exits, times
 from contract.errors import InputError
 from contract.nodes import ENV_JOB, Range
@@ -112,10 +110,9 @@ class Ray:
 @pytest.fixture
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
     here = Ray(tmp_path)
-    for module in (nodes, seats):
-        monkeypatch.setattr(module, "ray", here)
-        monkeypatch.setattr(module, "alive", here.alive)
-        monkeypatch.setattr(module, "start_launcher", here.start_launcher)
+    monkeypatch.setattr(nodes, "ray", here)
+    monkeypatch.setattr(nodes, "alive", here.alive)
+    monkeypatch.setattr(nodes, "start_launcher", here.start_launcher)
     monkeypatch.setattr(nodes, "_LOOK_S", 0.05)
     yield here
     for actor in here.actors:
@@ -125,7 +122,7 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
 
 def group(script: str, *, workers: str = "2", capacity_wait_s: float = 30) -> Group:
     return Group(
-        Told(
+        LaunchSpec(
             run="r1",
             words=("sh", "-c", script),
             workers=Range.parse(workers, option="workers"),
@@ -515,14 +512,14 @@ def test_nodes_that_do_not_answer_are_waited_for_together(
 ) -> None:
     add(ray, "a")
     monkeypatch.setattr(times, "COMMAND_STOP_S", 1.0)
-    monkeypatch.setattr(seats, "ANSWER_S", 1.0)
+    monkeypatch.setattr(nodes, "ANSWER_S", 1.0)
     some = [
         Seat(number=number, node=ray.alive()[0], launcher=None, wait=Ref()) for number in range(20)
     ]
     told = Ended(code=0, at=0.0, was_told=True)
     some[-1].wait.set_result(told)
     began = time.monotonic()
-    seats.wait_for_end(some)
+    nodes.wait_for_end(some)
     assert time.monotonic() - began < 15, "each by itself would take 38 s together"
     assert [seat.ended for seat in some] == [None] * 19 + [told]
     assert not any(seat.is_running for seat in some)

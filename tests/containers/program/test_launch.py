@@ -15,12 +15,12 @@ from typing import ClassVar
 
 import pytest
 
-from containers import processes
+from containers.host import machine
 from containers.program import bucket as store
 from containers.program import launch
 from containers.program.files import Mirror
 from containers.program.launch import Ended, Launcher, Order, Place
-from containers.program.lines import Lines, NodeLog
+from containers.program.process import Lines, NodeLog
 from contract import exits
 from contract.errors import InputError
 from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label
@@ -152,7 +152,7 @@ def test_lines_reach_the_nodes_own_output_through_its_pipe(tmp_path: Path) -> No
     script = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from containers.program.lines import NodeLog, log_pipe\n"
+        "from containers.program.process import NodeLog, log_pipe\n"
         "with log_pipe(Path(sys.argv[1])) as pipe:\n"
         f"    log = NodeLog(3, {{{ENV_LOG_PIPE!r}: str(pipe)}})\n"
         "    log.write('x' * 100_000)\n"
@@ -406,7 +406,7 @@ def test_a_program_that_has_overwritten_its_environment_is_killed(folder: Path) 
     )
     here.start()
     pid = int(here.wait_for("up").read_text())
-    assert pid not in processes.marked(ENV_RUN, "r1")
+    assert pid not in machine.marked(ENV_RUN, "r1")
     here.launcher.stop(0.5)
     assert here.launcher.wait().code == exits.KILLED
     assert not is_running(pid)
@@ -513,7 +513,7 @@ def test_a_notice_reaches_the_program_as_sigterm_with_the_time_left(
 def test_processes_are_found_and_killed_by_a_variable_of_their_environment() -> None:
     mark = secrets.token_hex(8)  # another checkout may run the same test on this machine
     with subprocess.Popen(["sleep", "1000"], env={**os.environ, "MARK_OF_TEST": mark}) as process:
-        assert processes.marked("MARK_OF_TEST", mark) == [process.pid]
-        assert processes.marked("MARK_OF_TEST", mark[:-1]) == []
-        assert processes.kill_marked("MARK_OF_TEST", mark) == 1
+        assert machine.marked("MARK_OF_TEST", mark) == [process.pid]
+        assert machine.marked("MARK_OF_TEST", mark[:-1]) == []
+        assert machine.kill_marked("MARK_OF_TEST", mark) == 1
         assert process.wait(10) == -signal.SIGKILL

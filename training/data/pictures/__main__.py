@@ -16,12 +16,12 @@ from contract import exits
 from contract.errors import InputError
 from contract.runs import safe_join
 from contract.text import byte_size
-from training import storage
 from training.data import download
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED
 from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
 from training.data.pictures.verify import verify
+from training.system import storage
 
 _THREADS: Final = 16
 

@@ -22,7 +22,7 @@ from training.data.pictures.files import Files
 from training.data.pictures.index import Entry
 from training.data.pictures.messages import Done, Orders, Task, Unreachable
 from training.data.pictures.picture import DamagedError, canvas_side
-from training.storage import UnreachableError
+from training.system.storage import UnreachableError
 
 
 def ring_of(descriptor: int, orders: Orders) -> Pixels:

@@ -1,7 +1,7 @@
 """Where a prepared set is written, and verified: a folder or S3, from a laptop too.
 
-Nodes read S3 by ``training.storage``; a laptop has boto3 and no fsspec. Standard library only, but
-for boto3 when it is S3.
+Nodes read S3 by ``training.system.storage``; a laptop has boto3 and no fsspec. Standard library
+only, but for boto3 when it is S3.
 """
 
 import hashlib

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from training import storage
 from training.data.pictures.index import Entry
 from training.data.pictures.picture import DamagedError
-from training.storage import UnreachableError
+from training.system import storage
+from training.system.storage import UnreachableError
 
 #: Shards are kept open; files of trees are not.
 _MOST_OPEN: Final = 512

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from contract.errors import InputError
-from training import storage
 from training.data.pictures.index import (
     INDEX_FILE,
     JPEG,
@@ -28,6 +27,7 @@ from training.data.pictures.index import (
     is_picture,
     table,
 )
+from training.system import storage
 
 _NEWLINE: Final = ord("\n")
 

@@ -22,12 +22,12 @@ from typing import Final
 
 from contract.runs import safe_join
 from contract.text import byte_size
-from training import storage
 from training.data import download, sources
 from training.data.pictures import library
 from training.data.pictures.destination import sha256_of
 from training.data.pictures.index import StoredFile
 from training.data.pictures.library import PictureSet
+from training.system import storage
 
 _FOLDER: Final = "pictures"
 _THREADS: Final = 8

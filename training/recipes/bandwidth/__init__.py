@@ -4,7 +4,7 @@ from typing import Final
 
 from training.recipes.bandwidth.settings import PRESETS, BandwidthConfig
 from training.recipes.recipe import Model, Recipe
-from training.record.measures import Measure
+from training.record.events import Measure
 
 ALL_REDUCE: Final = Measure(
     name="all_reduce", meaning="bus bandwidth of the all-reduce", label="all-reduce", unit="GB/s"
@@ -36,7 +36,7 @@ RECIPE: Final = Recipe(
     measures=(ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SLOWEST_LINK),
     model=Model.NONE,
     variables={
-        # NCCL tells only in its log over what it sends; read by ``training.network``.
+        # NCCL tells only in its log over what it sends; read by ``training.system.machine``.
         "NCCL_DEBUG": "INFO",
         "NCCL_DEBUG_SUBSYS": "INIT,NET",
         "NCCL_DEBUG_FILE": "/tmp/nccl-%h-%p.log",

@@ -15,14 +15,14 @@ import torch
 import torch.distributed as dist
 
 from contract.text import byte_size, significant
-from training import metrics
-from training.network import transport
+from training.loop import metrics
+from training.loop.worker import Worker
 from training.recipes.bandwidth import links
-from training.recipes.bandwidth.formulas import Timing
+from training.recipes.bandwidth.links import Timing
 from training.recipes.bandwidth.settings import COLLECTIVES, BandwidthConfig
 from training.record.events import Evaluation, Finished, Start, Stopped, Warned, phase
 from training.record.result import Table
-from training.worker import Worker
+from training.system.machine import transport
 
 _ELEMENT: Final = 4  # bytes of a float32
 _HEADS: Final = ("mean (us)", "slowest rank (us)", "algorithm bandwidth (GB/s)", "bus bandwidth")

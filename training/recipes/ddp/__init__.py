@@ -5,7 +5,7 @@ from typing import Final
 from training.data import DIGITS, catalog
 from training.recipes.ddp.settings import PRESETS, DdpConfig
 from training.recipes.recipe import Recipe
-from training.record.measures import ACCURACY
+from training.record.events import ACCURACY
 
 RECIPE: Final = Recipe(
     name="ddp",

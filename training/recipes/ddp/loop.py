@@ -22,17 +22,18 @@ import torch.nn.functional as F
 from torch import nn
 
 from contract.errors import InputError
-from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints
 from training.data import images
+from training.loop import metrics
+from training.loop.optimizers import decay_groups, warmup_cosine
+from training.loop.worker import Pulse, Worker
 from training.models import classifiers as models
 from training.models import replicas
 from training.recipes.bookkeeping import Bookkeeping
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import phase
 from training.record.result import Classification, ImageSample
-from training.schedule import warmup_cosine
-from training.worker import Pulse, Worker
+from training.system import machine
 
 _EVALUATION_BATCH = 500
 _NUM_SAMPLES = 36
@@ -68,6 +69,9 @@ def train(worker: Worker, config: DdpConfig) -> None:
     # the small stem there are none.
     keep_all = config.layout == "full"
     cut = {} if keep_all else models.keep_live_taps(model, image_size=images.IMAGE_SIZE)
+    layout = checkpoints.Layout(
+        cut=cut, to_standard=models.full_state, from_standard=models.live_state
+    )
     course = metrics.Course(
         items="images",
         items_per_step=order.global_batch,
@@ -90,7 +94,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
     if snapshot is not None:
         snapshot.check_data(image_set.fingerprint, run=config.run, data=config.data)
-        checkpoints.apply(snapshot, model, optimizer, cut=cut)
+        checkpoints.apply(snapshot, model, optimizer, layout=layout)
         position = snapshot.position
 
     worker.emit(phase("model_ready"))
@@ -112,11 +116,11 @@ def train(worker: Worker, config: DdpConfig) -> None:
         worker,
         model,
         optimizer,
-        cut=cut,
         settings=config.to_json(),
         data=image_set.fingerprint,
         newest=snapshot,
         keep=config.checkpoints_to_keep,
+        layout=layout,
     )
     books = Bookkeeping(
         worker,
@@ -176,7 +180,7 @@ def build_optimizer(
     model: nn.Module, config: DdpConfig, device: torch.device
 ) -> torch.optim.Optimizer:
     """Adam; weight decay, where there is any, spares biases and normalisation."""
-    groups = optimizers.decay_groups(model, config.weight_decay)
+    groups = decay_groups(model, config.weight_decay)
     fused = device.type in ("cuda", "cpu")  # one kernel over all parameters: 2-3x on both
     return torch.optim.AdamW(groups, lr=config.lr, fused=fused)
 

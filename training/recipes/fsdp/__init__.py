@@ -8,7 +8,7 @@ from training.data import PYTHON_HELP, catalog
 from training.recipes.fsdp.settings import PRESETS, FsdpConfig
 from training.recipes.recipe import Model, Recipe
 from training.recipes.settings import Value
-from training.record.measures import PERPLEXITY
+from training.record.events import PERPLEXITY
 
 
 def _check(preset: str, given: Mapping[str, Value]) -> None:

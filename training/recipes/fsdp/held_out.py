@@ -9,13 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from contract.errors import InputError
-from training import metrics
 from training.data.feed import NOTHING, Batch
 from training.data.mixed_feed import Part
+from training.loop import metrics
+from training.loop.worker import Pulse, Worker
 from training.models import language_models
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.settings import FsdpConfig
-from training.worker import Pulse, Worker
 
 
 @dataclass(frozen=True, kw_only=True)

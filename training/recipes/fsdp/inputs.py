@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from contract.errors import InputError
-from training import storage
 from training.data import PYTHON_HELP, catalog, mixture
 from training.data.text import TokenStore, open_store, store_for
 from training.models.pretrained import check_weights, shared_cache, tokenizer_file
 from training.recipes.fsdp.settings import FsdpConfig
 from training.recipes.recipe import Report
+from training.system import storage
 
 
 def look_at(config: FsdpConfig) -> None:

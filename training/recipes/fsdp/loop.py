@@ -26,11 +26,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule
 
-from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints, sharded_checkpoints
 from training.data.mixed_feed import MixedFeed, described, feed_for
 from training.data.mixture import sources_of
 from training.data.text import TokenStore
+from training.loop import metrics, optimizers
+from training.loop.optimizers import warmup_cosine
+from training.loop.worker import Worker
 from training.models import agreement, language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import ModelShape, UnknownShapeError
@@ -41,8 +43,7 @@ from training.recipes.fsdp.model import build, describe, fill
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import Evaluation, Loaded, Noted, Sample, Warned, phase
 from training.record.result import HeldOutText
-from training.schedule import warmup_cosine
-from training.worker import Worker
+from training.system import machine
 
 _NUM_PROMPTS: Final = 3
 _PROMPT_TOKENS: Final = 16

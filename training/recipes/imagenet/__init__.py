@@ -5,7 +5,7 @@ from typing import Final
 
 from training.recipes.imagenet.settings import PRESETS, SYNTHETIC, ImagenetConfig
 from training.recipes.recipe import Recipe
-from training.record.measures import ACCURACY, Measure
+from training.record.events import ACCURACY, Measure
 
 TOP5: Final = Measure(
     name="top5",

@@ -3,10 +3,10 @@
 Imports no torch by itself.
 """
 
-from training import machine, storage
 from training.data.pictures import library
 from training.recipes.imagenet.settings import SYNTHETIC, ImagenetConfig
 from training.recipes.recipe import Report
+from training.system import machine, storage
 
 
 def look_at(config: ImagenetConfig) -> None:

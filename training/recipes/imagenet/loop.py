@@ -24,7 +24,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from contract.errors import InputError
-from training import machine, metrics, optimizers
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
@@ -32,16 +31,17 @@ from training.data.pictures import library
 from training.data.pictures.picture import canvas_side
 from training.data.pictures.pool import ReadingError
 from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
+from training.loop import metrics
+from training.loop.optimizers import decay_groups, warmup_cosine
+from training.loop.worker import Pulse, Worker
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
 from training.recipes.bookkeeping import Bookkeeping
 from training.recipes.imagenet.inputs import num_decoders
 from training.recipes.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
-from training.recipes.imagenet.synthetic import NUM_CLASSES, Synthetic
 from training.record.events import Warned, phase
-from training.schedule import warmup_cosine
-from training.worker import Pulse, Worker
+from training.system import machine
 
 #: Pictures that a worker evaluates at a time, at most: more would take the host's memory, for they
 #: are decoded ahead, and gain nothing without a backward pass.
@@ -105,7 +105,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         device=device,
     )
     optimizer = torch.optim.SGD(
-        optimizers.decay_groups(model, config.weight_decay),
+        decay_groups(model, config.weight_decay),
         lr=config.lr,
         momentum=0.9,
         nesterov=True,
@@ -117,7 +117,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
     snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
     if snapshot is not None:
         snapshot.check_data(found.fingerprint, run=config.run, data=config.data)
-        checkpoints.apply(snapshot, model, optimizer, cut={})
+        checkpoints.apply(snapshot, model, optimizer)
         if average is not None:
             average.load(snapshot.average)
         position = snapshot.position
@@ -148,7 +148,6 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         worker,
         model,
         optimizer,
-        cut={},
         settings=config.to_json(),
         data=found.fingerprint,
         newest=snapshot,
@@ -423,3 +422,45 @@ def evaluate(
     if not num:
         raise InputError(f"all pictures of {config.data}/val are damaged: prepare the set again")
     return Evaluation(loss=loss_sum.item() / num, accuracy=first / num, top5=among_five / num)
+
+
+NUM_CLASSES = 10
+_NUM_NOISES = 64
+
+
+class Synthetic:
+    """A split of such pictures, numbered from 0; it gives what ``pictures.reader.Reader`` gives."""
+
+    def __init__(self, num: int, *, canvas: int, device: torch.device) -> None:
+        """
+        Args:
+            num: of pictures.
+            canvas: pixels of a side; all pictures fill it.
+        """
+        self._num = num
+        self._device = device
+        generator = torch.Generator().manual_seed(0)
+        coarse = torch.randint(0, 192, (NUM_CLASSES, 3, 2, 2), generator=generator)
+        patterns = torch.nn.functional.interpolate(coarse.float(), size=canvas)
+        self._patterns = patterns.to(torch.uint8).permute(0, 2, 3, 1).contiguous().to(device)
+        shape = (_NUM_NOISES, canvas, canvas, 3)
+        noises = torch.randint(0, 64, shape, generator=generator, dtype=torch.uint8)
+        self._noises = noises.to(device)
+
+    def __len__(self) -> int:
+        return self._num
+
+    def batches(self, plan: Iterable[torch.Tensor]) -> Iterator[Batch]:
+        """A batch for each part of the plan, int64 ``[n]``, in its order."""
+        for samples in plan:
+            labels = (samples % NUM_CLASSES).to(self._device, non_blocking=True)
+            noises = (samples * 7 % _NUM_NOISES).to(self._device, non_blocking=True)
+            pictures = self._patterns[labels] + self._noises[noises]
+            yield Batch(
+                pictures=pictures,
+                extents=torch.full((len(samples), 2), pictures.shape[1], device=self._device),
+                labels=labels,
+                samples=samples,
+                places=torch.arange(len(samples)),
+                num_planned=len(samples),
+            )

@@ -1,0 +1,206 @@
+"""This machine: its log, its clock, its addresses, its task on ECS and its processes.
+
+Addresses and interfaces are asked of the kernel: in awsvpc mode a container has two interfaces, and
+their names depend on the host's image. Processes are found by a variable of their environment,
+which all that they start inherits, whatever sessions, groups and parents they have; Linux only.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from contract.errors import InputError
+
+
+def say(message: str) -> None:
+    """One line to the container's log."""
+    print(f"node: {message}", file=sys.stderr, flush=True)
+
+
+class Clock(Protocol):
+    """The module ``time``, or a test's own."""
+
+    def time(self) -> float:
+        """Unix time."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>: the IPv4 address of an interface
+
+
+def address_towards(host: str, port: int = 9) -> str:
+    """This node's own address on the way to ``host``. Nothing is sent.
+
+    Raises:
+        OSError: There is no route, or ``host`` has no address.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, port))
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def own_address() -> str:
+    """This node's address on its default route; without one, that of its first interface."""
+    try:
+        return address_towards("192.0.2.1")  # RFC 5737: unassigned, so the default route's
+    except OSError:
+        for _, name in socket.if_nameindex():
+            address = _address_of(name)
+            if address and not address.startswith("127."):
+                return address
+    return "127.0.0.1"
+
+
+def interface_of(address: str) -> str:
+    """Name of the interface that has ``address``. Raises OSError when none has."""
+    for _, name in socket.if_nameindex():
+        if _address_of(name) == address:
+            return name
+    raise OSError(f"no interface has the address {address}")
+
+
+def _address_of(interface: str) -> str | None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()))
+        except OSError:
+            return None  # it has no IPv4 address
+    return socket.inet_ntoa(answer[20:24])
+
+
+def wait_for_port(
+    host: str,
+    port: int,
+    *,
+    timeout_s: float,
+    should_stop: Callable[[], bool],
+    say: Callable[[str], None],
+) -> str | None:
+    """Wait until ``host:port`` accepts connections; return why not, or None when it does.
+
+    The name is looked up anew each time: it may not exist yet, and it may change its address.
+    """
+    deadline = time.monotonic() + timeout_s
+    reason, next_word = "", 0.0
+    while not should_stop():
+        try:
+            with socket.create_connection((host, port), timeout=3):
+                return None
+        except socket.gaierror:
+            reason = f"the name {host} has no address yet"
+        except OSError as error:
+            reason = f"{host}:{port} does not answer ({error.strerror or error})"
+        if time.monotonic() >= deadline:
+            break
+        if time.monotonic() >= next_word:
+            say(f"waiting for the head: {reason}")
+            next_word = time.monotonic() + 15
+        time.sleep(0.2)  # a refused connection costs nothing, and the head waits for its workers
+    return reason
+
+
+_METADATA: Final = "ECS_CONTAINER_METADATA_URI_V4"
+_METADATA_S: Final = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnTask:
+    """The task that this process runs in."""
+
+    arn: str
+    cluster: str
+
+
+def own_task() -> OwnTask | None:
+    """Ask the agent; None where none runs, as on a laptop.
+
+    Raises:
+        InputError: the agent's answer cannot be used.
+    """
+    address = os.environ.get(_METADATA)
+    if not address:
+        return None
+    try:
+        with urllib.request.urlopen(f"{address}/task", timeout=_METADATA_S) as answer:
+            task = json.load(answer)
+        return OwnTask(arn=task["TaskARN"], cluster=task["Cluster"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{_METADATA}: the ECS agent does not say what this is: {error}") from None
+
+
+_POLL_S: Final = 0.05
+
+
+def marked(name: str, value: str) -> list[int]:
+    """Ids of the running processes whose environment began with ``name=value``, but this one."""
+    wanted = f"{name}={value}".encode()
+    found = []
+    for pid in _ids():
+        if pid == os.getpid():
+            continue
+        try:
+            # Of a zombie it is empty.
+            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+        except OSError:
+            continue  # it has ended, or is another user's
+    return found
+
+
+def in_group(group: int) -> list[int]:
+    """Ids of the running processes of a process group, also where they have overwritten their
+    environment, as those do that change their title."""
+    return [pid for pid in _ids() if (found := _stat(pid)) and found[2] == group]
+
+
+def parent(pid: int) -> int:
+    """Id of a process's parent; 0 where the process has ended."""
+    found = _stat(pid)
+    return found[1] if found else 0
+
+
+def _ids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """State, parent and group of a process; None where it has ended, a zombie included."""
+    try:
+        # Its name, in brackets, may have spaces and brackets of its own.
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if words[0] in "ZX" else (words[0], int(words[1]), int(words[2]))
+
+
+def kill_marked(name: str, value: str, *, within_s: float = 5.0) -> int:
+    """SIGKILL for all of them, again for those that were being started meanwhile; return how many.
+
+    Args:
+        within_s: returns after this long even where some are stuck in the kernel.
+    """
+    killed: set[int] = set()
+    deadline = time.monotonic() + within_s
+    while (there := marked(name, value)) and time.monotonic() < deadline:
+        for pid in there:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            killed.add(pid)
+        time.sleep(_POLL_S)
+    return len(killed)

@@ -1,0 +1,309 @@
+"""CloudFormation: the types that the emulator lacks, and fixes of those that it has.
+
+It assigns to MiniStack's table of handlers, whose shape is that of one version. The deletion of a
+stack stops where a resource cannot be deleted, so that what it depends on stays; the emulator goes
+on, and deletes the subnet and the bucket of a file system that still exists.
+"""
+
+import json
+import string
+from collections.abc import Iterator
+from typing import Any
+from xml.sax.saxutils import escape
+
+from rehearsal.ministack import fsx, resource_types
+from rehearsal.ministack.internals import (
+    cloudformation,
+    custom_resource,
+    ec2,
+    ecs,
+    lambda_runtime,
+    lambda_svc,
+    provisioners,
+    responses,
+    s3,
+    secretsmanager,
+    stacks,
+)
+from rehearsal.ministack.resource_types import Properties, Result, call, checked
+from rehearsal.ministack.switches import Strict, is_strict
+
+TYPES = {
+    **resource_types.EC2_TYPES,
+    **resource_types.ECS_TYPES,
+    **fsx.FSX_TYPES,
+    **resource_types.IAM_TYPES,
+}
+
+
+def install() -> None:
+    """Give the emulator the types above, and fix those that it has."""
+    for name, kind in TYPES.items():
+        if name in provisioners._RESOURCE_HANDLERS:
+            raise RuntimeError(f"this emulator has a type {name} of its own")
+        provisioners._RESOURCE_HANDLERS[name] = checked(name, kind)
+        provisioners._REPLACING_PROPERTIES[name] = kind.replacing
+        if "Tags" in kind.in_place:
+            provisioners._STACK_TAG_PROPERTY[name] = ("Tags", "list")
+    install_fixes()
+    install_order()
+
+
+def install_fixes() -> None:
+    """Fix all of them."""
+    fix_cluster_update()
+    fix_container_definitions()
+    fix_service()
+    fix_secret()
+    fix_function_delete()
+    fix_bucket()
+    fix_custom_resources()
+    fix_alarm_on_expressions()
+    fix_launch_template()
+
+
+def fix_cluster_update() -> None:
+    """An update of a cluster must not drop what other resources have associated with it."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::ECS::Cluster"]
+    stock = handler["update"]
+
+    def update(
+        physical_id: str, old: Properties, new: Properties, stack: str, logical_id: str
+    ) -> Result:
+        kept = dict(ecs._clusters.get(physical_id) or {})
+        result: Result = stock(physical_id, old, new, stack, logical_id)
+        if result[0] == physical_id and "CapacityProviders" not in {**old, **new}:
+            for key in ("capacityProviders", "defaultCapacityProviderStrategy"):
+                ecs._clusters[physical_id][key] = kept[key]
+        return result
+
+    handler["update"] = update
+
+
+def fix_container_definitions() -> None:
+    """Limits, health checks and secrets of a container must reach ECS as its API has them.
+
+    Stock translates the names of a few members and leaves the others as the template writes them.
+    """
+
+    def normalize(definitions: list[Properties]) -> list[dict[str, Any]]:
+        labels = "DockerLabels"  # its keys are the user's
+        return [
+            provisioners._pascal_to_camel({k: v for k, v in each.items() if k != labels})
+            | ({"dockerLabels": each[labels]} if labels in each else {})
+            for each in definitions
+        ]
+
+    provisioners._normalize_container_defs = normalize
+
+
+def fix_service() -> None:
+    """A service must keep its Cloud Map names and its right to a shell."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::ECS::Service"]
+    stock_create, stock_update = handler["create"], handler["update"]
+
+    def keep(result: Result, properties: Properties) -> Result:
+        cluster, name = result[0].split("/")[-2:]
+        ecs._services[f"{cluster}/{name}"] |= {
+            "serviceRegistries": provisioners._pascal_to_camel(
+                properties.get("ServiceRegistries") or []
+            ),
+            "enableExecuteCommand": provisioners._cfn_bool(
+                properties.get("EnableExecuteCommand", False)
+            ),
+            "enableECSManagedTags": provisioners._cfn_bool(
+                properties.get("EnableECSManagedTags", False)
+            ),
+            "propagateTags": properties.get("PropagateTags", "NONE"),
+        }
+        return result
+
+    def create(logical_id: str, properties: Properties, stack: str) -> Result:
+        return keep(stock_create(logical_id, properties, stack), properties)
+
+    def update(physical_id: str, old: Properties, new: Properties, stack: str) -> Result:
+        return keep(stock_update(physical_id, old, new, stack), new)
+
+    handler |= {"create": create, "update": update}
+
+
+def fix_secret() -> None:
+    """A reference to a secret is its ARN, and a generated one keeps to the characters allowed."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::SecretsManager::Secret"]
+    stock = dict(handler)
+    stock_string = provisioners._sm_secret_string
+
+    def name_of(arn: str) -> str:
+        names = [name for name, each in secretsmanager._secrets.items() if each["ARN"] == arn]
+        return names[0] if names else arn
+
+    def create(logical_id: str, properties: Properties, stack: str) -> Result:
+        _name, attributes = stock["create"](logical_id, properties, stack)
+        return attributes["Arn"], attributes
+
+    def update(arn: str, old: Properties, new: Properties, stack: str, logical_id: str) -> Result:
+        _name, attributes = stock["update"](name_of(arn), old, new, stack, logical_id)
+        return attributes["Arn"], attributes
+
+    def generated(properties: Properties) -> str:
+        wanted = dict(properties.get("GenerateSecretString") or {})
+        if provisioners._cfn_bool(wanted.get("ExcludePunctuation", False)):
+            wanted["ExcludeCharacters"] = wanted.get("ExcludeCharacters", "") + string.punctuation
+            properties = {**properties, "GenerateSecretString": wanted}
+        made: str = stock_string(properties)
+        return made
+
+    provisioners._sm_secret_string = generated
+    handler |= {
+        "create": create,
+        "update": update,
+        "delete": lambda arn, properties: stock["delete"](name_of(arn), properties),
+    }
+
+
+def fix_function_delete() -> None:
+    """Deleting a Lambda function must end its worker process too."""
+    handler = provisioners._RESOURCE_HANDLERS["AWS::Lambda::Function"]
+    stock = handler["delete"]
+
+    def delete(physical_id: str, properties: Properties) -> None:
+        stock(physical_id, properties)
+        lambda_runtime.invalidate_worker(
+            physical_id, account=responses.get_account_id(), region=responses.get_region()
+        )
+
+    handler["delete"] = delete
+
+
+def fix_bucket() -> None:
+    """A bucket must keep its tags, and must not be deleted while it holds objects.
+
+    Both are what the CDK's emptying of buckets depends on: it looks at a tag, and without it a
+    deployment on AWS could not be removed.
+    """
+    handler = provisioners._RESOURCE_HANDLERS["AWS::S3::Bucket"]
+    stock_create, stock_update = handler["create"], handler["update"]
+
+    def create(logical_id: str, properties: Properties, stack: str) -> Result:
+        result: Result = stock_create(logical_id, properties, stack)
+        s3._bucket_tags[result[0]] = provisioners._tag_map(properties.get("Tags"))
+        return result
+
+    def update(physical_id: str, old: Properties, new: Properties, stack: str) -> Result:
+        result: Result = stock_update(physical_id, old, new, stack)
+        s3._bucket_tags[result[0]] = provisioners._tag_map(new.get("Tags"))
+        return result
+
+    def delete(physical_id: str, _properties: Properties) -> None:
+        if physical_id in s3._buckets:
+            call(f"bucket {physical_id}", s3._delete_bucket(physical_id))
+
+    handler |= {"create": create, "update": update, "delete": delete}
+    provisioners._STACK_TAG_PROPERTY["AWS::S3::Bucket"] = ("Tags", "list")
+
+
+def fix_custom_resources() -> None:
+    """A custom resource whose function fails must fail at once.
+
+    CloudFormation waits an hour for an answer that a crashed function cannot send; so does the
+    emulator. Here the crash itself is the answer, with its message.
+    """
+    stock = lambda_svc._execute_function_with_config_scope
+
+    def execute(function: dict[str, Any], event: dict[str, Any]) -> dict[str, Any]:
+        result: dict[str, Any] = stock(function, event)
+        address = event.get("ResponseURL")
+        if address and result.get("error"):
+            # Does nothing if the function had answered before it failed.
+            with custom_resource._lock:
+                entry = custom_resource._pending.get(address.rsplit("/", 1)[-1])
+                if entry is not None and entry["result"] is None:
+                    reason = f"the function failed: {json.dumps(result.get('body'))}"
+                    entry["result"] = {"Status": "FAILED", "Reason": reason}
+                    entry["event"].set()
+        return result
+
+    lambda_svc._execute_function_with_config_scope = execute
+
+
+def fix_alarm_on_expressions() -> None:
+    """An alarm may watch an expression or a query; here it is a record that is never evaluated."""
+    stock = provisioners._cw_metric_alarm_record
+
+    def record(name: str, properties: Properties) -> dict[str, Any]:
+        metrics = properties.get("Metrics")
+        if not metrics:
+            alarm: dict[str, Any] = stock(name, properties)
+            return alarm
+        stand_in = {"MetricName": "expression", "Namespace": "expression"}
+        alarm = stock(name, {**properties, **stand_in, "Metrics": None})
+        return alarm | {"Metrics": metrics, "MetricName": None, "Namespace": None}
+
+    provisioners._cw_metric_alarm_record = record
+
+
+def fix_launch_template() -> None:
+    """A launch template must show all of its network interfaces: their cards, and which are EFA's.
+
+    Stock shows the few members that every interface has, device and groups among them.
+    """
+    stock = ec2._lt_data_xml
+
+    def element(name: str, value: Any) -> str:
+        if name == "Groups":
+            name, text = "GroupSet", "".join(f"<item>{escape(each)}</item>" for each in value)
+        else:
+            text = str(value).lower() if isinstance(value, bool) else escape(str(value))
+        name = name[0].lower() + name[1:]
+        return f"<{name}>{text}</{name}>"
+
+    def xml(data: dict[str, Any]) -> str:
+        items = (
+            "".join(element(name, value) for name, value in each.items())
+            for each in data.get("NetworkInterfaces", [])
+        )
+        shown = "".join(f"<item>{each}</item>" for each in items)
+        rest = {name: value for name, value in data.items() if name != "NetworkInterfaces"}
+        return f"{stock(rest)}<networkInterfaceSet>{shown}</networkInterfaceSet>"
+
+    ec2._lt_data_xml = xml
+
+
+class Order(list[str]):
+    """Logical ids, each after those that it depends on.
+
+    From the end to the beginning it is the order of a deletion: that leaves out what a resource
+    depends on whose deletion has failed by then.
+    """
+
+    definitions: dict[str, Any]
+
+    def __reversed__(self) -> Iterator[str]:
+        blocked: set[str] = set()
+        for name in [*self][::-1]:
+            if name not in blocked:
+                yield name
+            if name in blocked or self._has_failed(name):
+                definition = self.definitions.get(name, {})
+                blocked |= stacks._extract_deps(definition, {*self.definitions})
+
+    def _has_failed(self, name: str) -> bool:
+        """Of these definitions' own stack."""
+        for stack in cloudformation._stacks.values():
+            if (stack.get("_template") or {}).get("Resources") is self.definitions:
+                record = stack["_resources"].get(name, {})
+                return bool(record.get("ResourceStatus") == "DELETE_FAILED")
+        return False
+
+
+def install_order() -> None:
+    """Have the emulator delete in this order."""
+    stock = stacks._topological_sort
+
+    def sort(definitions: dict[str, Any], conditions: dict[str, Any]) -> list[str]:
+        found = Order(stock(definitions, conditions))
+        found.definitions = definitions
+        return found
+
+    if is_strict(Strict.DELETION):
+        stacks._topological_sort = sort

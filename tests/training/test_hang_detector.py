@@ -1,0 +1,264 @@
+"""Proves that workers which hang are noticed, described and started again, and that those which
+only take long are left alone."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from contract.nodes import ENV_SILENCE
+from tests.training.test_local_runs import Command, launcher
+from training.record import reader
+from training.record.events import (
+    Evaluating,
+    Evaluation,
+    Event,
+    Finished,
+    Joined,
+    Saving,
+    Silent,
+    Start,
+    Step,
+)
+from training.runtime.hang_detector import HangDetector, Watch
+from training.runtime.processes import Process, Seen
+from training.system import storage
+
+LEAST_S = 300.0
+#: Five minutes, scaled down: more than a step takes on a machine that is busy with other tests.
+SILENT_S = 8
+
+
+class Time:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def silence(clock: Time) -> HangDetector:
+    return HangDetector(LEAST_S, clock=clock)
+
+
+def start(step: int = 0) -> Start:
+    return Start(step=step, resumed=step > 0, world_size=2, total_steps=1000, device="CPU")
+
+
+def step(number: int) -> Step:
+    return Step(step=number, epoch=1.0, loss=1.0, lr=0.1, grad_norm=1.0, time=0.0)
+
+
+def wait(silence: HangDetector, clock: Time, seconds: float) -> bool:
+    """Let time go by, and ask as the command does; whether it was ever too long."""
+    end, found = clock.now + seconds, False
+    while clock.now < end:
+        clock.now = min(end, clock.now + 5)
+        found = silence.is_too_long() or found
+    return found
+
+
+def tell(silence: HangDetector, clock: Time, *told: tuple[float, Event]) -> None:
+    """Events, each so many seconds after the one before, which is never too long."""
+    for after_s, event in told:
+        assert not wait(silence, clock, after_s)
+        silence.hear(event)
+
+
+def test_before_training_starts_nothing_is_expected(silence: HangDetector, clock: Time) -> None:
+    tell(silence, clock, (0, Joined(processes=())), (1e4, Joined(processes=())))
+    assert not wait(silence, clock, 1e4)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "limit_s"), [(0.1, LEAST_S), (10.0, LEAST_S), (60.0, 1200.0), (600.0, 12000.0)]
+)
+def test_twenty_steps_are_too_long_and_never_less_than_five_minutes(
+    step_s: float, limit_s: float, silence: HangDetector, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()), *((step_s, step(number)) for number in range(1, 9)))
+    assert not wait(silence, clock, limit_s - 1)
+    assert wait(silence, clock, 2)
+    assert (silence.step, silence.seconds) == (8, limit_s + 1)
+
+
+def test_the_steps_of_one_report_share_its_time(silence: HangDetector, clock: Time) -> None:
+    tell(silence, clock, (0, start()), (5, step(1)))
+    clock.now += 100
+    silence.hear(*map(step, range(2, 12)))  # 10 s each: a pause of 100 s counts for more
+    assert silence.limit_s() == LEAST_S
+    clock.now += 200
+    silence.hear(*map(step, range(12, 22)))
+    assert silence.limit_s() == 600
+
+
+@pytest.mark.parametrize("seconds", [1700.0])
+def test_first_steps_and_each_sign_of_an_evaluation_may_take_half_an_hour(
+    seconds: float, silence: HangDetector, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()))
+    assert not wait(silence, clock, seconds)
+    assert wait(silence, clock, 200)
+    tell(silence, clock, (0, step(1)), (1, step(2)), (0, Evaluating()))
+    for _ in range(5):
+        assert not wait(silence, clock, seconds)
+        tell(silence, clock, (0, Evaluating()))
+    assert wait(silence, clock, seconds + 200)
+    tell(silence, clock, (0, Evaluation(step=2, epoch=1.0)))
+    assert silence.limit_s() == LEAST_S, "how long an evaluation takes says nothing of the steps"
+
+
+def test_the_first_step_after_a_restart_may_take_as_long_as_that_of_the_first_start(
+    silence: HangDetector, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()), *((1, step(number)) for number in range(1, 9)))
+    assert wait(silence, clock, LEAST_S + 10)
+    silence.forget()
+    tell(silence, clock, (0, Joined(processes=())), (60, start()))
+    assert not wait(silence, clock, 1700)  # it compiles again
+    tell(silence, clock, (0, step(1)))
+    assert wait(silence, clock, LEAST_S + 10)
+
+
+def test_a_worker_that_waits_for_its_save_is_not_silent_while_bytes_are_written(
+    silence: HangDetector, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)))
+    tell(silence, clock, *((200, Saving(step=2, written=number)) for number in range(20)))
+    assert not wait(silence, clock, LEAST_S - 1)
+
+
+@pytest.mark.parametrize("last", [2, 1000], ids=["in between", "after the last step"])
+def test_a_save_that_writes_nothing_for_half_an_hour_is_too_long(
+    last: int, silence: HangDetector, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()), (1, step(1)), (1, step(last)), (0, Saving(step=last)))
+    # As long as S3 is asked again and again, and some more.
+    tell(silence, clock, *((30, Saving(step=last)) for _ in range(59)))
+    assert wait(silence, clock, 35)
+    assert silence.step == last
+
+
+def test_how_long_a_save_was_waited_for_says_nothing_of_the_steps(
+    silence: HangDetector, clock: Time
+) -> None:
+    tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)), (0, Saving(step=2)))
+    tell(silence, clock, *((30, Saving(step=2)) for _ in range(30)), (0, step(3)))
+    assert silence.limit_s() == LEAST_S
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["storage answers", "storage fails"])
+def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
+    fails: bool, clock: Time, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def write(uri: str, content: bytes, *, quick: bool = False) -> None:
+        assert (content, quick) == (b"where it hangs\n", True)
+        done.append(f"written to {uri}")
+        if fails:
+            raise OSError("no answer")
+
+    seen = Seen(rank=0, state="D (disk sleep)", details="where it hangs")
+    monkeypatch.setattr(storage, "write_bytes", write)
+    watch = Watch(
+        "s3://b/runs/r", look=lambda _: [seen], end=lambda _: done.append("ended"), clock=clock
+    )
+    process = Process(rank=0, node="n", pid=1, born="1", stacks=3)
+    watch.hear(Joined(processes=(process.as_text(),)))
+    watch.hear(start(4))
+    clock.now += 9
+    assert watch.restart_if_silent() is None
+    while (found := watch.restart_if_silent()) is None:
+        clock.now += 9
+    assert done[0] == "ended"
+    (written,) = done[1:]
+    assert found.states == ("rank 0: D (disk sleep)",)
+    assert found.stacks == "" if fails else written == f"written to s3://b/runs/r/{found.stacks}"
+
+
+def test_after_the_last_step_and_after_a_restart_nothing_is_expected(
+    silence: HangDetector, clock: Time
+) -> None:
+    tell(silence, clock, (0, start(998)), (1, step(999)), (1, step(1000)))
+    assert not wait(silence, clock, 1e4)
+    tell(silence, clock, (0, start()), (1, step(1)), (1, Finished(step=1, seconds=1.0)))
+    assert not wait(silence, clock, 1e4)
+    tell(silence, clock, (0, start()), (1, step(1)))
+    silence.forget()
+    assert not wait(silence, clock, 1e4)
+    tell(silence, clock, (0, start()), (1, step(1)))
+    assert wait(silence, clock, 1e4)
+
+
+def test_a_command_that_stood_still_itself_blames_nobody(
+    silence: HangDetector, clock: Time
+) -> None:
+    """Ctrl-Z, a container that was paused, a laptop that slept."""
+    tell(silence, clock, (0, start()), (1, step(1)), (1, step(2)))
+    clock.now += 3600
+    assert not wait(silence, clock, LEAST_S - 1)
+    assert wait(silence, clock, 10)
+
+
+@pytest.fixture(scope="module")
+def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Command]]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        launcher(tmp_path_factory.mktemp("runs"), "ddp") as run,
+    ):
+        patch.setenv(ENV_SILENCE, str(SILENT_S))
+        yield run
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_stopped_rank_is_named_and_all_start_again_each_time_one_failure(
+    launch: Callable[..., Command],
+) -> None:
+    # Two hangs, before anything is saved, of a run that survives two failures and no third.
+    words = ["--preset", "digits", "--epochs", "1", "--workers", "2"]
+    command = launch("hung", *words, "--report-every", "1", "--max-failures", "2")
+    command.wait_until(lambda: command.steps_done() >= 4)
+    first, second = command.workers()
+    second.suspend()
+    command.wait_until(lambda: len(silences(command)) == 1, timeout_s=60)
+    command.wait_until(lambda: command.steps_done() < 4)  # they begin again
+    command.wait_until(lambda: command.steps_done() >= 4)
+
+    # One waits for the other in a collective, and is stopped there; the other goes on to it.
+    first, second = command.workers()
+    second.suspend()
+    time.sleep(1)
+    first.suspend()
+    second.resume()
+    command.wait_until(lambda: len(silences(command)) == 2, timeout_s=60)
+    code, _, err = command.end()
+    assert code == 0, err
+    assert command.result()["steps"] == 23
+
+    for found in silences(command):
+        states = sorted(state.partition(": ")[2][0] for state in found.states)
+        assert states.count("T") == 1, found.states
+        assert SILENT_S <= found.seconds < 60
+        text = (command.run_folder / found.stacks).read_text()
+        assert "T (stopped)" in text
+        assert "training/recipes/ddp/loop.py" in text
+        assert 'File "' in text
+        assert f"after step {found.after:,}" in err
+    assert err.count("T (stopped)") == 2
+    report = (command.run_folder / "report.html").read_text()
+    assert "Started again" in report
+
+
+def silences(command: Command) -> list[Silent]:
+    file = command.run_folder / "metrics.jsonl"
+    return [event for event in reader.read_events(file) if isinstance(event, Silent)]

@@ -1,0 +1,517 @@
+"""Measurements while training: where a step's time goes, how much of the peak is used, how long
+workers are in collectives, and whom they wait for."""
+
+import math
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final, Self
+
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import record_function
+
+from contract.instance_types import INSTANCE_TYPES
+from training.record.events import Evaluation, RankTimes, Skipped, Start, Step, Warned
+from training.record.fields import Rate
+from training.record.fields import number as finite
+
+# GPU -> dense bf16 tensor-core peak (fp16 where the chip has no bf16), operations per second.
+_PEAK_FLOPS: Final = {
+    machine.gpu.name: 1e12 * (machine.gpu.bf16_tflops or machine.gpu.fp16_tflops)
+    for machine in INSTANCE_TYPES.values()
+    if machine.gpu
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Dense half-precision peak of a GPU in operations per second; None when it is not known,
+    which is always so for a CPU."""
+    if device.type != "cuda":
+        return None
+    return _PEAK_FLOPS.get(torch.cuda.get_device_name(device))
+
+
+def model_flops_utilization(
+    *, flops_per_s: float, num_workers: int, peak: float | None
+) -> float | None:
+    """MFU: operations that the model needs per second, over what the GPUs could do at peak."""
+    return flops_per_s / (num_workers * peak) if peak else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """One optimizer step over all workers."""
+
+    loss: float
+    """Mean over what the global batch holds: images, tokens."""
+    grad_norm: float
+    """Before clipping."""
+    size: int
+    """Images or tokens in the global batch."""
+
+    @property
+    def is_finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMeans:
+    """Where one worker's time went: means over some steps."""
+
+    phases: Mapping[str, float]
+    """Seconds of each phase, in their order."""
+    step_time_s: float
+    """Of the whole step."""
+    items_per_s: float
+    """What this worker trained on per second."""
+
+
+@dataclass
+class _Step:
+    marks: list[tuple[str, "float | torch.cuda.Event"]]
+    items: int = 0
+
+
+def device_name(device: torch.device) -> str:
+    """Name of a GPU, or ``CPU``."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Course:
+    """What is known of a run before its first step. Builds the run's events from that and from
+    what was measured."""
+
+    items: str
+    """What the run trains on: ``images`` or ``tokens``, say."""
+    items_per_step: int
+    global_batch: int
+    """Images or sequences in the batch of all workers."""
+    steps_per_epoch: int
+    total_steps: int
+    learning_rate: Callable[[int], float]
+    """Of a step, counted from 0."""
+    flops_per_item: float
+    """Floating-point operations of one forward and backward pass."""
+    world_size: int
+    device: torch.device
+
+    def ends_epoch(self, num_done: int) -> bool:
+        """Whether an epoch, or the run, ends when so many steps are done."""
+        return num_done % self.steps_per_epoch == 0 or num_done == self.total_steps
+
+    def start(
+        self, model: torch.nn.Module, *, step: int, resumed: bool, parameters: int, bf16: bool
+    ) -> Start:
+        """The event that training begins after ``step``.
+
+        Args:
+            model: as it is trained, which may be less than the ``parameters`` that are saved.
+        """
+        trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        return Start(
+            step=step,
+            resumed=resumed,
+            world_size=self.world_size,
+            global_batch=self.global_batch,
+            items=self.items,
+            items_per_step=self.items_per_step,
+            steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.total_steps,
+            parameters=parameters,
+            trained_parameters=trained,
+            device=device_name(self.device),
+            precision="bf16" if bf16 else "fp32",
+        )
+
+    def steps(self, found: Sequence[StepMetrics], *, last: int) -> list[Step | Skipped]:
+        """An event for each of the steps that end with ``last``, counted from 1."""
+        now = time.time()
+        return [
+            Step(
+                step=number,
+                epoch=(number - 1) // self.steps_per_epoch + 1,
+                loss=each.loss,
+                lr=self.learning_rate(number - 1),
+                grad_norm=each.grad_norm,
+                time=now,
+            )
+            if each.is_finite
+            else Skipped(
+                step=number, loss=finite(each.loss), grad_norm=finite(each.grad_norm), time=now
+            )
+            for number, each in enumerate(found, start=last - len(found) + 1)
+        ]
+
+    def ranks(
+        self,
+        means: StepMeans,
+        *,
+        step: int,
+        epoch: float,
+        communication_s: float | None = None,
+        memory_bytes: float | None = None,
+    ) -> list[RankTimes]:
+        """An event for each rank of all workers; every rank calls this, with the same phases.
+
+        Args:
+            means: this rank's, from ``StepTimer.means``.
+            step: the last one of those measured.
+            epoch: epochs done by then.
+            communication_s: of this rank, where all of them measure it.
+            memory_bytes: the same.
+        """
+        extras = {"communication_s": communication_s, "memory_bytes": memory_bytes}
+        measured = {name: value for name, value in extras.items() if value is not None}
+        # A recipe may not split its steps.
+        phases = gather(means.phases, self.device) if means.phases else [{}] * self.world_size
+        times = {"step_time_s": means.step_time_s, "items_per_s": means.items_per_s}
+        events = []
+        for rank, each in enumerate(gather({**times, **measured}, self.device)):
+            rate = Rate(items=self.items, per_s=each.pop("items_per_s"))
+            events.append(
+                RankTimes(rank=rank, step=step, epoch=epoch, rate=rate, phases=phases[rank], **each)
+            )
+        return events
+
+    def evaluation(
+        self,
+        ranks: Sequence[RankTimes],
+        *,
+        loss: float | None = None,
+        measures: Mapping[str, float],
+        train_loss: float | None,
+        seconds: float,
+        memory_bytes: float | None = None,
+    ) -> Evaluation:
+        """The event of an evaluation after the steps that ``ranks`` measured.
+
+        Args:
+            measures: values of the recipe's measures.
+        """
+        items_per_s = sum(each.items_per_s or 0.0 for each in ranks)
+        flops_per_s = self.flops_per_item * items_per_s
+        return Evaluation(
+            step=ranks[0].step,
+            epoch=ranks[0].epoch,
+            loss=loss,
+            measures=measures,
+            train_loss=train_loss,
+            rate=Rate(items=self.items, per_s=items_per_s),
+            seconds=seconds,
+            flops_per_s=flops_per_s,
+            mfu=model_flops_utilization(
+                flops_per_s=flops_per_s,
+                num_workers=self.world_size,
+                peak=peak_flops(self.device),
+            ),
+            memory_bytes=memory_bytes,
+        )
+
+
+class Clock:
+    """Seconds that a run has spent training, over all attempts."""
+
+    def __init__(self, *, earlier_s: float) -> None:
+        self._began = time.monotonic() - earlier_s
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+
+def perplexity(loss: float) -> float:
+    """Of a language model, from its mean loss per token in nats; large, but never infinite."""
+    return math.exp(min(loss, 700.0))
+
+
+class StepTimer:
+    """Splits each step into named phases without making a GPU wait for the host.
+
+    On a GPU the marks are CUDA events, read only in ``means``; on a CPU they are clock readings.
+    """
+
+    def __init__(
+        self,
+        phases: Sequence[str],
+        device: torch.device,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        assert "step_time" not in phases, "the name of the whole step's time"
+        self.phases = tuple(phases)
+        self._on_gpu, self._clock = device.type == "cuda", clock
+        self._steps: list[_Step] = []
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._steps.append(_Step([("", self._now())]))
+
+    def mark(self, phase: str, *, items: int = 0) -> None:
+        """End a stretch of a step that belongs to ``phase``, and add the items that the step
+        trained on there. A phase may come several times in a step."""
+        assert phase in self.phases, phase
+        self._steps[-1].marks.append((phase, self._now()))
+        self._steps[-1].items += items
+
+    def means(self) -> StepMeans:
+        """Means of the steps since the last call."""
+        steps = [step for step in self._steps if step.items]  # one that never ended has none
+        items = sum(step.items for step in steps)
+        self._steps = []
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        totals = dict.fromkeys(self.phases, 0.0)
+        for step in steps:
+            for (_, before), (phase, after) in pairwise(step.marks):
+                totals[phase] += self._seconds(before, after)
+        num = max(1, len(steps))
+        total = sum(totals.values())
+        return StepMeans(
+            phases={phase: seconds / num for phase, seconds in totals.items()},
+            step_time_s=total / num,
+            items_per_s=items / total if total else 0.0,
+        )
+
+    def _now(self) -> float | torch.cuda.Event:
+        if not self._on_gpu:
+            return self._clock()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @staticmethod
+    def _seconds(start: float | torch.cuda.Event, end: float | torch.cuda.Event) -> float:
+        if isinstance(start, float) and isinstance(end, float):
+            return end - start
+        assert isinstance(start, torch.cuda.Event)
+        assert isinstance(end, torch.cuda.Event)
+        return float(start.elapsed_time(end)) / 1e3
+
+
+class StepLog:
+    """Losses and gradient norms of the steps since the last report, left on the device.
+
+    Reading one number from a GPU makes the host wait for it, so all wait until ``collect``.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._loss_sums: list[torch.Tensor] = []
+        self._norms: list[torch.Tensor] = []
+        self._sizes: list[int] = []
+        self.save_asked = False
+        """Whether any rank asked for a checkpoint at the last ``collect``."""
+
+    def add(self, *, loss_sum: torch.Tensor, norm: torch.Tensor, size: int) -> None:
+        """Note a step: this rank's summed loss (scalar), the gradient norm, the global batch."""
+        self._loss_sums.append(loss_sum.detach())
+        self._norms.append(norm)
+        self._sizes.append(size)
+
+    def collect(self, *, stop: bool, save: bool = False) -> tuple[list[StepMetrics], bool]:
+        """Sum the losses over all ranks in one reduction; every rank gets the same answer.
+
+        Args:
+            stop: Whether this rank was asked to end.
+            save: Whether a checkpoint is due by this rank's clock; ``save_asked`` is the answer.
+
+        Returns:
+            The steps since the last call, and whether any rank was asked to end.
+        """
+        own_votes = torch.tensor([float(stop), float(save)], device=self._device)
+        reduced = torch.cat([torch.stack(self._loss_sums), own_votes])
+        if dist.get_world_size() > 1:
+            dist.all_reduce(reduced)
+        *sums, stop_votes, save_votes = reduced.tolist()
+        self.save_asked = save_votes > 0
+        norms = torch.stack(self._norms).tolist()
+        steps = [
+            StepMetrics(loss=total / size, grad_norm=norm, size=size)
+            for total, norm, size in zip(sums, norms, self._sizes, strict=True)
+        ]
+        self._loss_sums, self._norms, self._sizes = [], [], []
+        return steps, stop_votes > 0
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most bytes that this process has held so far: allocated on its GPU, or resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return kib if sys.platform == "darwin" else kib * 1024  # macOS counts bytes
+
+
+def gather(values: Mapping[str, float], device: torch.device) -> list[dict[str, float]]:
+    """Return every rank's ``values``, in the order of the ranks; the keys must be the same."""
+    mine = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
+    parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, mine)
+    return [dict(zip(values, part.tolist(), strict=True)) for part in parts]
+
+
+#: What the profiler has an event for, when all ranks are being watched.
+_BEGUN: Final = "training: watching has begun"
+
+
+class Communication:
+    """Watches one step with torch's profiler and measures how long its collectives took.
+
+    That is the time in which any of them was at work, whether training waited or computed beside
+    it: what communication would cost if nothing hid it. Usable as a context manager, once, by all
+    ranks at the same step: they wait for each other when watching has begun and when it has ended,
+    because that takes each of them its own time, which is no communication.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        self._device, self._on_gpu = device, device.type == "cuda"
+        activity = ProfilerActivity.CUDA if self._on_gpu else ProfilerActivity.CPU
+        self._profile: Any = profile(activities=[activity])
+
+    def __enter__(self) -> Self:
+        self._profile.__enter__()
+        self._meet()
+        with record_function(_BEGUN):
+            pass
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        self._profile.__exit__(*error)
+        if error[0] is None:
+            self._meet()
+
+    def _meet(self) -> None:
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(torch.zeros(1, device=self._device))
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+    def seconds(self) -> float:
+        """Length of the union of all collectives, in seconds."""
+        marks = ("nccl",) if self._on_gpu else ("gloo:",)
+        events = self._profile.events()
+        begun = min(event.time_range.end for event in events if event.name == _BEGUN)
+        spans = sorted(
+            (event.time_range.start, event.time_range.end)
+            for event in events
+            if event.name.startswith(marks) and event.time_range.start >= begun
+        )
+        return union_length(spans) / 1e6
+
+
+class Watch:
+    """Has the collectives of one step between two evaluations measured: the last but one, when all
+    has settled, and never the first of the run. Every rank has one, and they watch together."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        world_size: int,
+        evaluates: Callable[[int], bool],
+        rest_s: float = 20.0,
+    ) -> None:
+        """
+        Args:
+            evaluates: whether an evaluation follows when so many steps are done.
+            rest_s: steps that take so long in all pass before another one is watched, because
+                watching takes time.
+        """
+        self._device, self._is_alone = device, world_size == 1
+        self._evaluates, self._rest_s = evaluates, rest_s
+        self._seconds = 0.0 if self._is_alone else None
+        self._found: Communication | None = None
+        self._has_found = False
+        self._stragglers = Stragglers()
+        self._number = self._next = 0
+        self.is_watching = False
+        """Whether the step that was begun last is the one: its own time is longer than others'."""
+
+    def step(self, number: int) -> AbstractContextManager[object]:
+        """The context to take a step in, counted from 1."""
+        if not self._number:  # the first of the run
+            self._next = number + 1
+        self._number = number
+        wanted = self._evaluates(number + 1) and not self._evaluates(number)
+        self.is_watching = wanted and number >= self._next and not self._is_alone
+        if not self.is_watching:
+            return nullcontext()
+        self._found = Communication(self._device)
+        return self._found
+
+    def seconds(self) -> float | None:
+        """How long the collectives took in the last step that was watched; None if none was yet."""
+        self._has_found = self._found is not None
+        if self._found is not None:
+            self._seconds, self._found = self._found.seconds(), None
+        return self._seconds
+
+    def warnings(self, ranks: Sequence[RankTimes]) -> list[Warned]:
+        """What the times of all ranks show of a slow one, if they have just been measured.
+
+        Args:
+            ranks: with the ``seconds`` of each rank.
+        """
+        if not self._has_found:
+            return []
+        # The same on every rank, because they all have the times of all.
+        step_s = max(each.step_time_s for each in ranks)
+        self._next = self._number + math.ceil(self._rest_s / max(step_s, 1e-6))
+        return self._stragglers.among(ranks)
+
+
+class Stragglers:
+    """Names the worker that the others wait for: in a collective, who comes last waits least."""
+
+    #: Part of a step that the others wait, from which a rank is named.
+    _SHARE: Final = 0.25
+
+    def __init__(self) -> None:
+        self._suspect: int | None = None
+        self._named: set[int] = set()
+
+    def among(self, ranks: Sequence[RankTimes]) -> list[Warned]:
+        """A warning about the slow rank of the steps before an evaluation, if it was the slow one
+        before the last evaluation as well; once for each rank."""
+        suspect, self._suspect = self._suspect, None
+        waits = {each.rank: each.communication_s for each in ranks}
+        if len(waits) < 2:
+            return []
+        known = {rank: wait for rank, wait in waits.items() if wait is not None}
+        if len(known) < len(waits):
+            return []
+        slow = min(known, key=lambda rank: known[rank])
+        wait_s = statistics.median(wait for rank, wait in known.items() if rank != slow)
+        wait_s -= known[slow]
+        step_s = statistics.median(each.step_time_s for each in ranks)
+        if wait_s < self._SHARE * step_s:
+            return []
+        self._suspect = slow
+        if slow != suspect or slow in self._named:
+            return []
+        self._named.add(slow)
+        return [
+            Warned(
+                message=f"the other workers wait for rank {slow}: in a step of {step_s:.3g} s, "
+                f"{wait_s:.2g} s longer in collectives than it; look at its host (other work, "
+                "slow data, a GPU that is hot or faulty)"
+            )
+        ]
+
+
+def union_length(spans: Sequence[tuple[float, float]]) -> float:
+    """Length of what sorted intervals cover together."""
+    covered, reached = 0.0, -math.inf
+    for start, end in spans:
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered

@@ -1,0 +1,68 @@
+"""The end of a run, for every way to start one: failures in a row, and the printed result."""
+
+import json
+import os
+from pathlib import Path
+
+from training.recipes.recipe import Recipe
+from training.record.result import Result
+
+
+class Failures:
+    """Failures in a row: the count starts anew once the workers have resumed from a later
+    checkpoint than before. A run of weeks is not ended by the third failure of its life; one that
+    makes no progress is."""
+
+    def __init__(self, most: int) -> None:
+        """
+        Args:
+            most: failures in a row that the run survives.
+        """
+        self._most = most
+        self._number = self._begun_at = 0
+
+    def is_one_too_many(self, begun_at: int, *, is_counted: bool = True) -> bool:
+        """Take note of a failure; return whether it ends the run.
+
+        Args:
+            begun_at: step at which the workers that failed had begun.
+            is_counted: False where the machine is to blame.
+        """
+        if begun_at > self._begun_at:
+            self._number, self._begun_at = 0, begun_at
+        self._number += is_counted
+        return self._number > self._most
+
+
+def print_result(
+    result: Result,
+    recipe: Recipe,
+    run_uri: str,
+    *,
+    report: Path | None = None,
+    as_json: bool,
+) -> None:
+    """Print a run's figures on stdout, as JSON or as a table.
+
+    Args:
+        result: what the record has as the outcome.
+        recipe: of the run.
+        run_uri: address of its folder.
+        report: where its report is, if that is on this machine.
+    """
+    if as_json:
+        print(json.dumps(result.to_json(), indent=1))
+        return
+    from rich.console import Console
+
+    from training.record.display import result_table
+
+    places = {name: _near(place) for name, place in recipe.places(run_uri).items()}
+    if report is not None:
+        places["report"] = os.path.relpath(report)
+    Console(soft_wrap=True).print(result_table(result, places, measures=recipe.measures))
+
+
+def _near(place: str) -> str:
+    """A folder below the current one, as a person would type it."""
+    return place.removeprefix(f"{Path.cwd()}{os.sep}")

@@ -1,0 +1,240 @@
+"""The lease of a run: one process at a time may write it.
+
+    <folder>/leases/00000007.json   who holds it, and when that was last confirmed
+
+The highest number counts. It is taken by creating its file, which the storage lets one process do
+and no second one; its holder confirms it every few seconds, and no other process writes that file.
+So a process that stalls and comes back finds a higher number, and stops. A number is never removed,
+so that it is never given twice. It is also part of a checkpoint's name: what a holder of an earlier
+lease is still writing lies apart from what its successor writes.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from contract.errors import InputError
+from contract.nodes import ENV_JOB
+from contract.runs import LEASES_DIR, RunPaths
+from contract.text import duration
+from contract.times import LEASE_RENEW_S, LEASE_S
+from training.system import machine, storage
+
+
+class LostError(InputError):
+    """Another process has taken the lease over."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Holder:
+    """A process that holds a lease, or did."""
+
+    job: str = ""
+    """Id of its job; empty without one."""
+    machine: str = ""
+    """Of the processes that ``pid`` is one of: a machine since it started, or a container."""
+    host: str = ""
+    """The machine's name, for people."""
+    pid: int = 0
+    born: str = ""
+    """When the process began, in the machine's own count; empty where that is not known."""
+    confirmed: float = 0.0
+    """Unix time in seconds."""
+    released: bool = False
+    """Whether it has ended, and said so."""
+
+    @classmethod
+    def here(cls, now: float) -> Self:
+        """This process."""
+        pid = os.getpid()
+        return cls(
+            job=os.environ.get(ENV_JOB, ""),
+            machine=_machine(),
+            host=socket.gethostname(),
+            pid=pid,
+            born=machine.born(pid),
+            confirmed=now,
+        )
+
+    @classmethod
+    def from_json(cls, content: bytes | None) -> Self:
+        """What ``as_json`` wrote; what cannot be read is left out, so such a lease is soon over."""
+        values: object = None
+        with contextlib.suppress(ValueError, RecursionError):
+            values = json.loads(content or b"")
+        if not isinstance(values, Mapping):
+            return cls()
+        kinds: Mapping[str, type] = {"pid": int, "confirmed": float, "released": bool}
+        known = {
+            name: values[name]
+            for name in cls.__dataclass_fields__
+            if isinstance(values.get(name), kinds.get(name, str))
+        }
+        return cls(**known)
+
+    def as_json(self) -> bytes:
+        return json.dumps(asdict(self), indent=1).encode()
+
+    def is_gone(self, own: "Holder") -> bool:
+        """Whether it cannot write any more, as far as can be told at once."""
+        if self.released or (self.job and self.job == own.job):
+            return True
+        if not self.machine or self.machine != own.machine:
+            return False
+        return self.pid == own.pid or machine.born(self.pid) != self.born
+
+    def __str__(self) -> str:
+        return f"job {self.job}" if self.job else f"process {self.pid} on {self.host or 'a host'}"
+
+
+class Lease:
+    """The lease of a folder, while this process holds it."""
+
+    def __init__(
+        self,
+        uri: str,
+        number: int,
+        holder: Holder,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        """For ``take``."""
+        self.number = number
+        self._uri, self._holder, self._clock = uri, holder, clock
+        self._lost = ""
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @classmethod
+    def take(
+        cls,
+        uri: str,
+        *,
+        take_over: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> Self:
+        """Take the lease of a folder, which need not exist yet.
+
+        Args:
+            take_over: also from a holder that is still there. A job does that once: started again
+                after it lost the run to another one, it leaves the run alone.
+            clock: Unix time in seconds.
+
+        Raises:
+            InputError: another process holds it.
+        """
+        own = Holder.here(clock())
+        while True:
+            number = newest_number(uri)
+            if number:
+                other = _read(uri, number)
+                held = not other.is_gone(own) and clock() - other.confirmed < LEASE_S
+                if held and (not take_over or _had(uri, number, own.job)):
+                    raise InputError(_refusal(uri, other, clock()))
+            if storage.create_bytes(_file(uri, number + 1), own.as_json()):
+                return cls(uri, number + 1, own, clock=clock)
+
+    @property
+    def lost(self) -> str:
+        """What has become of it, in a sentence; empty while this process holds it."""
+        return self._lost
+
+    def keep(self, every_s: float = LEASE_RENEW_S) -> None:
+        """Confirm it from now on, in a thread, until it is released or lost."""
+        self._thread = threading.Thread(
+            target=self._keep, args=(every_s,), name="lease", daemon=True
+        )
+        self._thread.start()
+
+    def _keep(self, every_s: float) -> None:
+        while not self._lost and not self._ended.wait(every_s):
+            with contextlib.suppress(Exception):  # a storage in trouble: the next time, perhaps
+                self.confirm()
+
+    def confirm(self) -> None:
+        """Say that this process is still there, unless another one has taken the lease."""
+        try:
+            check(self._uri, self.number)
+        except LostError as error:
+            self._lost = str(error)
+            return
+        self._write(replace(self._holder, confirmed=self._clock()))
+
+    def release(self) -> None:
+        """Let others have it at once; where the storage fails, they have it when it expires."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(timeout=LEASE_RENEW_S)
+        if not self._lost:
+            with contextlib.suppress(Exception):
+                self._write(replace(self._holder, confirmed=self._clock(), released=True))
+
+    def _write(self, holder: Holder) -> None:
+        storage.write_bytes(_file(self._uri, self.number), holder.as_json())
+
+
+def newest_number(uri: str) -> int:
+    """Number of a folder's newest lease; 0 where it has none."""
+    names = storage.list_files(RunPaths(uri).file(LEASES_DIR))
+    stems = [name.removesuffix(".json") for name in names]
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=0)
+
+
+def check(uri: str, number: int) -> None:
+    """Make sure that a lease is the newest one, before something is written that others would use.
+
+    Args:
+        number: 0 stands for none, and is not checked.
+
+    Raises:
+        LostError: it is not.
+    """
+    newest = newest_number(uri) if number else 0
+    if newest > number:
+        run = uri.rpartition("/")[2]
+        raise LostError(
+            f"run {run!r} has been taken over by {_read(uri, newest)}, which continues it from "
+            "its last checkpoint: nothing more is written here"
+        )
+
+
+def _refusal(uri: str, other: Holder, now: float) -> str:
+    ago = round(now - other.confirmed)
+    left = max(1, round(LEASE_S - ago))
+    said = f"said so {duration(ago)} ago"
+    if ago < 0:
+        # As long as it is ahead, and the time of a lease, after its last word.
+        said = f"said so at a time that is {duration(-ago)} ahead of this machine's clock"
+    return (
+        f"run {uri.rpartition('/')[2]!r} is being trained by {other}, which {said}: wait until "
+        "that has ended, or give --take-over to end it; if it is "
+        f"gone already, the run is free in {duration(left)}"
+    )
+
+
+def _had(uri: str, newest: int, job: str) -> bool:
+    """Whether a job held one of the leases before the newest one."""
+    return bool(job) and any(_read(uri, number).job == job for number in range(1, newest))
+
+
+def _file(uri: str, number: int) -> str:
+    return RunPaths(uri).file(f"{LEASES_DIR}/{number:08d}.json")
+
+
+def _read(uri: str, number: int) -> Holder:
+    return Holder.from_json(storage.read_bytes(_file(uri, number)))
+
+
+def _machine() -> str:
+    """What process numbers are unique within: empty where that is not known."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return ""
