@@ -6,7 +6,7 @@ million pictures in S3. Imports no torch.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,21 +44,21 @@ class Split:
         Args:
             lines: of the split's table.
         """
-        self._lines = lines
+        self.lines = lines
         ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == _NEWLINE)
         self._ends: npt.NDArray[np.int64] = ends.astype(np.int64)
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def line(self, sample: int) -> str:
-        """The line of a sample, for ``Entry.from_line``."""
-        start = 0 if sample == 0 else int(self._ends[sample - 1]) + 1
-        return self._lines[start : int(self._ends[sample])].decode()
-
     def entry(self, sample: int) -> Entry:
-        """A sample by its number, from 0."""
-        return Entry.from_line(self.line(sample))
+        """A sample by its number, from 0.
+
+        Raises:
+            InputError: its line is damaged.
+        """
+        start = 0 if sample == 0 else int(self._ends[sample - 1]) + 1
+        return Entry.from_line(self.lines[start : int(self._ends[sample])].decode())
 
     def __iter__(self) -> Iterator[Entry]:
         return (self.entry(sample) for sample in range(len(self)))
@@ -150,8 +150,10 @@ def _tree(root: str) -> PictureSet:
     splits = {}
     for split in SPLITS:
         lines = []
-        for name in names[split]:
-            entry = Entry(label=label[name.split("/")[0]], name=name, file=f"{split}/{name}")
+        for name, size in names[split].items():
+            entry = Entry(
+                label=label[name.split("/")[0]], name=name, file=f"{split}/{name}", size=size
+            )
             fingerprint.add(split, entry)
             lines.append(entry.to_line() + "\n")
         splits[split] = Split("".join(lines).encode())
@@ -166,19 +168,21 @@ def _tree(root: str) -> PictureSet:
     return PictureSet(root=root, index=index, train=splits[TRAIN], val=splits[VAL])
 
 
-def _listed(root: str, split: str) -> Sequence[str]:
-    """``<class>/<file>`` of all pictures of a split, sorted by class and then by name."""
+def _listed(root: str, split: str) -> Mapping[str, int]:
+    """``<class>/<file>`` of all pictures of a split, sorted by class and then by name, and their
+    bytes where these are known for nothing: in S3; else -1."""
     folder = storage.join(root, split)
     if storage.is_s3(root):
         start = folder.removeprefix("s3://") + "/"
-        names = [key.removeprefix(start) for key in storage.filesystem(root).find(folder)]
+        objects = storage.filesystem(root).find(folder, detail=True)
+        sizes = {key.removeprefix(start): int(each["size"]) for key, each in objects.items()}
     else:
-        names = []
-        with_folders = [each for each in _scanned(folder) if each.is_dir()]
-        for each in with_folders:
-            names += [f"{each.name}/{picture.name}" for picture in _scanned(each.path)]
-    kept = [name for name in names if name.count("/") == 1 and is_picture(name)]
-    return sorted(kept, key=lambda name: tuple(name.split("/")))
+        classes = [each for each in _scanned(folder) if each.is_dir()]
+        sizes = {
+            f"{each.name}/{picture.name}": -1 for each in classes for picture in _scanned(each.path)
+        }
+    kept = [name for name in sizes if name.count("/") == 1 and is_picture(name)]
+    return {name: sizes[name] for name in sorted(kept, key=lambda name: tuple(name.split("/")))}
 
 
 def _scanned(folder: str) -> list["os.DirEntry[str]"]:

@@ -24,14 +24,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from contract.errors import InputError
-from training import machine, metrics
+from training import machine, metrics, storage
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
-from training.data.pictures import library
+from training.data.pictures import library, mirror
 from training.data.pictures.picture import canvas_side
-from training.data.pictures.pool import ReadingError
-from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
+from training.data.pictures.reader import Batch, Reader, ReadingError, rank_part, rank_plan
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
@@ -307,7 +306,8 @@ class Pictures:
 
 
 def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.ExitStack) -> Pictures:
-    """Open the data, and start the decoders of this worker; they end with ``stack``."""
+    """Open the data, fetched to this node's disk where it is in S3, and start the decoders of this
+    worker; they end with ``stack``."""
     device = worker.device
     if config.data == SYNTHETIC:
         canvas = canvas_side(config.size_of(0))
@@ -322,8 +322,9 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
             readers=(),
         )
     try:
-        found = library.open_set(config.data)
-    except library.UnreadableError as error:  # it was read before training began
+        found = mirror.on_disk(library.open_set(config.data))
+    # The set was opened before training began, so this is an outage.
+    except (library.UnreadableError, storage.UnreachableError) as error:
         raise ReadingError(str(error)) from None
     train, val = (
         stack.enter_context(
