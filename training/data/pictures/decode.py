@@ -6,7 +6,6 @@ a task's pictures into shared memory, and only returns how large they are.
 
 import contextlib
 import os
-import signal
 from dataclasses import dataclass
 from typing import Final
 
@@ -116,13 +115,6 @@ class Decoder(Dataset[Done | InputError]):
             done.extents.append(extent)
         self._current[worker.id] = -1
         return done
-
-
-def begin_worker(_worker: int) -> None:
-    """Leave the signals of Ctrl-C and of a stop, which reach the whole process group, to the
-    parent: it still needs pictures until it has saved a checkpoint."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 class Files:

@@ -6,14 +6,9 @@
 import hashlib
 import io
 import json
-import multiprocessing
-import os
-import signal
 import tarfile
-import threading
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import wait
 from typing import Final, Self
 
 from training.data.pictures import layout
@@ -148,16 +143,3 @@ def _header(name: str, size: int) -> bytes:
     member = tarfile.TarInfo(name)
     member.size = size
     return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
-
-
-def begin_process() -> None:
-    """In each process: Ctrl-C is the parent's, and the parent's end is this process's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()

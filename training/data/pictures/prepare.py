@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from contract.errors import InputError
-from training.data.pictures import layout
+from training.data.pictures import layout, workers
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import (
     ENCODINGS,
@@ -173,7 +173,6 @@ def _per_shard(pictures: Sequence[Found], wish: Wish, shard_bytes: int) -> int:
 
 def _run(works: Sequence["Work"], processes: int, tell: Callable[[int], None]) -> dict[str, "Part"]:
     """The parts by their names."""
-    from training.data.pictures import pack
 
     done = 0
     parts: dict[str, Part] = {}
@@ -182,7 +181,7 @@ def _run(works: Sequence["Work"], processes: int, tell: Callable[[int], None]) -
         min(processes, len(works)),
         # A fork would inherit the caller's threads.
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=pack.begin_process,
+        initializer=workers.begin,
     )
     with executor:
         try:

@@ -34,7 +34,8 @@ from torch.utils.data import DataLoader
 from contract.errors import InputError
 from training.data.augmentation import pair_bounds
 from training.data.images import BatchOrder, shard_bounds
-from training.data.pictures.decode import Decoder, Done, Task, begin_worker
+from training.data.pictures import workers
+from training.data.pictures.decode import Decoder, Done, Task
 from training.data.pictures.index import JPEG
 from training.data.pictures.library import PictureSet, Split
 from training.data.pictures.picture import canvas_side
@@ -189,7 +190,7 @@ class Reader:
             prefetch_factor=tasks_each,
             persistent_workers=True,
             multiprocessing_context="fork",
-            worker_init_fn=begin_worker,
+            worker_init_fn=workers.begin,
             generator=torch.Generator(),  # leaves the seeds of the training process alone
         )
         # Started with an empty plan: the earlier they are forked, the less they share.
