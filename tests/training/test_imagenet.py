@@ -26,8 +26,7 @@ from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import reader as pictures
-from training.data.pictures.pool import ReadingError
-from training.data.pictures.reader import Reader
+from training.data.pictures.reader import Reader, ReadingError
 from training.models import picture_shapes
 from training.recipes.imagenet import RECIPE, loop
 from training.recipes.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
