@@ -32,10 +32,6 @@ from training.data.pictures.index import (
 _NEWLINE: Final = ord("\n")
 
 
-class UnreadableError(InputError):
-    """The disk or S3 does not give the index: the user's mistake, or an outage."""
-
-
 class Split:
     """The pictures of training or of validation, by number. Nothing is read but their lines."""
 
@@ -89,8 +85,8 @@ def open_set(source: str) -> PictureSet:
     """Open a set in a folder (a disk, a host's volume, a mounted file system) or in S3.
 
     Raises:
-        InputError: there is none, it is not complete, or its index is damaged; of the class
-            UnreadableError where the disk or S3 refuses it.
+        InputError: there is none, it is not complete, or its index is damaged.
+        UnreachableError: the disk or S3 does not give the index.
     """
     root = source.rstrip("/")
     if not storage.is_s3(root) and not os.path.isdir(root):
@@ -98,16 +94,14 @@ def open_set(source: str) -> PictureSet:
             f"--data {source} is no folder: give one with train/ and val/, or the s3:// address of "
             "a set that trainctl data prepare has made"
         )
-    try:
+    with storage.given(root):
         content = storage.read_bytes(storage.join(root, INDEX_FILE))
-    except Exception as error:  # s3fs lets botocore's many exceptions through
-        raise _unreadable(root, error) from None
-    if content is None:
-        return _tree(root)
+        if content is None:
+            return _tree(root)
+        tables = {split: storage.read_bytes(storage.join(root, table(split))) for split in SPLITS}
     index = Index.from_json(content, where=root)
     splits = {}
-    for split in SPLITS:
-        lines = storage.read_bytes(storage.join(root, table(split)))
+    for split, lines in tables.items():
         if lines is None:
             raise InputError(f"{root} has no {table(split)}: prepare the set again")
         splits[split] = Split(lines)
@@ -117,13 +111,6 @@ def open_set(source: str) -> PictureSet:
                 f"{index.counts.get(split, 0):,}: prepare the set again"
             )
     return PictureSet(root=root, index=index, train=splits[TRAIN], val=splits[VAL])
-
-
-def _unreadable(root: str, error: Exception) -> UnreadableError:
-    return UnreadableError(
-        f"{root} cannot be read ({str(error) or type(error).__name__}): check the address, the "
-        "region and the credentials"
-    )
 
 
 def _tree(root: str) -> PictureSet:

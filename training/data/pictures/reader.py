@@ -50,8 +50,7 @@ _MOST_DAMAGED_SHARE: Final = 0.05
 
 
 class ReadingError(RuntimeError):
-    """Pictures cannot be read any more, though nothing is wrong with them: their store does not
-    answer, or a process that decodes them was killed. Another attempt may succeed."""
+    """A process that decodes pictures was killed. Another attempt may succeed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -221,11 +220,6 @@ class Reader:
         for each in self._answers._workers:
             if each.is_alive():  # its disk does not answer
                 each.kill()
-
-    @property
-    def decoder_pids(self) -> list[int]:
-        """Process ids of the workers."""
-        return [each.pid for each in self._answers._workers]
 
     @property
     def damaged(self) -> tuple[Damaged, ...]:

@@ -24,13 +24,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from contract.errors import InputError
-from training import machine, metrics, storage
+from training import machine, metrics
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import library, mirror
 from training.data.pictures.picture import canvas_side
-from training.data.pictures.reader import Batch, Reader, ReadingError, rank_part, rank_plan
+from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
 from training.models import classifiers as models
 from training.models import picture_models, replicas
 from training.models.average import WeightAverage
@@ -321,11 +321,7 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
             fingerprint=f"{SYNTHETIC}:{num_train}",
             readers=(),
         )
-    try:
-        found = mirror.on_disk(library.open_set(config.data))
-    # The set was opened before training began, so this is an outage.
-    except (library.UnreadableError, storage.UnreachableError) as error:
-        raise ReadingError(str(error)) from None
+    found = mirror.on_disk(library.open_set(config.data))
     train, val = (
         stack.enter_context(
             Reader(
