@@ -196,8 +196,8 @@ def test_damaged_pictures_are_left_out_listed_and_their_places_known(
             assert len(batch.places) == len(batch.pictures) == len(batch.extents)
             num_found += len(batch.samples)
             num_planned += batch.num_planned
-        assert sorted(each.name for each in opened.damaged) == sorted(damaged)
-        assert all(each.why for each in opened.damaged)
+        assert sorted(opened.damaged) == sorted(damaged)
+        assert all(opened.damaged.values())
     assert (num_found, num_planned) == (68, 88)
 
 

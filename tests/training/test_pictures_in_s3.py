@@ -28,7 +28,7 @@ def read(found: PictureSet) -> list[torch.Tensor]:
     with Reader(found, found.train, size=448, batch=16, device=device, decoders=2) as reader:
         plan = torch.arange(len(found.train)).split(16)
         batches = [(batch.pictures.clone(), batch.labels) for batch in reader.batches(plan)]
-        assert reader.damaged == ()
+        assert not reader.damaged
     return [torch.cat(each) for each in zip(*batches, strict=True)]
 
 

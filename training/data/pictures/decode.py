@@ -5,6 +5,7 @@ a task's pictures into shared memory, and only returns how large they are.
 """
 
 import contextlib
+import functools
 import os
 from dataclasses import dataclass
 from typing import Final
@@ -51,8 +52,8 @@ class Done:
     labels: list[int]
     extents: list[Extent]
     """(0, 0) for a damaged picture."""
-    damaged: dict[int, str]
-    """Place in the task -> what is wrong."""
+    damaged: dict[str, str]
+    """``<class>/<file>`` -> what is wrong."""
 
 
 class Decoder(Dataset[Done | InputError]):
@@ -95,26 +96,24 @@ class Decoder(Dataset[Done | InputError]):
         worker = get_worker_info()
         assert worker is not None
         done = Done(labels=[], extents=[], damaged={})
-        for place, sample in enumerate(task.samples):
-            self._current[worker.id] = sample
-            extent = (0, 0)
-            try:
-                entry = self._split.entry(sample)
-                extent = draw(
-                    self._files.read(entry),
-                    entry,
-                    self._ring[task.canvas + place],
-                    size=self._size,
-                    encoding=self._encoding,
-                )
-            except DamagedError as error:
-                done.damaged[place] = str(error)
-            except InputError as error:
-                return error
-            done.labels.append(entry.label)
-            done.extents.append(extent)
+        try:
+            for canvas, sample in zip(self._ring[task.canvas :], task.samples, strict=False):
+                self._current[worker.id] = sample
+                self._decode(self._split.entry(sample), canvas, done)
+        except InputError as error:
+            return error
         self._current[worker.id] = -1
         return done
+
+    def _decode(self, entry: Entry, canvas: Pixels, done: Done) -> None:
+        extent = (0, 0)
+        try:
+            content = self._files.read(entry)
+            extent = draw(content, entry, canvas, size=self._size, encoding=self._encoding)
+        except DamagedError as error:
+            done.damaged[entry.name] = str(error)
+        done.labels.append(entry.label)
+        done.extents.append(extent)
 
 
 class Files:
@@ -122,7 +121,8 @@ class Files:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        self._open: dict[str, int] = {}
+        # The least recently used one closes itself.
+        self._opened = functools.lru_cache(_MOST_OPEN)(functools.partial(open, mode="rb"))
         self._buffer = bytearray()
 
     def read(self, entry: Entry) -> bytes | memoryview:
@@ -143,19 +143,12 @@ class Files:
             if len(self._buffer) < entry.size:
                 self._buffer = bytearray(entry.size)
             content = memoryview(self._buffer)[: entry.size]
-            num = os.preadv(self._handle(path), [content], entry.offset)
+            num = os.preadv(self._opened(path).fileno(), [content], entry.offset)
         except OSError as error:
             raise DamagedError(f"it cannot be read: {error.strerror or error}") from None
         if num != entry.size:
             raise DamagedError(_SHORT)
         return content
-
-    def _handle(self, path: str) -> int:
-        if path not in self._open:
-            if len(self._open) >= _MOST_OPEN:
-                os.close(self._open.pop(next(iter(self._open))))
-            self._open[path] = os.open(path, os.O_RDONLY)
-        return self._open[path]
 
 
 def draw(

@@ -23,8 +23,8 @@ from training.data.pictures.index import (
     TREE,
     VAL,
     Entry,
-    Fingerprint,
     Index,
+    fingerprint,
     is_picture,
     table,
 )
@@ -133,7 +133,6 @@ def _tree(root: str) -> PictureSet:
         )
     classes = tuple(sorted(found[TRAIN]))
     label = {name: number for number, name in enumerate(classes)}
-    fingerprint = Fingerprint()
     splits = {}
     for split in SPLITS:
         lines = []
@@ -141,14 +140,13 @@ def _tree(root: str) -> PictureSet:
             entry = Entry(
                 label=label[name.split("/")[0]], name=name, file=f"{split}/{name}", size=size
             )
-            fingerprint.add(split, entry)
             lines.append(entry.to_line() + "\n")
         splits[split] = Split("".join(lines).encode())
     index = Index(
         form=TREE,
         classes=classes,
         counts={split: len(names[split]) for split in SPLITS},
-        fingerprint=fingerprint.value(),
+        fingerprint=fingerprint(splits),
         files={},
         encoding=JPEG,
     )

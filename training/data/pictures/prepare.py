@@ -34,9 +34,9 @@ from training.data.pictures.index import (
     SPLITS,
     TREE,
     Entry,
-    Fingerprint,
     Index,
     StoredFile,
+    fingerprint,
     table,
 )
 from training.data.pictures.layout import Found
@@ -244,30 +244,23 @@ def _write_index(
     to: Destination,
     wish: Wish,
 ) -> Index:
-    fingerprint = Fingerprint()
-    counts: dict[str, int] = {}
+    lines: dict[str, list[str]] = {split: [] for split in SPLITS}
     files: dict[str, StoredFile] = {}
+    for work in works:
+        part = parts[work.name]
+        lines[work.split] += part.lines
+        if part.size:
+            files[f"{work.name}.tar"] = StoredFile(size=part.size, sha256=part.sha256)
     for split in SPLITS:
-        lines: list[str] = []
-        for work in works:
-            if work.split != split:
-                continue
-            part = parts[work.name]
-            lines += part.lines
-            if part.size:
-                files[f"{work.name}.tar"] = StoredFile(size=part.size, sha256=part.sha256)
-        for line in lines:
-            fingerprint.add(split, Entry.from_line(line))
-        content = "".join(f"{line}\n" for line in lines).encode()
+        content = "".join(f"{line}\n" for line in lines[split]).encode()
         to.write(table(split), content)
         digest = hashlib.sha256(content).hexdigest()
         files[table(split)] = StoredFile(size=len(content), sha256=digest)
-        counts[split] = len(lines)
     index = Index(
         form=wish.form,
         classes=classes,
-        counts=counts,
-        fingerprint=fingerprint.value(),
+        counts={split: len(lines[split]) for split in SPLITS},
+        fingerprint=fingerprint({split: map(Entry.from_line, lines[split]) for split in SPLITS}),
         files=files,
         size=wish.shrinks_to,
         encoding=wish.encoding,

@@ -77,19 +77,6 @@ class Batch:
     """n and the damaged ones."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Damaged:
-    """A picture that cannot be used."""
-
-    sample: int
-    name: str
-    """``<class>/<file>``."""
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.why}"
-
-
 def rank_plan(
     order: BatchOrder, *, steps: Iterable[int], rank: int, world_size: int
 ) -> Iterator[torch.Tensor]:
@@ -158,7 +145,8 @@ class Reader:
         """
         self._split = split
         self._device = device
-        self._damaged: dict[int, Damaged] = {}
+        self.damaged: dict[str, str] = {}
+        """``<class>/<file>`` of the damaged pictures met so far -> what is wrong."""
         self._tasks_per_part = max(min(decoders, batch), math.ceil(batch / _MOST_IN_TASK))
         tasks_each = max(1, AHEAD * self._tasks_per_part // decoders)
         # While a batch is in use, the DataLoader has given out this many tasks of later ones. With
@@ -221,11 +209,6 @@ class Reader:
             if each.is_alive():  # its disk does not answer
                 each.kill()
 
-    @property
-    def damaged(self) -> tuple[Damaged, ...]:
-        """The damaged pictures met so far, each once, by their numbers."""
-        return tuple(self._damaged[sample] for sample in sorted(self._damaged))
-
     def batches(self, plan: Iterable[torch.Tensor]) -> Generator[Batch, None, None]:
         """A batch for each part of the plan, in its order. One plan at a time: close it to stop
         before its end.
@@ -248,6 +231,8 @@ class Reader:
             for each in found:
                 if isinstance(each, InputError):
                     raise each
+                self.damaged |= each.damaged
+            self._check_damaged()
             yield self._batch(slot, self._tasks.planned.popleft(), found)
             if self._copies:
                 # The next batch has tasks given out that write to this slot.
@@ -258,7 +243,6 @@ class Reader:
         sides = [each for done in found for each in done.extents]
         extents = torch.tensor(sides, dtype=torch.int64).view(-1, 2)
         places = extents[:, 0].nonzero().flatten()
-        self._note(samples, found)
         first = slot * self._batch_size
         pictures = self._ring[first : first + len(samples)]
         if self._copies:
@@ -274,26 +258,18 @@ class Reader:
             num_planned=len(samples),
         )
 
-    def _note(self, samples: torch.Tensor, found: Sequence[Done]) -> None:
-        """Keep which pictures are damaged.
-
-        Raises:
-            InputError: they are too many.
+    def _check_damaged(self) -> None:
         """
-        first = 0
-        for each in found:
-            for place, why in each.damaged.items():
-                sample = int(samples[first + place])
-                name = self._split.entry(sample).name
-                self._damaged.setdefault(sample, Damaged(sample=sample, name=name, why=why))
-            first += len(each.labels)
+        Raises:
+            InputError: so many pictures are damaged that something else is wrong.
+        """
         num = len(self._split)
         most = max(min(_MOST_DAMAGED, num // 2), _MOST_DAMAGED_SHARE * num)
-        if len(self._damaged) > most:
+        if len(self.damaged) > most:
+            name, why = next(reversed(self.damaged.items()))
             raise InputError(
-                f"{len(self._damaged)} of {num:,} pictures are damaged, the last is "
-                f"{next(reversed(self._damaged.values()))}; check the disk and the set with "
-                "trainctl data verify"
+                f"{len(self.damaged)} of {num:,} pictures are damaged, the last is {name}: {why}; "
+                "check the disk and the set with trainctl data verify"
             )
 
     def _killed(self) -> str:

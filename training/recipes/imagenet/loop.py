@@ -297,7 +297,7 @@ class Pictures:
     def newly_damaged(self, world_size: int) -> list[Warned]:
         """An event for each damaged picture that any worker met since the last call; every rank
         calls this."""
-        mine = {str(each) for reader in self.readers for each in reader.damaged}
+        mine = {f"{name}: {why}" for reader in self.readers for name, why in reader.damaged.items()}
         everyones: list[set[str]] = [set() for _ in range(world_size)]
         dist.all_gather_object(everyones, mine - self.told)
         new = set().union(*everyones) - self.told
