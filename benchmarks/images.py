@@ -9,8 +9,7 @@ pictures into shared memory, from a tree, from shards and from packed shards; on
 rest is the device's work, cutting and resizing there are part of its time. The ways take turns, and
 medians count. Ratios of CPU seconds are exact on a busy machine too.
 
-It needs torch, numpy and Pillow; ``--photographs`` where scikit-learn's are not installed. With
-``--s3`` the packed pictures are read from there too, and kept on this machine as they come.
+It needs torch, numpy, Pillow, psutil, and scikit-learn for its two photographs.
 """
 
 import argparse
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
+import psutil
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
@@ -38,7 +38,7 @@ from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import decode, library
 from training.data.pictures.destination import Destination
-from training.data.pictures.index import JPEG, PACKED, RAW, SHARDS, Entry
+from training.data.pictures.index import JPEG, PACKED, RAW, SHARDS
 from training.data.pictures.library import PictureSet
 from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
 from training.data.pictures.reader import Reader, rank_plan
@@ -75,35 +75,23 @@ class Measured(NamedTuple):
 
 
 # --- the pictures ---------------------------------------------------------------------------------
-def write_pictures(folder: Path, *, num: int, photographs: Path) -> int:
-    """Write a tree of cut-outs of the photographs; return the mean of their bytes."""
+def write_pictures(folder: Path, *, num: int) -> None:
+    """Write a tree of cut-outs of scikit-learn's photographs."""
+    package = util.find_spec("sklearn")
+    assert package is not None, "scikit-learn is not installed"
+    assert package.origin is not None
+    photographs = Path(package.origin).parent / "datasets" / "images"
     sources = [Image.open(path).convert("RGB") for path in sorted(photographs.glob("*.jpg"))]
-    assert sources, f"{photographs} has no .jpg: give --photographs a folder with some"
     draw = random.Random(0)
-    total = 0
     for number in range(num):
         source = sources[number % len(sources)]
-        scale = max(_WIDTH / source.width, _HEIGHT / source.height)
-        least = min(source.width - _WIDTH * scale, source.height - _HEIGHT * scale)
-        assert least >= -1, "a photograph is smaller than ImageNet's pictures"
-        left = draw.randint(0, max(0, source.width - _WIDTH))
-        top = draw.randint(0, max(0, source.height - _HEIGHT))
+        left = draw.randint(0, source.width - _WIDTH)
+        top = draw.randint(0, source.height - _HEIGHT)
         part = source.crop((left, top, left + _WIDTH, top + _HEIGHT))
-        file = io.BytesIO()
-        part.save(file, "JPEG", quality=_QUALITY)
         for split in ("train", "val") if number < _CLASSES else ("train",):
             path = folder / split / f"n{number % _CLASSES:08d}" / f"{number}.JPEG"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(file.getvalue())
-        total += file.tell()
-    return total // num
-
-
-def bundled_photographs() -> Path:
-    package = util.find_spec("sklearn")
-    if package is None or package.origin is None:
-        sys.exit("error: scikit-learn is not installed: give --photographs a folder of JPEGs")
-    return Path(package.origin).parent / "datasets" / "images"
+            part.save(path, "JPEG", quality=_QUALITY)
 
 
 # --- the plain way --------------------------------------------------------------------------------
@@ -208,17 +196,9 @@ def _wait(device: torch.device) -> None:
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of its children that are there now."""
-    ticks, own = 0, os.getpid()
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name of a program may have spaces, and ends with the last bracket.
-            words = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if own in (int(words[1]), int(path.parent.name)):
-            ticks += int(words[11]) + int(words[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+    """CPU seconds of this process and of its children that are there now."""
+    own = psutil.Process()
+    return sum(sum(each.cpu_times()[:2]) for each in (own, *own.children()))
 
 
 def decoding(paths: Sequence[Path]) -> tuple[float, float]:
@@ -244,8 +224,8 @@ def decoding(paths: Sequence[Path]) -> tuple[float, float]:
     return first, second
 
 
-def prepared(tree: Path, folder: Path, s3: str) -> dict[str, PictureSet]:
-    """The same pictures in each form; below ``s3`` too, unless that is empty."""
+def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:
+    """The same pictures in each form."""
     wishes = {
         "shards": Wish(form=SHARDS),
         "packed": Wish(form=PACKED, encoding=JPEG),
@@ -254,17 +234,10 @@ def prepared(tree: Path, folder: Path, s3: str) -> dict[str, PictureSet]:
         "packed_raw_256": Wish(form=PACKED, size=SMALL_SIZE, encoding=RAW),
     }
     found = {"tree": library.open_set(str(tree))}
-    places = {name: (str(folder / name), wish) for name, wish in wishes.items()}
-    if s3:
-        places["packed_s3"] = (f"{s3.rstrip('/')}/packed", wishes["packed"])
-    for name, (uri, wish) in places.items():
-        prepare(tree, Destination(uri=uri), wish)
-        found[name] = library.open_set(uri)
+    for name, wish in wishes.items():
+        prepare(tree, Destination(uri=str(folder / name)), wish)
+        found[name] = library.open_set(str(folder / name))
     return found
-
-
-def stored_bytes(entries: Iterator[Entry]) -> float:
-    return statistics.mean(each.size for each in entries)
 
 
 def main() -> int:
@@ -274,8 +247,6 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=6, help="of each way in each round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--photographs", type=Path, help="folder of .jpg files to cut out of")
-    parser.add_argument("--s3", default="", help="s3:// address where nothing is yet")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -283,9 +254,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="images-") as name:
         tree = Path(name, "tree")
         say(f"writing {options.pictures:,} pictures, and packing them")
-        photographs = options.photographs or bundled_photographs()
-        size = write_pictures(tree, num=options.pictures, photographs=photographs)
-        sets = prepared(tree, Path(name), options.s3)
+        write_pictures(tree, num=options.pictures)
+        sets = prepared(tree, Path(name))
         paths = sorted((tree / "train").rglob("*.JPEG"))
         ways: dict[str, Way] = {"plain": functools.partial(plain, paths, **common)}
         ways |= {each: functools.partial(ours, found, **common) for each, found in sets.items()}
@@ -295,7 +265,6 @@ def main() -> int:
             for each, way in ways.items():
                 rounds[each].append(measured(way, device, seconds=options.seconds))
                 say(f"round {number + 1}, {each}: {rounds[each][-1].per_s:,.0f} pictures/s")
-        kept = {each: stored_bytes(iter(found.train)) for each, found in sets.items()}
     per_s = {each: statistics.median(one.per_s for one in found) for each, found in rounds.items()}
     per_cpu_s = {
         each: statistics.median(one.per_cpu_s for one in found) for each, found in rounds.items()
@@ -311,10 +280,8 @@ def main() -> int:
             "pictures_per_cpu_s": per_cpu_s,
             "decoded_per_cpu_s": {"pillow": by_pillow, "decoder": by_decoder},
             "decoder": "simplejpeg" if decode.FAST else "Pillow",
-            "bytes_per_picture": {**kept, "tree": size},
             "processes": options.processes,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-            "augmented_on_device": device.type == "cuda",
             "cores_per_gpu": {
                 each: {gpu: num / per_cpu_s[each] for gpu, num in GPU_PICTURES_PER_S.items()}
                 for each in ("tree", "packed_256", "packed_raw", "packed_raw_256")

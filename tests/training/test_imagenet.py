@@ -26,13 +26,13 @@ from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import reader as pictures
-from training.data.pictures.pool import ReadingError
 from training.data.pictures.reader import Reader
 from training.models import picture_shapes
 from training.recipes.imagenet import RECIPE, loop
 from training.recipes.imagenet.settings import MIDDLE, PRESETS, ImagenetConfig
 from training.record.events import Evaluation, Event, Finished, RankTimes, Step
 from training.runtime.torchrun import TorchrunWorker
+from training.system.storage import UnreachableError
 
 SMALL: dict[str, Any] = {
     "model": "efficientnet-b0",
@@ -215,7 +215,7 @@ def test_a_set_that_cannot_be_read_after_the_run_has_begun_is_tried_again(tmp_pa
 
     (tmp_path / "index.json").mkdir()  # as good as a disk that fails
     worker: Any = Rank()
-    with pytest.raises(ReadingError, match=r"index\.json"):
+    with pytest.raises(UnreachableError, match=r"index\.json"):
         loop.open_pictures(config(data=str(tmp_path)), worker, ExitStack())
 
 

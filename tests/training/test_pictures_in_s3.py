@@ -1,7 +1,6 @@
-"""Pictures in S3: prepared there, verified there, and read from there with the same batches as from
-a disk, before and after their shards are on this node."""
+"""Pictures in S3: prepared there, verified there, and fetched from there for the same batches as
+from a disk."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from contract import exits
 from contract.errors import InputError
 from tests.training import sample_pictures
 from training.data.pictures import __main__ as pictures
-from training.data.pictures import library, shard_cache
+from training.data.pictures import library, mirror
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import INDEX_FILE, SHARDS
 from training.data.pictures.library import PictureSet
@@ -29,7 +28,7 @@ def read(found: PictureSet) -> list[torch.Tensor]:
     with Reader(found, found.train, size=448, batch=16, device=device, decoders=2) as reader:
         plan = torch.arange(len(found.train)).split(16)
         batches = [(batch.pictures.clone(), batch.labels) for batch in reader.batches(plan)]
-        assert reader.damaged == ()
+        assert not reader.damaged
     return [torch.cat(each) for each in zip(*batches, strict=True)]
 
 
@@ -57,17 +56,18 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
 
     expected = read(library.open_set(here))
     found = library.open_set(there)
-    paths = shard_cache.cached_paths(found)
-    with monkeypatch.context() as patch:
-        # Nothing is on the disk, and nothing comes: each picture is asked for.
-        patch.setattr(shard_cache, "_missing", lambda _found: [])
-        assert all(map(torch.equal, read(found), expected))
-    assert not any(path.exists() for path in paths.values())
-    with Reader(found, found.train, size=64, batch=2, device=torch.device("cpu"), decoders=1):
-        deadline = time.monotonic() + 60
-        while not all(path.exists() for path in paths.values()) and time.monotonic() < deadline:
-            time.sleep(0.05)
-    assert all(path.exists() for path in paths.values())
+    shards = [name for name in found.index.files if name.endswith(".tar")]
+    shard = next(name for name in shards if name.startswith("train"))
+    content = client.get_object(Bucket="pictures", Key=f"datasets/small/{shard}")["Body"].read()
+    damaged = bytes([content[0] ^ 1]) + content[1:]
+    client.put_object(Bucket="pictures", Key=f"datasets/small/{shard}", Body=damaged)
+    with pytest.raises(
+        InputError, match=rf"{shard} is not what was prepared: trainctl data verify"
+    ):
+        mirror.on_disk(found)
+    client.put_object(Bucket="pictures", Key=f"datasets/small/{shard}", Body=content)
+    local = mirror.on_disk(found)
+    assert all(map(torch.equal, read(local), expected))
 
     # The same as a job: the source is fetched from the bucket first.
     for path in source.rglob("*.*"):
@@ -77,9 +77,17 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
     assert library.open_set(str(tmp_path / "job")).fingerprint == found.fingerprint
     assert pictures.main(["verify", there]) == exits.OK
 
-    shard = next(name for name in paths if name.startswith("train"))
+    # A tree that was not prepared.
+    for path in sample_pictures.sort_val(source).rglob("*.JPEG"):
+        key = f"tree/{path.relative_to(source).as_posix()}"
+        client.upload_file(str(path), "pictures", key)
+    tree = mirror.on_disk(library.open_set("s3://pictures/tree"))
+    assert tree.fingerprint == found.fingerprint
+    assert all(map(torch.equal, read(tree), expected))
+
     client.delete_object(Bucket="pictures", Key=f"datasets/small/{shard}")
-    assert all(map(torch.equal, read(found), expected)), "it is read from this node's disk"
+    assert mirror.on_disk(found) == local, "nothing is fetched again"
+    assert sorted(path.name for path in Path(local.root).glob("*.tar")) == sorted(shards)
     assert [each for each in verify(Destination(uri=there)).wrong if shard in each]
     client.delete_object(Bucket="pictures", Key=f"datasets/small/{INDEX_FILE}")
     with pytest.raises(InputError, match="no prepared set"):

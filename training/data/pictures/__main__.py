@@ -8,62 +8,44 @@ import argparse
 import hashlib
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
 
 from contract import exits
 from contract.errors import InputError
-from contract.runs import safe_join
-from contract.text import byte_size
 from training.data import download
+from training.data.pictures import mirror
 from training.data.pictures.destination import Destination
-from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED
+from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED, StoredFile
 from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
 from training.data.pictures.verify import verify
 from training.system import storage
-
-_THREADS: Final = 16
 
 
 def fetched(source: str) -> Path:
     """The source on this node: itself, or a copy of what is in S3; files that are here stay.
 
     Raises:
-        InputError: there is nothing, or it cannot be read.
+        InputError: there is nothing, or it does not fit.
+        UnreachableError: S3 does not answer.
     """
     if not storage.is_s3(source):
         return Path(source)
     root = source.rstrip("/")
-    folder = download.cache_dir() / "sources" / hashlib.sha256(root.encode()).hexdigest()[:16]
-    try:
-        fs = storage.filesystem(root)
-        sizes = {key: each["size"] for key, each in fs.find(root, detail=True).items()}
-    except Exception as error:  # s3fs lets botocore's many exceptions through
-        raise _unreadable(source, error) from None
-    if not sizes:
+    with storage.given(root):
+        objects = storage.filesystem(root).find(root, detail=True)
+    # The source may be a single archive, so names begin with the last part of its address.
+    above, _, _ = root.rpartition("/")
+    start = above.removeprefix("s3://") + "/"
+    files = {
+        key.removeprefix(start): StoredFile(size=each["size"], sha256="")
+        for key, each in objects.items()
+        if not key.endswith("/")  # the mark of a folder that the console makes
+    }
+    if not files:
         raise InputError(f"{source} does not exist: give the address of ImageNet's files")
-    above = root.removeprefix("s3://").rpartition("/")[0] + "/"
-
-    def fetch(key: str) -> None:
-        target = safe_join(folder, key.removeprefix(above), what="key")
-        if not target.exists() or target.stat().st_size != sizes[key]:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            fs.get_file(key, str(target))
-
-    _say(f"fetching {byte_size(sum(sizes.values()))} from {source}")
-    try:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            list(threads.map(fetch, [key for key in sizes if not key.endswith("/")]))
-    except Exception as error:
-        raise InputError(
-            f"{_unreadable(source, error)}. Give the command again, it continues"
-        ) from None
+    folder = download.cache_dir() / "sources" / hashlib.sha256(root.encode()).hexdigest()[:16]
+    mirror.fetch(above, files, folder)
     return folder
-
-
-def _unreadable(source: str, error: Exception) -> InputError:
-    return InputError(f"{source} cannot be read: {str(error).rstrip('.') or type(error).__name__}")
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -103,6 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         _say(f"error: {error}")
         return exits.BAD_INPUT
+    except storage.UnreachableError as error:
+        _say(f"error: {error}. Give the command again, it continues")
+        return exits.FAILED
     except KeyboardInterrupt:
         _say("interrupted; a preparation continues when its command is given again")
         return exits.INTERRUPTED

@@ -4,7 +4,6 @@ Nodes read S3 by ``training.system.storage``; a laptop has boto3 and no fsspec. 
 only, but for boto3 when it is S3.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -18,15 +17,8 @@ from contract.runs import safe_join
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-_CHUNK_BYTES: Final = 1 << 20
 _PART: Final = ".part"
 _PLACES: Final = "give a folder, or s3://BUCKET/PREFIX"
-
-
-def sha256_of(path: Path) -> str:
-    """Of a file here."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,48 +57,6 @@ class Destination:
             except self._s3.exceptions.NoSuchKey:
                 return None
             return answer["Body"].read()
-
-    def chunks(self, name: str) -> Iterator[bytes]:
-        """A file piece by piece. Raises InputError where there is none."""
-        with self._explained(name, "read"):
-            try:
-                if not self.in_s3:
-                    with self._path(name).open("rb") as file:
-                        while chunk := file.read(_CHUNK_BYTES):
-                            yield chunk
-                    return
-                answer = self._s3.get_object(Bucket=self._bucket, Key=self._key(name))
-                yield from answer["Body"].iter_chunks(_CHUNK_BYTES)
-            except FileNotFoundError:
-                raise InputError(f"{self.uri} has no {name}: prepare the set again") from None
-            except Exception as error:
-                if self.in_s3 and isinstance(error, self._s3.exceptions.NoSuchKey):
-                    raise InputError(f"{self.uri} has no {name}: prepare the set again") from None
-                raise
-
-    def sha256(self, name: str) -> str:
-        """Of a file's content. Raises InputError where there is none."""
-        digest = hashlib.sha256()
-        for chunk in self.chunks(name):
-            digest.update(chunk)
-        return digest.hexdigest()
-
-    def size(self, name: str) -> int | None:
-        """Bytes of a file; None where there is none."""
-        with self._explained(name, "read"):
-            if not self.in_s3:
-                with suppress(FileNotFoundError):
-                    return self._path(name).stat().st_size
-                return None
-            from botocore.exceptions import ClientError
-
-            try:
-                answer = self._s3.head_object(Bucket=self._bucket, Key=self._key(name))
-            except ClientError as error:
-                if error.response.get("Error", {}).get("Code") in ("404", "NoSuchKey"):
-                    return None
-                raise
-            return answer["ContentLength"]
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file; it is there whole or not at all."""

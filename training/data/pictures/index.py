@@ -8,7 +8,7 @@ Standard library only, because laptops prepare sets too.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Final, Self
 
@@ -103,7 +103,7 @@ class Index:
     counts: Mapping[str, int]
     """Split -> number of its pictures."""
     fingerprint: str
-    """Of the names and labels: see ``Fingerprint``."""
+    """Of the names and labels: see ``fingerprint``."""
     files: Mapping[str, StoredFile]
     """All files of the set but this one and the pictures of a tree, which the tables list."""
     size: int = 0
@@ -154,20 +154,16 @@ class Index:
         )
 
 
-class Fingerprint:
+def fingerprint(splits: Mapping[str, Iterable[Entry]]) -> str:
     """Hash of a set's names and labels, in order: a resumed run must see the same pictures.
 
     It is the same for a tree and for what is prepared from it.
     """
-
-    def __init__(self) -> None:
-        self._digest = hashlib.sha256()
-
-    def add(self, split: str, entry: Entry) -> None:
-        self._digest.update(f"{split}\t{entry.label}\t{entry.name}\n".encode())
-
-    def value(self) -> str:
-        return self._digest.hexdigest()[:16]
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        for entry in splits[split]:
+            digest.update(f"{split}\t{entry.label}\t{entry.name}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def table(split: str) -> str:

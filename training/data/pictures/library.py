@@ -6,7 +6,7 @@ million pictures in S3. Imports no torch.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,18 +22,14 @@ from training.data.pictures.index import (
     TREE,
     VAL,
     Entry,
-    Fingerprint,
     Index,
+    fingerprint,
     is_picture,
     table,
 )
 from training.system import storage
 
 _NEWLINE: Final = ord("\n")
-
-
-class UnreadableError(InputError):
-    """The disk or S3 does not give the index: the user's mistake, or an outage."""
 
 
 class Split:
@@ -44,21 +40,21 @@ class Split:
         Args:
             lines: of the split's table.
         """
-        self._lines = lines
+        self.lines = lines
         ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == _NEWLINE)
         self._ends: npt.NDArray[np.int64] = ends.astype(np.int64)
 
     def __len__(self) -> int:
         return len(self._ends)
 
-    def line(self, sample: int) -> str:
-        """The line of a sample, for ``Entry.from_line``."""
-        start = 0 if sample == 0 else int(self._ends[sample - 1]) + 1
-        return self._lines[start : int(self._ends[sample])].decode()
-
     def entry(self, sample: int) -> Entry:
-        """A sample by its number, from 0."""
-        return Entry.from_line(self.line(sample))
+        """A sample by its number, from 0.
+
+        Raises:
+            InputError: its line is damaged.
+        """
+        start = 0 if sample == 0 else int(self._ends[sample - 1]) + 1
+        return Entry.from_line(self.lines[start : int(self._ends[sample])].decode())
 
     def __iter__(self) -> Iterator[Entry]:
         return (self.entry(sample) for sample in range(len(self)))
@@ -89,8 +85,8 @@ def open_set(source: str) -> PictureSet:
     """Open a set in a folder (a disk, a host's volume, a mounted file system) or in S3.
 
     Raises:
-        InputError: there is none, it is not complete, or its index is damaged; of the class
-            UnreadableError where the disk or S3 refuses it.
+        InputError: there is none, it is not complete, or its index is damaged.
+        UnreachableError: the disk or S3 does not give the index.
     """
     root = source.rstrip("/")
     if not storage.is_s3(root) and not os.path.isdir(root):
@@ -98,16 +94,14 @@ def open_set(source: str) -> PictureSet:
             f"--data {source} is no folder: give one with train/ and val/, or the s3:// address of "
             "a set that trainctl data prepare has made"
         )
-    try:
+    with storage.given(root):
         content = storage.read_bytes(storage.join(root, INDEX_FILE))
-    except Exception as error:  # s3fs lets botocore's many exceptions through
-        raise _unreadable(root, error) from None
-    if content is None:
-        return _tree(root)
+        if content is None:
+            return _tree(root)
+        tables = {split: storage.read_bytes(storage.join(root, table(split))) for split in SPLITS}
     index = Index.from_json(content, where=root)
     splits = {}
-    for split in SPLITS:
-        lines = storage.read_bytes(storage.join(root, table(split)))
+    for split, lines in tables.items():
         if lines is None:
             raise InputError(f"{root} has no {table(split)}: prepare the set again")
         splits[split] = Split(lines)
@@ -117,13 +111,6 @@ def open_set(source: str) -> PictureSet:
                 f"{index.counts.get(split, 0):,}: prepare the set again"
             )
     return PictureSet(root=root, index=index, train=splits[TRAIN], val=splits[VAL])
-
-
-def _unreadable(root: str, error: Exception) -> UnreadableError:
-    return UnreadableError(
-        f"{root} cannot be read ({str(error) or type(error).__name__}): check the address, the "
-        "region and the credentials"
-    )
 
 
 def _tree(root: str) -> PictureSet:
@@ -146,39 +133,41 @@ def _tree(root: str) -> PictureSet:
         )
     classes = tuple(sorted(found[TRAIN]))
     label = {name: number for number, name in enumerate(classes)}
-    fingerprint = Fingerprint()
     splits = {}
     for split in SPLITS:
         lines = []
-        for name in names[split]:
-            entry = Entry(label=label[name.split("/")[0]], name=name, file=f"{split}/{name}")
-            fingerprint.add(split, entry)
+        for name, size in names[split].items():
+            entry = Entry(
+                label=label[name.split("/")[0]], name=name, file=f"{split}/{name}", size=size
+            )
             lines.append(entry.to_line() + "\n")
         splits[split] = Split("".join(lines).encode())
     index = Index(
         form=TREE,
         classes=classes,
         counts={split: len(names[split]) for split in SPLITS},
-        fingerprint=fingerprint.value(),
+        fingerprint=fingerprint(splits),
         files={},
         encoding=JPEG,
     )
     return PictureSet(root=root, index=index, train=splits[TRAIN], val=splits[VAL])
 
 
-def _listed(root: str, split: str) -> Sequence[str]:
-    """``<class>/<file>`` of all pictures of a split, sorted by class and then by name."""
+def _listed(root: str, split: str) -> Mapping[str, int]:
+    """``<class>/<file>`` of all pictures of a split, sorted by class and then by name, and their
+    bytes where these are known for nothing: in S3; else -1."""
     folder = storage.join(root, split)
     if storage.is_s3(root):
         start = folder.removeprefix("s3://") + "/"
-        names = [key.removeprefix(start) for key in storage.filesystem(root).find(folder)]
+        objects = storage.filesystem(root).find(folder, detail=True)
+        sizes = {key.removeprefix(start): int(each["size"]) for key, each in objects.items()}
     else:
-        names = []
-        with_folders = [each for each in _scanned(folder) if each.is_dir()]
-        for each in with_folders:
-            names += [f"{each.name}/{picture.name}" for picture in _scanned(each.path)]
-    kept = [name for name in names if name.count("/") == 1 and is_picture(name)]
-    return sorted(kept, key=lambda name: tuple(name.split("/")))
+        classes = [each for each in _scanned(folder) if each.is_dir()]
+        sizes = {
+            f"{each.name}/{picture.name}": -1 for each in classes for picture in _scanned(each.path)
+        }
+    kept = [name for name in sizes if name.count("/") == 1 and is_picture(name)]
+    return {name: sizes[name] for name in sorted(kept, key=lambda name: tuple(name.split("/")))}
 
 
 def _scanned(folder: str) -> list["os.DirEntry[str]"]:

@@ -7,18 +7,21 @@ Standard library only at load; the work itself needs Pillow.
 """
 
 import hashlib
+import io
+import json
 import multiprocessing
 import os
 import signal
+import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from contract.errors import InputError
-from training.data.pictures import layout
+from training.data.pictures import layout, workers
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import (
     ENCODINGS,
@@ -31,15 +34,12 @@ from training.data.pictures.index import (
     SPLITS,
     TREE,
     Entry,
-    Fingerprint,
     Index,
     StoredFile,
+    fingerprint,
     table,
 )
 from training.data.pictures.layout import Found
-
-if TYPE_CHECKING:
-    from training.data.pictures.pack import Part, Work
 
 Report = Callable[[str, int, int], None]
 """Is called with what is done now, the pictures done so far and all of them (0: not known yet)."""
@@ -53,6 +53,8 @@ _SHARD_BYTES: Final = 128 * 2**20
 #: Of a packed JPEG, about.
 _BYTES_PER_PIXEL: Final = 0.4
 _TREE_PIECE: Final = 1000
+#: Of packed JPEGs: at this quality the loss is far below that of shrinking.
+_QUALITY: Final = 92
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +76,36 @@ class Wish:
             raise InputError(f"--size is {self.size}: give {SMALLEST} to {LARGEST} pixels")
         if self.encoding == RAW and self.form != PACKED:
             raise InputError("--encoding raw is for --form packed: other forms keep the files")
+
+    @property
+    def shrinks_to(self) -> int:
+        """``size`` of packed pictures; 0 in other forms, which keep the files as they are."""
+        return self.size if self.form == PACKED else 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Work:
+    """What one process does at a time."""
+
+    name: str
+    """Of the shard without its suffix, such as ``train-00003``."""
+    split: str
+    wish: Wish
+    pictures: tuple[tuple[int, Found], ...]
+    """Label and place of each."""
+    to: Destination
+    state: str
+    """Folder of what was done, at the destination."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """Result of a ``Work``: its lines of the split's table, and its shard unless it is a tree's."""
+
+    lines: Sequence[str]
+    damaged: Sequence[str]
+    size: int
+    sha256: str
 
 
 def prepare(
@@ -120,7 +152,7 @@ def prepare(
 
 def _check_pillow() -> None:
     try:
-        import training.data.pictures.pack  # noqa: F401
+        import PIL  # noqa: F401
     except ImportError:
         raise InputError(
             "pictures are prepared with Pillow, which is not installed here: pip install pillow"
@@ -133,11 +165,8 @@ def _works(
     to: Destination,
     wish: Wish,
     shard_bytes: int,
-) -> Iterator["Work"]:
-    from training.data.pictures.pack import Work
-
+) -> Iterator[Work]:
     label = {name: number for number, name in enumerate(classes)}
-    packed = wish.form == PACKED
     digest = hashlib.sha256(f"{FORMAT}{wish}{shard_bytes}".encode())
     for split in SPLITS:
         for each in found[split]:
@@ -151,9 +180,7 @@ def _works(
             yield Work(
                 name=f"{split}-{number:05d}",
                 split=split,
-                form=wish.form,
-                size=wish.size if packed else 0,
-                encoding=wish.encoding if packed else JPEG,
+                wish=wish,
                 pictures=tuple((label[each.class_name], each) for each in some),
                 to=to,
                 state=state,
@@ -171,10 +198,8 @@ def _per_shard(pictures: Sequence[Found], wish: Wish, shard_bytes: int) -> int:
     return max(1, int(shard_bytes / max(each, 1)))
 
 
-def _run(works: Sequence["Work"], processes: int, tell: Callable[[int], None]) -> dict[str, "Part"]:
+def _run(works: Sequence[Work], processes: int, tell: Callable[[int], None]) -> dict[str, Part]:
     """The parts by their names."""
-    from training.data.pictures import pack
-
     done = 0
     parts: dict[str, Part] = {}
     tell(0)
@@ -182,7 +207,7 @@ def _run(works: Sequence["Work"], processes: int, tell: Callable[[int], None]) -
         min(processes, len(works)),
         # A fork would inherit the caller's threads.
         mp_context=multiprocessing.get_context("spawn"),
-        initializer=pack.begin_process,
+        initializer=workers.begin,
     )
     with executor:
         try:
@@ -203,56 +228,123 @@ def _run(works: Sequence["Work"], processes: int, tell: Callable[[int], None]) -
     return parts
 
 
-def _submitted(
-    executor: ProcessPoolExecutor, works: Sequence["Work"]
-) -> "dict[Future[Part], Work]":
+def _submitted(executor: ProcessPoolExecutor, works: Sequence[Work]) -> dict[Future[Part], Work]:
     """Start the processes, with Ctrl-C blocked: it is for their parent, also while they start."""
-    from training.data.pictures import pack
-
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return {executor.submit(pack.run, each): each for each in works}
+        return {executor.submit(_make, each): each for each in works}
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _write_index(
-    works: Sequence["Work"],
-    parts: dict[str, "Part"],
+    works: Sequence[Work],
+    parts: dict[str, Part],
     classes: tuple[str, ...],
     to: Destination,
     wish: Wish,
 ) -> Index:
-    fingerprint = Fingerprint()
-    counts: dict[str, int] = {}
+    lines: dict[str, list[str]] = {split: [] for split in SPLITS}
     files: dict[str, StoredFile] = {}
+    for work in works:
+        part = parts[work.name]
+        lines[work.split] += part.lines
+        if part.size:
+            files[f"{work.name}.tar"] = StoredFile(size=part.size, sha256=part.sha256)
     for split in SPLITS:
-        lines: list[str] = []
-        for work in works:
-            if work.split != split:
-                continue
-            part = parts[work.name]
-            lines += part.lines
-            if part.file:
-                files[part.file] = part.stored
-        for line in lines:
-            fingerprint.add(split, Entry.from_line(line))
-        content = "".join(f"{line}\n" for line in lines).encode()
+        content = "".join(f"{line}\n" for line in lines[split]).encode()
         to.write(table(split), content)
         digest = hashlib.sha256(content).hexdigest()
         files[table(split)] = StoredFile(size=len(content), sha256=digest)
-        counts[split] = len(lines)
-    packed = wish.form == PACKED
     index = Index(
         form=wish.form,
         classes=classes,
-        counts=counts,
-        fingerprint=fingerprint.value(),
+        counts={split: len(lines[split]) for split in SPLITS},
+        fingerprint=fingerprint({split: map(Entry.from_line, lines[split]) for split in SPLITS}),
         files=files,
-        size=wish.size if packed else 0,
-        encoding=wish.encoding if packed else JPEG,
+        size=wish.shrinks_to,
+        encoding=wish.encoding,
         damaged=tuple(each for work in works for each in parts[work.name].damaged),
         made_by=works[0].state,
     )
     to.write(INDEX_FILE, index.to_json().encode())
     return index
+
+
+# --- in each process ------------------------------------------------------------------------------
+def _make(work: Work) -> Part:
+    """Read, check and shrink the pictures of one piece and write them, unless that was done before.
+
+    The same pictures give the same bytes each time.
+
+    Raises:
+        OSError: the source fails.
+        InputError: the destination fails.
+    """
+    note = f"{work.state}/{work.name}.json"
+    if (before := work.to.read(note)) is not None:
+        return Part(**json.loads(before))
+    damaged: list[str] = []
+    lines: list[str] = []
+    shard = io.BytesIO()
+    for entry, content in _pictures(work, damaged):
+        if work.wish.form == TREE:
+            work.to.write(entry.file, content)
+            lines.append(entry.to_line())
+            continue
+        shard.write(_header(entry.name, len(content)))
+        lines.append(replace(entry, file=f"{work.name}.tar", offset=shard.tell()).to_line())
+        shard.write(content)
+        shard.write(bytes(-len(content) % tarfile.BLOCKSIZE))
+    content = b""
+    if work.wish.form != TREE:
+        shard.write(bytes(2 * tarfile.BLOCKSIZE))
+        content = shard.getvalue()
+        work.to.write(f"{work.name}.tar", content)
+    part = Part(
+        lines=lines,
+        damaged=damaged,
+        size=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+    work.to.write(note, json.dumps(asdict(part)).encode())
+    return part
+
+
+def _pictures(work: Work, damaged: list[str]) -> Iterator[tuple[Entry, bytes]]:
+    """The bytes to store of each picture that is whole; the others are added to ``damaged``."""
+    from training.data.pictures.picture import DamagedError, fitted
+
+    for label, found in work.pictures:
+        name = f"{found.class_name}/{found.name}"
+        try:
+            content = layout.read(found)
+            # Decoded as a whole in each form: what is damaged is found here, not while training.
+            image = fitted(content, size=work.wish.shrinks_to)
+        except DamagedError as error:
+            damaged.append(f"{work.split}/{name}: {error}")
+            continue
+        if work.wish.form == PACKED:
+            if work.wish.encoding == RAW:
+                content = image.tobytes()
+            else:
+                file = io.BytesIO()
+                image.save(file, "JPEG", quality=_QUALITY)
+                content = file.getvalue()
+        entry = Entry(
+            label=label,
+            name=name,
+            file=f"{work.split}/{name}",
+            size=len(content),
+            sha256=hashlib.sha256(content).hexdigest(),
+            height=image.height,
+            width=image.width,
+        )
+        yield entry, content
+
+
+def _header(name: str, size: int) -> bytes:
+    """Of a member of a tar archive, without owner and time, so that it is always the same."""
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")

@@ -1,4 +1,5 @@
-"""Batches of a set's pictures for one rank, decoded ahead of the step that needs them.
+"""Batches of a set's pictures for one rank, decoded by torch's DataLoader ahead of the step that
+needs them.
 
 Which samples a batch holds is the caller's plan, so the order is exact for any number of ranks and
 decoders, and in the middle of an epoch:
@@ -11,28 +12,45 @@ decoders, and in the middle of an epoch:
 
 A damaged picture is left out of its batch, which is one smaller then; ``Batch.places`` tells which
 of the planned ones are there, and the caller weights them by how many there are over all ranks.
+
+The DataLoader's workers are forked. They write pixels into a ring of shared memory and return
+extents and labels only: tensors sent through its queues would be mapped anew for each batch, which
+costs more than decoding raw pixels.
 """
 
+import itertools
+import math
+import mmap
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
+import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from contract.errors import InputError
 from training.data.augmentation import pair_bounds
 from training.data.images import BatchOrder, shard_bounds
-from training.data.pictures.index import Entry
+from training.data.pictures import workers
+from training.data.pictures.decode import Decoder, Done, Task
+from training.data.pictures.index import JPEG
 from training.data.pictures.library import PictureSet, Split
-from training.data.pictures.pool import Filled, Pool
+from training.data.pictures.picture import canvas_side
 
 #: Batches that are decoded ahead of the one in use.
 AHEAD: Final = 3
+#: Few enough that all workers decode parts of each batch, if it is large.
+_MOST_IN_TASK: Final = 16
 #: More damaged pictures than this, and than this share of their split, are no accident.
 _MOST_DAMAGED: Final = 100
 _MOST_DAMAGED_SHARE: Final = 0.05
+
+
+class ReadingError(RuntimeError):
+    """A process that decodes pictures was killed. Another attempt may succeed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,19 +77,6 @@ class Batch:
     """n and the damaged ones."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Damaged:
-    """A picture that cannot be used."""
-
-    sample: int
-    name: str
-    """``<class>/<file>``."""
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.why}"
-
-
 def rank_plan(
     order: BatchOrder, *, steps: Iterable[int], rank: int, world_size: int
 ) -> Iterator[torch.Tensor]:
@@ -94,6 +99,27 @@ def rank_part(num: int, *, batch: int, rank: int, world_size: int) -> Iterator[t
         yield torch.arange(start, min(start + batch, end))
 
 
+class _Tasks:
+    """The DataLoader's sampler: the parts of a plan, each as the same number of tasks."""
+
+    def __init__(self, *, batch: int, slots: int, tasks_per_part: int) -> None:
+        self._batch, self._slots, self._tasks_per_part = batch, slots, tasks_per_part
+        self.plan: Iterable[torch.Tensor] = ()
+        self.planned: deque[torch.Tensor] = deque()
+        """Parts whose tasks were given out, and whose batches were not yet taken."""
+
+    def __iter__(self) -> Iterator[Task]:
+        self.planned.clear()
+        for slot, part in zip(itertools.cycle(range(self._slots)), self.plan, strict=False):
+            assert len(part) <= self._batch, f"{len(part)} pictures for a slot of {self._batch}"
+            self.planned.append(part)
+            canvas = slot * self._batch
+            # Tasks of equal size, because workers take turns; some are empty in a small part.
+            for some in part.tensor_split(self._tasks_per_part):
+                yield Task(canvas=canvas, samples=tuple(some.tolist()))
+                canvas += len(some)
+
+
 class Reader:
     """Decodes a split's pictures in processes of its own, which end with it."""
 
@@ -106,34 +132,57 @@ class Reader:
         batch: int,
         device: torch.device,
         decoders: int,
-        ahead: int = AHEAD,
     ) -> None:
         """
         Args:
-            split: ``pictures.train`` or ``pictures.val``. The reader of the former also brings the
-                shards of a set in S3 to this node, those of both splits.
+            pictures: in a folder, see ``mirror.on_disk``.
+            split: ``pictures.train`` or ``pictures.val``.
             size: most pixels of the shorter side of a picture; the recipe's is
                 ``ImagenetConfig.size_of``.
-            batch: the most samples that a part of the plan has.
+            batch: the most samples that a part of the plan has. Each of ``AHEAD + 1`` slots of
+                the ring takes ``batch * side * side * 3`` bytes, side being ``canvas_side(size)``.
             decoders: processes; a core each.
-            ahead: batches that are decoded before they are asked for. Each takes
-                ``batch * side * side * 3`` bytes, side being ``canvas_side(size)``.
         """
         self._split = split
         self._device = device
-        self._damaged: dict[int, Damaged] = {}
-        self._slots = ahead + 1  # one is in use
-        self._pool = Pool(
-            pictures,
-            size=size,
-            batch=batch,
-            slots=self._slots,
-            decoders=decoders,
-            fetches=split is pictures.train,
+        self.damaged: dict[str, str] = {}
+        """``<class>/<file>`` of the damaged pictures met so far -> what is wrong."""
+        self._tasks_per_part = max(min(decoders, batch), math.ceil(batch / _MOST_IN_TASK))
+        tasks_each = max(1, AHEAD * self._tasks_per_part // decoders)
+        # While a batch is in use, the DataLoader has given out this many tasks of later ones. With
+        # fewer slots, the last of them would overwrite the batch.
+        tasks_ahead = decoders * tasks_each
+        self._slots = 2 + (tasks_ahead - 1) // self._tasks_per_part
+        self._batch_size = batch
+        side = canvas_side(size)
+        # Shared with forked workers, without a name: nothing is left of it after a SIGKILL, and it
+        # is not bound by the size of /dev/shm, which is small in a container.
+        memory = mmap.mmap(-1, self._slots * batch * side * side * 3)
+        ring = np.frombuffer(memory, np.uint8).reshape(self._slots * batch, side, side, 3)
+        self._ring = torch.from_numpy(ring)
+        self._current = np.frombuffer(mmap.mmap(-1, decoders * 8), np.int64)
+        self._tasks = _Tasks(batch=batch, slots=self._slots, tasks_per_part=self._tasks_per_part)
+        self._loader: DataLoader[Any] = DataLoader(
+            Decoder(
+                split,
+                root=pictures.root,
+                encoding=pictures.index.encoding if pictures.index.size else JPEG,
+                size=size,
+                ring=ring,
+                current=self._current,
+            ),
+            batch_size=None,
+            sampler=self._tasks,
+            num_workers=decoders,
+            prefetch_factor=tasks_each,
+            persistent_workers=True,
+            multiprocessing_context="fork",
+            worker_init_fn=workers.begin,
+            generator=torch.Generator(),  # leaves the seeds of the training process alone
         )
-        self._copies = None
-        if device.type == "cuda":
-            self._copies = _Copies(device, torch.from_numpy(self._pool.memory))
+        # Started with an empty plan: the earlier they are forked, the less they share.
+        self._answers: Any = iter(self._loader)
+        self._copies = _Copies(device, self._ring) if device.type == "cuda" else None
 
     def __enter__(self) -> Self:
         return self
@@ -141,95 +190,102 @@ class Reader:
     def __exit__(
         self,
         _type: type[BaseException] | None,
-        _error: BaseException | None,
+        error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
+        killed = self._killed() if "DataLoader worker" in str(error) else ""
         self.close()
+        if killed:
+            raise ReadingError(killed) from None
 
     def close(self) -> None:
-        """End the decoders. Tensors that lie in their memory stay valid."""
+        """End the workers. Tensors that lie in their memory stay valid."""
         if self._copies:
             self._copies.close()
             self._copies = None
-        self._pool.close()
-
-    @property
-    def decoder_pids(self) -> list[int]:
-        """Process ids of the decoders that are there now."""
-        return self._pool.decoder_pids
-
-    @property
-    def damaged(self) -> tuple[Damaged, ...]:
-        """The damaged pictures met so far, each once, by their numbers."""
-        return tuple(self._damaged[sample] for sample in sorted(self._damaged))
+        # Not left to the garbage collector: a traceback may hold a reference for long.
+        self._answers._shutdown_workers()
+        for each in self._answers._workers:
+            if each.is_alive():  # its disk does not answer
+                each.kill()
 
     def batches(self, plan: Iterable[torch.Tensor]) -> Generator[Batch, None, None]:
         """A batch for each part of the plan, in its order. One plan at a time: close it to stop
         before its end.
+
+        A worker that is killed raises a RuntimeError anywhere in the main thread. Within ``with``,
+        the reader makes a ReadingError of it.
 
         Args:
             plan: numbers of samples, int64 ``[n]`` with n up to ``batch``; it may be endless.
 
         Raises:
             InputError: so many pictures are damaged that something else is wrong, or the index is.
-            ReadingError: decoders die again and again, or the set cannot be reached any more.
         """
-        parts = iter(plan)
-        planned: deque[torch.Tensor] = deque()
-        slot = -1  # in use
-        try:
-            while True:
-                while len(planned) < self._slots - 1 and (part := next(parts, None)) is not None:
-                    planned.append(part)
-                    self._order((slot + len(planned)) % self._slots, part)
-                if not planned:
-                    return
-                slot = (slot + 1) % self._slots
-                part = planned.popleft()
-                batch = self._batch(slot, part, self._pool.filled(slot))
-                yield batch
-        finally:
-            self._pool.drop()
+        self._tasks.plan = plan
+        answers = iter(self._loader)  # the same workers; waits until they have left the last plan
+        for slot in itertools.cycle(range(self._slots)):
+            found = list(itertools.islice(answers, self._tasks_per_part))
+            if not found:
+                return
+            for each in found:
+                if isinstance(each, InputError):
+                    raise each
+                self.damaged |= each.damaged
+            self._check_damaged()
+            yield self._batch(slot, self._tasks.planned.popleft(), found)
+            if self._copies:
+                # The next batch has tasks given out that write to this slot.
+                self._copies.wait()
 
-    def _order(self, slot: int, part: torch.Tensor) -> None:
+    def _batch(self, slot: int, samples: torch.Tensor, found: Sequence[Done]) -> Batch:
+        labels = torch.tensor([each for done in found for each in done.labels], dtype=torch.int64)
+        sides = [each for done in found for each in done.extents]
+        extents = torch.tensor(sides, dtype=torch.int64).view(-1, 2)
+        places = extents[:, 0].nonzero().flatten()
+        first = slot * self._batch_size
+        pictures = self._ring[first : first + len(samples)]
         if self._copies:
-            self._copies.wait(slot)
-        self._pool.order(slot, [self._split.line(each) for each in part.tolist()])
-
-    def _batch(self, slot: int, samples: torch.Tensor, filled: Filled) -> Batch:
-        labels = torch.tensor([Entry.from_line(line).label for line in filled.lines])
-        pictures, extents = torch.from_numpy(filled.pictures), torch.tensor(filled.extents)
-        places = torch.arange(len(samples))
-        if filled.damaged:
-            self._note(samples, filled)
-            places = torch.tensor([i for i in range(len(samples)) if i not in filled.damaged])
-            places = places.to(torch.int64)
-        if self._copies:
-            pictures = self._copies.send(slot, pictures)
-        whole = len(places) == len(samples)
-        kept = places.to(self._device)
+            pictures = self._copies.send(pictures)
+        if len(places) < len(samples):
+            pictures = pictures.index_select(0, places.to(self._device))
         return Batch(
-            pictures=pictures if whole else pictures.index_select(0, kept),
-            extents=extents.view(-1, 2)[places].to(self._device, non_blocking=True),
+            pictures=pictures,
+            extents=extents[places].to(self._device, non_blocking=True),
             labels=labels[places].to(self._device, non_blocking=True),
             samples=samples[places],
             places=places,
             num_planned=len(samples),
         )
 
-    def _note(self, samples: torch.Tensor, filled: Filled) -> None:
-        for place, why in filled.damaged.items():
-            sample = int(samples[place])
-            name = Entry.from_line(filled.lines[place]).name
-            self._damaged.setdefault(sample, Damaged(sample=sample, name=name, why=why))
+    def _check_damaged(self) -> None:
+        """
+        Raises:
+            InputError: so many pictures are damaged that something else is wrong.
+        """
         num = len(self._split)
         most = max(min(_MOST_DAMAGED, num // 2), _MOST_DAMAGED_SHARE * num)
-        if len(self._damaged) > most:
+        if len(self.damaged) > most:
+            name, why = next(reversed(self.damaged.items()))
             raise InputError(
-                f"{len(self._damaged)} of {num:,} pictures are damaged, the last is "
-                f"{next(reversed(self._damaged.values()))}; check the disk and the set with "
-                "trainctl data verify"
+                f"{len(self.damaged)} of {num:,} pictures are damaged, the last is {name}: {why}; "
+                "check the disk and the set with trainctl data verify"
             )
+
+    def _killed(self) -> str:
+        """A sentence about the workers that died by themselves; empty where none has."""
+        for process, sample in zip(self._answers._workers, self._current, strict=True):
+            if not process.exitcode:
+                continue
+            code = process.exitcode
+            how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+            at_work = f" while it decoded {self._split.entry(sample).name}" if sample >= 0 else ""
+            return (
+                f"a process that decodes pictures {how}{at_work}. If the host is short of memory, "
+                "use fewer --decoders, a smaller --batch-per-worker or a larger host; if the same "
+                "picture is named again, remove it from the set"
+            )
+        return ""
 
 
 class _Copies:
@@ -238,7 +294,7 @@ class _Copies:
     def __init__(self, device: torch.device, ring: torch.Tensor) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._events: dict[int, torch.cuda.Event] = {}
+        self._sent = torch.cuda.Event()
         self._ring = ring
         # With its pages locked, the GPU reads the ring by itself, at full speed. Where that is
         # refused, the driver copies through pages of its own.
@@ -250,17 +306,15 @@ class _Copies:
         if self._locked:
             torch.cuda.cudart().cudaHostUnregister(self._ring.data_ptr())
 
-    def send(self, slot: int, pictures: torch.Tensor) -> torch.Tensor:
+    def send(self, pictures: torch.Tensor) -> torch.Tensor:
         with torch.cuda.stream(self._stream):
             found = pictures.to(self._device, non_blocking=True)
-            event = self._events[slot] = torch.cuda.Event()
-            event.record(self._stream)
+            self._sent.record(self._stream)
         current = torch.cuda.current_stream(self._device)
-        current.wait_event(event)
+        current.wait_event(self._sent)
         found.record_stream(current)
         return found
 
-    def wait(self, slot: int) -> None:
-        """Until the GPU has what lay in a slot."""
-        if (event := self._events.pop(slot, None)) is not None:
-            event.synchronize()
+    def wait(self) -> None:
+        """Until the GPU has the pictures that were sent last."""
+        self._sent.synchronize()

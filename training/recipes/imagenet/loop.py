@@ -27,9 +27,8 @@ from contract.errors import InputError
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
-from training.data.pictures import library
+from training.data.pictures import library, mirror
 from training.data.pictures.picture import canvas_side
-from training.data.pictures.pool import ReadingError
 from training.data.pictures.reader import Batch, Reader, rank_part, rank_plan
 from training.loop import metrics
 from training.loop.optimizers import decay_groups, warmup_cosine
@@ -297,7 +296,7 @@ class Pictures:
     def newly_damaged(self, world_size: int) -> list[Warned]:
         """An event for each damaged picture that any worker met since the last call; every rank
         calls this."""
-        mine = {str(each) for reader in self.readers for each in reader.damaged}
+        mine = {f"{name}: {why}" for reader in self.readers for name, why in reader.damaged.items()}
         everyones: list[set[str]] = [set() for _ in range(world_size)]
         dist.all_gather_object(everyones, mine - self.told)
         new = set().union(*everyones) - self.told
@@ -306,7 +305,8 @@ class Pictures:
 
 
 def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.ExitStack) -> Pictures:
-    """Open the data, and start the decoders of this worker; they end with ``stack``."""
+    """Open the data, fetched to this node's disk where it is in S3, and start the decoders of this
+    worker; they end with ``stack``."""
     device = worker.device
     if config.data == SYNTHETIC:
         canvas = canvas_side(config.size_of(0))
@@ -320,10 +320,7 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
             fingerprint=f"{SYNTHETIC}:{num_train}",
             readers=(),
         )
-    try:
-        found = library.open_set(config.data)
-    except library.UnreadableError as error:  # it was read before training began
-        raise ReadingError(str(error)) from None
+    found = mirror.on_disk(library.open_set(config.data))
     train, val = (
         stack.enter_context(
             Reader(
