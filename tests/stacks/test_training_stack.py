@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from containers import health
+from containers.node import NodeConfig, ray_environment
 from contract import nodes
 from contract import outputs as stack_outputs
 from contract.images import content_tag
@@ -339,6 +341,32 @@ def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:
         "TRAIN_CLUSTER": "<ClusterC2E21B66>",
         "NCCL_SHM_USE_CUDA_MEMCPY": "1",  # four GPUs without NVLink
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "head", "spot"),
+    [({"preset": "fsdp"}, "head.training.internal", False), (OPTIONS, "head.ray.local", True)],
+    ids=["fsdp", "options"],
+)
+def test_what_the_task_definition_sets_is_what_the_node_reads(
+    synth: Synth, settings: dict[str, str], head: str, spot: bool
+) -> None:
+    for definition in synth(**settings).of_type("AWS::ECS::TaskDefinition").values():
+        (container,) = definition["ContainerDefinitions"]
+        (command,) = container["Command"]
+        kind = nodes.HEAD if command == nodes.JOB else command
+        environment = {each["Name"]: text(each["Value"]) for each in container["Environment"]}
+        token = {"RAY_AUTH_TOKEN": "0123456789abcdef0123"}
+        config = NodeConfig.from_environment(kind, environment | token)
+        assert config == NodeConfig(
+            kind=kind, head=head, num_cpus=48, num_gpus=4, head_wait_s=600, spot=spot
+        )
+        # The health check of the task is a module of the same package.
+        assert container["HealthCheck"]["Command"][1:3] == ["python", "-m"]
+        assert container["HealthCheck"]["Command"][3] == health.__name__
+        # Ray watches only hosts that may be taken away.
+        watched = ray_environment(config, "eth0")["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"]
+        assert watched == str(int(spot))
 
 
 def test_a_head_that_trains_runs_the_workers_image(synth: Synth) -> None:
