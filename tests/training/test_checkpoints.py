@@ -24,7 +24,7 @@ Cut = dict[str, tuple[Window, int]]
 
 def trained(layout: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer, Cut]:
     torch.manual_seed(0)
-    model = models.resnet18()
+    model = models.resnet18(width=8)
     cut = models.keep_live_taps(model, image_size=28) if layout == "live" else {}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     for number in range(steps):
