@@ -8,6 +8,7 @@ slow to make go to one worker, as if they were a single file.
 """
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping
 from pathlib import Path
@@ -22,10 +23,13 @@ _TABLE: Final = Path(__file__).with_name("seconds.json")
 #: Shorter ones do not decide when the last file ends.
 _LEAST_S: Final = 3
 _MARKERS: Final = ("night", "long", "slow")
-#: Its tests share templates, and a process of the CDK that takes seconds to start.
-_TOGETHER: Final = "tests/stacks/"
-#: Of that folder: has deployments of its own, which take minutes.
-_APART: Final = f"{_TOGETHER}test_deploy.py"
+#: Files of quick tests that share what takes six seconds to start.
+_TOGETHER: Final = (
+    # The CDK's process, and templates; test_deploy has deployments of its own.
+    re.compile(r"tests/stacks/test_(?!deploy\.py)"),
+    # The process with torch that others are forked from.
+    re.compile(r"tests/training/test_(data|ddp|metrics|process_group|recipe_steps)\.py"),
+)
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -43,9 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def unit(nodeid: str) -> str:
-    """Name of what one worker has with a test: of its file or of the folder that stays together."""
+    """Name of what one worker gets with a test: its file, or several."""
     file = nodeid.partition("::")[0]
-    return _TOGETHER if file.startswith(_TOGETHER) and file != _APART else file
+    return next((each.pattern for each in _TOGETHER if each.match(file)), file)
 
 
 class _ByUnit(LoadFileScheduling):  # type: ignore[misc]

@@ -40,7 +40,7 @@ def test_the_table_has_a_row_per_file_and_counts_what_failed(tmp_path: Path) -> 
         "import pytest\n@pytest.fixture\ndef broken(): raise ValueError\n"
         "def test_one(broken): pass\n@pytest.mark.skip\ndef test_two(): pass\n"
     )
-    words = ["-p", "tests.ordering", "-c", os.devnull, "--rootdir", str(tmp_path), "-n", "2"]
+    words = ["-p", "tests.ordering", "-c", os.devnull, "--rootdir", str(tmp_path), "-n", "1"]
     words += ["--dist", "loadfile", "--no-loadscope-reorder", "--table", str(tmp_path / "table")]
     subprocess.run(
         [sys.executable, "-m", "pytest", *words, str(tmp_path)],
