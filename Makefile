@@ -86,7 +86,7 @@ diff: venv-laptop node ## what `make deploy` would change
 	@$(CDK) diff $(ARGS)
 
 deploy: venv-laptop node ## both stacks, to the account in use: ARGS="-c preset=fsdp -c max_workers=4"
-	@$(if $(SKIP_DOCTOR),,$(PYTHON) -m trainctl.first_deploy $(ARGS))
+	@$(if $(SKIP_DOCTOR),,$(PYTHON) -m trainctl.commands.first_deploy $(ARGS))
 	@$(CDK) deploy CoreStack TrainingStack $(if $(UNASKED),--require-approval never) $(ARGS)
 
 destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket stays unless told

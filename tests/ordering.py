@@ -1,24 +1,35 @@
 """Start the longest files of tests first, and show what each file took.
 
 ``--dist loadfile`` hands out whole files, by itself those with the most tests first; with
-``--no-loadscope-reorder`` it keeps the order in which they are collected.
+``--no-loadscope-reorder`` it keeps the order in which they are collected. Files that share what is
+slow to make go to one worker, as if they were a single file.
 
 ``make test-slow ARGS=--record-seconds`` measures again what it runs, on a quiet machine.
 """
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Final
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 #: Seconds by file and marker: what a command runs of a file depends on both.
 _TABLE: Final = Path(__file__).with_name("seconds.json")
 #: Shorter ones do not decide when the last file ends.
 _LEAST_S: Final = 3
 _MARKERS: Final = ("night", "long", "slow")
+#: Files of quick tests that share what takes six seconds to start.
+_TOGETHER: Final = (
+    # The CDK's process, and templates; test_deploy has deployments of its own.
+    re.compile(r"tests/stacks/test_(?!deploy\.py)"),
+    # The process with torch that others are forked from.
+    re.compile(r"tests/training/test_(data|ddp|metrics|process_group|recipe_steps)\.py"),
+)
 
 _seconds: defaultdict[str, float] = defaultdict(float)
 _outcomes: defaultdict[str, Counter[str]] = defaultdict(Counter)
@@ -35,6 +46,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--table", metavar="FILE", help="append what each file of tests took")
 
 
+def unit(nodeid: str) -> str:
+    """Name of what one worker gets with a test: its file, or several."""
+    file = nodeid.partition("::")[0]
+    return next((each.pattern for each in _TOGETHER if each.match(file)), file)
+
+
+class _ByUnit(LoadFileScheduling):  # type: ignore[misc]
+    def _split_scope(self, nodeid: str) -> str:
+        return unit(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> _ByUnit | None:
+    return _ByUnit(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 @pytest.hookimpl(trylast=True)  # once the tests that are left out are gone
 def pytest_collection_modifyitems(items: list[pytest.Item], config: pytest.Config) -> None:
     # A single process keeps the order of names, which the tests in containers depend on.
@@ -46,9 +72,9 @@ def sort_by_seconds(items: list[pytest.Item], table: Mapping[str, float]) -> Non
     """Put the files that take longest first, and those that are not in the table last."""
     keys = defaultdict(set)
     for item in items:
-        keys[item.path].add(_key(item.nodeid, item.keywords))
-    seconds = {path: sum(table.get(key, 0) for key in found) for path, found in keys.items()}
-    items.sort(key=lambda item: -seconds[item.path])
+        keys[unit(item.nodeid)].add(_key(item.nodeid, item.keywords))
+    seconds = {name: sum(table.get(key, 0) for key in found) for name, found in keys.items()}
+    items.sort(key=lambda item: -seconds[unit(item.nodeid)])
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -91,7 +91,7 @@ def test_what_changes_an_account_asks_first_unless_told_otherwise(
 
 
 def test_a_deploy_checks_the_account_first_with_the_same_arguments_unless_told_otherwise() -> None:
-    check = "-m trainctl.first_deploy -c preset=fsdp\n"
+    check = "-m trainctl.commands.first_deploy -c preset=fsdp\n"
     planned = plan("deploy", "ARGS=-c preset=fsdp")
     assert check in planned
     assert planned.index(check) < planned.index("node_modules/.bin/cdk deploy")

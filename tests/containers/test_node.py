@@ -18,9 +18,8 @@ from containers.host import checks, machine
 from containers.node import NodeConfig
 from contract import exits, host_check, nodes
 from contract.errors import InputError
-from contract.nodes import HEAD, JOB, ClusterSize
+from contract.nodes import ClusterSize
 from tests.conftest import ROOT
-from tests.stacks.conftest import Synth, text
 
 TOKEN = "0123456789abcdef0123"
 WORKER = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_HEAD_ADDRESS": "head.training.internal"}
@@ -28,36 +27,6 @@ WORKER = {"RAY_AUTH_TOKEN": TOKEN, "TRAIN_HEAD_ADDRESS": "head.training.internal
 
 def worker(**changed: str) -> NodeConfig:
     return NodeConfig.from_environment("worker", WORKER | changed)
-
-
-def test_what_the_task_definition_sets_is_what_the_node_reads(synth: Synth) -> None:
-    for definition in synth(preset="fsdp").of_type("AWS::ECS::TaskDefinition").values():
-        (container,) = definition["ContainerDefinitions"]
-        (command,) = container["Command"]
-        kind = HEAD if command == JOB else command
-        environment = {each["Name"]: text(each["Value"]) for each in container["Environment"]}
-        config = NodeConfig.from_environment(kind, environment | {"RAY_AUTH_TOKEN": TOKEN})
-        assert config == NodeConfig(
-            kind=kind,
-            head="head.training.internal",
-            num_cpus=48,
-            num_gpus=4,
-            head_wait_s=600,
-            spot=False,
-        )
-        # The health check of the task is a module of the same package.
-        assert container["HealthCheck"]["Command"][1:3] == ["python", "-m"]
-        assert container["HealthCheck"]["Command"][3] == health.__name__
-
-
-def test_only_hosts_that_may_be_taken_away_are_watched(synth: Synth) -> None:
-    watch = "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"
-    for setting, wanted in (("true", "1"), ("false", "0")):
-        for definition in synth(spot=setting).of_type("AWS::ECS::TaskDefinition").values():
-            (container,) = definition["ContainerDefinitions"]
-            told = {each["Name"]: text(each["Value"]) for each in container["Environment"]}
-            config = NodeConfig.from_environment(nodes.WORKER, told | {"RAY_AUTH_TOKEN": TOKEN})
-            assert node.ray_environment(config, "eth0")[watch] == wanted
 
 
 def test_a_head_that_does_not_train_offers_no_cpus() -> None:

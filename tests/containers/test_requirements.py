@@ -50,6 +50,11 @@ def install(folder: Path, cache: Path, **options: object) -> Path | None:
     return found.folder
 
 
+def installed(folder: Path) -> list[Path]:
+    """Whole installations in the cache of a test."""
+    return [each for each in (folder / "cache" / "packages").iterdir() if each.is_dir()]
+
+
 def names(folder: Path | None) -> list[str]:
     assert folder is not None
     return sorted(each.name for each in requirements.site_packages(folder).glob("*.py"))
@@ -105,16 +110,15 @@ def test_a_second_job_with_the_same_requirements_downloads_nothing(
         assert asked == []
         # Another index may have something else under the same name.
         given = {"PIP_INDEX_URL": f"{address}/"}
-        other = install(other_code, tmp_path / "cache", environment=given)
-        assert names(other) == ["greeting.py"]
-        assert other != found
-        assert asked
+        with pytest.raises(requirements.Stopped):
+            install(other_code, tmp_path / "cache", environment=given, should_stop=lambda: True)
     assert "requirements.txt: installed on this host already" in capsys.readouterr().err
 
 
-def test_two_installs_at_once_make_one_and_both_use_it(tmp_path: Path) -> None:
+def test_two_installs_of_a_pyproject_at_once_make_one_and_both_use_it(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path)
-    code = folder_with(tmp_path / "code", requirements__txt=f"{wheel}\n")
+    text = f'[project]\nname = "mine"\ndependencies = ["greeting @ file://{wheel}"]\n'
+    code = folder_with(tmp_path / "code", pyproject__toml=text)
     program = (
         "import sys, pathlib\n"
         "from containers.program import cache, requirements\n"
@@ -129,28 +133,17 @@ def test_two_installs_at_once_make_one_and_both_use_it(tmp_path: Path) -> None:
     said = [each.communicate(timeout=120) for each in both]
     assert [each.returncode for each in both] == [0, 0], said
     assert said[0][0] == said[1][0]
-    assert sum("installing requirements.txt" in err for _, err in said) == 1
-    there = [each.name for each in (tmp_path / "cache" / "packages").iterdir() if each.is_dir()]
-    assert there == [Path(said[0][0].strip()).name]
-
-
-def test_a_broken_installation_leaves_nothing_that_counts(tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path)
-    code = folder_with(tmp_path / "code", requirements__txt="./greeting-1.0-py3-none-any.whl\n")
-    (code / wheel.name).write_bytes(wheel.read_bytes()[:100])
-    with pytest.raises(InputError, match=r"(?s)requirements.txt cannot be installed:\n.*greeting"):
-        install(code, tmp_path / "cache")
-    assert not [each for each in (tmp_path / "cache" / "packages").iterdir() if each.is_dir()]
-    # The file has the same name and other content: it is installed.
-    (code / wheel.name).write_bytes(wheel.read_bytes())
-    assert names(install(code, tmp_path / "cache")) == ["greeting.py"]
+    assert sum("installing pyproject.toml" in err for _, err in said) == 1
+    (there,) = installed(tmp_path)
+    assert there == Path(said[0][0].strip())
+    assert names(there) == ["greeting.py"]
 
 
 def test_an_installation_ends_when_its_node_has_to(tmp_path: Path) -> None:
     code = folder_with(tmp_path / "code", requirements__txt="greeting\n")
     with pytest.raises(requirements.Stopped):
         install(code, tmp_path / "cache", should_stop=lambda: True)
-    assert not [each for each in (tmp_path / "cache" / "packages").iterdir() if each.is_dir()]
+    assert installed(tmp_path) == []
 
 
 @pytest.fixture(scope="module")
@@ -209,25 +202,37 @@ def test_another_ray_is_refused(tmp_path: Path) -> None:
         install(code, tmp_path / "cache")
 
 
-def test_dependencies_of_a_pyproject_are_installed_and_its_packages_found(tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path)
-    text = f'[project]\nname = "mine"\ndependencies = ["greeting @ file://{wheel}"]\n'
-    code = folder_with(tmp_path / "code", pyproject__toml=text)
+def test_packages_in_a_folder_src_are_found(tmp_path: Path) -> None:
+    code = folder_with(tmp_path / "code", pyproject__toml="[project]\n")
+    assert source_folders(code) == (".",)
     (code / "src").mkdir()
-    assert names(install(code, tmp_path / "cache")) == ["greeting.py"]
     assert source_folders(code) == (".", "src")
 
 
-def test_included_lists_editable_folders_and_constraints_count(tmp_path: Path) -> None:
+def test_included_lists_editable_folders_constraints_and_content_of_files_count(
+    tmp_path: Path,
+) -> None:
     wheel = write_wheel(tmp_path)
     code = folder_with(tmp_path / "code", requirements__txt="-r more.txt\n-c limits.txt\n")
-    (code / "more.txt").write_text(f"-e {wheel}\n")
+    own = code / wheel.name
+    own.write_bytes(wheel.read_bytes()[:100])
+    (code / "more.txt").write_text(f"-e ./{wheel.name}\n")
     (code / "limits.txt").write_text("greeting<2\n")
-    assert names(install(code, tmp_path / "cache")) == ["greeting.py"]
-    # Constraints are a part of what an installation is known by.
+    with pytest.raises(InputError, match=r"(?s)requirements.txt cannot be installed:\n.*greeting"):
+        install(code, tmp_path / "cache")
+    assert installed(tmp_path) == [], "a broken installation leaves nothing that counts"
+    own.write_bytes(wheel.read_bytes())
+    found = install(code, tmp_path / "cache")
+    assert names(found) == ["greeting.py"]
+    # The limits and the bytes of the file are a part of what an installation is known by.
     (code / "limits.txt").write_text("greeting<1\n")
     with pytest.raises(InputError, match="cannot be installed"):
         install(code, tmp_path / "cache")
+    (code / "limits.txt").write_text("greeting<2\n")
+    assert install(code, tmp_path / "cache", should_stop=lambda: True) == found
+    own.write_bytes(wheel.read_bytes() + b"\0")
+    with pytest.raises(requirements.Stopped):
+        install(code, tmp_path / "cache", should_stop=lambda: True)
     (code / "more.txt").unlink()
     with pytest.raises(InputError, match=r"more\.txt cannot be read"):
         install(code, tmp_path / "cache")

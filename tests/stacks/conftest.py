@@ -24,6 +24,8 @@ class Templates(NamedTuple):
     training: Template
     folder: str
     """Where the cloud assembly is, for ``cdk --app``."""
+    warnings: tuple[str, ...]
+    """Of TrainingStack, as the command line prints them."""
 
     @property
     def resources(self) -> dict[str, dict[str, Any]]:
@@ -55,6 +57,36 @@ def context(**settings: str) -> dict[str, Any]:
 
 #: As cdk.json names them.
 PRESETS = tuple(context()["presets"])
+#: Every setting that is off or has another value by default, as far as they go together. Half a
+#: second for each synth: most tests of one setting read these templates.
+OPTIONS = {
+    "preset": "fsdp",
+    "region": "us-west-2",
+    "availability_zone": "us-west-2b",
+    "vpc_cidr": "10.7.0.0/16",
+    "interface_endpoints": "true",
+    "namespace": "ray.local",
+    "max_workers": "4",
+    "spot": "true",
+    "efa": "off",
+    "root_volume_gib": "500",
+    "image_tag": "0123abc",
+    "retain_bucket": "false",
+    "expire_after_days": "90",
+    "log_retention_days": "7",
+    "alarm_email": "ops@example.org",
+    "idle_gpu_alarm_minutes": "10",
+    "github_repository": "acme/train",
+    "github_branch": "release",
+}
+#: Other values of some.
+OTHERS = {
+    "archive_after_days": "0",
+    "idle_gpu_alarm_minutes": "180",
+    "github_repository": "acme@12/train@345",
+    "github_oidc_provider_arn": "arn:aws:iam::123456789012:oidc-provider/"
+    "token.actions.githubusercontent.com",
+}
 
 
 @functools.cache
@@ -64,17 +96,24 @@ def _synth(settings: tuple[tuple[str, str], ...]) -> Templates:
     # CDK's own checks take longer than all the rest; test_rules and test_deploy have them.
     unchecked = cdk.App(context=context(**dict(settings)), builtin_cloud_formation_validation=False)
     cloud = app.build(unchecked).synth()
+    training = cloud.get_stack_by_name(TRAINING_STACK)
     return Templates(
         core=cloud.get_stack_by_name(CORE_STACK).template,
-        training=cloud.get_stack_by_name(TRAINING_STACK).template,
+        training=training.template,
         folder=cloud.directory,
+        warnings=tuple(
+            str(each.entry.data)
+            for each in training.messages
+            if "warning" in str(each.level).lower()
+        ),
     )
 
 
 @pytest.fixture(scope="session")
 def synth() -> Synth:
     """``synth(preset="fsdp", spot="true")`` -> the templates; not to be modified."""
-    return lambda **settings: _synth(tuple(sorted(settings.items())))
+    default = context()["preset"]
+    return lambda **settings: _synth(tuple(sorted({"preset": default, **settings}.items())))
 
 
 def text(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.stacks.conftest import Synth, statements, text
+from tests.stacks.conftest import OPTIONS, OTHERS, Synth, statements, text
 from trainctl import checks
 
 RENAMED = "CloudFormation would replace the resource, and lose what is in it"
@@ -24,18 +24,20 @@ def test_the_bootstrap_that_doctor_asks_for_is_what_the_templates_need(synth: Sy
     assert [int(each) for each in too_old] == [*range(1, checks.MIN_BOOTSTRAP)]
 
 
-@pytest.mark.parametrize("zone", ["", "us-east-1b"])
+@pytest.mark.parametrize(
+    ("settings", "network", "zone"),
+    [({}, "10.0", {"Fn::Select": [0, {"Fn::GetAZs": ""}]}), (OPTIONS, "10.7", "us-west-2b")],
+    ids=["default", "options"],
+)
 def test_one_zone_with_a_subnet_for_the_nat_gateway_and_one_for_training(
-    synth: Synth, zone: str
+    synth: Synth, settings: dict[str, str], network: str, zone: object
 ) -> None:
-    templates = synth(availability_zone=zone, vpc_cidr="10.7.0.0/16")
-    assert templates.only("AWS::EC2::VPC")["CidrBlock"] == "10.7.0.0/16"
+    templates = synth(**settings)
+    assert templates.only("AWS::EC2::VPC")["CidrBlock"] == f"{network}.0.0/16"
     nat, training = templates.of_type("AWS::EC2::Subnet").values()
-    assert nat["CidrBlock"] == "10.7.0.0/28"
-    assert training["CidrBlock"] == "10.7.128.0/17"
-    zones = [subnet["AvailabilityZone"] for subnet in (nat, training)]
-    expected = zone or {"Fn::Select": [0, {"Fn::GetAZs": ""}]}
-    assert zones == [expected, expected]
+    assert nat["CidrBlock"] == f"{network}.0.0/28"
+    assert training["CidrBlock"] == f"{network}.128.0/17"
+    assert [subnet["AvailabilityZone"] for subnet in (nat, training)] == [zone, zone]
 
 
 def test_the_training_subnet_reaches_the_outside_through_the_nat_gateway_alone(
@@ -77,13 +79,13 @@ def test_nothing_is_written_into_a_bucket_of_others_by_the_endpoint(synth: Synth
 
 
 def test_interface_endpoints_are_optional_and_open_to_the_vpc_alone(synth: Synth) -> None:
-    templates = synth(interface_endpoints="true")
+    templates = synth(**OPTIONS)
     interfaces = [
         endpoint
         for endpoint in templates.of_type("AWS::EC2::VPCEndpoint").values()
         if endpoint["VpcEndpointType"] == "Interface"
     ]
-    services = {text(each["ServiceName"]).rpartition("<AWS::Region>.")[2] for each in interfaces}
+    services = {text(each["ServiceName"]).rpartition("us-west-2.")[2] for each in interfaces}
     assert services == {"ecr.api", "ecr.dkr", "logs", "ssmmessages"}
     assert all(each["PrivateDnsEnabled"] for each in interfaces)
     assert [text(each["SubnetIds"][0]) for each in interfaces] == [
@@ -94,7 +96,7 @@ def test_interface_endpoints_are_optional_and_open_to_the_vpc_alone(synth: Synth
     assert [
         (rule["CidrIp"], rule["IpProtocol"], rule["FromPort"], rule["ToPort"])
         for rule in rules["SecurityGroupIngress"]
-    ] == [("10.0.0.0/16", "tcp", 443, 443)]
+    ] == [("10.7.0.0/16", "tcp", 443, 443)]
 
 
 def test_traffic_is_recorded(synth: Synth) -> None:
@@ -124,7 +126,7 @@ def test_the_bucket_is_private_encrypted_and_only_spoken_to_by_tls(synth: Synth)
 
 
 def test_the_bucket_is_kept_unless_asked_otherwise_and_then_emptied(synth: Synth) -> None:
-    kept, removed = synth(), synth(retain_bucket="false")
+    kept, removed = synth(), synth(**OPTIONS)
     assert kept.core["Resources"]["Bucket"]["DeletionPolicy"] == "Retain"
     assert kept.core["Resources"]["Bucket"]["UpdateReplacePolicy"] == "Retain"
     assert kept.of_type("Custom::S3AutoDeleteObjects") == {}
@@ -146,8 +148,8 @@ def test_old_checkpoints_get_cheaper_and_are_only_deleted_if_asked(synth: Synth)
     assert archive["Transitions"] == [{"StorageClass": "GLACIER_IR", "TransitionInDays": 30}]
     assert "ExpirationInDays" not in archive
 
-    assert rules(expire_after_days="90")["old-checkpoints-expire"]["ExpirationInDays"] == 90
-    assert [*rules(archive_after_days="0")] == ["stale-uploads"]
+    assert rules(**OPTIONS)["old-checkpoints-expire"]["ExpirationInDays"] == 90
+    assert [*rules(**OTHERS)] == ["stale-uploads"]
 
 
 def test_repositories_are_immutable_scanned_and_go_with_the_stack(synth: Synth) -> None:
@@ -168,7 +170,7 @@ def test_repositories_are_immutable_scanned_and_go_with_the_stack(synth: Synth) 
 
 
 def test_the_namespace_is_private_to_the_vpc(synth: Synth) -> None:
-    namespace = synth(namespace="ray.local").only("AWS::ServiceDiscovery::PrivateDnsNamespace")
+    namespace = synth(**OPTIONS).only("AWS::ServiceDiscovery::PrivateDnsNamespace")
     assert namespace["Name"] == "ray.local"
     assert namespace["Vpc"] == {"Ref": "Vpc"}
 
@@ -180,7 +182,7 @@ def test_nobody_may_push_images_unless_a_repository_is_named(synth: Synth) -> No
 
 
 def test_one_branch_of_one_repository_may_push_to_the_two_repositories(synth: Synth) -> None:
-    templates = synth(github_repository="acme/train", github_branch="release")
+    templates = synth(**OPTIONS)
     provider = templates.only("AWS::IAM::OIDCProvider")
     assert provider["Url"] == "https://token.actions.githubusercontent.com"
     assert provider["ClientIdList"] == ["sts.amazonaws.com"]
@@ -212,7 +214,7 @@ def test_one_branch_of_one_repository_may_push_to_the_two_repositories(synth: Sy
 
 
 def test_a_repository_with_its_ids_is_trusted_and_no_other_of_its_name(synth: Synth) -> None:
-    roles = synth(github_repository="acme@12/train@345").of_type("AWS::IAM::Role")
+    roles = synth(**OTHERS).of_type("AWS::IAM::Role")
     (role,) = [role for name, role in roles.items() if "ImagePush" in name]
     (trust,) = role["AssumeRolePolicyDocument"]["Statement"]
     (subject,) = trust["Condition"]["StringLike"].values()
@@ -223,17 +225,16 @@ def test_a_repository_with_its_ids_is_trusted_and_no_other_of_its_name(synth: Sy
 
 
 def test_a_provider_that_the_deploy_has_made_outlives_it(synth: Synth) -> None:
-    resources = synth(github_repository="acme/train").resources.values()
+    resources = synth(**OPTIONS).resources.values()
     (provider,) = [each for each in resources if each["Type"] == "AWS::IAM::OIDCProvider"]
     assert provider["DeletionPolicy"] == "Retain", "an account has one, and others may use it"
 
 
 def test_an_accounts_own_provider_is_used_as_it_is(synth: Synth) -> None:
-    arn = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
-    templates = synth(github_repository="acme/train", github_oidc_provider_arn=arn)
+    templates = synth(**OTHERS)
     assert templates.of_type("AWS::IAM::OIDCProvider") == {}
     assert any(
-        statement["Principal"].get("Federated") == arn
+        statement["Principal"].get("Federated") == OTHERS["github_oidc_provider_arn"]
         for role in templates.of_type("AWS::IAM::Role").values()
         for statement in role["AssumeRolePolicyDocument"]["Statement"]
     )
@@ -245,7 +246,7 @@ def test_the_default_security_group_is_emptied(synth: Synth) -> None:
 
 
 def test_log_groups_have_a_retention_and_go_with_their_stack(synth: Synth) -> None:
-    templates = synth(log_retention_days="7", retain_bucket="false")
+    templates = synth(**OPTIONS)
     groups = {
         name: resource
         for name, resource in templates.resources.items()
@@ -259,7 +260,7 @@ def test_log_groups_have_a_retention_and_go_with_their_stack(synth: Synth) -> No
 
 
 def test_functions_of_cdk_write_to_a_log_group_of_the_stack_and_to_no_other(synth: Synth) -> None:
-    templates = synth(retain_bucket="false")
+    templates = synth(**OPTIONS)
     functions = {
         name: each
         for name, each in templates.core["Resources"].items()

@@ -9,12 +9,18 @@ import pytest
 
 from contract.instance_types import INSTANCE_TYPES, InstanceType
 from contract.outputs import SHAPE
+from stacks.fabric import variables
 from tests.stacks.conftest import Synth, Templates, text
 from tests.stacks.test_training_stack import container, hosts
 
 #: Type -> its EFA interfaces, as AWS has them, typed here a second time.
 TYPES = {"p4d.24xlarge": 4, "p5.48xlarge": 32, "g6e.12xlarge": 1, "g5.12xlarge": 1}
-each_type = pytest.mark.parametrize("machine", TYPES)
+#: Deployments with EFA, of a type with many interfaces and of one with a single one.
+DEPLOYED = {
+    "p5.48xlarge": {"worker_instance_type": "p5.48xlarge", "max_workers": "2"},
+    "g5.12xlarge": {"preset": "fsdp", "efa": "on"},  # the head as well
+}
+each_deployed = pytest.mark.parametrize("machine", DEPLOYED)
 every_efa_type = pytest.mark.parametrize(
     "machine",
     [each for each in INSTANCE_TYPES.values() if each.efa_interfaces],
@@ -22,19 +28,15 @@ every_efa_type = pytest.mark.parametrize(
 )
 
 
-def deployed(synth: Synth, machine: str, *, efa: str) -> Templates:
-    return synth(worker_instance_type=machine, max_workers="2", efa=efa)
-
-
-def variables(templates: Templates, node: str) -> dict[str, Any]:
+def environment(templates: Templates, node: str) -> dict[str, Any]:
     return {each["Name"]: each["Value"] for each in container(templates, node)["Environment"]}
 
 
-@each_type
+@each_deployed
 def test_each_network_card_has_one_interface_that_names_the_group_of_the_nodes(
     synth: Synth, machine: str
 ) -> None:
-    data = hosts(deployed(synth, machine, efa="on"), "worker")
+    data = hosts(synth(**DEPLOYED[machine]), "worker")
     # EC2 refuses a template that has both.
     assert "SecurityGroupIds" not in data
     found = data["NetworkInterfaces"]
@@ -48,11 +50,11 @@ def test_each_network_card_has_one_interface_that_names_the_group_of_the_nodes(
         assert not each.keys() & {"AssociatePublicIpAddress", "SubnetId"}
 
 
-@each_type
+@each_deployed
 def test_card_0_has_a_single_interface_so_that_the_tasks_own_has_room(
     synth: Synth, machine: str
 ) -> None:
-    found = hosts(deployed(synth, machine, efa="on"), "worker")["NetworkInterfaces"]
+    found = hosts(synth(**DEPLOYED[machine]), "worker")["NetworkInterfaces"]
     # A card of p5.48xlarge takes two interfaces, and the task's is one.
     (own,) = [each for each in found if each["NetworkCardIndex"] == 0]
     assert own["InterfaceType"] == "efa", "the host's own interface carries IP too"
@@ -89,9 +91,9 @@ def test_a_type_without_efa_has_no_plan() -> None:
     assert INSTANCE_TYPES["g5.xlarge"].efa_huge_pages_mib == 0
 
 
-@each_type
+@each_deployed
 def test_the_container_has_every_device_and_may_lock_memory(synth: Synth, machine: str) -> None:
-    found = container(deployed(synth, machine, efa="on"), "worker")
+    found = container(synth(**DEPLOYED[machine]), "worker")
     paths = [f"/dev/infiniband/uverbs{number}" for number in range(TYPES[machine])]
     devices = found["LinuxParameters"]["Devices"]
     assert [each["HostPath"] for each in devices] == paths
@@ -101,9 +103,9 @@ def test_the_container_has_every_device_and_may_lock_memory(synth: Synth, machin
     assert (locked["SoftLimit"], locked["HardLimit"]) == (-1, -1)
 
 
-@each_type
-def test_libfabric_and_nccl_are_told_what_the_type_needs(synth: Synth, machine: str) -> None:
-    found = variables(deployed(synth, machine, efa="on"), "worker")
+@pytest.mark.parametrize("machine", TYPES)
+def test_libfabric_and_nccl_are_told_what_the_type_needs(machine: str) -> None:
+    found = variables(INSTANCE_TYPES[machine], uses_efa=True)
     assert found["TRAIN_EFA"] == str(TYPES[machine])
     assert found["FI_PROVIDER"] == "efa"
     assert found["NCCL_DEBUG"] == "INFO", "NCCL names its network in its log only"
@@ -113,22 +115,22 @@ def test_libfabric_and_nccl_are_told_what_the_type_needs(synth: Synth, machine: 
     assert found.get("NCCL_SHM_USE_CUDA_MEMCPY") == ("1" if machine.startswith("g") else None)
 
 
-@each_type
+@each_deployed
 def test_the_host_loads_the_driver_and_reserves_huge_pages_before_it_joins(
     synth: Synth, machine: str
 ) -> None:
-    script = text(hosts(deployed(synth, machine, efa="on"), "worker")["UserData"])
+    script = text(hosts(synth(**DEPLOYED[machine]), "worker")["UserData"])
     pages = INSTANCE_TYPES[machine].efa_huge_pages_mib // 2
     assert f"vm.nr_hugepages = {pages}" in script
     assert "modprobe efa" in script
     assert f'[ "$found" -eq {TYPES[machine]} ]' in script
 
 
-@each_type
+@each_deployed
 def test_hosts_with_efa_are_placed_together_and_reach_each_other(
     synth: Synth, machine: str
 ) -> None:
-    templates = deployed(synth, machine, efa="on")
+    templates = synth(**DEPLOYED[machine])
     assert templates.only("AWS::EC2::PlacementGroup")["Strategy"] == "cluster"
     placement = hosts(templates, "worker")["Placement"]["GroupName"]
     assert text(placement) == "<ClusterPlacement0167579F.GroupName>"
@@ -138,28 +140,30 @@ def test_hosts_with_efa_are_placed_together_and_reach_each_other(
         assert rule["IpProtocol"] == "-1", "EFA is no TCP"
 
 
-@each_type
-def test_without_efa_nothing_of_it_is_there(synth: Synth, machine: str) -> None:
-    templates = deployed(synth, machine, efa="off")
+def test_without_efa_nothing_of_it_is_there(synth: Synth) -> None:
+    templates = synth(**DEPLOYED["p5.48xlarge"], efa="off")
     data = hosts(templates, "worker")
     assert "NetworkInterfaces" not in data
     assert len(data["SecurityGroupIds"]) == 1
     assert "modprobe efa" not in text(data["UserData"])
     assert "Devices" not in container(templates, "worker")["LinuxParameters"]
-    assert not variables(templates, "worker").keys() & {"TRAIN_EFA", "FI_PROVIDER", "NCCL_DEBUG"}
+    assert not environment(templates, "worker").keys() & {"TRAIN_EFA", "FI_PROVIDER", "NCCL_DEBUG"}
     assert '"efa": false' in text(templates.training["Outputs"][SHAPE]["Value"])
 
 
 def test_a_head_that_does_not_train_has_none_of_it(synth: Synth) -> None:
-    templates = deployed(synth, "p5.48xlarge", efa="auto")
+    templates = synth(**DEPLOYED["p5.48xlarge"])
     assert "NetworkInterfaces" not in hosts(templates, "head")
     assert "Devices" not in container(templates, "head")["LinuxParameters"]
-    assert "TRAIN_EFA" not in variables(templates, "head")
+    assert "TRAIN_EFA" not in environment(templates, "head")
     assert '"efa": true' in text(templates.training["Outputs"][SHAPE]["Value"])
 
 
 def test_a_head_that_trains_has_all_of_it(synth: Synth) -> None:
-    templates = synth(preset="fsdp", efa="on")  # both are g5.12xlarge
+    templates = synth(**DEPLOYED["g5.12xlarge"])
     assert len(hosts(templates, "head")["NetworkInterfaces"]) == 1
-    assert variables(templates, "head")["TRAIN_EFA"] == "1"
+    assert (
+        environment(templates, "head").items()
+        >= variables(INSTANCE_TYPES["g5.12xlarge"], uses_efa=True).items()
+    )
     assert container(templates, "head")["LinuxParameters"]["Devices"]

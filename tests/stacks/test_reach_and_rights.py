@@ -8,18 +8,10 @@ from containers.ray_head import JobConfig
 from contract import nodes
 from contract.job import SECRETS_PREFIX, JobSpec
 from contract.nodes import Range
-from tests.stacks.conftest import PRESETS, Synth, Templates, statements, text
+from tests.stacks.conftest import OPTIONS, PRESETS, Synth, Templates, statements, text
 
-EVERYTHING = {
-    "preset": "fsdp",
-    "interface_endpoints": "true",
-    "retain_bucket": "false",
-    "github_repository": "acme/train",
-    "alarm_email": "ops@example.org",
-    "spot": "true",
-}
-COMBINATIONS = [*({"preset": preset} for preset in PRESETS), EVERYTHING]
-each_combination = pytest.mark.parametrize("settings", COMBINATIONS, ids=[*PRESETS, "everything"])
+COMBINATIONS = [*({"preset": preset} for preset in PRESETS), OPTIONS]
+each_combination = pytest.mark.parametrize("settings", COMBINATIONS, ids=[*PRESETS, "options"])
 
 # Every action that is allowed on all resources, and why it cannot be narrower.
 ON_ANY_RESOURCE = {
@@ -188,7 +180,7 @@ def test_services_that_tell_for_whom_they_act_are_trusted_for_this_account_only(
     synth: Synth,
 ) -> None:
     own = {"StringEquals": {"aws:SourceAccount": {"Ref": "AWS::AccountId"}}}
-    templates = synth(alarm_email="ops@example.org")
+    templates = synth(**OPTIONS)
     trusts = [
         (text(statement["Principal"]["Service"]), statement.get("Condition"))
         for role in templates.of_type("AWS::IAM::Role").values()
@@ -219,7 +211,8 @@ def test_the_nodes_are_reached_by_themselves_alone(synth: Synth, settings: dict[
         for rule in group.get("SecurityGroupIngress", [])
     ]
     # Only the endpoints, when there are any, and only from inside the VPC.
-    assert {rule["CidrIp"] for rule in inline} <= {"10.0.0.0/16"}
+    inside = templates.only("AWS::EC2::VPC")["CidrBlock"]
+    assert {rule["CidrIp"] for rule in inline} <= {inside}
     (ingress,) = templates.of_type("AWS::EC2::SecurityGroupIngress").values()
     assert ingress["GroupId"] == ingress["SourceSecurityGroupId"]
     assert ingress["IpProtocol"] == "-1"

@@ -9,16 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import aws_cdk as cdk
 import pytest
 
 import app
 from contract.errors import InputError
-from contract.outputs import TRAINING_STACK
 from stacks import settings as deployment
 from stacks.settings import Settings
 from tests.conftest import ROOT
-from tests.stacks.conftest import PRESETS, context
+from tests.stacks.conftest import PRESETS, Synth, context
 
 
 def load(**settings: str) -> Settings:
@@ -350,18 +348,13 @@ def test_one_line_says_that_node_is_past_its_support(
             'make images ARGS="--tag efa --build-arg BASE_IMAGE=public.ecr.aws/'
             'deep-learning-containers/ray:train-ml-cuda" builds one that has, and -c image_tag=efa',
         ),
-        ({"image_tag": "efa"}, ""),
+        ({"image_tag": "efa", "shared_storage": "fsx"}, ""),
     ],
 )
 def test_what_synth_prints_about_efa_is_a_warning_of_the_stack(
-    given: dict[str, str], said: str
+    synth: Synth, given: dict[str, str], said: str
 ) -> None:
-    settings = {"worker_instance_type": "p5.48xlarge", **given}
-    cloud = cdk.App(context=context(**settings), builtin_cloud_formation_validation=False)
-    stack = app.build(cloud).synth().get_stack_by_name(TRAINING_STACK)
-    found = [
-        str(each.entry.data) for each in stack.messages if "warning" in str(each.level).lower()
-    ]
+    found = synth(worker_instance_type="p5.48xlarge", max_workers="2", **given).warnings
     assert len(found) == bool(said), found
     assert said in "".join(found)
 

@@ -5,7 +5,6 @@ does that runs before the file system is deleted is tested against an FSx of thi
 does is in ``test_host_setup``, and a deployment's life in ``test_deploy``.
 """
 
-import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -21,25 +20,26 @@ from contract.outputs import SHAPE, SHARED
 from stacks import settings as deployment
 from stacks.shared_storage import HANDLER
 from tests.stacks import lambda_functions
-from tests.stacks.conftest import Synth, Templates, context, statements, text
+from tests.stacks.conftest import OPTIONS, Synth, Templates, context, statements, text
 from tests.stacks.test_teardown import needs
 from tests.stacks.test_training_stack import container, hosts
 
-TYPES = ("p4d.24xlarge", "p5.48xlarge", "g6e.12xlarge", "g5.12xlarge")
-EFA = ("on", "off")
-every_deployment = pytest.mark.parametrize(
-    ("machine", "efa"), [*itertools.product(TYPES, EFA)], ids=lambda each: each
-)
+#: With EFA, whose rules are those of the same security group, and without.
+P5 = {"worker_instance_type": "p5.48xlarge", "max_workers": "2", "image_tag": "efa"}
+every_deployment = pytest.mark.parametrize("settings", [P5, {}], ids=["efa", "ddp"])
+PERSISTENT = {
+    "fsx_deployment": "persistent",
+    "fsx_capacity_gib": "4800",
+    "fsx_mbps_per_tib": "500",
+    "fsx_compression": "lz4",
+    "fsx_on_destroy": "delete",
+}
 #: Lustre's ports, as AWS gives them: from, to.
 PORTS = {(988, 988), (1018, 1023)}
 
 
-def deployed(
-    synth: Synth, machine: str = "g5.12xlarge", efa: str = "off", **more: str
-) -> Templates:
-    return synth(
-        worker_instance_type=machine, max_workers="2", efa=efa, shared_storage="fsx", **more
-    )
+def deployed(synth: Synth, **settings: str) -> Templates:
+    return synth(shared_storage="fsx", **settings)
 
 
 def resources(templates: Templates) -> dict[str, Any]:
@@ -54,9 +54,9 @@ def named(templates: Templates, kind: str) -> str:
 
 
 # --- without it -----------------------------------------------------------------------------------
-@every_deployment
-def test_without_it_nothing_of_it_is_there(synth: Synth, machine: str, efa: str) -> None:
-    templates = synth(worker_instance_type=machine, max_workers="2", efa=efa)
+@pytest.mark.parametrize("settings", [OPTIONS, {}], ids=["options", "ddp"])
+def test_without_it_nothing_of_it_is_there(synth: Synth, settings: dict[str, str]) -> None:
+    templates = synth(**settings)
     assert not [each for each in templates.resources.values() if "FSx" in each["Type"]]
     for part in ("lustre", nodes.SHARED_DIR, nodes.SHARED_ATTRIBUTE, nodes.ENV_SHARED, "ExportFil"):
         assert part not in json.dumps(templates.training), part
@@ -96,13 +96,7 @@ def test_scratch_is_asked_for_nothing_that_it_refuses(synth: Synth) -> None:
 
 
 def test_a_persistent_one_has_its_throughput_and_no_backups(synth: Synth) -> None:
-    files = deployed(
-        synth,
-        fsx_deployment="persistent",
-        fsx_capacity_gib="4800",
-        fsx_mbps_per_tib="500",
-        fsx_compression="lz4",
-    ).only("AWS::FSx::FileSystem")
+    files = deployed(synth, **PERSISTENT).only("AWS::FSx::FileSystem")
     assert files["StorageCapacity"] == 4800
     assert files["LustreConfiguration"] == {
         "DeploymentType": "PERSISTENT_2",
@@ -143,9 +137,9 @@ def test_it_is_in_the_subnet_of_the_hosts(synth: Synth) -> None:
 
 @every_deployment
 def test_lustres_ports_are_open_both_ways_before_fsx_looks_at_them(
-    synth: Synth, machine: str, efa: str
+    synth: Synth, settings: dict[str, str]
 ) -> None:
-    templates = deployed(synth, machine, efa)
+    templates = deployed(synth, **settings)
     (group,) = templates.only("AWS::FSx::FileSystem")["SecurityGroupIds"]
     files = text(group)
     (nodes_group,) = {
@@ -177,9 +171,9 @@ def test_lustres_ports_are_open_both_ways_before_fsx_looks_at_them(
 # --- the hosts and their tasks --------------------------------------------------------------------
 @every_deployment
 def test_each_host_mounts_it_and_each_task_demands_that(
-    synth: Synth, machine: str, efa: str
+    synth: Synth, settings: dict[str, str]
 ) -> None:
-    templates = deployed(synth, machine, efa)
+    templates = deployed(synth, **settings)
     files = named(templates, "AWS::FSx::FileSystem")
     for node in ("head", "worker"):
         script = text(hosts(templates, node)["UserData"])
@@ -240,7 +234,7 @@ def test_it_is_exported_when_no_host_is_left_and_before_anything_of_it_goes(synt
 
 
 def test_files_that_may_be_lost_are_not_exported(synth: Synth) -> None:
-    templates = deployed(synth, fsx_on_destroy="delete")
+    templates = deployed(synth, **PERSISTENT)
     assert templates.of_type("AWS::FSx::FileSystem")
     assert not templates.of_type("Custom::ExportFiles")
     assert "fsx:" not in json.dumps(templates.training)

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from containers import health
+from containers.node import NodeConfig, ray_environment
 from contract import nodes
 from contract import outputs as stack_outputs
 from contract.images import content_tag
 from contract.instance_types import instance_type
 from contract.job import ORDER_VERSION
 from tests.conftest import ROOT
-from tests.stacks.conftest import PRESETS, Synth, Templates, text
+from tests.stacks.conftest import OPTIONS, OTHERS, PRESETS, Synth, Templates, text
 
 
 def hosts(templates: Templates, node: str) -> dict[str, Any]:
@@ -84,22 +86,22 @@ def test_hosts_have_an_encrypted_volume_that_is_large_and_fast_enough_for_their_
 
 
 def test_the_volume_can_be_made_larger(synth: Synth) -> None:
-    data = hosts(synth(root_volume_gib="500"), "worker")
+    data = hosts(synth(**OPTIONS), "worker")
     assert data["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 500
 
 
 def test_metadata_needs_a_token_and_stays_on_the_host_unless_spot_notices_must_be_read(
     synth: Synth,
 ) -> None:
-    for spot, hops in (("false", 1), ("true", 2)):
-        options = hosts(synth(spot=spot), "worker")["MetadataOptions"]
+    for settings, hops in (({}, 1), (OPTIONS, 2)):
+        options = hosts(synth(**settings), "worker")["MetadataOptions"]
         assert options["HttpTokens"] == "required"
         assert options["HttpPutResponseHopLimit"] == hops
 
 
 def test_spot_is_for_workers_and_never_for_heads(synth: Synth) -> None:
     assert "InstanceMarketOptions" not in hosts(synth(), "worker")
-    spot = synth(spot="true")
+    spot = synth(**OPTIONS)
     assert hosts(spot, "worker")["InstanceMarketOptions"] == {
         "MarketType": "spot",
         "SpotOptions": {
@@ -237,16 +239,18 @@ def test_scale_in_takes_no_host_in_use(synth: Synth) -> None:
 
 
 def test_capacity_providers_start_hosts_for_waiting_tasks_and_drain_them(synth: Synth) -> None:
-    templates = synth(max_workers="5")
+    templates = synth(**OPTIONS)
     provider = named(templates, "AWS::ECS::CapacityProvider", "worker")["AutoScalingGroupProvider"]
     assert provider["ManagedScaling"] == {
         "InstanceWarmupPeriod": 300,
-        "MaximumScalingStepSize": 5,
+        "MaximumScalingStepSize": 4,
         "MinimumScalingStepSize": 1,
         "Status": "ENABLED",
         "TargetCapacity": 100,
     }
     assert provider["ManagedDraining"] == "ENABLED"
+    groups = templates.of_type("AWS::AutoScaling::AutoScalingGroup").values()
+    assert sorted(group["MaxSize"] for group in groups) == ["1", "4"]
     associations = templates.only("AWS::ECS::ClusterCapacityProviderAssociations")
     providers = [{"Ref": name} for name in templates.of_type("AWS::ECS::CapacityProvider")]
     assert associations["CapacityProviders"] == providers
@@ -319,34 +323,61 @@ def test_rays_token_comes_from_secrets_manager_and_stands_nowhere_else(synth: Sy
 
 
 def test_the_environment_tells_a_node_what_it_is(synth: Synth) -> None:
-    templates = synth(preset="fsdp", namespace="ray.local")
+    templates = synth(**OPTIONS)
     environment = {
         each["Name"]: text(each["Value"]) for each in container(templates, "worker")["Environment"]
     }
     assert environment == {
         "RAY_AUTH_MODE": "token",
-        "AWS_REGION": "<AWS::Region>",
-        "AWS_DEFAULT_REGION": "<AWS::Region>",
+        "AWS_REGION": "us-west-2",
+        "AWS_DEFAULT_REGION": "us-west-2",
         "TRAIN_HEAD_ADDRESS": "head.ray.local",
         "TRAIN_NUM_CPUS": "48",
         "TRAIN_NUM_GPUS": "4",
         "TRAIN_WORKER_GPUS": "4",
         "TRAIN_ON_THIS_NODE": "1",
-        "TRAIN_SPOT": "0",
+        "TRAIN_SPOT": "1",
         "TRAIN_STORAGE": "s3://<CoreStack:ExportsOutputRefBucket239F7DF2>",
         "TRAIN_CLUSTER": "<ClusterC2E21B66>",
         "NCCL_SHM_USE_CUDA_MEMCPY": "1",  # four GPUs without NVLink
     }
 
 
+@pytest.mark.parametrize(
+    ("settings", "head", "spot"),
+    [({"preset": "fsdp"}, "head.training.internal", False), (OPTIONS, "head.ray.local", True)],
+    ids=["fsdp", "options"],
+)
+def test_what_the_task_definition_sets_is_what_the_node_reads(
+    synth: Synth, settings: dict[str, str], head: str, spot: bool
+) -> None:
+    for definition in synth(**settings).of_type("AWS::ECS::TaskDefinition").values():
+        (container,) = definition["ContainerDefinitions"]
+        (command,) = container["Command"]
+        kind = nodes.HEAD if command == nodes.JOB else command
+        environment = {each["Name"]: text(each["Value"]) for each in container["Environment"]}
+        token = {"RAY_AUTH_TOKEN": "0123456789abcdef0123"}
+        config = NodeConfig.from_environment(kind, environment | token)
+        assert config == NodeConfig(
+            kind=kind, head=head, num_cpus=48, num_gpus=4, head_wait_s=600, spot=spot
+        )
+        # The health check of the task is a module of the same package.
+        assert container["HealthCheck"]["Command"][1:3] == ["python", "-m"]
+        assert container["HealthCheck"]["Command"][3] == health.__name__
+        # Ray watches only hosts that may be taken away.
+        watched = ray_environment(config, "eth0")["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"]
+        assert watched == str(int(spot))
+
+
 def test_a_head_that_trains_runs_the_workers_image(synth: Synth) -> None:
-    def image(preset: str, node: str) -> str:
-        runs = container(synth(preset=preset, image_tag="abc123"), node)
-        assert text(runs["Image"]).endswith(":abc123")
+    def image(templates: Templates, node: str, tag: str) -> str:
+        runs = container(templates, node)
+        assert text(runs["Image"]).endswith(f":{tag}")
         return "Worker" if "WorkerRepository" in text(runs["Image"]) else "Head"
 
-    assert (image("ddp", "head"), image("ddp", "worker")) == ("Head", "Worker")
-    assert (image("fsdp", "head"), image("fsdp", "worker")) == ("Worker", "Worker")
+    apart, trains, tag = synth(preset="ddp"), synth(**OPTIONS), content_tag(ROOT)
+    assert (image(apart, "head", tag), image(apart, "worker", tag)) == ("Head", "Worker")
+    assert {image(trains, node, "0123abc") for node in ("head", "worker")} == {"Worker"}
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -466,12 +497,12 @@ def test_without_gpus_nothing_asks_for_them(synth: Synth) -> None:
 
 
 def test_an_alarm_tells_of_a_host_whose_gpus_idle(synth: Synth) -> None:
-    alarms = synth(idle_gpu_alarm_minutes="45").of_type("AWS::CloudWatch::Alarm")
+    alarms = synth(**OPTIONS).of_type("AWS::CloudWatch::Alarm")
     alarm = alarms["DashboardGpuIdle05AF16A4"]
     (query,) = alarm["Metrics"]
     assert "SEARCH" not in query["Expression"], "no alarm takes a search"
     assert "GROUP BY InstanceId ORDER BY MAX() ASC LIMIT 1" in query["Expression"]
-    assert query["Period"] * alarm["EvaluationPeriods"] == 45 * 60
+    assert query["Period"] * alarm["EvaluationPeriods"] == 10 * 60
     assert alarm["TreatMissingData"] == "notBreaching"
 
 
@@ -525,9 +556,11 @@ def test_alarms_tell_of_failed_jobs_and_of_a_clean_up_that_fails_or_is_missing(
     assert sweep["TreatMissingData"] == "breaching", "what is not called reports nothing"
 
 
-@pytest.mark.parametrize("minutes", ["10", "180"])
-def test_no_alarm_looks_back_further_than_cloudwatch_allows(synth: Synth, minutes: str) -> None:
-    alarms = synth(idle_gpu_alarm_minutes=minutes).of_type("AWS::CloudWatch::Alarm")
+@pytest.mark.parametrize("settings", [OPTIONS, OTHERS], ids=["10 minutes", "180 minutes"])
+def test_no_alarm_looks_back_further_than_cloudwatch_allows(
+    synth: Synth, settings: dict[str, str]
+) -> None:
+    alarms = synth(**settings).of_type("AWS::CloudWatch::Alarm")
     assert len(alarms) == 5
     for name, alarm in alarms.items():
         queries = alarm.get("Metrics", [])
@@ -553,7 +586,7 @@ def test_containers_give_up_what_training_does_not_need(synth: Synth) -> None:
 
 def test_alarms_are_sent_where_an_address_is_given(synth: Synth) -> None:
     assert synth().of_type("AWS::SNS::Topic") == {}
-    templates = synth(alarm_email="ops@example.org")
+    templates = synth(**OPTIONS)
     assert templates.only("AWS::SNS::Subscription")["Endpoint"] == "ops@example.org"
     ((topic, _),) = templates.of_type("AWS::SNS::Topic").items()
     for alarm in templates.of_type("AWS::CloudWatch::Alarm").values():
@@ -561,7 +594,7 @@ def test_alarms_are_sent_where_an_address_is_given(synth: Synth) -> None:
 
 
 def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
-    templates = synth(preset="fsdp", github_repository="a/b")
+    templates = synth(**OPTIONS)
     outputs = {*templates.core["Outputs"], *templates.training["Outputs"]}
     names = {value for name, value in vars(stack_outputs).items() if name.isupper()}
     # There is a file system only where the settings ask for one (test_shared_storage).
@@ -574,15 +607,15 @@ def test_the_command_line_finds_what_it_reads(synth: Synth) -> None:
         "head_instance_type": "g5.12xlarge",
         "head_trains": True,
         "worker_instance_type": "g5.12xlarge",
-        "max_workers": 1,
-        "spot": False,
+        "max_workers": 4,
+        "spot": True,
         "efa": False,
-        "image_tag": content_tag(ROOT),
+        "image_tag": "0123abc",
         "max_heads": 1,
-        "root_volume_gib": 0,
+        "root_volume_gib": 500,
         "max_job_hours": 336,
         "confirm_above_usd": 100,
-        "log_retention_days": 30,
+        "log_retention_days": 7,
         "order": ORDER_VERSION,
     }
 

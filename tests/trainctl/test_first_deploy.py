@@ -10,8 +10,8 @@ from contract.outputs import CORE_STACK
 from tests.conftest import ROOT
 from tests.trainctl.account import Account
 from tests.trainctl.test_doctor import laptop_is_ready
-from trainctl import first_deploy
 from trainctl.aws import deployment
+from trainctl.commands import first_deploy
 
 __all__ = ("laptop_is_ready",)
 pytestmark = pytest.mark.usefixtures("laptop_is_ready")

@@ -21,7 +21,7 @@ from training.system import storage
 
 def trained(layout: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer, Layout]:
     torch.manual_seed(0)
-    model = models.resnet18()
+    model = models.resnet18(width=8)
     kept = Layout(
         cut=models.keep_live_taps(model, image_size=28) if layout == "live" else {},
         to_standard=models.full_state,

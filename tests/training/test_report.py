@@ -152,6 +152,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(write_record(tmp_path_factory.mktemp("runs") / "first")).parent
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are made and not rendered, which takes most of a report's time."""
+    monkeypatch.setattr(plots, "svg", lambda _: "")
+    monkeypatch.setattr(plots, "png", lambda _: b"")
+
+
 def change(path: Path, values: Mapping[str, Any]) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
 
@@ -261,6 +268,7 @@ def test_strings_of_the_record_are_never_markup(run_dir: Path) -> None:
     assert page.text.count(HOSTILE) >= 8
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "missing",
     [
@@ -280,6 +288,7 @@ def test_what_is_missing_is_left_out_and_said(run_dir: Path, missing: list[str])
     assert "first" in page.text  # without a configuration, the folder's name
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_unfinished_run_shows_its_figures_so_far(run_dir: Path) -> None:
     (run_dir / "result.json").unlink()
     (run_dir / "evaluation.json").unlink()
@@ -289,12 +298,14 @@ def test_an_unfinished_run_shows_its_figures_so_far(run_dir: Path) -> None:
     assert {path.stem for path in (run_dir / "plots").iterdir()} == PLOTS - {"confusion_matrix"}
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_run_says_why(run_dir: Path) -> None:
     change(run_dir / "result.json", {"status": "failed", "error": "loss is nan\nat step 17"})
     page = read(run_dir)
     assert "loss is nan\nat step 17" in page.words
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_torn_last_line_is_ignored_and_damage_elsewhere_is_told(run_dir: Path) -> None:
     path = run_dir / "metrics.jsonl"
     whole = path.read_text()
@@ -305,6 +316,7 @@ def test_a_torn_last_line_is_ignored_and_damage_elsewhere_is_told(run_dir: Path)
     assert "metrics.jsonl: 2 damaged lines were left out." in read(run_dir).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_damaged_files_are_left_out_and_told(run_dir: Path) -> None:
     (run_dir / "result.json").write_text('{"status": ')
     (run_dir / "config.json").write_text("[1, 2]")
@@ -340,6 +352,7 @@ def test_steps_that_a_resume_did_again_count_once(run_dir: Path) -> None:
     assert plots.column(run.steps, "loss").max() < 99
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_language_model_has_tokens_and_perplexity(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"type": "measure", "name": "perplexity", "higher_is_better": False},
@@ -356,6 +369,7 @@ def test_a_language_model_has_tokens_and_perplexity(tmp_path: Path) -> None:
     assert (tmp_path / "plots" / "perplexity.png").is_file()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_gpus_of_the_workers_are_named_though_the_head_has_none(run_dir: Path) -> None:
     change(run_dir / "result.json", {"device": "NVIDIA A10G"})
     assert "Measured on GPUs: NVIDIA A10G." in read(run_dir).text

@@ -3,7 +3,6 @@
 Each program here is one that a user could bring: it knows nothing of this project.
 """
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -16,6 +15,9 @@ import pytest
 from containers.program import ray_defaults
 from containers.program.launch import STARTUP
 from contract import nodes
+
+#: Where the programs of ``RUNS`` save, and the lines and the errors of each.
+Ran = tuple[str, list[list[str]], list[str]]
 
 TRAIN = """
 import json, ray.train
@@ -47,17 +49,11 @@ for error in (WorkerGroupStartupTimeoutError(2), WorkerGroupStartupTimeoutError(
 """
 #: A search as far as its ``Tuner`` decides whether it is a new one; nothing of it is run.
 TUNE = """
-import json, sys
-from pathlib import Path
 from ray import tune
 
-def objective(config):
-    tune.report({"loss": config["x"]})
-
-space = {"x": tune.grid_search(json.loads(sys.argv[1]))} if sys.argv[1:] else {}
 found = []
 for run_config in (None, tune.RunConfig(name="mine"), None):
-    tuner = tune.Tuner(objective, param_space=space, run_config=run_config)
+    tuner = tune.Tuner(lambda config: None, run_config=run_config)
     inside = tuner._local_tuner
     resume = inside._resume_config
     found.append([
@@ -80,38 +76,74 @@ print(json.dumps(found + [ActorDiedError().preempted]))
 """
 
 
-def start(
-    tmp_path: Path, program: str, *, attempt: int = 1, script: str = "train.py", **more: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a program as the head does, at an attempt of a job; its folder and names are kept."""
-    (tmp_path / script).write_text(program)
-    names = tmp_path / f"names-{attempt}"
-    names.mkdir(exist_ok=True)
-    return subprocess.run(
-        [sys.executable, str(tmp_path / script)],
+CHANGED = """
+import importlib.util
+for name in sys.modules["_train_ray_defaults"].CHANGES:
+    assert importlib.util.find_spec(name), name
+"""
+#: Runs programs in processes of their own that share the two seconds of importing Ray: for each the
+#: file that it is in, its output and the folder with the names of its attempt.
+PROCESSES = """
+import json, os, sys
+from pathlib import Path
+import ray.train, ray.tune
+
+for script, output, names in json.loads(sys.argv[1]):
+    if not os.fork():
+        with open(output, "w") as file, open(f"{output}.err", "w") as errors:
+            os.dup2(file.fileno(), 1)
+            os.dup2(errors.fileno(), 2)
+        sys.argv = [script]
+        os.environ["TRAIN_RAY_NAMES"] = names
+        exec(Path(script).read_text())
+        sys.stdout.flush()
+        os._exit(0)
+    assert not os.wait()[1], Path(f"{output}.err").read_text()
+"""
+#: (script, attempt of the job) of those that run, in this order.
+RUNS = [("train.py", 1), ("train.py", 2), ("train.py", 2), ("tune.py", 1), ("tune.py", 2)]
+
+
+def start(folder: Path, program: str, *arguments: str, **more: str) -> str:
+    """Output of a program that is started as the head does it."""
+    (folder / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, str(folder / "program.py"), *arguments],
         env={
             **os.environ,
             "PYTHONPATH": str(STARTUP),
             nodes.ENV_RUN: "first",
-            nodes.ENV_RAY_STORAGE: str(tmp_path / "store"),
-            nodes.ENV_RAY_NAMES: str(names),
+            nodes.ENV_RAY_STORAGE: str(folder / "store"),
             **more,
         },
-        cwd=tmp_path,
+        cwd=folder,
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
         timeout=200,
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
-def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
-    """The folder, the lines and the errors of a process that runs three of these programs: each
-    would spend two seconds on importing Ray Train."""
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("first")
-    done = start(folder, TRAIN + ERRORS + WAITS)
-    return folder, done.stdout.splitlines(), done.stderr
+    (folder / "train.py").write_text(TRAIN + ERRORS + WAITS + CHANGED)
+    (folder / "tune.py").write_text(TUNE)
+    (folder / "1").mkdir()
+    (folder / "2").mkdir()
+    outputs = [folder / f"output-{number}" for number, _ in enumerate(RUNS)]
+    processes = [
+        [str(folder / script), str(output), str(folder / str(attempt))]
+        for (script, attempt), output in zip(RUNS, outputs, strict=True)
+    ]
+    start(folder, PROCESSES, json.dumps(processes))
+    return (
+        str(folder / "store"),
+        [output.read_text().splitlines() for output in outputs],
+        [Path(f"{output}.err").read_text() for output in outputs],
+    )
 
 
 def test_the_variables_are_those_that_the_head_sets() -> None:
@@ -120,38 +152,29 @@ def test_the_variables_are_those_that_the_head_sets() -> None:
     assert ray_defaults.RUN == nodes.ENV_RUN
 
 
-def test_every_module_that_is_changed_is_in_this_version_of_ray() -> None:
-    missing = [name for name in ray_defaults.CHANGES if importlib.util.find_spec(name) is None]
-    assert missing == []
-
-
-def test_train_saves_below_the_run_unless_the_program_says_where(
-    first: tuple[Path, list[str], str],
-) -> None:
-    folder, lines, errors = first
-    store = str(folder / "store")
+def test_train_saves_below_the_run_unless_the_program_says_where(ran: Ran) -> None:
+    store, outputs, errors = ran
     expected = [
         ["first-train", store, ray_defaults.MAX_FAILURES],
         ["first-train-2", store, ray_defaults.MAX_FAILURES],
         ["mine", "/tmp/mine", 0],
     ]
-    assert json.loads(lines[0]) == expected
-    assert "cannot be changed" not in errors
-    assert json.loads(start(folder, TRAIN, attempt=2).stdout) == expected, "so it resumes"
-    other = json.loads(start(folder, TRAIN, attempt=2).stdout)
+    first, again, other = (json.loads(lines[0]) for lines in outputs[:3])
+    assert first == expected
+    assert "cannot be changed" not in errors[0]
+    assert again == expected, "so it resumes"
     assert other[0][0] == "first-train-3", "a second program of the same job is another training"
 
 
 def test_without_the_variables_ray_is_as_it_is(tmp_path: Path) -> None:
-    done = start(tmp_path, TRAIN, TRAIN_RAY_STORAGE="")
-    name, storage, failures = json.loads(done.stdout)[0]
-    assert name.startswith("ray_train_run-")
-    assert storage.endswith("ray_results")
-    assert failures == 0
+    program = "import sys; print(len(sys.meta_path))"
+    without = start(tmp_path, program, PYTHONPATH="")
+    assert start(tmp_path, program, TRAIN_RAY_STORAGE="") == without
+    assert start(tmp_path, program) == f"{int(without) + 1}\n"
 
 
-def test_waiting_for_nodes_is_said_in_one_line(first: tuple[Path, list[str], str]) -> None:
-    _, lines, errors = first
+def test_waiting_for_nodes_is_said_in_one_line(ran: Ran) -> None:
+    lines, errors = ran[1][0], ran[2][0]
     assert lines[2:] == ["RETRY", "RETRY", "RAISE"]
     before, _, rest = errors.partition("Waiting for nodes: ")
     assert rest.startswith("those that are there have no room for 2 workers\n")
@@ -161,10 +184,8 @@ def test_waiting_for_nodes_is_said_in_one_line(first: tuple[Path, list[str], str
         assert told in rest, "what else goes wrong is said as ever"
 
 
-def test_a_lost_node_is_no_failure_of_the_program_but_a_lost_process_is(
-    first: tuple[Path, list[str], str],
-) -> None:
-    assert json.loads(first[1][1]) == [True, False, False]
+def test_a_lost_node_is_no_failure_of_the_program_but_a_lost_process_is(ran: Ran) -> None:
+    assert json.loads(ran[1][0][1]) == [True, False, False]
 
 
 def test_a_sitecustomize_of_the_users_is_run_too(tmp_path: Path) -> None:
@@ -172,8 +193,8 @@ def test_a_sitecustomize_of_the_users_is_run_too(tmp_path: Path) -> None:
     own.mkdir()
     (own / "sitecustomize.py").write_text("import os; os.environ['SEEN'] = 'yes'")
     path = os.pathsep.join([str(STARTUP), str(own)])
-    done = start(tmp_path, "import os; print(os.environ.get('SEEN'))", PYTHONPATH=path)
-    assert done.stdout == "yes\n"
+    program = "import os; print(os.environ.get('SEEN'))"
+    assert start(tmp_path, program, PYTHONPATH=path) == "yes\n"
 
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
@@ -193,10 +214,9 @@ def test_a_program_that_sizes_its_own_ray_runs_on_the_jobs(
     assert module.init("local", num_cpus=4) == {"address": "local", "num_cpus": 4}
 
 
-def test_a_search_that_is_started_again_resumes_and_one_that_is_new_begins(tmp_path: Path) -> None:
-    first = json.loads(start(tmp_path, TUNE).stdout)
-    assert first == [["first-train", False], ["mine", False], ["first-train-2", False]]
-    again = start(tmp_path, TUNE, attempt=2)
-    assert json.loads(again.stdout) == [[name, True] for name, _ in first]
-    place = f"{tmp_path}/store/first-train"
-    assert f"[ray] resuming the search in {place}\n" in again.stderr
+def test_a_search_that_is_started_again_resumes_and_one_that_is_new_begins(ran: Ran) -> None:
+    store, outputs, errors = ran
+    first, again = (json.loads(lines[0]) for lines in outputs[3:])
+    assert first == [["first-tune", False], ["mine", False], ["first-tune-2", False]]
+    assert again == [[name, True] for name, _ in first]
+    assert f"[ray] resuming the search in {store}/first-tune\n" in errors[4]

@@ -1,4 +1,4 @@
-"""Doctor's checks before the first deploy: ``python -m trainctl.first_deploy ARGUMENTS``.
+"""Doctor's checks before the first deploy: ``python -m trainctl.commands.first_deploy ARGUMENTS``.
 
 ``make deploy`` runs it with the arguments that the CDK is given. Once TrainingStack is there,
 nothing is checked; see ``trainctl doctor`` for that.
@@ -17,7 +17,7 @@ from trainctl.commands import doctor
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Check; return 1, with the commands that fix it, if the deploy would fail."""
-    parser = argparse.ArgumentParser(prog="trainctl.first_deploy", allow_abbrev=False)
+    parser = argparse.ArgumentParser(prog="trainctl.commands.first_deploy", allow_abbrev=False)
     parser.add_argument("-c", "--context", action="append", default=[])
     parser.add_argument("--profile")
     options, _of_the_cdk_only = parser.parse_known_args(argv)

@@ -1,5 +1,0 @@
-"""Shares the synthesized templates with the tests of the nodes."""
-
-from tests.stacks.conftest import synth
-
-__all__ = ["synth"]
