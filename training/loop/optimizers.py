@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import AdamW, adamw
-from torch.optim.optimizer import StateDict
+from torch.optim.optimizer import ParamsT, StateDict
 
 from contract.errors import InputError
 from training.system import machine
@@ -58,7 +58,7 @@ def build(
     return optimizer
 
 
-def decay_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+def decay_groups(model: nn.Module, weight_decay: float) -> ParamsT:
     """What is trained, as an optimizer takes it: weight decay spares biases and normalization."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     groups = [
