@@ -27,8 +27,9 @@ from containers.node import NodeConfig
 from containers.program import cache
 from containers.program import code as user_code
 from containers.program import head as on_head
+from containers.program.bucket import report_lost
 from containers.program.code import RAY_VARIABLE
-from containers.program.files import Mirror, report_lost
+from containers.program.files import Mirror, open_mirror
 from containers.program.lines import log_pipe
 from containers.program.process import Program
 from containers.program.requirements import Stopped
@@ -86,7 +87,7 @@ class Job:
         environment: Mapping[str, str],
         *,
         spawn: Callable[..., Program] = Program,
-        make_mirror: Callable[[dict[str, Path], str], Mirror] = Mirror,
+        make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
         clock: Clock = time,
     ) -> None:
         """
@@ -252,7 +253,7 @@ class Job:
                 storage=self._storage,
                 run=self._config.spec.run,
                 job=self._config.job,
-                client=self._mirror.client,
+                client=self._mirror.bucket.client,
             )
         return is_saved
 

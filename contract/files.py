@@ -1,25 +1,185 @@
-"""What is saved of the files that a user's program wrote on a node: the list beside the objects.
+"""Saved files of a user's program: their keys and lists in the bucket.
 
-``containers.program.files`` writes it last, after all objects that it names, so that a restore sees
-a state that the node really had; ``trainctl download`` reads it. It lies in a bucket that every job
-may write to, so each name is checked before it becomes a path.
+``containers.program`` writes them, ``trainctl download`` reads them. All keys lie below
+``contract.runs.output_prefix(run)``, and each is written once:
+
+    starts/000007              start 7 of the program, on all of its nodes: a ``Claim``
+    starts/000007.base         the lists that start 7 restores, by node
+    rounds/000007/59824613/1   node 1 has saved that round of start 7: its list's key
+    rounds/.../1.end           the same, and its program has ended: counts for later rounds too
+    rounds/.../1.part          a node's last list, which lacks files: only ``download`` reads it
+    objects/000007-1/12/SHA256 a piece of a file, or a list: the 12th of node 1 in start 7
+
+Round R has each file as it was at Unix time R x ``times.FILES_EVERY_S``, so nodes that save the
+same round have saved the same moment. Any job may write into the bucket, so names and keys are
+checked here before one becomes a path.
 """
 
 import json
 import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from contract.errors import InputError
 from contract.runs import check_relative
 
-#: Name of the list below a node's prefix. No file has it: all lie in a folder below the prefix.
-MANIFEST: Final = "manifest.json"
 WORK: Final = "work"  # the folder in which the program runs
 OUTPUT: Final = "output"  # the folder that $TRAIN_OUTPUT names
 
-_VERSION: Final = 1
+STARTS: Final = "starts/"
+ROUNDS: Final = "rounds/"
+OBJECTS: Final = "objects/"
+#: Bytes of a piece. Large files need no multipart uploads, and go on where an upload broke off.
+PIECE: Final = 64 * 2**20
+
+_VERSION: Final = 2
 _WHAT: Final = "a node's list of saved files"
+_OBJECT: Final = re.compile(r"objects/(\d{6,18})-\d{1,6}/\d{1,18}/([0-9a-f]{64})")
+_MARK: Final = re.compile(r"rounds/(\d{6,18})/(\d{1,18})/(\d{1,6})(?:\.(end|part))?")
+
+
+# --- keys
+def start_key(number: int) -> str:
+    """Key of the claim to a start."""
+    return f"{STARTS}{number:06}"
+
+
+def base_key(number: int) -> str:
+    """Key of what a start restores."""
+    return f"{STARTS}{number:06}.base"
+
+
+def start_numbers(keys: Iterable[str]) -> list[int]:
+    """Numbers of the starts that have been claimed, in ascending order."""
+    found = (re.fullmatch(rf"{STARTS}(\d{{6,18}})", key) for key in keys)
+    return sorted(int(match[1]) for match in found if match)
+
+
+def object_key(start: int, node: int, count: int, sha256: str) -> str:
+    """Key of a piece or list; ``count`` makes it one that was never used before."""
+    return f"{OBJECTS}{start:06}-{node}/{count}/{sha256}"
+
+
+def sha256_of(key: str) -> str:
+    """SHA-256 of an object's content.
+
+    Raises:
+        InputError: ``key`` is not the key of an object.
+    """
+    if not (match := _OBJECT.fullmatch(key)):
+        raise InputError(f"{_WHAT} names {key[:200]!r}, which is not the key of an object")
+    return match[2]
+
+
+def start_of(key: str) -> int | None:
+    """Number of the start that wrote an object or a mark; None for other keys."""
+    match = _OBJECT.fullmatch(key) or _MARK.fullmatch(key)
+    return int(match[1]) if match else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """A node's word that it has saved a round."""
+
+    start: int
+    round: int
+    node: int
+    kind: str = ""
+    """Empty, ``end`` or ``part``."""
+
+    @property
+    def key(self) -> str:
+        end = f".{self.kind}" if self.kind else ""
+        return f"{ROUNDS}{self.start:06}/{self.round:08}/{self.node}{end}"
+
+    @classmethod
+    def of(cls, keys: Iterable[str]) -> list[Self]:
+        """The marks among keys."""
+        found = (_MARK.fullmatch(key) for key in keys)
+        return [
+            cls(start=int(each[1]), round=int(each[2]), node=int(each[3]), kind=each[4] or "")
+            for each in found
+            if each
+        ]
+
+
+def rounds_prefix(start: int) -> str:
+    """Prefix of the marks of a start."""
+    return f"{ROUNDS}{start:06}/"
+
+
+def common_round(marks: Iterable[Mark], nodes: Collection[int]) -> dict[int, Mark]:
+    """The newest round that all nodes have, by node; empty if there is none.
+
+    Of a node whose program had ended before a round, its end counts.
+    """
+    exact: dict[tuple[int, int], Mark] = {}
+    ends: dict[int, list[Mark]] = {node: [] for node in nodes}
+    for mark in marks:
+        if mark.kind == "":
+            exact[mark.node, mark.round] = mark
+        elif mark.kind == "end" and mark.node in ends:
+            ends[mark.node].append(mark)
+    numbers = {mark.round for each in ends.values() for mark in each}
+    for number in sorted(numbers | {number for _, number in exact}, reverse=True):
+        found: dict[int, Mark] = {}
+        for node in nodes:
+            ended = [mark for mark in ends[node] if mark.round <= number]
+            last = max(ended, key=lambda mark: mark.round, default=None)
+            if newest := exact.get((node, number), last):
+                found[node] = newest
+        if len(found) == len(nodes):
+            return found
+    return {}
+
+
+def newest_by_node(marks: Iterable[Mark]) -> dict[int, Mark]:
+    """The newest mark of each node, also of a round that others do not have or that lacks files."""
+    order = ("", "end", "part")
+    ascending = sorted(marks, key=lambda mark: (mark.round, order.index(mark.kind)))
+    return {mark.node: mark for mark in ascending}
+
+
+# --- contents
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Claim:
+    """A start of a program."""
+
+    writer: str
+    """Unique to the process that starts the program on its nodes."""
+    nodes: tuple[int, ...]
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        """Raises InputError if it is not what ``to_json`` writes."""
+        values = _loads(text, "the claim to a start")
+        try:
+            return cls(
+                writer=str(values["writer"]), nodes=tuple(int(each) for each in values["nodes"])
+            )
+        except (ValueError, TypeError, KeyError, OverflowError):
+            raise InputError(f"the claim to a start cannot be read: {text[:100]!r}") from None
+
+
+def base_to_json(base: Mapping[int, str]) -> bytes:
+    """Keys of lists by node, as ``base_from_json`` reads them."""
+    return json.dumps({str(node): key for node, key in base.items()}).encode()
+
+
+def base_from_json(text: bytes) -> dict[int, str]:
+    """Raises InputError if it is not what ``base_to_json`` writes."""
+    values = _loads(text, "what a start restores")
+    try:
+        found = {int(node): str(key) for node, key in values.items()}
+    except ValueError:
+        raise InputError(f"what a start restores cannot be read: {text[:100]!r}") from None
+    for key in found.values():
+        sha256_of(key)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,99 +190,87 @@ class SavedFile:
     """Relative path with slashes, whose first part is ``WORK`` or ``OUTPUT``."""
     size: int = 0
     """Bytes."""
-    sha256: str = ""
-    """Of its content, 64 hexadecimal digits; empty for a link."""
+    pieces: tuple[str, ...] = ()
+    """Keys of the objects that make up its content, in order; empty for an empty file or a link."""
     mode: int = 0o644
     """Permission bits."""
     modified_ns: int = 0
     """Unix time in nanoseconds."""
-    key: str = ""
-    """Of its object, below the node's prefix; empty: the same as its name."""
     link: str = ""
     """Target of a symbolic link, relative to the link's own folder; empty for a file."""
     code: str = ""
     """SHA-256 that a file of this name had in the code; empty: the code has none."""
 
-    @property
-    def object(self) -> str:
-        """Key of its object, below the node's prefix."""
-        return self.key or self.name
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Manifest:
+class FileList:
     """All saved files of a node."""
 
-    generation: int
-    """Raised by each start of the node: a writer of a lower one has been replaced."""
-    writer: str
-    """A name that no other writer has."""
     files: tuple[SavedFile, ...] = ()
     empty: tuple[str, ...] = ()
     """Folders that have nothing in them."""
 
-    def to_json(self) -> str:
-        """All fields, as ``from_json`` reads them; what has its default is left out of files."""
-        plain = asdict(SavedFile(name=""))
+    def to_json(self) -> bytes:
+        """The list as ``from_json`` reads it, without fields that have their defaults."""
+        default = asdict(SavedFile(name=""))
         files = [
-            {name: value for name, value in asdict(file).items() if value != plain[name]}
+            {name: value for name in default if (value := getattr(file, name)) != default[name]}
             for file in self.files
         ]
-        return json.dumps(
-            {
-                "version": _VERSION,
-                "generation": self.generation,
-                "writer": self.writer,
-                "files": files,
-                "empty": [*self.empty],
-            },
-            separators=(",", ":"),
-        )
+        values = {"version": _VERSION, "files": files, "empty": [*self.empty]}
+        return json.dumps(values, separators=(",", ":")).encode()
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
+    def from_json(cls, text: bytes) -> Self:
         """Read a list.
 
         Raises:
-            InputError: it is none, or names something that is no relative path of a file.
+            InputError: it is not a list, or names something that is not a relative path of a file.
         """
-        try:
-            values = json.loads(text)
-            if values["version"] != _VERSION:
-                raise InputError(
-                    f"{_WHAT} has version {values['version']!r}, and this version reads "
-                    f"{_VERSION}: use the version of trainctl and of the images that wrote it"
-                )
-            manifest = cls(
-                generation=int(values["generation"]),
-                writer=str(values["writer"]),
-                files=tuple(SavedFile(**each) for each in values["files"]),
-                empty=tuple(str(each) for each in values["empty"]),
+        values = _loads(text, _WHAT)
+        if values.get("version") != _VERSION:
+            raise InputError(
+                f"{_WHAT} has version {values.get('version')!r}, and this version reads "
+                f"{_VERSION}: use the version of trainctl and of the images that wrote it"
             )
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            if isinstance(error, InputError):
-                raise
-            raise InputError(f"{_WHAT} cannot be read: {str(text[:100])!r}") from None
-        for file in manifest.files:
+        try:
+            files = [
+                SavedFile(**{**each, "pieces": tuple(each.get("pieces", ()))})
+                for each in values["files"]
+            ]
+            empty = [str(each) for each in values["empty"]]
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise InputError(f"{_WHAT} cannot be read: {text[:100]!r}") from None
+        for file in files:
             _check(file)
-        for name in manifest.empty:
+        for name in empty:
             check_relative(name, what=f"folder in {_WHAT}:")
-        return manifest
+        return cls(files=tuple(files), empty=tuple(empty))
+
+
+def _loads(text: bytes, what: str) -> dict[str, Any]:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise InputError(f"{what} cannot be read: {text[:100]!r}")
+    return values
 
 
 def _check(file: SavedFile) -> None:
-    """Raises InputError where an entry has a wrong type or names a place elsewhere."""
-    numbers, texts = (file.size, file.mode, file.modified_ns), (file.name, file.key, file.link)
+    """Raise InputError if an entry has a wrong type or names a place elsewhere."""
+    numbers = (file.size, file.mode, file.modified_ns)
+    texts = (file.name, file.link, file.code, *file.pieces)
     if not all(type(each) is int for each in numbers) or not all(
         isinstance(each, str) for each in texts
     ):
-        raise InputError(f"{_WHAT} has an entry that is none: {str(file)[:200]}")
+        raise InputError(f"{_WHAT} has an entry of wrong types: {str(file)[:200]}")
     check_relative(file.name, what=f"file in {_WHAT}:")
-    check_relative(file.object, what=f"object in {_WHAT}:")
     if "/" not in file.name:
         raise InputError(f"{_WHAT} names {file.name!r}, which lies in none of a node's folders")
-    if not file.link and not re.fullmatch(r"[0-9a-f]{64}", str(file.sha256)):
-        raise InputError(f"{_WHAT} has no SHA-256 of {file.name}")
+    for key in file.pieces:
+        sha256_of(key)
     if file.link:
         check_link(file.name, file.link)
 

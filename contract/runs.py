@@ -30,7 +30,7 @@ RUNS_PREFIX: Final = "runs"
 JOBS_DIR: Final = "jobs"  # of a run: <run>/jobs/<job>.json says how each job ended
 
 # What a user's own program writes.
-OUTPUT_DIR: Final = "output"  # of a run: <run>/output/node-N/ is a copy of node N's folders
+OUTPUT_DIR: Final = "output"  # of a run: <run>/output/ has its nodes' files (contract.files)
 RAY_DIR: Final = "ray"  # of a run: where Ray Train and Ray Tune save unless the program says so
 #: At most this much of a node's folders is kept. Copied at 100 MB/s, it takes nine minutes.
 OUTPUT_LIMIT_BYTES: Final = 50 * 2**30
@@ -162,17 +162,9 @@ def run_prefix(run: str) -> str:
     return f"{RUNS_PREFIX}/{check_run_name(run)}/"
 
 
-def output_prefix(run: str, node: int | None = None) -> str:
-    """Prefix of the keys of what a run's program wrote on node ``node``, or on any of them; with a
-    slash at its end."""
-    below = "" if node is None else f"node-{node}/"
-    return f"{run_prefix(run)}{OUTPUT_DIR}/{below}"
-
-
-def node_of(folder: str) -> int | None:
-    """Number of a node's folder below ``output_prefix(run)``, or None when it is not one."""
-    match = re.fullmatch(r"node-(0|[1-9]\d{0,5})", folder)
-    return int(match[1]) if match else None
+def output_prefix(run: str) -> str:
+    """Prefix of the keys of what a run's program wrote on its nodes, with a slash at its end."""
+    return f"{run_prefix(run)}{OUTPUT_DIR}/"
 
 
 def ray_prefix(run: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from containers.program.code import RAY_VARIABLE, Prepared
-from containers.program.files import Mirror
+from containers.program.files import Mirror, open_mirror
 from containers.program.launch import LINES, STARTUP
 from contract import runs
 from contract.files import OUTPUT, WORK
@@ -38,7 +38,7 @@ def prepare(
     place: Path,
     environment: Mapping[str, str],
     *,
-    make_mirror: Callable[[dict[str, Path], str], Mirror] = Mirror,
+    make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
 ) -> HeadProgram:
     """Set up a job's command on the head; ``mirror.restore()`` is still to be called.
 
@@ -87,5 +87,5 @@ def prepare(
             ENV_RAY_NAMES: str(names),
             ENV_OUTPUT: str(folders[OUTPUT]),
         },
-        mirror=make_mirror(folders, f"{storage}/{runs.output_prefix(spec.run, 0)}"),
+        mirror=make_mirror(folders, f"{storage}/{runs.output_prefix(spec.run)}"),
     )
