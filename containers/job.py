@@ -25,14 +25,16 @@ from containers.host.machine import Clock, say
 from containers.node import NodeConfig
 from containers.program import cache
 from containers.program import code as user_code
+from containers.program.bucket import report_lost
 from containers.program.code import RAY_VARIABLE
-from containers.program.files import Mirror, report_lost
+from containers.program.files import Mirror, open_mirror
 from containers.program.launch import ENV_PROGRAM, LaunchSpec, prepare_head
 from containers.program.process import Program, log_pipe
 from containers.program.requirements import Stopped
 from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, worker_provider
 from contract import exits, times
 from contract.errors import InputError
+from contract.files import WORK
 from contract.job import Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
@@ -44,7 +46,6 @@ from contract.nodes import (
     PROGRAM_DIR,
     ClusterSize,
 )
-from contract.runs import WORK
 from contract.text import listed
 
 #: Of things on this machine that cost next to nothing to look at.
@@ -83,7 +84,7 @@ class Job:
         environment: Mapping[str, str],
         *,
         spawn: Callable[..., Program] = Program,
-        make_mirror: Callable[[dict[str, Path], str], Mirror] = Mirror,
+        make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
         clock: Clock = time,
     ) -> None:
         """
@@ -249,7 +250,7 @@ class Job:
                 storage=self._storage,
                 run=self._config.spec.run,
                 job=self._config.job,
-                client=self._mirror.client,
+                client=self._mirror.bucket.client,
             )
         return is_saved
 

@@ -23,12 +23,12 @@ from containers.node import TOKEN
 from containers.program import requirements
 from containers.program.cache import Cache
 from containers.program.code import RAY_VARIABLE
-from containers.program.files import Mirror
+from containers.program.files import Mirror, open_mirror
 from contract import exits, nodes, runs
 from contract.errors import InputError
+from contract.files import WORK
 from contract.nodes import ENV_NOTICE, ENV_STORAGE
 from contract.requirements import REQUIREMENTS_TXT
-from contract.runs import WORK
 
 #: The folder that the page shows is below it, always at the same place, because notebooks name it.
 PLACE: Final = Path("/tmp/notebook")
@@ -73,7 +73,7 @@ class Notebook:
         environment: Mapping[str, str] | None = None,
         place: Path = PLACE,
         cache: Cache | None = None,
-        make_mirror: Callable[[dict[str, Path], str], Mirror] = Mirror,
+        make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
     ) -> None:
         """Args:
         address: where the page answers; the port is reachable from nowhere else.
@@ -125,7 +125,7 @@ class Notebook:
         if not storage.startswith("s3://"):
             say(f"{ENV_STORAGE} names no bucket: notebooks end with this container")
             return None
-        prefix = runs.output_prefix(nodes.NOTEBOOK_RUN, 0)
+        prefix = runs.output_prefix(nodes.NOTEBOOK_RUN)
         return self._make_mirror({WORK: folder}, f"{storage}/{prefix}")
 
     def _new_folder(self) -> Path:

@@ -23,8 +23,8 @@ SPOT_MARGIN_S: Final = (
 )
 
 # --- the files of a user's program ----------------------------------------------------------------
-FILES_EVERY_S: Final = 30  # between two copies into the bucket: what a lost host costs at most
-FILES_QUIET_S: Final = 3  # a new folder is copied when nothing in it has changed for this long
+FILES_EVERY_S: Final = 30  # between two rounds: what a lost host costs, beside the upload itself
+FILES_QUIET_S: Final = 5  # a file that has not changed for this long after a round's moment is read
 FILES_SAVE_S: Final = 60  # the last copy of a node that is told to end; what is left is not copied
 FILES_LIST_S: Final = 10  # of that, for the list of what was copied
 FILES_SLACK_S: Final = 10  # a request that is being made when the time is over ends after it

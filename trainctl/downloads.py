@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract import runs
+from contract import files, runs
 from contract.errors import InputError
-from contract.runs import MANIFEST, Manifest, SavedFile, safe_join
-from trainctl.aws.clients import code_of
+from contract.files import FileList, Mark, SavedFile, sha256_of
+from contract.runs import safe_join
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.files import Bucket
 
@@ -26,10 +26,11 @@ class Wanted:
     """``node-0``, or ``ray``."""
     name: str
     """Relative path below the source's folder."""
-    key: str
     size: int
     """Bytes."""
     target: Path
+    key: str = ""
+    """Of what Ray saved; empty for a node's file."""
     file: SavedFile | None = None
     """What the node's list has of it; None for what Ray saved."""
 
@@ -57,16 +58,14 @@ def find(
     """
     runs.check_run_name(run)
     prefix = runs.output_prefix(run)
-    named = [runs.node_of(folder) for folder in bucket.listed(prefix)[1]]
     found: list[Wanted] = []
     links: list[str] = []
-    for number in sorted(each for each in named if each is not None):
+    for number, content in sorted(_lists(bucket, prefix).items()):
         if node in (None, number):
-            manifest = _manifest(bucket, run, number)
-            found += _of_node(manifest, run, number, to)
+            found += _of_node(content, number, to)
             links += [
                 f"node-{number}/{each.name} -> {each.link}"
-                for each in manifest.files
+                for each in content.files
                 if each.link and _matches(each.name, pattern)
             ]
     if node is None:
@@ -99,30 +98,43 @@ def _matches(name: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(text, pattern) for text in texts)
 
 
-def _manifest(bucket: Bucket, run: str, number: int) -> Manifest:
-    content = bucket.read(runs.output_prefix(run, number) + MANIFEST)
-    return Manifest(generation=0, writer="") if content is None else Manifest.from_json(content)
+def _lists(bucket: Bucket, prefix: str) -> dict[int, FileList]:
+    """The newest list of each node: of the newest start that has one."""
+    keys = [key.removeprefix(prefix) for key in bucket.sizes(prefix + files.STARTS)]
+    newest: dict[int, str] = {}
+    for start in reversed(files.start_numbers(keys)):
+        stored = bucket.sizes(f"{prefix}{files.rounds_prefix(start)}")
+        marks = files.newest_by_node(Mark.of(key.removeprefix(prefix) for key in stored))
+        for number, mark in marks.items():
+            newest.setdefault(number, (bucket.read(prefix + mark.key) or b"").decode())
+        if (base := bucket.read(prefix + files.base_key(start))) is not None:
+            newest = files.base_from_json(base) | newest
+            break
+    contents = {number: bucket.read(prefix + key) for number, key in newest.items()}
+    # One that is missing was removed by the job, which has written a newer one.
+    return {number: FileList.from_json(each) for number, each in contents.items() if each}
 
 
-def _of_node(manifest: Manifest, run: str, number: int, to: Path) -> list[Wanted]:
-    prefix = runs.output_prefix(run, number)
+def _of_node(content: FileList, number: int, to: Path) -> list[Wanted]:
     folder = to / f"node-{number}"
     return [
         Wanted(
             source=f"node-{number}",
             name=file.name,
-            key=prefix + file.object,
             size=file.size,
             target=safe_join(folder, file.name, what="file of the run"),
             file=file,
         )
-        for file in manifest.files
+        for file in content.files
         if not file.link
     ]
 
 
 def fetch(
-    bucket: Bucket, wanted: list[Wanted], report: Callable[[int, int], None] = lambda *_: None
+    bucket: Bucket,
+    run: str,
+    wanted: list[Wanted],
+    report: Callable[[int, int], None] = lambda *_: None,
 ) -> None:
     """Fetch files; what lies there already is replaced.
 
@@ -137,7 +149,7 @@ def fetch(
     for number, each in enumerate(wanted):
         report(number, done)
         try:
-            _fetch_one(bucket, each)
+            _fetch_one(bucket, run, each)
         except OSError as error:
             raise InputError(
                 f"cannot write {each.target}: {error.strerror or error}. Remove what is in its "
@@ -147,34 +159,26 @@ def fetch(
     report(len(wanted), done)
 
 
-def _fetch_one(bucket: Bucket, wanted: Wanted) -> None:
-    from botocore.exceptions import ClientError
-
+def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
     target = wanted.target
     target.parent.mkdir(parents=True, exist_ok=True)
     # Again: what lies here may have become a link since the names were checked.
     safe_join(target.parent, target.name)
     part = target.with_name(f".{target.name[:200]}.part")
     try:
-        try:
+        if wanted.file is None:
             bucket.download(wanted.key, part)
-        except ClientError as error:
-            if code_of(error) not in ("NoSuchKey", "404") or wanted.file is None:
-                raise
-            raise _has_changed(wanted) from None
-        if wanted.file is not None:
-            _check(part, wanted)
+        else:
+            with part.open("wb") as content:
+                for key in wanted.file.pieces:
+                    piece = bucket.read(runs.output_prefix(run) + key)
+                    if piece is None or hashlib.sha256(piece).hexdigest() != sha256_of(key):
+                        raise _has_changed(wanted)
+                    content.write(piece)
             part.chmod(wanted.file.mode & 0o777 | 0o600)
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
-
-
-def _check(part: Path, wanted: Wanted) -> None:
-    with part.open("rb") as content:
-        found = hashlib.file_digest(content, "sha256").hexdigest()
-    if wanted.file is not None and found != wanted.file.sha256:
-        raise _has_changed(wanted)
 
 
 def _has_changed(wanted: Wanted) -> CliError:
@@ -215,7 +219,7 @@ def download(
     def say(files: int, size: int) -> None:
         report(f"{files} of {len(wanted)} files, {_mib(size)} of {_mib(total)} MiB")
 
-    fetch(bucket, wanted, say)
+    fetch(bucket, run, wanted, say)
     return wanted
 
 

@@ -1,258 +1,94 @@
-"""A node's part of the bucket: its objects, and the list that is written last.
+"""The bucket as the files of a program need it, and what its errors mean."""
 
-Only ``containers.program.files`` uses it, which decides what is saved and when.
-"""
-
+import base64
 import hashlib
+import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import CancelledError
-from pathlib import Path
-from typing import Any, BinaryIO, Final
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from containers.host.machine import Clock
+from containers.host.machine import say as say_to_log
+from containers.program.requirements import Stopped
+from contract import runs, times
 from contract.errors import InputError
-from contract.runs import MANIFEST, Manifest, SavedFile, safe_join
 
 #: Uploads and downloads at a time: many small files wait for answers and not for the network.
 PARALLEL: Final = 8
-_PART_BYTES: Final = 32 * 2**20  # 10,000 parts, the most of an object, are 312 GiB
-_BLOCK: Final = 2**20
-#: What the calls below raise when the bucket does not answer, or refuses.
+#: What a call raises when the bucket does not answer, or refuses.
 ERRORS: Final = (BotoCoreError, ClientError, OSError)
+#: Between two attempts; doubled from one to the next.
+PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 10.0
+_POLL_S: Final = 0.1
+_MISSING: Final = ("NoSuchKey", "404")
+
+T = TypeVar("T")
 
 
-class ReplacedError(Exception):
-    """Another writer has taken over this node's files: a later start of the same node."""
-
-
-class OutOfTimeError(CancelledError):
-    """There is no time left for the rest.
-
-    Of this kind, because botocore takes any other error in the middle of a request for one of the
-    network, and tries again.
-    """
-
-
-class Deadline:
-    """When a copy must have ended; it may be set while the copy is being made."""
-
-    def __init__(self, clock: Clock = time) -> None:
-        self._clock = clock
-        self.at: float | None = None
-        """By the clock's ``monotonic()``; None: it may take as long as it needs."""
-
-    def bring_forward(self, within_s: float) -> None:
-        """Set it to so many seconds from now, unless it comes before that already."""
-        new = self._clock.monotonic() + within_s
-        self.at = new if self.at is None else min(self.at, new)
-
-    def is_over(self, by_s: float = 0) -> bool:
-        """Whether it came at least ``by_s`` seconds ago."""
-        return self.at is not None and self._clock.monotonic() > self.at + by_s
-
-    def leaves(self, seconds: float) -> bool:
-        """Whether more than so many seconds are left."""
-        return self.at is None or self.at - self._clock.monotonic() > seconds
-
-    def check(self, _num_bytes: int = 0) -> None:
-        """Raises OutOfTimeError when it has come."""
-        if self.is_over():
-            raise OutOfTimeError
-
-
-class NodeBucket:
-    """Objects below one node's prefix."""
+class Bucket:
+    """Objects below ``address``, ``s3://BUCKET/PREFIX``. Their content is checked by S3."""
 
     def __init__(self, address: str, client: Any = None) -> None:
-        """Args:
-        address: ``s3://BUCKET/PREFIX`` of the node.
-        client: of S3; boto3's by default.
-        """
+        """``client``: of S3; boto3's by default."""
         parts = urlsplit(address)
         assert parts.scheme == "s3", address
         assert parts.netloc, address
         self.address = address.rstrip("/")
-        self._bucket, self._prefix = parts.netloc, parts.path.strip("/") + "/"
-        self._client = client or _client()
-        self._tag = ""
+        self.client = client or _client()
+        self._name, self._prefix = parts.netloc, f"{parts.path.strip('/')}/".lstrip("/")
 
-    def manifest(self) -> Manifest | None:
-        """The list as it is now; None when nothing has been saved.
+    def put(self, key: str, content: bytes) -> None:
+        """Write an object."""
+        self._put(key, content)
 
-        Raises:
-            InputError: it cannot be read.
-        """
+    def create(self, key: str, content: bytes) -> bool:
+        """Write an object unless there is one; return whether it was written."""
         try:
-            answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + MANIFEST)
+            self._put(key, content, IfNoneMatch="*")
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") in ("NoSuchKey", "404"):
-                self._tag = ""
+            if _status(error) not in (409, 412):
+                raise
+            return False
+        return True
+
+    def _put(self, key: str, content: bytes, **condition: str) -> None:
+        digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
+        self.client.put_object(
+            Bucket=self._name,
+            Key=self._prefix + key,
+            Body=content,
+            ChecksumSHA256=digest,
+            **condition,
+        )
+
+    def get(self, key: str) -> bytes | None:
+        """Content of an object; None if there is none."""
+        try:
+            answer = self.client.get_object(Bucket=self._name, Key=self._prefix + key)
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") in _MISSING:
                 return None
             raise
-        self._tag = answer["ETag"]
-        return Manifest.from_json(answer["Body"].read())
+        return bytes(answer["Body"].read())
 
-    def commit(self, manifest: Manifest) -> None:
-        """Write the list, unless another writer has done so since it was last read or written.
-
-        Raises:
-            ReplacedError: another writer has.
-        """
-        # S3 compares and writes in one step, so that of two writers one learns that it is late.
-        only_if = {"IfMatch": self._tag} if self._tag else {"IfNoneMatch": "*"}
-        try:
-            answer = self._client.put_object(
-                Bucket=self._bucket,
-                Key=self._prefix + MANIFEST,
-                Body=manifest.to_json().encode(),
-                ContentType="application/json",
-                **only_if,
-            )
-        except ClientError as error:
-            status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            # 409: both at the same moment. A retry of a request that did arrive ends here too.
-            if status not in (409, 412):
-                raise
-            found = self.manifest()
-            if found is None or found.writer != manifest.writer:
-                raise ReplacedError from None
-            if found != manifest:
-                self.commit(manifest)
-            return
-        self._tag = answer["ETag"]
-
-    def upload(self, key: str, content: BinaryIO, deadline: Deadline) -> None:
-        """Write an object. Raises OutOfTimeError when it takes too long."""
-        deadline.check()
-        try:
-            self._client.upload_fileobj(
-                _KeptOpen(content),
-                self._bucket,
-                self._prefix + key,
-                Callback=deadline.check,
-                Config=_transfers(),
-            )
-        except ERRORS:
-            deadline.check()  # botocore takes what the callback raises for an error of the network
-            raise
-
-    def list(self, folder: str) -> list[str]:
-        """Keys of the objects in a folder below the prefix."""
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=f"{self._prefix}{folder}/"
+    def list(self, prefix: str) -> list[str]:
+        """Keys that begin with ``prefix``."""
+        pages = self.client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._name, Prefix=self._prefix + prefix
         )
         found = [each["Key"] for page in pages for each in page.get("Contents", [])]
         return [key.removeprefix(self._prefix) for key in found]
 
-    def remove(self, keys: Sequence[str]) -> None:
-        """Remove objects; nothing happens where there is none."""
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; nothing happens where there is none."""
         for start in range(0, len(keys), 1000):  # as many as S3 takes at a time
             listed = [{"Key": self._prefix + key} for key in keys[start : start + 1000]]
-            self._client.delete_objects(
-                Bucket=self._bucket, Delete={"Objects": listed, "Quiet": True}
-            )
-
-    def download(self, file: SavedFile, folder: Path, target: Path, deadline: Deadline) -> bool:
-        """Fetch a file of the list to ``target``; return whether it is the one that was saved.
-
-        Args:
-            folder: for the time until it is whole; on the same disk.
-
-        Raises:
-            OutOfTimeError: the deadline has come before.
-        """
-        from boto3.exceptions import RetriesExceededError  # imports all of boto3: half a second
-
-        deadline.check()
-        part = safe_join(folder, hashlib.sha256(file.name.encode()).hexdigest())
-        try:
-            key = self._prefix + file.object
-            self._client.download_file(
-                self._bucket, key, str(part), Callback=deadline.check, Config=_transfers()
-            )
-            with part.open("rb") as content:
-                if digest(content, deadline=deadline) != file.sha256:
-                    return False
-            part.chmod(file.mode & 0o777 | 0o600)  # this node must be able to replace it
-            target.parent.mkdir(parents=True, exist_ok=True)
-            part.replace(target)
-        except ClientError as error:
-            if error.response.get("Error", {}).get("Code") in ("NoSuchKey", "404"):
-                return False
-            raise
-        except RetriesExceededError as error:
-            deadline.check()
-            raise ConnectionError(str(error)) from None
-        except ERRORS:
-            deadline.check()  # as in ``upload``
-            raise
-        finally:
-            part.unlink(missing_ok=True)
-        return True
-
-
-class _KeptOpen:
-    """A file for boto3, which closes what it has uploaded in one request."""
-
-    def __init__(self, content: BinaryIO) -> None:
-        self.read, self.seek, self.tell = content.read, content.seek, content.tell
-
-    def close(self) -> None:
-        """Leave it open: who opened it looks at it once more."""
-
-
-def digest(content: BinaryIO, *, size: int | None = None, deadline: Deadline | None = None) -> str:
-    """SHA-256 of what can be read, or of its first ``size`` bytes.
-
-    Raises:
-        OutOfTimeError: the deadline has come before.
-    """
-    found = hashlib.sha256()
-    left = size
-    while block := content.read(_BLOCK if left is None else min(_BLOCK, left)):
-        found.update(block)
-        if deadline is not None:
-            deadline.check()
-        if left is not None:
-            left -= len(block)
-    return found.hexdigest()
-
-
-def write(storage: str, key: str, text: str, client: Any = None) -> None:
-    """Write an object of the bucket ``storage``, ``s3://BUCKET``."""
-    bucket = urlsplit(storage).netloc
-    (client or _client()).put_object(Bucket=bucket, Key=key, Body=text.encode())
-
-
-def is_temporary(error: Exception) -> bool:
-    """Whether an error may pass by itself: S3 is unreachable, overloaded or broken.
-
-    It does not where S3 refuses a request, such as for a right that is missing, nor where the
-    node's own disk is full.
-    """
-    if isinstance(error, ClientError):
-        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        return not 400 <= status < 500 or status in (408, 429)
-    return not isinstance(error, OSError) or isinstance(error, (ConnectionError, TimeoutError))
-
-
-def explained(error: Exception) -> str:
-    """An error of the bucket in one line."""
-    if isinstance(error, InputError):
-        return str(error)
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def _transfers() -> Any:
-    from boto3.s3.transfer import TransferConfig
-
-    return TransferConfig(
-        multipart_threshold=_PART_BYTES, multipart_chunksize=_PART_BYTES, max_concurrency=4
-    )
+            self.client.delete_objects(Bucket=self._name, Delete={"Objects": listed, "Quiet": True})
 
 
 def _client() -> Any:
@@ -264,6 +100,107 @@ def _client() -> Any:
         retries={"mode": "standard", "total_max_attempts": 4},
         connect_timeout=5,
         read_timeout=20,
-        max_pool_connections=4 * PARALLEL,
+        max_pool_connections=2 * PARALLEL,
     )
     return boto3.client("s3", config=config)
+
+
+# --- errors
+def until_answered(
+    call: Callable[[], T],
+    *,
+    what: str,
+    say: Callable[[str], None],
+    clock: Clock = time,
+    should_stop: Callable[[], bool] | None = None,
+) -> T:
+    """Call until the bucket answers.
+
+    Args:
+        what: what fails otherwise, as a sentence's beginning: "the files cannot be restored".
+        should_stop: asked between attempts.
+
+    Raises:
+        InputError: the bucket refuses for longer than ``times.FILES_REFUSED_S``, or holds what it
+            should not. To start without the files would be to lose them.
+        Stopped: ``should_stop`` returned true.
+    """
+    began, pause, has_said = clock.monotonic(), PAUSE_S, False
+    while not (should_stop and should_stop()):
+        try:
+            return call()
+        except (*ERRORS, InputError) as error:
+            reason = explained(error)
+            is_over = clock.monotonic() - began > times.FILES_REFUSED_S
+            if isinstance(error, InputError) or (is_over and not is_temporary(error)):
+                raise InputError(
+                    f"{what}: {reason}. The program is not started without its files: submit the "
+                    "run again, or under another name to begin anew"
+                ) from None
+        if not has_said:
+            say(f"{what}: {reason}; trying again")
+            has_said = True
+        clock.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+    raise Stopped
+
+
+def interruptible(call: Callable[[], T], should_stop: Callable[[], bool] | None) -> T:
+    """Call in a thread, because requests may hang, and wait for it; or just call, if nothing stops.
+
+    Raises:
+        Stopped: ``should_stop`` returned true before it was done.
+    """
+    if should_stop is None:
+        return call()
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(call())
+        except BaseException as error:
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    while not wait([done], timeout=_POLL_S).done:
+        if should_stop():
+            raise Stopped
+    return done.result()
+
+
+def is_temporary(error: Exception) -> bool:
+    """Whether an error may pass by itself: S3 is unreachable, overloaded or broken.
+
+    It does not if S3 refuses a request, such as for a missing right, nor if the node's own disk is
+    full.
+    """
+    if isinstance(error, ClientError):
+        status = _status(error)
+        return not 400 <= status < 500 or status in (408, 429)
+    return not isinstance(error, OSError) or isinstance(error, (ConnectionError, TimeoutError))
+
+
+def _status(error: ClientError) -> int:
+    return int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+
+
+def explained(error: Exception) -> str:
+    """An error of the bucket in one line."""
+    if isinstance(error, InputError):
+        return str(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def report_lost(what: str, *, storage: str, run: str, job: str, client: Any = None) -> None:
+    """Report files that a job has lost: in the log, and to the function that writes its outcome.
+
+    Args:
+        what: in words.
+        storage: ``s3://BUCKET``.
+        client: of S3; boto3's by default.
+    """
+    say_to_log(f"error: not saved: {what}")
+    try:
+        Bucket(storage, client).put(runs.job_lost_files(run, job), what.encode())
+    except ERRORS as error:
+        say_to_log(f"the outcome cannot name them: {explained(error)}")

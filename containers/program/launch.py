@@ -24,11 +24,13 @@ from typing import Final, Self
 from containers.host import machine
 from containers.program import code
 from containers.program.code import RAY_VARIABLE, Prepared
-from containers.program.files import Mirror
+from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
 from containers.program.requirements import Stopped
+from containers.program.rounds import Start
 from contract import host_check, runs, times
 from contract.errors import InputError
+from contract.files import OUTPUT, WORK
 from contract.job import JobSpec
 from contract.nodes import (
     ENV_JOB,
@@ -42,7 +44,6 @@ from contract.nodes import (
     RENDEZVOUS_PORT,
     Range,
 )
-from contract.runs import OUTPUT, WORK
 
 #: Of Python's path: a folder whose ``sitecustomize.py`` each Python of a program runs first.
 STARTUP: Final = Path(__file__).parent / "startup"
@@ -96,6 +97,8 @@ class Place:
     """Of the nodes that begin together, by rank."""
     gpus: int
     """Of this node."""
+    files: Start | None = None
+    """What is restored before this start; None: files are not kept."""
 
     @property
     def num_nodes(self) -> int:
@@ -266,36 +269,46 @@ class Launcher:
         Raises:
             InputError: the files cannot be restored.
         """
-        if self._log is None:
-            self._log = NodeLog(place.number, os.environ)
-            # What a launcher before this one has left is in the bucket.
+        self._end_program()
+        if self._mirror is not None:
+            self._mirror.close()
+        if self._log is None or place.files:
+            self._log = self._log or NodeLog(place.number, os.environ)
+            # What another start has left is in the bucket.
             shutil.rmtree(self._base, ignore_errors=True)
-            self._work.mkdir(parents=True)
-            self._output.mkdir()
+            self._work.mkdir(parents=True, exist_ok=True)
+            self._output.mkdir(exist_ok=True)
             if self._order.archive:
                 code.unpack(Path(self._order.archive), self._work)
-            if self._order.storage:
-                self._mirror = Mirror(
-                    {WORK: self._work, OUTPUT: self._output},
-                    self._address_of_files(place.number),
-                    say=self._log.write,
-                    on_replaced=self.replaced,
-                )
-        if self._mirror is not None:
-            other = "" if place.number == 0 else self._address_of_files(0)
+        if place.files:
+            self._mirror = open_mirror(
+                {WORK: self._work, OUTPUT: self._output},
+                f"{self._order.storage}/{runs.output_prefix(self._order.run)}",
+                node=place.number,
+                say=self._log.write,
+                on_replaced=self.replaced,
+            )
             try:
-                self._mirror.restore(other, should_stop=self._is_broken_off.is_set)
+                self._mirror.restore(place.files, should_stop=self._is_broken_off.is_set)
             except Stopped:
                 return False
             self._mirror.start()
         return True
 
+    def _end_program(self) -> None:
+        """End that of a start that another node did not live to see; two would clash."""
+        if self._program is not None:
+            self.stop(times.COMMAND_STOP_S)
+            self._end.wait()
+
+    def renumber(self, files: Start) -> None:
+        """Keep the files of a program that goes on in a new start: nodes have joined or left."""
+        if self._mirror is not None:
+            self._mirror.renumber(files)
+
     def break_off(self) -> None:
         """End what ``prepare`` is doing: the job has to end."""
         self._is_broken_off.set()
-
-    def _address_of_files(self, number: int) -> str:
-        return f"{self._order.storage}/{runs.output_prefix(self._order.run, number)}"
 
     def start(self, place: Place) -> None:
         """Start the program, which was prepared; ``wait`` returns when it has ended.
@@ -323,10 +336,7 @@ class Launcher:
             **self._order.variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
-        if self._program is not None:
-            # Of a start that another node did not live to see; two in one folder would clash.
-            self.stop(times.COMMAND_STOP_S)
-            self._end.wait()
+        self._end_program()
         with self._lock:
             try:
                 self._program = Program(
@@ -514,7 +524,7 @@ def prepare_head(
     place: Path,
     environment: Mapping[str, str],
     *,
-    make_mirror: Callable[[dict[str, Path], str], Mirror] = Mirror,
+    make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
 ) -> HeadProgram:
     """Set up a job's command on the head; ``mirror.restore()`` is still to be called.
 
@@ -563,5 +573,5 @@ def prepare_head(
             ENV_RAY_NAMES: str(names),
             ENV_OUTPUT: str(folders[OUTPUT]),
         },
-        mirror=make_mirror(folders, f"{storage}/{runs.output_prefix(spec.run, 0)}"),
+        mirror=make_mirror(folders, f"{storage}/{runs.output_prefix(spec.run)}"),
     )

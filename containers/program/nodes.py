@@ -9,7 +9,7 @@ here, on the head, so that any other node may be lost.
 
 A program that fails on a node ends the job with its exit code, unless a host is found unfit then.
 A lost node does not end the job: the program is started again on all nodes as soon as there are
-enough, each with the files that it had.
+enough, with the files of one moment (``containers.program.files``).
 An elastic program that torchrun has started goes on with the nodes that are left.
 """
 
@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +33,8 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorErr
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from containers.host.machine import say
-from containers.program.files import report_lost
+from containers.program import files
+from containers.program.bucket import ERRORS, Bucket, report_lost
 from containers.program.launch import (
     ENV_PROGRAM,
     Ended,
@@ -42,7 +44,9 @@ from containers.program.launch import (
     Place,
     rendezvous_id,
 )
-from contract import exits, times
+from containers.program.requirements import Stopped
+from containers.program.rounds import Start
+from contract import exits, runs, times
 from contract.errors import InputError
 from contract.nodes import ENV_JOB, Range
 from contract.text import listed
@@ -270,6 +274,9 @@ class Group:
         self._looked_at = 0.0
         self._num_seen, self._seen_at = 0, 0.0
         self._gone: list[Seat] = []
+        self._writer = uuid.uuid4().hex  # of the files, for all starts of this job
+        self._has_changed = False  # which nodes there are, since the files were told
+        self._is_bucket_down = False
 
     def stop(self, _number: int = 0, _frame: FrameType | None = None) -> None:
         """End the program everywhere; ``run`` returns. For a signal's handler."""
@@ -419,20 +426,60 @@ class Group:
             InputError: the program cannot be started.
         """
         self._start += 1
-        self._has_lost = self._is_surprised = False
+        self._has_lost = self._is_surprised = self._has_changed = False
         names = f"node{'s' if len(self._seats) > 1 else ''}"
         say(f"running {' '.join(self._told.words)} on {len(self._seats)} {names}")
+        try:
+            restored = self._begin_files()
+        except Stopped:
+            self._seats.clear()  # the program has not run since its files were saved
+            return False
         for rank, seat in enumerate(self._seats):
-            seat.place, seat.ended = self._place(seat, rank, self._seats), None
-        first, *others = self._seats
-        # The others may take files of the first one, which must have them.
-        return (
-            self._on([first], "prepare")
-            and self._on(others, "prepare")
-            and self._on(self._seats, "start")
+            seat.place, seat.ended = self._place(seat, rank, self._seats, restored), None
+        return self._on(self._seats, "prepare") and self._on(self._seats, "start")
+
+    def _begin_files(self) -> Start | None:
+        """What all nodes restore; None if files are not kept."""
+        if not self._told.storage:
+            return None
+        numbers = [seat.number for seat in self._seats]
+        return files.begin(
+            self._bucket(), numbers, writer=self._writer, say=say, should_stop=lambda: self._stopped
         )
 
-    def _place(self, seat: Seat, rank: int, seats: Sequence[Seat]) -> Place:
+    def _bucket(self) -> Bucket:
+        return Bucket(f"{self._told.storage}/{runs.output_prefix(self._told.run)}")
+
+    def _keep_files_current(self) -> None:
+        """Tell the nodes about a change among them, once no node restores or saves under the old
+        start any more."""
+        is_saving = any(seat.still_runs() for seat in self._gone)
+        if self._has_changed and not self._joining and not is_saving:
+            self._renumber()
+
+    def _renumber(self, *, is_joined: bool = False) -> Start | None:
+        """Begin a new start of the files, because the nodes have changed under an elastic program.
+
+        Returns:
+            None if files are not kept, or the bucket does not answer: it is tried again.
+        """
+        if not self._told.storage:
+            self._has_changed = False
+            return None
+        numbers = [seat.number for seat in self._seats]
+        try:
+            start = files.claim(self._bucket(), numbers, writer=self._writer, is_joined=is_joined)
+        except ERRORS as error:
+            if not self._is_bucket_down:
+                say(f"files are not saved at the moment: {error}; trying again")
+            self._is_bucket_down = True
+            return None
+        for seat in self._seats:
+            seat.launcher.renumber.remote(start)
+        self._has_changed = self._is_bucket_down = False
+        return start
+
+    def _place(self, seat: Seat, rank: int, seats: Sequence[Seat], restored: Start | None) -> Place:
         return Place(
             number=seat.number,
             rank=rank,
@@ -440,6 +487,7 @@ class Group:
             address=seat.node.address,
             addresses=tuple(each.node.address for each in seats),
             gpus=int(seat.node.gpus),
+            files=restored,
         )
 
     def _on(self, seats: Sequence[Seat], step: str) -> bool:
@@ -568,6 +616,7 @@ class Group:
                 seat.wait = seat.launcher.wait.remote()
             self._seats.remove(seat)
             self._gone.append(seat)  # or Ray would end an actor that nothing refers to
+        self._has_changed = True
         return True
 
     def _grow(self) -> None:
@@ -578,6 +627,7 @@ class Group:
         for seat in [*self._joining]:
             if ray.wait([seat.call], timeout=0)[0]:
                 self._advance(seat)
+        self._keep_files_current()
         now = time.monotonic()
         is_full = len(self._seats) + len(self._joining) >= self._nodes.high
         if is_full or self._nodes.low == self._nodes.high or now - self._looked_at < _LOOK_S:
@@ -585,11 +635,17 @@ class Group:
         self._looked_at = now
         if not any(seat.is_running for seat in self._seats) or not self._is_torchrun():
             return
-        for node in self._free(alive()):
+        free = self._free(alive())
+        if not free or (self._told.storage and (self._joining or self._has_changed)):
+            return  # files are being restored, or told to the nodes: one change after the other
+        restored = self._renumber(is_joined=True)
+        if self._told.storage and restored is None:
+            return
+        for node in free:
             launcher = start_launcher(self._order(), node)
             self._joining.append(seat := Seat(number=self._number(), node=node, launcher=launcher))
             say(f"node {seat.number} ({node.address}) joins the program")
-            seat.place = self._place(seat, len(self._seats), [*self._seats, seat])
+            seat.place = self._place(seat, len(self._seats), [*self._seats, seat], restored)
             seat.call = launcher.prepare.remote(seat.place)
 
     def _advance(self, seat: Seat) -> None:
@@ -600,6 +656,7 @@ class Group:
             say(f"node {seat.number} is left out: {getattr(error, 'cause', error)}")
             self._leaving.add(seat.node.id)
             self._joining.remove(seat)
+            self._has_changed = True
             ray.kill(seat.launcher)
             return
         if not seat.is_prepared:
@@ -607,6 +664,7 @@ class Group:
             seat.call = seat.launcher.start.remote(seat.place)
             return
         self._joining.remove(seat)
+        self._has_changed = True
         self._sit(seat)
         seat.wait = seat.launcher.wait.remote()
 
@@ -629,6 +687,7 @@ class Group:
             What is lost, as ``save_all``.
         """
         stop_all(self._seats)
+        self._keep_files_current()
         if calls := [seat.call for seat in self._joining if seat.is_prepared]:
             ray.wait(calls, num_returns=len(calls), timeout=ANSWER_S)
         for seat in [*self._joining]:

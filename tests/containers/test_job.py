@@ -25,15 +25,14 @@ from containers.host.machine import OwnTask
 from containers.node import NodeConfig
 from containers.program import cache, code, launch
 from containers.program.code import RAY_VARIABLE, Prepared
-from containers.program.files import Mirror
+from containers.program.files import Mirror, open_mirror
 from contract import exits, nodes, times
 from contract.errors import InputError
 from contract.job import JobSpec, Placement
 from contract.nodes import ClusterSize, Range
-from contract.runs import MANIFEST, Manifest
 from tests.clock import FakeClock
 from tests.conftest import ROOT
-from tests.containers.program.s3_in_memory import S3
+from tests.containers.program.s3_in_memory import S3, saved_in
 
 TASK = OwnTask(arn="arn:aws:ecs:us-east-1:0:task/c/1", cluster="c")
 SPEC = JobSpec(run="r1", command=("python", "-c", "print(1)"), nodes=Range(1, 4), idle_s=90)
@@ -522,21 +521,20 @@ def on_head(
         code, "prepare", lambda _spec, folder, **_: Prepared(folder=folder, environment={})
     )
     own = replace(ordered(command=words, on=Placement.HEAD), deadline=time.time() + lasts)
-    every_s = 0.05 if clock is time else 30
+    every_s, quiet_s = (0.05, 0) if clock is time else (30, 5)
     return job.Job(
         own,
         Ray(own),
         {**os.environ, nodes.ENV_STORAGE: "s3://bucket"},
-        make_mirror=functools.partial(Mirror, client=s3, every_s=every_s, clock=clock),
+        make_mirror=functools.partial(
+            open_mirror, client=s3, every_s=every_s, quiet_s=quiet_s, clock=clock
+        ),
     )
 
 
 def saved(s3: S3) -> dict[str, str]:
     """What the list of the head's files names."""
-    prefix = "runs/r1/output/node-0"
-    text = s3.objects.get(f"{prefix}/{MANIFEST}")
-    files = Manifest.from_json(text).files if text else ()
-    return {file.name: s3.objects[f"{prefix}/{file.object}"].decode() for file in files}
+    return saved_in(s3, "r1")
 
 
 class Refusing(S3):
@@ -547,7 +545,7 @@ class Refusing(S3):
         self.left = times
         self.on_upload = self._refuse
 
-    def _refuse(self, _key: str) -> None:
+    def _refuse(self, _key: str, _content: bytes) -> None:
         self.left -= 1
         if self.left >= 0:
             raise EndpointConnectionError(endpoint_url="s3")
@@ -696,7 +694,7 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
 
     def make_mirror(folders: dict[str, Path], address: str) -> Mirror:
         made.append((folders, address))
-        return Mirror(folders, address, client=S3())
+        return open_mirror(folders, address, client=S3())
 
     spec = replace(SPEC, command=("python", "train.py"), code="s3://bucket/code.zip")
     environment = {nodes.ENV_STORAGE: "s3://bucket"}
@@ -708,9 +706,7 @@ def test_a_program_on_the_head_and_what_ray_starts_for_it_have_the_same_variable
     assert found.folder == work
     assert [*Path(told["working_dir"]).iterdir()] == [Path(told["working_dir"]) / "train.py"]
     assert told["working_dir"] != str(work), "what it writes is not sent to other nodes"
-    assert made == [
-        ({"work": work, "output": tmp_path / "output"}, "s3://bucket/runs/r1/output/node-0/")
-    ]
+    assert made == [({"work": work, "output": tmp_path / "output"}, "s3://bucket/runs/r1/output/")]
 
 
 def test_a_job_begins_with_the_cache_of_its_host(monkeypatch: pytest.MonkeyPatch) -> None:

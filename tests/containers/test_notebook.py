@@ -20,12 +20,11 @@ import pytest
 
 from containers import notebook
 from containers.program.cache import Cache
-from containers.program.files import Mirror
+from containers.program.files import open_mirror
 from contract import exits, nodes
 from contract.errors import InputError
 from contract.nodes import ENV_NOTICE, ENV_STORAGE
-from contract.runs import MANIFEST, Manifest
-from tests.containers.program.s3_in_memory import S3
+from tests.containers.program.s3_in_memory import S3, saved_in
 from trainctl.plugin import free_port
 
 TOKEN = "0123456789abcdef"
@@ -121,7 +120,7 @@ class Start:
             environment=self.environment,
             place=self.place,
             cache=self.cache,
-            make_mirror=lambda folders, address: Mirror(folders, address, client=self.s3),
+            make_mirror=lambda folders, address: open_mirror(folders, address, client=self.s3),
         )
         self.thread = threading.Thread(target=lambda: self.ended.append(self.server.run()))
         self.thread.start()
@@ -174,13 +173,9 @@ def start(tmp_path: Path, s3: S3, cache: Cache, environment: dict[str, str]) -> 
     found.end()
 
 
-PREFIX = "runs/notebook/output/node-0/"
-
-
 def saved(s3: S3) -> dict[str, str]:
     """What is saved, according to its list."""
-    manifest = Manifest.from_json(s3.objects[PREFIX + MANIFEST])
-    return {file.name: s3.objects[PREFIX + file.object].decode() for file in manifest.files}
+    return saved_in(s3, "notebook")
 
 
 def test_it_listens_where_it_is_told_and_asks_for_a_token(

@@ -8,17 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from contract.errors import InputError
+from contract.files import Claim, FileList, SavedFile, base_from_json, base_to_json
 from contract.instance_types import HostPrice, Prices
 from contract.job import JobSpec, JobStatus, Outcome, record_json
 from contract.nodes import ClusterSize, Range
-from contract.runs import (
-    Manifest,
-    SavedFile,
-    check_relative,
-    check_run_name,
-    checkpoint_step,
-    node_of,
-)
+from contract.runs import check_relative, check_run_name, checkpoint_step
 from tests.fuzzing import TooLongError, fuzz, fuzz_text
 
 HOST = HostPrice(type="g5.xlarge", disk_gib=200, usd_per_hour=1.0)
@@ -33,6 +27,7 @@ SPEC = JobSpec(
     before=("make",),
     prices=Prices(region="us-east-1", spot=False, nat_usd_per_hour=0.045, head=HOST, worker=HOST),
 )
+OBJECT = "objects/000001-0/1/" + "0" * 64
 OUTCOME = Outcome(
     status=JobStatus.FAILED, reason="x", exit_code=1, attempts=2, began=1.0, ended=2.0, deadline=3.0
 )
@@ -70,7 +65,6 @@ def test_no_reader_hides_a_hang(reader: Callable[[Callable[[], None]], None]) ->
 def test_names() -> None:
     fuzz_text("my-run.1", check_run_name, InputError)
     fuzz_text("step-00000010", checkpoint_step)
-    fuzz_text("node-12", node_of)
     fuzz_text("a/b/c.txt", check_relative, InputError)
 
 
@@ -89,11 +83,12 @@ def test_outcomes_of_jobs() -> None:
 
 def test_lists_of_what_a_program_has_written() -> None:
     files = (
-        SavedFile(name="work/a", size=3, key="objects/a", sha256="0" * 64),
+        SavedFile(name="work/a", size=3, pieces=(OBJECT,)),
         SavedFile(name="work/b", link="a"),
     )
-    manifest = Manifest(generation=3, writer="w", files=files, empty=("work/c",))
-    fuzz_text(manifest.to_json(), Manifest.from_json, InputError)
+    fuzz(FileList(files=files, empty=("work/c",)).to_json(), FileList.from_json, InputError)
+    fuzz(Claim(writer="w", nodes=(0, 1)).to_json(), Claim.from_json, InputError)
+    fuzz(base_to_json({0: OBJECT}), base_from_json, InputError)
 
 
 def test_lines_of_a_head() -> None:

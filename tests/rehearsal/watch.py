@@ -2,9 +2,9 @@
 
 from contract import outputs as stack_outputs
 from contract import runs
+from contract.files import ROUNDS
 from contract.job import JOB_GROUP, execution_arn
 from contract.nodes import HEAD, WORKER, labelled_node
-from contract.runs import MANIFEST
 from rehearsal.cycle import Rehearsal
 from rehearsal.inventory import account_at
 from tests.eventually import eventually
@@ -119,8 +119,15 @@ class Watch:
         for key in (each["Key"] for each in listed.get("Contents", ())):
             if key.endswith(name):
                 return True
-            if key.startswith(runs.output_prefix(run)) and key.endswith(f"/{MANIFEST}"):
-                found = self._s3.get_object(Bucket=self._bucket, Key=key)["Body"].read().decode()
-                if f'{name}"' in found:
+            if key.startswith(runs.output_prefix(run) + ROUNDS):
+                saved = runs.output_prefix(run) + self._read_object(key)
+                if f'{name}"' in self._read_object(saved):
                     return True
         return False
+
+    def _read_object(self, key: str) -> str:
+        try:
+            answer = self._s3.get_object(Bucket=self._bucket, Key=key)
+        except self._s3.exceptions.NoSuchKey:
+            return ""  # removed since: there is a newer one
+        return str(answer["Body"].read().decode())

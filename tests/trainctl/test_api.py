@@ -1,6 +1,5 @@
 """``from trainctl import submit, Job``: the same orders and the same errors as the command line."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,12 @@ from typing import Any
 import pytest
 
 import trainctl
-from contract import runs
 from contract.errors import InputError
 from contract.job import JobSpec, JobStatus
 from contract.nodes import CONTAINER, JOB
-from contract.runs import MANIFEST, Manifest, SavedFile
 from examples import sweep
 from tests.trainctl.account import Account, refused
+from tests.trainctl.saved import save
 from trainctl import CliError, Job, UsageError, plan, submit
 from trainctl.__main__ import main
 
@@ -205,14 +203,6 @@ def test_a_recipes_result_is_typed(account: Account) -> None:
     assert (result.measures["accuracy"], result.steps) == (0.5, 10)
 
 
-def save(account: Account, node: int, name: str, content: bytes) -> None:
-    """A node of the run r1 has saved one file."""
-    prefix = runs.output_prefix("r1", node)
-    file = SavedFile(name=name, size=len(content), sha256=hashlib.sha256(content).hexdigest())
-    manifest = Manifest(generation=1, writer="w", files=(file,))
-    account.objects |= {prefix + MANIFEST: manifest.to_json().encode(), prefix + name: content}
-
-
 def test_what_the_program_wrote_is_fetched(
     account: Account,
     tmp_path: Path,
@@ -220,8 +210,8 @@ def test_what_the_program_wrote_is_fetched(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     account.add("j1", run="r1")
-    save(account, 0, "work/last.pt", b"weights")
-    save(account, 1, "output/log.txt", b"one")
+    save(account, 0, {"work/last.pt": b"weights"})
+    save(account, 1, {"output/log.txt": b"one"})
     job = Job.find("r1")
     found = job.download(tmp_path / "all")
     assert {path: path.read_bytes() for path in found} == {
@@ -244,7 +234,7 @@ def test_a_download_that_fails_raises_the_command_lines_sentence(
     job = Job.find("r1")
     with pytest.raises(UsageError, match="run 'r1' has no files of a program"):
         job.download(tmp_path / "new")
-    save(account, 0, "../../out", b"x")
+    save(account, 0, {"../../out": b"xy"})
     with pytest.raises(UsageError, match=r"\.\./\.\./out' is refused"):
         job.download(tmp_path / "new")
     assert not (tmp_path / "new").exists()

@@ -1,37 +1,20 @@
 """``trainctl download``: what each node wrote, and nothing outside the folder that was named."""
 
-import hashlib
 from pathlib import Path
 
 import pytest
 
-from contract import runs
-from contract.runs import MANIFEST, Manifest, SavedFile
+from contract import files, runs
+from contract.files import SavedFile, base_to_json
 from tests.trainctl.account import Account
+from tests.trainctl.saved import save
 from trainctl.__main__ import main
-
-
-def save(account: Account, node: int, files: dict[str, bytes], *, key: str = "") -> None:
-    prefix = runs.output_prefix("r1", node)
-    saved = [
-        SavedFile(
-            name=name,
-            size=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
-            mode=0o755,
-            key=key,
-        )
-        for name, content in files.items()
-    ]
-    manifest = Manifest(generation=1, writer="w", files=tuple(saved))
-    account.objects[prefix + MANIFEST] = manifest.to_json().encode()
-    for file in saved:
-        account.objects[prefix + file.object] = files[file.name]
 
 
 @pytest.fixture
 def saved(account: Account) -> Account:
-    save(account, 0, {"work/last.pt": b"weights", "output/log.txt": b"zero"})
+    save(account, 0, {"work/last.pt": b"older"})
+    save(account, 0, {"work/last.pt": b"weights", "output/log.txt": b"zero"}, number=2, kind="part")
     save(account, 1, {"output/log.txt": b"one"})
     account.objects[runs.ray_prefix("r1") + "train/checkpoint_0/model.pt"] = b"of ray"
     return account
@@ -99,19 +82,39 @@ def test_what_is_not_there_is_named(
 def test_a_list_that_names_another_place_writes_nothing(
     account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    save(account, 0, {"work/good": b"x", name: b"bad"}, key="work/good")
+    save(account, 0, {"work/good": b"x", name: b"bad"})
     assert main(["download", "r1", "--to", str(tmp_path / "new")]) == 2
     assert "is refused" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
 
 
-def test_a_file_that_changed_meanwhile_is_not_taken_for_the_one_that_was_listed(
-    saved: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("content", [b"other", None], ids=["damaged", "removed"])
+def test_a_file_that_is_not_what_was_listed_is_asked_for_again(
+    saved: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes | None
 ) -> None:
-    saved.objects[runs.output_prefix("r1", 0) + "work/last.pt"] = b"other"
+    (key,) = [key for key, each in saved.objects.items() if each == b"eights"]
+    if content is None:
+        del saved.objects[key]
+    else:
+        saved.objects[key] = content
     assert main(["download", "r1", "last.pt", "--to", str(tmp_path)]) == 1
-    assert "give the command again" in " ".join(capsys.readouterr().err.split())
-    assert below(tmp_path) == {}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has changed while it was fetched: the job is running" in said
+    assert below(tmp_path / "node-0") == {}
+
+
+def test_before_the_first_round_of_a_start_it_fetches_what_that_restores(
+    saved: Account, tmp_path: Path
+) -> None:
+    prefix = runs.output_prefix("r1")
+    marks = [key for key in saved.objects if "/rounds/" in key]
+    base = {number: saved.objects[key].decode() for number, key in enumerate(marks[1:])}
+    saved.objects[prefix + files.start_key(2)] = b"{}"
+    saved.objects[prefix + files.base_key(2)] = base_to_json(base)
+    for key in marks:
+        del saved.objects[key]
+    assert main(["download", "r1", "log.txt", "--to", str(tmp_path)]) == 0
+    assert below(tmp_path) == {"node-0/output/log.txt": b"zero", "node-1/output/log.txt": b"one"}
 
 
 @pytest.mark.usefixtures("saved")
@@ -134,27 +137,13 @@ def test_what_is_in_the_way_of_a_file_is_named(
 def test_links_that_are_left_out_are_counted(
     account: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    content = b"weights"
-    file = SavedFile(
-        name="work/5.pt", size=len(content), sha256=hashlib.sha256(content).hexdigest()
-    )
     links = (
         SavedFile(name="work/last.pt", link="5.pt"),
         SavedFile(name="work/first.pt", link="5.pt"),
         SavedFile(name="output/log", link="x"),
     )
-    manifest = Manifest(generation=1, writer="w", files=(file, *links))
-    prefix = runs.output_prefix("r1", 0)
-    account.objects |= {prefix + MANIFEST: manifest.to_json().encode(), prefix + file.name: content}
+    save(account, 0, {"work/5.pt": b"weights"}, *links)
     assert main(["download", "r1", "*.pt", "--to", str(tmp_path)]) == 0
     said = " ".join(capsys.readouterr().err.split())
     assert "2 links are left out, the first is node-0/work/last.pt -> 5.pt" in said
-    assert below(tmp_path) == {"node-0/work/5.pt": content}
-
-
-def test_a_file_that_the_job_replaces_while_it_is_fetched_is_asked_for_again(
-    saved: Account, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    del saved.objects[runs.output_prefix("r1", 0) + "work/last.pt"]
-    assert main(["download", "r1", "--to", str(tmp_path)]) == 1
-    assert "has changed while it was fetched: the job is running" in capsys.readouterr().err
+    assert below(tmp_path) == {"node-0/work/5.pt": b"weights"}

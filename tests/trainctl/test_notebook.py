@@ -236,7 +236,7 @@ def test_one_that_runs_is_opened_again_and_one_that_was_stopped_is_started_anew(
     captured = capsys.readouterr()
     assert json.loads(captured.out.partition("\n")[2]) == {
         "address": f"http://localhost:{port}/lab?token={PAGE_TOKEN}",
-        "files": "s3://bucket/runs/notebook/output/node-0/",
+        "files": "s3://bucket/runs/notebook/output/",
         "run": "notebook",
     }
     assert "--env counts after trainctl notebook --stop" in captured.err

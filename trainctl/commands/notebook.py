@@ -106,7 +106,7 @@ def _stop(jobs: RayJobs, shown: output.Progress) -> None:
 
 
 def _show(deployment: Deployment, address: str, *, as_json: bool, browser: bool) -> None:
-    files = f"{deployment.bucket.uri}/{runs.output_prefix(nodes.NOTEBOOK_RUN, 0)}"
+    files = f"{deployment.bucket.uri}/{runs.output_prefix(nodes.NOTEBOOK_RUN)}"
     if as_json:
         output.print_json({"address": address, "files": files, "run": nodes.NOTEBOOK_RUN})
     else:

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import nodes
+from containers.program import bucket, launch, nodes
 from containers.program.launch import Ended, Launcher, LaunchSpec, Order, rendezvous_id
 from containers.program.nodes import Group, NodeInfo, Seat, alive
+from containers.program.rounds import Start
 from contract import exits, times
 from contract.errors import InputError
 from contract.nodes import ENV_JOB, Range
+from tests.containers.program.s3_in_memory import S3
 
 Ref = Future[Any]
 
@@ -300,6 +302,7 @@ class Files:
     is_replaced: bool = False
     is_down: bool = False
     limits: list[float | None] = field(default_factory=list)
+    starts: list[Start] = field(default_factory=list)
 
     def save(self, within_s: float | None = None) -> bool:
         self.limits.append(within_s)
@@ -307,6 +310,13 @@ class Files:
             time.sleep(120)
         return not self.lost
 
+    def restore(self, start: Start, **_: object) -> None:
+        self.starts.append(start)
+
+    def renumber(self, start: Start) -> None:
+        self.starts.append(start)
+
+    def start(self) -> None: ...
     def hurry(self, _within_s: float) -> None: ...
     def close(self) -> None: ...
 
@@ -315,10 +325,16 @@ class Stored:
     """A group whose nodes' files are kept, and what it reports as lost."""
 
     def __init__(
-        self, ray: Ray, monkeypatch: pytest.MonkeyPatch, script: str, **files: Files
+        self,
+        ray: Ray,
+        monkeypatch: pytest.MonkeyPatch,
+        script: str,
+        workers: str = "",
+        /,
+        **files: Files,
     ) -> None:
         self.reported: list[tuple[str, str, str]] = []
-        self.group = group(script, workers=str(len(files)))
+        self.group = group(script, workers=workers or str(len(files)))
         self.deadline = time.time() + 600
         told = replace(self.group._told, storage="s3://bucket", deadline=self.deadline)
         self.group._told = told
@@ -327,16 +343,39 @@ class Stored:
             assert storage == "s3://bucket"
             self.reported.append((what, run, job))
 
-        def prepare(name: str, actor: Actor) -> None:
-            actor.launcher._order = replace(actor.launcher._order, storage="")
-            actor.launcher._mirror = files[name]  # type: ignore[assignment]
-            files[name].restore = lambda *_, **__: None  # type: ignore[attr-defined]
-            files[name].start = lambda: None  # type: ignore[attr-defined]
+        def open_mirror(*_: object, node: int, **__: object) -> Files:
+            return [*files.values()][node]
 
+        s3 = S3()
+        monkeypatch.setattr(bucket, "_client", lambda: s3)
+        monkeypatch.setattr(launch, "open_mirror", open_mirror)
         monkeypatch.setattr(nodes, "report_lost", report)
         monkeypatch.setenv(ENV_JOB, "j1")
-        add(ray, *files)
-        ray.prepare = prepare
+        add(ray, *(files if not workers else [*files][:2]))
+
+
+def test_nodes_of_an_elastic_program_are_told_when_others_leave_or_join(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = tmp_path / "end"
+    script = f"until test -e {end}; do sleep 0.05; done"
+    first, second = Files(lost=[]), Files(lost=[])
+    here = Stored(ray, monkeypatch, script, "1:2", a=first, b=second)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(here.group.run()), daemon=True)
+    thread.start()
+    wait_until(lambda: [seat.is_running for seat in here.group._seats] == [True, True])
+    here.group._store.set(f"torch.rendezvous.{rendezvous_id('r1', 0)}", "")  # as a torchrun does
+    ray.there.pop("b").lose()
+    wait_until(lambda: len(first.starts) == 2)
+    add(ray, "c")
+    wait_until(lambda: len(first.starts) == 4)
+    end.touch()
+    thread.join(30)
+    assert codes == [exits.OK]
+    told = [(start.number, start.nodes, start.is_joined) for start in first.starts]
+    assert told == [(1, (0, 1), False), (2, (0,), False), (3, (0,), True), (4, (0, 1), False)]
+    assert [start.number for start in second.starts] == [1, 3, 4]
 
 
 def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(

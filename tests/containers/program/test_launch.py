@@ -18,7 +18,9 @@ import pytest
 from containers.host import machine
 from containers.program import bucket as store
 from containers.program import launch
-from containers.program.files import Mirror
+from containers.program.bucket import Bucket
+from containers.program.disk import Disk
+from containers.program.files import Mirror, begin
 from containers.program.launch import Ended, Launcher, Order, Place
 from containers.program.process import Lines, NodeLog
 from contract import exits
@@ -440,7 +442,7 @@ class SavedFor(Mirror):
     """Notes the limits of each last copy."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__({"work": folder}, "s3://bucket/runs/r1/output/node-1", client=object())
+        super().__init__(Disk({"work": folder}), Bucket("s3://bucket/runs/r1/output", S3()))
         self.limits: list[float | None] = []
 
     def save(self, within_s: float | None = None) -> bool:
@@ -468,12 +470,12 @@ def test_a_program_whose_files_another_job_has_taken_over_ends(
     s3 = S3()
     monkeypatch.setattr(store, "_client", lambda: s3)
     here = Here(folder, "echo 1 > step; while :; do sleep 0.02; done", storage="s3://bucket")
-    here.start(number=0)
+    bucket = Bucket("s3://bucket/runs/r1/output", s3)
+    here.start(number=0, files=begin(bucket, [0]))
     here.wait_for("step")
-    other = Mirror({"work": folder.parent}, "s3://bucket/runs/r1/output/node-0", client=s3)
-    other.restore()
+    begin(bucket, [0])
     assert here.launcher._mirror
-    here.launcher._mirror.copy()
+    here.launcher._mirror.round(here.launcher._mirror.look())
     ended = here.launcher.wait()
     assert (ended.code, ended.was_told, ended.was_replaced) == (143, True, True)
 

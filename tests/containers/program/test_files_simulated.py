@@ -1,0 +1,525 @@
+"""A program's files survive, whatever the bucket and the hosts do: lives of jobs by seed.
+
+The real starts, rounds and restores run against disks and a bucket in memory. Time moves only
+inside calls and between events, so other nodes act in the middle of a call. A call may be late,
+fail, take effect although it failed, even minutes later, or be the last of its process. Hosts are
+lost; what was cut off goes on for a while as if nothing had happened.
+
+The program saves sharded checkpoints as DCP does: shards in place, then node 0 the metadata, then
+``latest``; only the newest is kept. It is started again on one to three nodes.
+"""
+
+import functools
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from containers.program import rounds
+from containers.program.bucket import Bucket
+from containers.program.disk import Content, Disk, Look, Seen
+from containers.program.files import Mirror, begin
+from contract import files
+from contract.errors import InputError
+from contract.files import FileList, Mark, SavedFile
+
+LATEST = "work/latest"
+LAST_STEP = 16
+
+
+class CrashError(BaseException):
+    """The process of an actor is over."""
+
+
+class World:
+    """The clock, what will happen, and the bucket."""
+
+    def __init__(self, seed: int, *, has_faults: bool = True) -> None:
+        self.random, self.has_faults = random.Random(seed), has_faults
+        self.now, self.objects = 1_000_000.0, dict[str, bytes]()
+        self.wrong: list[str] = []
+        self.sent = self.largest = self.restores = self.rounds = 0
+        self._events: list[tuple[float, int, Callable[..., Any], Any]] = []
+        self._number, self._depth = itertools.count(), 0
+
+    def after(self, seconds: float, happens: Callable[..., Any], *given: Any) -> None:
+        heapq.heappush(self._events, (self.now + seconds, next(self._number), happens, given))
+
+    def run(self, seconds: float, is_over: Callable[[], bool] = lambda: False) -> None:
+        until = self.now + seconds
+        while self._events and self._events[0][0] <= until and not is_over():
+            when, _, happens, given = heapq.heappop(self._events)
+            self.now = max(self.now, when)
+            happens(*given)
+
+    def sleep(self, seconds: float) -> None:
+        """Others act meanwhile."""
+        until = self.now + seconds
+        if self._depth < 20:
+            self._depth += 1
+            try:
+                self.run(seconds)
+            finally:
+                self._depth -= 1
+        self.now = max(self.now, until)
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time
+
+
+class Actor:
+    """A process that calls the bucket."""
+
+    def __init__(self, world: World) -> None:
+        self.is_dead = False
+        self._storm = world.now + world.random.uniform(0, 4000)
+        self._calm = self._storm + world.random.choice([0, 0, 60, 600])
+
+    def is_in_storm(self, now: float) -> bool:
+        return self._storm < now < self._calm
+
+    def die(self) -> None:
+        self.is_dead = True
+
+
+class MemoryBucket(Bucket):
+    """The bucket as one actor reaches it."""
+
+    def __init__(self, world: World, actor: Actor) -> None:
+        self.address = "memory"
+        self._world, self._actor = world, actor
+
+    def _wait(self, seconds: float) -> None:
+        self._world.sleep(seconds)
+        if self._actor.is_dead:
+            raise CrashError
+
+    def _call(self, effect: Callable[[], Any], *, writes: bool = True) -> Any:
+        world, chance = self._world, self._world.random
+        if self._actor.is_dead:
+            raise CrashError
+        fate = chance.random() if world.has_faults else 1.0
+        if fate < 0.002:
+            self._crash()
+        elif 0.004 < fate < 0.006:
+            self._wait(chance.choice([20, 90, 400, 1500]))
+        elif fate < 0.05:
+            self._wait(chance.uniform(0.1, 8))
+        else:
+            self._wait(chance.uniform(0.01, 0.05))
+        if 0.05 < fate < 0.08 or (world.has_faults and self._actor.is_in_storm(world.now)):
+            if writes and chance.random() < 0.4:
+                # It has arrived although no answer comes, or will arrive late.
+                world.after(chance.choice([0, chance.uniform(1, 300)]), effect)
+            self._wait(chance.uniform(0.1, 20))
+            raise TimeoutError
+        result = effect()
+        if 0.08 < fate < 0.082:
+            self._crash()
+        if fate < 0.004 or (0.1 < fate < 0.12 and not writes):
+            self._wait(chance.choice([5, 20, 90, 400]))  # the answer is late, and old by then
+        return result
+
+    def _crash(self) -> None:
+        self._actor.is_dead = True
+        raise CrashError
+
+    def put(self, key: str, content: bytes) -> None:
+        def effect() -> None:
+            self._world.objects[key] = content
+            self._world.sent += len(content)
+
+        self._call(effect)
+
+    def create(self, key: str, content: bytes) -> bool:
+        return bool(self._call(lambda: self._world.objects.setdefault(key, content) is content))
+
+    def get(self, key: str) -> bytes | None:
+        found: bytes | None = self._call(lambda: self._world.objects.get(key), writes=False)
+        return found
+
+    def list(self, prefix: str) -> Any:
+        objects = self._world.objects
+        return self._call(lambda: [key for key in objects if key.startswith(prefix)], writes=False)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        self._world.largest = max(self._world.largest, sum(map(len, self._world.objects.values())))
+        for at in range(0, len(keys), 3):
+            self._call(functools.partial(self._remove, keys[at : at + 3]))
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._world.objects.pop(key, None)
+
+
+@dataclass
+class File:
+    data: bytes
+    seen: Seen
+
+
+class OpenFile(Content):
+    def __init__(self, world: World, file: File) -> None:
+        self._world, self._file = world, file
+
+    def read(self, offset: int, size: int) -> bytes:
+        self._world.sleep(0.01)
+        return self._file.data[offset : offset + size]
+
+    def is_as(self, seen: Seen) -> bool:
+        return self._file.seen == seen
+
+    def close(self) -> None: ...
+
+
+class MemoryDisk(Disk):
+    """A node's folders."""
+
+    def __init__(self, world: World) -> None:
+        self._world, self.found = world, dict[str, File]()
+        self._folders_ns: dict[str, int] = {"work": 0}
+        self._parts: dict[str, dict[int, bytes]] = {}
+        self._inode = itertools.count()
+
+    def put(self, name: str, data: bytes, *, is_renamed: bool = False) -> Seen:
+        before = self.found.get(name)
+        now_ns = int(self._world.now * 1e9)
+        inode = before.seen.inode if before and not is_renamed else next(self._inode)
+        seen = Seen(len(data), now_ns, now_ns, 0, inode, 0o644)
+        if before and not is_renamed:
+            before.data, before.seen = data, seen
+        else:
+            self.found[name] = File(data, seen)
+            self._folders_ns[name.rpartition("/")[0]] = now_ns
+        return seen
+
+    def text(self, name: str) -> str:
+        return self.found[name].data.decode() if name in self.found else ""
+
+    def look(self) -> Look:
+        seen = {name: file.seen for name, file in self.found.items()}
+        return Look(files=seen, folders=dict(self._folders_ns))
+
+    def open(self, name: str) -> Content:
+        if name not in self.found:
+            raise FileNotFoundError(name)
+        return OpenFile(self._world, self.found[name])
+
+    def write_part(self, name: str, offset: int, data: bytes) -> None:
+        self._parts.setdefault(name, {})[offset] = data
+
+    def finish(self, file: SavedFile) -> Seen:
+        parts = self._parts.pop(file.name, {})
+        return self.put(file.name, b"".join(parts[at] for at in sorted(parts)), is_renamed=True)
+
+    def discard_parts(self) -> None: ...
+
+    def erase(self, name: str) -> None:
+        self.found.pop(name, None)
+        folder = name.rpartition("/")[0]
+        while folder and not any(each.startswith(f"{folder}/") for each in self.found):
+            self._folders_ns.pop(folder, None)
+            folder = folder.rpartition("/")[0]
+        self._folders_ns[folder or "work"] = int(self._world.now * 1e9)
+
+
+class Inline(Executor):
+    """A pool without threads."""
+
+    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(call(*given, **named))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+class Node(Actor):
+    """A host with its disk and its part of the program."""
+
+    def __init__(self, job: "Job", number: int) -> None:
+        super().__init__(job.world)
+        self.world, self.job, self.number = job.world, job, number
+        self.disk, self.is_busy, self.has_ended = MemoryDisk(job.world), False, False
+        self.start = 0
+        self.mirror = Mirror(
+            self.disk,
+            MemoryBucket(job.world, self),
+            node=number,
+            say=self._hear,
+            clock=job.world,
+            make_pool=Inline,
+        )
+
+    def _hear(self, text: str) -> None:
+        """Objects of the base are there, and nothing fails but the bucket."""
+        is_expected = any(
+            each in text for each in ("restored", "Timeout", "again", "taken", "end:")
+        )
+        if not is_expected or "not restored" in text:
+            self.world.wrong.append(text)
+
+    def begin(self) -> None:
+        self._plan()
+        self.write("work/log", b"")
+        self._log()
+
+    def _log(self) -> None:
+        if not self.is_dead and not self.has_ended:
+            self.write("work/log", self.disk.found["work/log"].data + b"line\n")
+            self.world.after(3, self._log)
+
+    def write(self, name: str, data: bytes, *, is_renamed: bool = False) -> None:
+        if not self.is_dead:
+            self.disk.put(name, data, is_renamed=is_renamed)
+
+    def remove_before(self, step: int) -> None:
+        if not self.is_dead:
+            for name in [each for each in self.disk.found if 0 < step_of(each) < step]:
+                self.disk.erase(name)
+
+    # The walk takes some time.
+    def _plan(self) -> None:
+        late = self.world.random.uniform(0, 0.3) if self.world.has_faults else 0
+        self.world.after(self.mirror.until_next_round() + late, self._look)
+
+    def _look(self) -> None:
+        if not self.is_dead and not self.has_ended:
+            self.world.after(5, self._round, self.mirror.look())
+
+    def _round(self, moment: rounds.Moment) -> None:
+        if self.is_dead or self.has_ended:
+            return
+        self.is_busy = True
+        try:
+            is_round = self.mirror.round(moment)
+        except CrashError:
+            self.job.lose([self])
+            return
+        finally:
+            self.is_busy = False
+        if is_round:
+            self.world.rounds += 1
+            self.job.hear_of(self, moment.number)
+        if not self.mirror.is_replaced:
+            self._plan()
+
+
+def step_of(name: str) -> int:
+    return int(name.split("/")[1][5:]) if name.startswith("work/step-") else 0
+
+
+def shard(step: int, node: int) -> bytes:
+    return f"{step} {node} ".encode() * 12
+
+
+class Job:
+    """A job from its first start to its end."""
+
+    def __init__(self, world: World, nums: Sequence[int], every_s: float) -> None:
+        self.world, self.nums, self.every_s = world, nums, every_s
+        self.nodes: list[Node] = []
+        self.step = self.best = 0
+        self.is_over = False
+        self._reported: dict[tuple[int, int], dict[int, int]] = {}
+        self.launch()
+
+    def launch(self) -> None:
+        """The head starts the program on new hosts, as often as it must."""
+        num = self.world.random.choice(self.nums)
+        nodes = [Node(self, number) for number in range(num)]
+        self.nodes = nodes
+        if self.world.has_faults and self.world.random.random() < 0.2:
+            # This head is cut off, and goes on beside the next one.
+            self.world.after(self.world.random.uniform(0.1, 200), self._launch_instead, nodes)
+        try:
+            self._restore(nodes)
+        except (CrashError, InputError):
+            if self.nodes is nodes:
+                self.world.after(self.world.random.uniform(5, 60), self._launch_instead, nodes)
+
+    def _launch_instead(self, nodes: list[Node]) -> None:
+        if self.nodes is nodes and not self.is_over:
+            for node in nodes:
+                self.world.after(self.world.random.uniform(20, 2000), node.die)
+            self.launch()
+
+    def _restore(self, nodes: list[Node]) -> None:
+        head = MemoryBucket(self.world, Actor(self.world))
+        start = begin(head, range(len(nodes)), clock=self.world, say=lambda _: None)
+        for node in nodes:
+            node.start = start.number
+            node.mirror.restore(start)
+        if self.nodes is not nodes:
+            return  # another head has begun meanwhile
+        self.check([node.disk for node in nodes])
+        self.world.restores += 1
+        for node in nodes:
+            node.begin()
+        self.world.after(1, self._train, nodes, self.step)
+        if self.world.has_faults:
+            self.world.after(self.world.random.expovariate(1 / 900), self._lose_hosts, nodes)
+
+    def check(self, disks: Sequence[MemoryDisk]) -> None:
+        """All nodes have the same whole checkpoint, and none that was reported is lost."""
+        steps = []
+        for disk in disks:
+            metas = {step_of(name): disk.text(name) for name in disk.found if "meta" in name}
+            whole = [
+                step
+                for step, num in metas.items()
+                if all(
+                    disk.text(f"work/step-{step}/{node}") == shard(step, node).decode()
+                    for node in range(int(num))
+                )
+            ]
+            if max(metas, default=0) not in [0, *whole]:
+                self.world.wrong.append(f"a torn checkpoint: {sorted(disk.found)}")
+            if (latest := int(disk.text(LATEST) or 0)) and latest not in whole:
+                self.world.wrong.append(f"latest is {latest}: {sorted(disk.found)}")
+            steps.append(max(whole, default=0))
+        if len({*steps}) > 1:
+            self.world.wrong.append(f"nodes restore steps {steps}")
+        if min(steps) < self.best:
+            self.world.wrong.append(f"steps {steps} restored, {self.best} was saved")
+        self.step = min(steps)
+
+    def hear_of(self, node: Node, number: int) -> None:
+        """A node was told that its round is saved."""
+        objects, metas = self.world.objects, [0]
+        if node.number == 0:
+            # Gone if a newer start has swept meanwhile.
+            key = objects.get(Mark(start=node.start, round=number, node=0).key, b"").decode()
+            found = FileList.from_json(objects[key]).files if key in objects else ()
+            names = [file.name for file in found]
+            metas = [step_of(name) for name in names if "meta" in name] or metas
+        heard = self._reported.setdefault((node.start, number), {})
+        heard[node.number] = max(metas)
+        claim = files.Claim.from_json(objects[files.start_key(node.start)])
+        if heard.keys() == {*claim.nodes}:
+            self.best = max(self.best, heard[0])
+
+    def lose(self, lost: Sequence[Node]) -> None:
+        if lost[0] in self.nodes:
+            nodes = self.nodes
+            self.world.after(self.world.random.uniform(5, 40), self._launch_instead, nodes)
+
+    def _lose_hosts(self, nodes: list[Node]) -> None:
+        if self.nodes is not nodes or self.is_over:
+            return
+        for node in nodes:
+            if self.world.random.random() < 0.5:
+                node.die()
+            self.world.after(self.world.random.uniform(20, 2000), node.die)
+        self.lose(nodes)
+
+    # --- the program
+    def _train(self, nodes: list[Node], step: int) -> None:
+        world, step = self.world, step + 1
+        if all(node.is_dead for node in nodes):
+            return
+        if self.nodes is nodes and step > LAST_STEP:
+            self._finish(nodes)
+            return
+        begin_s, end_s = world.random.uniform(5, self.every_s), 0.0
+        for node in nodes:
+            name = f"work/step-{step}/{node.number}"
+            at_s, lasts_s = begin_s + world.random.uniform(0, 6), world.random.uniform(0.1, 12)
+            world.after(at_s, node.write, name, b"half")
+            world.after(at_s + lasts_s, node.write, name, shard(step, node.number))
+            end_s = max(end_s, at_s + lasts_s)
+        world.after(end_s + 0.002, self._complete, nodes, step)
+
+    def _complete(self, nodes: list[Node], step: int) -> None:
+        if any(node.is_dead for node in nodes):
+            return  # the program waits for the others
+        first, world = nodes[0], self.world
+        first.write(f"work/step-{step}/meta", str(len(nodes)).encode())
+        text = str(step).encode()
+        world.after(0.5, lambda: first.write(LATEST, text, is_renamed=True))
+        for node in nodes:
+            world.after(0.7, node.remove_before, step)
+        world.after(1, self._train, nodes, step)
+
+    def _finish(self, nodes: list[Node]) -> None:
+        if any(node.is_busy for node in nodes):
+            self.world.after(5, self._finish, nodes)
+            return
+        for node in nodes:
+            node.has_ended = True
+            node.write("work/final", f"of start {node.start}".encode())
+        is_saved = True
+        for node in nodes:
+            try:
+                is_saved &= node.mirror.save(self.world.random.choice([100, 3000]))
+            except CrashError:
+                is_saved = False
+        if self.nodes is not nodes:
+            return
+        if any(node.is_dead for node in nodes):
+            self.lose(nodes)
+            return
+        self.is_over, self.world.has_faults = True, False
+        reader = Node(self, 0)
+        reader.mirror.restore()
+        self.check([reader.disk])
+        if is_saved and reader.disk.text("work/final") != f"of start {nodes[0].start}":
+            self.world.wrong.append("the last file is lost although all was saved")
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE", 40)
+    monkeypatch.setattr(rounds, "_SMALL", 20)
+
+
+def live(seed: int) -> World:
+    """One life of a job, of up to 11 hours."""
+    world = World(seed)
+    job = Job(world, [(1,), (2,), (3,), (1, 2, 3)][seed % 4], world.random.choice([40, 120, 300]))
+    world.run(40_000, lambda: job.is_over or bool(world.wrong))
+    return world
+
+
+class Rewriting(Job):
+    """Each node rewrites one file of 14 GB every ten minutes, here at a millionth of its size."""
+
+    def _train(self, nodes: list[Node], step: int) -> None:
+        for node in nodes:
+            text = f"{step} of {node.number} ".encode()
+            node.write("work/last.pt", text * (14_000 // len(text)), is_renamed=step % 2 == 0)
+        self.world.after(600, self._train, nodes, step + 1)
+
+
+def test_a_file_that_is_rewritten_for_ten_hours_keeps_at_most_three_copies(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(files, "PIECE", 1_000)
+    monkeypatch.setattr(Node, "_log", lambda _: None)
+    world = World(0, has_faults=False)
+    Rewriting(world, (2,), 600)
+    world.run(36_000)
+    assert world.rounds > 2_000
+    assert world.sent < 61 * 2 * 14_500 + 500_000, "each byte is sent once, beside lists and marks"
+    assert world.largest < 3 * 2 * 14_500
+
+
+def test_files_survive_whatever_bucket_and_hosts_do() -> None:
+    lives = {seed: live(seed) for seed in range(100)}
+    assert {seed: life.wrong for seed, life in lives.items() if life.wrong} == {}
+    assert sum(life.restores for life in lives.values()) > 300
+    assert sum(life.rounds for life in lives.values()) > 4_000
+
+
+@pytest.mark.night
+def test_files_survive_in_many_lives() -> None:
+    for seed in range(100, 20_100):
+        assert live(seed).wrong == [], seed
