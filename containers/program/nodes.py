@@ -30,7 +30,6 @@ from typing import Any, Final
 
 import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from containers.host.machine import say
 from containers.program import files
@@ -38,12 +37,12 @@ from containers.program.bucket import ERRORS, Bucket, report_lost
 from containers.program.launch import (
     ENV_PROGRAM,
     Ended,
-    Launcher,
     LaunchSpec,
     Order,
     Place,
     rendezvous_id,
 )
+from containers.program.ray_nodes import NodeInfo, alive, start_launcher
 from containers.program.requirements import Stopped
 from containers.program.rounds import Start
 from contract import exits, runs, times
@@ -51,24 +50,11 @@ from contract.errors import InputError
 from contract.nodes import ENV_JOB, Range
 from contract.text import listed
 
-#: What ``ray.nodes()`` calls the head.
-_HEAD: Final = "node:__internal_head__"
 #: A node that does not answer for this long is lost: Ray itself needs up to 24 s to see it.
 _LOST_S: Final = 40.0
 #: For an answer that a node gives at once.
 ANSWER_S: Final = 5.0
 _POLL_S: Final = 0.5
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeInfo:
-    """A node that Ray has."""
-
-    id: str
-    address: str
-    cpus: float
-    gpus: float
-    is_head: bool
 
 
 @dataclass(kw_only=True, slots=True)
@@ -103,27 +89,6 @@ class Seat:
     def is_done(self) -> bool:
         """The program has ended here as it should: it needs the node no more."""
         return self.ended is not None and not self.ended.code and not self.ended.was_told
-
-
-def alive() -> list[NodeInfo]:
-    """The nodes of the cluster on which a program may run, in the order of their addresses."""
-    found = [
-        NodeInfo(
-            id=each["NodeID"],
-            address=each["NodeManagerAddress"],
-            cpus=each["Resources"].get("CPU", 0.0),
-            gpus=each["Resources"].get("GPU", 0.0),
-            is_head=_HEAD in each["Resources"],
-        )
-        for each in ray.nodes()
-        if each["Alive"]
-    ]
-    # A head that only coordinates has no CPUs to hand out. By address, as a torchrun that is not
-    # told otherwise numbers nodes that meet at a store.
-    return sorted(
-        (node for node in found if node.cpus),
-        key=lambda node: (node.address, not node.is_head, node.id),
-    )
 
 
 def first_failure(seats: Sequence[Seat]) -> Seat | None:
@@ -228,20 +193,6 @@ def save_within_s(deadline: float) -> float | None:
     if deadline == math.inf:
         return None
     return max(times.FILES_SAVE_S, deadline - times.FILES_SAVE_S - time.time())
-
-
-def start_launcher(order: Order, node: NodeInfo) -> Any:
-    """An actor that holds all of a node, so that nothing else is placed there."""
-    return (
-        ray.remote(Launcher)
-        .options(
-            num_cpus=node.cpus,
-            num_gpus=node.gpus,
-            max_concurrency=16,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
-        )
-        .remote(order)
-    )
 
 
 #: Between two looks at which nodes there are.

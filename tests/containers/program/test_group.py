@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from containers.program import bucket, launch, nodes
+from containers.program import bucket, launch, nodes, ray_nodes
 from containers.program.launch import Ended, Launcher, LaunchSpec, Order, rendezvous_id
-from containers.program.nodes import Group, NodeInfo, Seat, alive
+from containers.program.nodes import Group, Seat
+from containers.program.ray_nodes import NodeInfo, alive
 from containers.program.rounds import Start
 from contract import exits, times
 from contract.errors import InputError
@@ -113,6 +114,7 @@ class Ray:
 def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ray]:
     here = Ray(tmp_path)
     monkeypatch.setattr(nodes, "ray", here)
+    monkeypatch.setattr(ray_nodes, "ray", here)
     monkeypatch.setattr(nodes, "alive", here.alive)
     monkeypatch.setattr(nodes, "start_launcher", here.start_launcher)
     monkeypatch.setattr(nodes, "_LOOK_S", 0.05)
