@@ -61,7 +61,7 @@ import torch.distributed as dist
 from torch import nn
 
 from contract.errors import InputError
-from training import metrics
+from training.loop import metrics
 from training.record.events import Finished
 
 SLOPE = 2.0
