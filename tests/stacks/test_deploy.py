@@ -29,7 +29,7 @@ from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates
 from tests.stacks.orders import ABORTED_LATE, Order, Stage
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 # --- without an account ---------------------------------------------------------------------------
@@ -354,7 +354,6 @@ def worker_interfaces() -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.long
 def test_a_shared_file_system_grows_in_place_and_is_not_destroyed_before_all_is_exported(
     tmp_path: Path, synth: Synth
 ) -> None:

@@ -24,7 +24,7 @@ from trainctl.__main__ import main
 from trainctl.aws.account import Account
 from trainctl.aws.clients import Clients
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import Event, Sample, Step
 from training.runtime.torchrun import TorchrunWorker
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 LLAMA = {
     "model_type": "llama",

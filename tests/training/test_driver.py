@@ -107,6 +107,7 @@ def cluster() -> Iterator[Any]:
             found.shutdown()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_of_the_command_gets_over_lost_workers_stops_and_resumes(
     cluster: Any, tmp_path: Path
@@ -218,6 +219,7 @@ def test_a_sharded_run_grows_from_one_host_of_two_to_two_and_its_batch_does_not(
     assert [replace(config, num_workers=num).num_microbatches for num in (2, 4)] == [4, 2]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_events_do_not_go_with_another_node(cluster: Any) -> None:
     import ray

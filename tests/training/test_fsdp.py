@@ -315,6 +315,7 @@ def command_of(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.long
 def test_the_commands_export_and_generate_say_what_they_did(whole: Command) -> None:
     done = command_of("export", "whole", "--to", "out", "--dtype", "bf16", cwd=whole.folder)
     assert (done.returncode, done.stdout) == (0, "out\n"), done.stderr

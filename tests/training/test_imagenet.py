@@ -250,6 +250,7 @@ def evaluated(rank: int, port: int, folder: str) -> None:
     worker.close()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_top1_and_top5_are_exact_over_uneven_parts(tmp_path: Path) -> None:
     forked(evaluated, (free_port(), str(tmp_path)), num=2)
@@ -288,6 +289,7 @@ def trained_in_pieces(rank: int, folder: str) -> None:
     run("pieces")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_weights_and_their_average_are_equal_to_the_bit_after_ends_and_resumes_in_mid_epoch(
     tmp_path: Path,
@@ -373,6 +375,7 @@ def test_a_kill_in_mid_epoch_and_fewer_workers_lose_and_repeat_no_picture(tmp_pa
         assert sorted(seen[2][step]) == sorted(seen[1][step])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_command_trains_on_a_tree_with_damaged_pictures_and_lists_them(tmp_path: Path) -> None:
     data = sort_val(write_tree(tmp_path / "data", num_train=96, num_val=20))

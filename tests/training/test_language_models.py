@@ -284,6 +284,7 @@ def _alone(_rank: int, bf16: bool) -> tuple[float, set[str], float]:
     return loss.item(), kinds, loop.clip(model, 0.0).item()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_one_worker_shards_nothing_and_computes_in_bf16_beside_weights_in_fp32() -> None:
     [(exact, kinds, exact_norm)] = in_processes(1, _alone, False)
@@ -294,6 +295,7 @@ def test_one_worker_shards_nothing_and_computes_in_bf16_beside_weights_in_fp32()
     assert norm == pytest.approx(exact_norm, rel=0.02)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape"),
@@ -343,6 +345,7 @@ def _adapted(_rank: int, folder: str) -> Any:
     return frozen, trained, losses
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["neox"])
 def test_frozen_weights_of_a_model_that_computes_in_bf16_take_two_bytes(
@@ -377,6 +380,7 @@ def _train(rank: int, name: str, is_sharded: bool) -> list[float]:
     return losses
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @every_model
 def test_sharded_training_takes_the_steps_of_data_parallel_training(name: str) -> None:

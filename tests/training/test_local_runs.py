@@ -302,6 +302,7 @@ def test_ctrl_c_ends_a_command_that_still_loads(
     assert_nothing_is_left(command)
 
 
+@pytest.mark.long
 def test_without_the_server_of_its_workers_a_run_starts_another(
     start: Callable[..., Command], tmp_path: Path
 ) -> None:
@@ -365,6 +366,7 @@ def test_without_a_cluster_the_remedy_is_named(start: Callable[..., Command]) ->
     assert "Traceback" not in err
 
 
+@pytest.mark.long
 @pytest.mark.long
 def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_again(
     start: Callable[..., Command], s3_endpoint: str, tmp_path: Path

@@ -261,6 +261,7 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
         dist.destroy_process_group()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
@@ -305,6 +306,7 @@ BLOCK: dict[str, Any] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "num_workers", "recompute"),

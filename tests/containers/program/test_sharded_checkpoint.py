@@ -15,7 +15,7 @@ from contract.files import WORK
 from tests.containers.program.s3_in_memory import S3
 from tests.training.test_ddp import free_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 
 ADDRESS = "s3://bucket/runs/r/output"
 
