@@ -75,14 +75,18 @@ class S3:
 
 
 def list_of(s3: S3, run: str, node: int = 0) -> FileList:
-    """The list of a node that was written last."""
+    """The list of a node that was written last, or that its newest start restores."""
     prefix = runs.output_prefix(run)
-    marks = Mark.of(key.removeprefix(prefix) for key in s3.objects)
-    starts = [mark.start for mark in marks if mark.node == node]
-    if not starts:
-        return FileList()
-    mark = files.newest_by_node(each for each in marks if each.start == max(starts))[node]
-    return FileList.from_json(s3.objects[prefix + s3.objects[prefix + mark.key].decode()])
+    keys = [key.removeprefix(prefix) for key in [*s3.objects]]
+    for start in reversed(files.start_numbers(keys)):
+        own = [mark for mark in Mark.of(keys) if (mark.start, mark.node) == (start, node)]
+        if own:
+            mark = files.newest_by_node(own)[node]
+            return FileList.from_json(s3.objects[prefix + s3.objects[prefix + mark.key].decode()])
+        if base := s3.objects.get(prefix + files.base_key(start)):
+            key = files.base_from_json(base).get(node)
+            return FileList.from_json(s3.objects[prefix + key]) if key else FileList()
+    return FileList()
 
 
 def saved_in(s3: S3, run: str, node: int = 0) -> dict[str, str]:
