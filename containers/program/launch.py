@@ -459,7 +459,7 @@ ENV_PROGRAM: Final = "TRAIN_PROGRAM"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """What the head of a job tells this program."""
+    """Launch parameters that the head of a job passes to ``containers.program.nodes``."""
 
     run: str
     words: tuple[str, ...]
@@ -472,7 +472,7 @@ class LaunchSpec:
     """Of the head."""
     rendezvous_port: int = RENDEZVOUS_PORT
     archive: str = ""
-    """As in ``containers.program.launch.Order``."""
+    """As in ``Order``."""
     storage: str = ""
     """The same."""
     deadline: float = math.inf

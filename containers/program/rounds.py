@@ -216,15 +216,15 @@ class Rounds:
         assert self.start is not None
         key = self._put(self._content.to_json())
         # Noted before the mark, which may arrive although no answer comes.
-        needed = self._lists.setdefault(number, {key})
-        needed.update(key, *(file.pieces for file in self._content.files))
+        needed = self._lists.setdefault(number, set())
+        needed.update([key], *(file.pieces for file in self._content.files))
         mark = Mark(start=self.start.number, round=number, node=self._node, kind=kind)
         self._bucket.put(mark.key, key.encode())
         self._check_is_current(self.start)
 
     def _check_is_current(self, start: Start) -> None:
         """Raise ReplacedError if there is a newer start."""
-        newest = files.start_numbers(self._bucket.list(files.STARTS))[-1]
+        newest = max(files.start_numbers(self._bucket.list(files.STARTS)), default=0)
         if newest <= start.number:
             return
         claim = self._bucket.get(files.start_key(newest))
