@@ -1,5 +1,7 @@
 """Proves which failures of a run's workers are counted together, here and around Ray Train."""
 
+import multiprocessing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,7 @@ from ray.exceptions import GetTimeoutError
 from contract import nodes
 from contract.nodes import Range
 from training.recipes.settings import RunConfig
-from training.runtime import trainer
+from training.runtime import local, trainer
 from training.runtime.outcome import Failures
 from training.runtime.trainer import Submission
 
@@ -125,3 +127,17 @@ def test_every_living_node_is_asked_for_its_host(monkeypatch: pytest.MonkeyPatch
     assert trainer._host_faults() == [], "no container, no check"
     monkeypatch.setenv(nodes.ENV_HOST_CHECK, "/tmp/check")
     assert trainer._host_faults() == ["GPU 0 is lost"]
+
+
+def test_a_worker_that_is_forked_after_its_command_has_ended_does_nothing(tmp_path: Path) -> None:
+    """Ctrl-C while torch is loaded: the server of the workers forks them a moment later."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    removed = tmp_path / "removed" / "rank-0.log"
+    worker = context.Process(target=local._run, args=(lambda _: "trained", theirs, removed, {}))
+    worker.start()
+    theirs.close()
+    worker.join(timeout=60)
+    assert worker.exitcode == 0
+    with pytest.raises(EOFError):
+        ours.recv()

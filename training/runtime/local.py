@@ -280,7 +280,11 @@ def _run(
     if log is None:
         os.dup2(2, 1)  # stdout is for the result
     else:
-        with log.open("ab") as file:
+        try:
+            file = log.open("ab")
+        except FileNotFoundError:
+            return  # the command has ended meanwhile, and has taken the folder away
+        with file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
     try:
