@@ -58,8 +58,6 @@ _KEPT: Final = (ENV_JOB, ENV_NOTICE, ENV_RUN, ENV_STORAGE)
 #: Ray sets it for its workers to the processors that they ask for; torchrun has its own default.
 _OF_RAY: Final = ("OMP_NUM_THREADS",)
 _POLL_S: Final = 0.1
-#: Addresses of all nodes, by rank.
-NODES: Final = "TRAIN_NODES"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,23 +134,13 @@ def launcher_environment(order: Order, place: Place) -> dict[str, str]:
     single process: elsewhere a launcher must start the processes, and it numbers them.
     """
     per_node = max(1, place.gpus)
-    is_elastic = order.nodes.low != order.nodes.high
+    # Another one at each start: what is left of the one before must not meet the new one.
+    port = str(MASTER_PORT + place.start % 100)
     found = {
         "PET_NNODES": str(order.nodes),
         "PET_NPROC_PER_NODE": str(per_node),
-        # Not PET_RDZV_CONF is_host=false: a program with an endpoint of its own needs a host.
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{order.rendezvous}:{order.rendezvous_port}",
-        "PET_RDZV_ID": rendezvous_id(order.run, place.start),
-        # Else its full name, which other nodes may not be able to resolve.
-        "PET_LOCAL_ADDR": place.address,
-        # In which order torchrun numbers them, see containers.program.torchruns.
-        NODES: ",".join(place.addresses),
-        # Or processes that torchrun starts again hang: the store has the keys of the first ones.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "MASTER_ADDR": place.master,
-        # Another port at each start: the one before may not be free yet.
-        "MASTER_PORT": str(MASTER_PORT + place.start % 100),
+        "MASTER_PORT": port,
         "NODE_RANK": str(place.rank),
         "NUM_NODES": str(place.num_nodes),
         "GPUS_PER_NODE": str(place.gpus),
@@ -161,10 +149,25 @@ def launcher_environment(order: Order, place: Place) -> dict[str, str]:
     if not place.gpus:
         # Else accelerate, and with it the Trainer, starts no process group without a GPU.
         found["ACCELERATE_USE_CPU"] = "true"
-    if is_elastic:
-        found["PET_MAX_RESTARTS"] = str(ELASTIC_RESTARTS)
+    if order.nodes.low == order.nodes.high:
+        # torchrun's static rendezvous: nodes are numbered by what they are told.
+        found |= {
+            "PET_NODE_RANK": str(place.rank),
+            "PET_MASTER_ADDR": place.master,
+            "PET_MASTER_PORT": port,
+        }
     else:
-        found["PET_NODE_RANK"] = str(place.rank)
+        found |= {
+            "PET_MAX_RESTARTS": str(ELASTIC_RESTARTS),
+            # Not PET_RDZV_CONF is_host=false: a program with an endpoint of its own needs a host.
+            "PET_RDZV_BACKEND": "c10d",
+            "PET_RDZV_ENDPOINT": f"{order.rendezvous}:{order.rendezvous_port}",
+            "PET_RDZV_ID": rendezvous_id(order.run, place.start),
+            # Else its full name, which other nodes may not be able to resolve.
+            "PET_LOCAL_ADDR": place.address,
+            # Or processes that torchrun starts again hang: the store has the first ones' keys.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
     if per_node == 1 and place.num_nodes > 1:
         found |= {
             "WORLD_SIZE": str(place.num_nodes),

@@ -36,8 +36,7 @@ def alive() -> list[NodeInfo]:
         for each in ray.nodes()
         if each["Alive"]
     ]
-    # A head that only coordinates has no CPUs to hand out. By address, as a torchrun that is not
-    # told otherwise numbers nodes that meet at a store.
+    # A head that only coordinates has no CPUs to hand out.
     return sorted(
         (node for node in found if node.cpus),
         key=lambda node: (node.address, not node.is_head, node.id),

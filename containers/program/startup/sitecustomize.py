@@ -1,9 +1,9 @@
 """Python imports this by itself at its start, where this folder is on PYTHONPATH.
 
 That is so for a job's own program, on the head and on all nodes, and for what it starts, also
-through Ray. Its Ray Train and Ray Tune get the defaults of ``containers/program/ray_defaults.py``,
-its torchruns ids of their own (``torchruns.py``); what it prints is written line by line. Files are
-found by their place, because a user's code may have a package called ``containers``.
+through Ray. Its Ray Train and Ray Tune get the defaults of ``containers/program/ray_defaults.py``;
+what it prints is written line by line. Files are found by their place, because a user's code may
+have a package called ``containers``.
 """
 
 import importlib.machinery
@@ -21,7 +21,6 @@ _HERE = Path(__file__).resolve().parent
 #: File -> what to do where a module that it changes is of a version that it does not know.
 _CHANGED = {
     "ray_defaults": "give storage_path and name in the program's RunConfig",
-    "torchruns": "give each torchrun of the job an --rdzv-id of its own",
 }
 
 

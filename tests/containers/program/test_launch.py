@@ -44,10 +44,8 @@ def test_torchrun_reads_how_many_nodes_there_are_and_where_they_meet() -> None:
         "PET_NNODES": "2",
         "PET_NODE_RANK": "1",
         "PET_NPROC_PER_NODE": "4",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": "127.0.0.1:29400",
-        "PET_RDZV_ID": "r1-0",
-        "PET_LOCAL_ADDR": "10.0.0.7",
+        "PET_MASTER_ADDR": "10.0.0.6",
+        "PET_MASTER_PORT": "29500",
     }
 
 
