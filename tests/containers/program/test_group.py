@@ -417,7 +417,7 @@ def test_a_program_ends_on_all_nodes_when_another_job_takes_over_the_files_of_on
     thread.start()
     wait_until(lambda: all((tmp_path / f"up-{rank}").exists() for rank in (0, 1)))
     files["b"].is_replaced = True
-    ray.there["b"].launcher.replaced()
+    ray.there["b"].launcher.stop(20)  # as its mirror does
     thread.join(30)
     assert codes == [exits.FILES_LOST]
     assert all((tmp_path / f"told-{rank}").exists() for rank in (0, 1))
