@@ -250,7 +250,6 @@ class Launcher:
         self._log: NodeLog | None = None
         self._mirror: Mirror | None = None
         self._program: Program | None = None
-        self._place: Place | None = None
         self._told_at: float | None = None
         self._kill_at = float("inf")
         self._lock = threading.Lock()
@@ -350,10 +349,10 @@ class Launcher:
             except OSError as error:
                 word = self._told.words[0]
                 raise InputError(f"{word} cannot be run: {error.strerror}") from None
-            self._place, self._ended, self._told_at = place, None, None
+            self._ended, self._told_at = None, None
             self._kill_at = float("inf")
             self._end.clear()
-        threading.Thread(target=self._watch, args=(self._program,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(self._program, place), daemon=True).start()
         if self._notice.is_set():
             self.stop(self._seconds_left())
 
@@ -416,7 +415,7 @@ class Launcher:
         if self._mirror is not None:
             self._mirror.hurry(within_s)
 
-    def _watch(self, program: Program) -> None:
+    def _watch(self, program: Program, place: Place) -> None:
         """Wait for the program's end, and bring it about where it does not come."""
         program.wait(lambda: self._kill_at)
         at, was_told = time.time(), self._told_at is not None
@@ -428,7 +427,7 @@ class Launcher:
             at=at,
             was_told=was_told,
             was_replaced=was_replaced,
-            errors=errors_in(self._errors, self._place.number),
+            errors=errors_in(self._errors, place.number),
             last_error=self._last_error.line,
         )
         with self._lock:

@@ -117,7 +117,7 @@ class RunInThread(Run):
         self._before: Any = say
         self.reasons: list[str] = []
         setattr(group, "say", lambda text: self.said.append(f"node: {text}"))  # noqa: B010
-        self._group.report = self.reasons.append  # type: ignore[method-assign]
+        self._group.report = self.reasons.append  # type: ignore[method-assign, assignment]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
