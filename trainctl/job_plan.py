@@ -218,7 +218,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         recipe, code = "", code_folder.look_at(given.code)
         on, why = placement(given, command)
         if on == Placement.NODES:
-            launchers.check(command, nodes=nodes, gpus=shape.worker.gpus)
+            launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
     from_here = variables.variables(given.env or [])
     variables.refuse_secrets(from_here)
     from_secrets = variables.secrets(given.secret or [], deployment.account)
