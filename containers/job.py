@@ -25,7 +25,8 @@ from containers.host.machine import Clock, say
 from containers.node import NodeConfig
 from containers.program import cache
 from containers.program import code as user_code
-from containers.program.bucket import report_lost
+from containers.program.bucket import report
+from containers.program.cause import cause, errors_in
 from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror, open_mirror
 from containers.program.launch import ENV_PROGRAM, LaunchSpec, prepare_head
@@ -201,6 +202,7 @@ class Job:
             work = Path(folder) / WORK
             work.mkdir()
             words, variables, place = spec.command, dict[str, str](), None
+            errors: Path | None = None
             try:
                 own = user_code.prepare(spec, work, should_stop=self._must_end)
                 if spec.on == Placement.NODES:
@@ -213,6 +215,7 @@ class Job:
                         spec, own, Path(folder), self._environment, make_mirror=self._make_mirror
                     )
                     variables, place = program.environment, program.folder
+                    errors = program.errors
                     if program.mirror:
                         program.mirror.restore(should_stop=self._must_end)
                         program.mirror.start()
@@ -220,12 +223,17 @@ class Job:
                     say(f"running {' '.join(words)}")
             except Stopped:
                 return self._ending or exits.FAILED
+            except InputError as error:
+                self._report(f"failed: {error}")
+                raise
             command = self._start(words, place, variables)
             try:
                 code = self._wait(command)
             finally:
                 command.end()  # what it has left behind writes no more
                 is_saved = self._save_files()
+            if errors and code != exits.OK and not self._is_told:
+                self._report(cause(errors_in(errors), code=code).reason(spec.run))
             return code if is_saved or code != exits.OK else exits.FILES_LOST
 
     def _must_end(self) -> bool:
@@ -245,14 +253,13 @@ class Job:
             what = f"{len(self._mirror.lost):,} files: {listed(self._mirror.lost)}"
             if self._mirror.is_replaced:
                 what = "another job has taken over the files of the run"
-            report_lost(
-                what,
-                storage=self._storage,
-                run=self._config.spec.run,
-                job=self._config.job,
-                client=self._mirror.bucket.client,
-            )
+            self._report(f"files lost: {what}")
         return is_saved
+
+    def _report(self, reason: str) -> None:
+        run, job = self._config.spec.run, self._config.job
+        client = self._mirror.bucket.client if self._mirror else None
+        report(reason, storage=self._storage, run=run, job=job, client=client)
 
     def _program(self, variables: Mapping[str, str]) -> LaunchSpec:
         """What runs on all nodes."""

@@ -63,8 +63,8 @@ PROGRAM_DIR: Final = "/tmp/program"  # of one job: its archive, its packages; th
 ENV_LOG_PIPE: Final = "TRAIN_LOG_PIPE"  # a program's launcher writes to its node's log there
 ENV_NOTICE: Final = "TRAIN_NOTICE"  # a file that appears, with a Unix time, when this node must end
 ENV_HOST_CHECK: Final = "TRAIN_HOST_CHECK"  # a file: create it to have this node's host checked
+ENV_ERRORS: Final = "TRAIN_ERRORS"  # a folder where a program's processes note why they fail
 ENV_OUTPUT: Final = "TRAIN_OUTPUT"  # a program's folder for what shall be kept
-RENDEZVOUS_PORT: Final = 29400  # on the head: where the torchruns of all nodes meet; their default
 MASTER_PORT: Final = 29500  # on node 0: what programs call MASTER_PORT; the first start's
 
 # Before each line that a program prints on one of several nodes.

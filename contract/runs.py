@@ -68,9 +68,9 @@ def job_code(run: str, job: str) -> str:
     return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.zip"
 
 
-def job_lost_files(run: str, job: str) -> str:
-    """Key of the object in the bucket that names the files that a job could not save."""
-    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.lost"
+def job_reason(run: str, job: str) -> str:
+    """Key of the object in the bucket in which a head says why its job has ended so."""
+    return f"{RUNS_PREFIX}/{run}/{JOBS_DIR}/{job}.reason"
 
 
 def checkpoint_name(step: int, lease: int = 0) -> str:

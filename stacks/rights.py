@@ -214,7 +214,7 @@ def of_keeper(
 ) -> Rights:
     """The function that cleans up after jobs: their tasks, hosts and records."""
     core = Stack.of(bucket)
-    record, lost = runs.job_record("*", "*"), runs.job_lost_files("*", "*")
+    record, reason = runs.job_record("*", "*"), runs.job_reason("*", "*")
     executions = execution_arn(state_machine_arn, "*")
     own = Rights(
         statements=(
@@ -222,9 +222,9 @@ def of_keeper(
                 sid="Records", actions=["s3:PutObject"], resources=[bucket.arn_for_objects(record)]
             ),
             iam.PolicyStatement(
-                sid="LostFiles",
+                sid="Reasons",
                 actions=["s3:GetObject"],
-                resources=[bucket.arn_for_objects(lost)],
+                resources=[bucket.arn_for_objects(reason)],
             ),
             iam.PolicyStatement(
                 sid="Jobs",
@@ -253,7 +253,7 @@ def of_keeper(
             **{
                 wildcard(core, f"{core.export_value(bucket.bucket_arn)}/{key}"): "Runs and jobs "
                 "are named by their users."
-                for key in (record, lost)
+                for key in (record, reason)
             },
             wildcard(scope, executions): "Executions of the one state machine.",
         },

@@ -21,7 +21,14 @@ from contract.instance_types import Prices
 from contract.job import MAX_JOB_ID, JobSpec, Placement
 from contract.nodes import Range
 from contract.text import duration
-from trainctl import bandwidth_gate, code_folder, data_sets, published_models, variables
+from trainctl import (
+    bandwidth_gate,
+    code_folder,
+    data_sets,
+    launchers,
+    published_models,
+    variables,
+)
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
@@ -210,8 +217,8 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
             raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
         recipe, code = "", code_folder.look_at(given.code)
         on, why = placement(given, command)
-        if on == Placement.NODES and nodes.high > 1:
-            _refuse_standalone(command)
+        if on == Placement.NODES:
+            launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
     from_here = variables.variables(given.env or [])
     variables.refuse_secrets(from_here)
     from_secrets = variables.secrets(given.secret or [], deployment.account)
@@ -290,18 +297,6 @@ def placement(given: JobOptions, command: Sequence[str]) -> tuple[Placement, str
     if file:
         return Placement.HEAD, f"the head, because {file} uses Ray (--on nodes: every node)"
     return Placement.NODES, "every node, because no file imports ray (--on head: the head only)"
-
-
-def _refuse_standalone(command: Sequence[str]) -> None:
-    """
-    Raises:
-        UsageError: torchrun would wait on each node for others that do not come.
-    """
-    if any(part == "--standalone" for word in command for part in word.split()):
-        raise UsageError(
-            "--standalone keeps torchrun from finding the other nodes: leave it out, and "
-            "--nproc-per-node too, which is set to the GPUs of a node; or give --nodes 1"
-        )
 
 
 def check(deployment: Deployment, plan: JobPlan) -> None:

@@ -191,16 +191,18 @@ def explained(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def report_lost(what: str, *, storage: str, run: str, job: str, client: Any = None) -> None:
-    """Report files that a job has lost: in the log, and to the function that writes its outcome.
+def report(reason: str, *, storage: str, run: str, job: str, client: Any = None) -> None:
+    """Say why a job ends: in the log, and to the function that writes its outcome.
 
     Args:
-        what: in words.
-        storage: ``s3://BUCKET``.
+        reason: of the outcome, in words that begin with its status.
+        storage: ``s3://BUCKET``; another one: nothing is kept.
         client: of S3; boto3's by default.
     """
-    say_to_log(f"error: not saved: {what}")
+    say_to_log(f"error: {reason}")
+    if not storage.startswith("s3://"):
+        return
     try:
-        Bucket(storage, client).put(runs.job_lost_files(run, job), what.encode())
+        Bucket(storage, client).put(runs.job_reason(run, job), reason.encode())
     except ERRORS as error:
-        say_to_log(f"the outcome cannot name them: {explained(error)}")
+        say_to_log(f"the outcome cannot tell: {explained(error)}")

@@ -5,7 +5,6 @@ the node for it: the program itself need not know Ray. What it finds in its envi
 torchrun, accelerate, DeepSpeed, Lightning and plain ``init_process_group`` read, so that a command
 that works on one machine works on all nodes without a change.
 
-``LaunchSpec`` has the launch parameters that the head passes to ``containers.program.nodes``, and
 ``prepare_head`` sets up a command that runs on the head itself, for programs that use Ray.
 """
 
@@ -23,6 +22,7 @@ from typing import Final, Self
 
 from containers.host import machine
 from containers.program import code
+from containers.program.cause import Error, LastError, errors_in
 from containers.program.code import RAY_VARIABLE, Prepared
 from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
@@ -33,6 +33,7 @@ from contract.errors import InputError
 from contract.files import OUTPUT, WORK
 from contract.job import JobSpec
 from contract.nodes import (
+    ENV_ERRORS,
     ENV_JOB,
     ENV_NOTICE,
     ENV_OUTPUT,
@@ -41,7 +42,6 @@ from contract.nodes import (
     ENV_RUN,
     ENV_STORAGE,
     MASTER_PORT,
-    RENDEZVOUS_PORT,
     Range,
 )
 
@@ -50,35 +50,51 @@ STARTUP: Final = Path(__file__).parent / "startup"
 #: Value of PYTHONUNBUFFERED with which ``sitecustomize.py`` makes Python write whole lines. Where
 #: Python does not run that file, it has no buffer at all, so that its lines come at once too.
 LINES: Final = "lines"
-#: How often torchrun starts the processes of an elastic job anew when some have failed: those of a
-#: node that is lost take those of the others with them.
-ELASTIC_RESTARTS: Final = 3
 #: Of the system's own variables, what a program may see.
 _KEPT: Final = (ENV_JOB, ENV_NOTICE, ENV_RUN, ENV_STORAGE)
 #: Ray sets it for its workers to the processors that they ask for; torchrun has its own default.
 _OF_RAY: Final = ("OMP_NUM_THREADS",)
 _POLL_S: Final = 0.1
-#: Addresses of all nodes, by rank.
-NODES: Final = "TRAIN_NODES"
+
+
+ENV_PROGRAM: Final = "TRAIN_PROGRAM"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """What runs on every node of a job, the same for all of them."""
+class LaunchSpec:
+    """What runs on every node of a job: the head passes it to ``containers.program.nodes``, which
+    passes it to the launchers."""
 
     run: str
     words: tuple[str, ...]
+    workers: Range
+    """Worker nodes."""
     variables: Mapping[str, str]
     """The user's: they override the system's own."""
-    nodes: Range
-    """How many nodes there may be at a time, a head that trains included."""
-    rendezvous: str
-    """Address of the head."""
-    rendezvous_port: int = RENDEZVOUS_PORT
+    capacity_wait_s: float
+    """How long lost nodes are waited for."""
+    address: str
+    """Of the head."""
     archive: str = ""
     """Path of the code's archive on each node; empty: the program brings none."""
     storage: str = ""
     """``s3://bucket`` in which the program's files are kept; empty: nowhere."""
+    deadline: float = math.inf
+    """Unix time at which the job is told to end."""
+
+    def to_json(self) -> str:
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return json.dumps(
+            values | {"workers": str(self.workers), "variables": dict(self.variables)}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Raises KeyError, TypeError or ValueError where it is not what ``to_json`` writes."""
+        values = json.loads(text)
+        values["words"] = tuple(values["words"])
+        values["workers"] = Range.parse(str(values["workers"]), option="workers")
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,11 +104,9 @@ class Place:
     number: int
     """Of this node in the log and in the bucket; a node that replaces it has the same."""
     rank: int
-    """The same as its number, unless an elastic program has lost nodes."""
+    """The same as its number, unless a range of nodes has lost some."""
     start: int
     """0, and 1 more each time that the program is started again on all nodes."""
-    address: str
-    """Of this node."""
     addresses: tuple[str, ...]
     """Of the nodes that begin together, by rank."""
     gpus: int
@@ -109,6 +123,11 @@ class Place:
         """Address of the node with rank 0."""
         return self.addresses[0]
 
+    @property
+    def port(self) -> int:
+        """Another one at each start: what is left of the one before must not meet the new one."""
+        return MASTER_PORT + self.start % 100
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
@@ -122,37 +141,28 @@ class Ended:
     """It was told to end: another node failed, or this one must go."""
     was_replaced: bool = False
     """Another job has taken over the files of this node."""
+    errors: tuple[Error, ...] = ()
+    """What its processes have noted."""
+    last_error: str = ""
+    """Of its log."""
 
 
-def rendezvous_id(run: str, start: int) -> str:
-    """Under which the torchruns of one start meet at the store."""
-    return f"{run}-{start}"
-
-
-def launcher_environment(order: Order, place: Place) -> dict[str, str]:
+def launcher_environment(place: Place) -> dict[str, str]:
     """The variables from which launchers and programs learn about the other nodes.
 
-    ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` are there only where each of several nodes has a
-    single process: elsewhere a launcher must start the processes, and it numbers them.
+    The five ``PET_`` variables are torchrun's static rendezvous: its nodes are numbered by what
+    they are told. ``RANK``, ``WORLD_SIZE`` and ``LOCAL_RANK`` are there only where each of several
+    nodes has a single process: elsewhere a launcher must start the processes, and it numbers them.
     """
     per_node = max(1, place.gpus)
-    is_elastic = order.nodes.low != order.nodes.high
     found = {
-        "PET_NNODES": str(order.nodes),
+        "PET_NNODES": str(place.num_nodes),
         "PET_NPROC_PER_NODE": str(per_node),
-        # Not PET_RDZV_CONF is_host=false: a program with an endpoint of its own needs a host.
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{order.rendezvous}:{order.rendezvous_port}",
-        "PET_RDZV_ID": rendezvous_id(order.run, place.start),
-        # Else its full name, which other nodes may not be able to resolve.
-        "PET_LOCAL_ADDR": place.address,
-        # In which order torchrun numbers them, see containers.program.torchruns.
-        NODES: ",".join(place.addresses),
-        # Or processes that torchrun starts again hang: the store has the keys of the first ones.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PET_NODE_RANK": str(place.rank),
+        "PET_MASTER_ADDR": place.master,
+        "PET_MASTER_PORT": str(place.port),
         "MASTER_ADDR": place.master,
-        # Another port at each start: the one before may not be free yet.
-        "MASTER_PORT": str(MASTER_PORT + place.start % 100),
+        "MASTER_PORT": str(place.port),
         "NODE_RANK": str(place.rank),
         "NUM_NODES": str(place.num_nodes),
         "GPUS_PER_NODE": str(place.gpus),
@@ -161,10 +171,6 @@ def launcher_environment(order: Order, place: Place) -> dict[str, str]:
     if not place.gpus:
         # Else accelerate, and with it the Trainer, starts no process group without a GPU.
         found["ACCELERATE_USE_CPU"] = "true"
-    if is_elastic:
-        found["PET_MAX_RESTARTS"] = str(ELASTIC_RESTARTS)
-    else:
-        found["PET_NODE_RANK"] = str(place.rank)
     if per_node == 1 and place.num_nodes > 1:
         found |= {
             "WORLD_SIZE": str(place.num_nodes),
@@ -191,7 +197,7 @@ def accelerate_config(place: Place) -> str:
         "num_processes": per_node * place.num_nodes,
         "machine_rank": place.rank,
         "main_process_ip": place.master,
-        "main_process_port": MASTER_PORT + place.start % 100,
+        "main_process_port": place.port,
         "main_training_function": "main",
         "mixed_precision": "no",
         "rdzv_backend": "static",
@@ -235,15 +241,15 @@ class Launcher:
     Its methods are called from several threads at once.
     """
 
-    def __init__(self, order: Order, *, folder: str = "") -> None:
+    def __init__(self, told: LaunchSpec, *, folder: str = "") -> None:
         """``folder``: below which the program works; by default one of this node."""
-        self._order = order
+        self._told = told
         self._base = Path(folder or default_folder())
         self._work, self._output = self._base / WORK, self._base / OUTPUT
+        self._errors, self._last_error = self._base / "errors", LastError()
         self._log: NodeLog | None = None
         self._mirror: Mirror | None = None
         self._program: Program | None = None
-        self._place: Place | None = None
         self._told_at: float | None = None
         self._kill_at = float("inf")
         self._lock = threading.Lock()
@@ -258,7 +264,7 @@ class Launcher:
 
     def address(self) -> str:
         """This node's, as the others reach it; also shows that the node is alive."""
-        return machine.address_towards(self._order.rendezvous)
+        return machine.address_towards(self._told.address)
 
     def prepare(self, place: Place) -> bool:
         """Bring the code and the files of the run to this node; again before each start.
@@ -278,15 +284,16 @@ class Launcher:
             shutil.rmtree(self._base, ignore_errors=True)
             self._work.mkdir(parents=True, exist_ok=True)
             self._output.mkdir(exist_ok=True)
-            if self._order.archive:
-                code.unpack(Path(self._order.archive), self._work)
+            if self._told.archive:
+                code.unpack(Path(self._told.archive), self._work)
         if place.files:
             self._mirror = open_mirror(
                 {WORK: self._work, OUTPUT: self._output},
-                f"{self._order.storage}/{runs.output_prefix(self._order.run)}",
+                f"{self._told.storage}/{runs.output_prefix(self._told.run)}",
                 node=place.number,
                 say=self._log.write,
-                on_replaced=self.replaced,
+                # What the program computes from now on would be lost.
+                on_replaced=lambda: self.stop(times.COMMAND_STOP_S),
             )
             try:
                 self._mirror.restore(place.files, should_stop=self._is_broken_off.is_set)
@@ -301,11 +308,6 @@ class Launcher:
             self.stop(times.COMMAND_STOP_S)
             self._end.wait()
 
-    def renumber(self, files: Start) -> None:
-        """Keep the files of a program that goes on in a new start: nodes have joined or left."""
-        if self._mirror is not None:
-            self._mirror.renumber(files)
-
     def break_off(self) -> None:
         """End what ``prepare`` is doing: the job has to end."""
         self._is_broken_off.set()
@@ -316,41 +318,49 @@ class Launcher:
         Raises:
             InputError: there is no such program.
         """
-        work, log = self._work, self._log
-        assert log is not None, "prepare() comes first"
+        work = self._work
+        shutil.rmtree(self._errors, ignore_errors=True)
+        self._errors.mkdir()
+        self._last_error = LastError()
         home = self._base / "huggingface"  # nothing of it is kept
         config = home / "accelerate" / "default_config.yaml"
         config.parent.mkdir(parents=True, exist_ok=True)
         config.write_text(accelerate_config(place), encoding="utf-8")
         own = base_environment(os.environ)
-        of_user = self._order.variables.get("PYTHONPATH")
+        of_user = self._told.variables.get("PYTHONPATH")
         # A sitecustomize of the user's comes after ours, which runs it.
         paths = (str(STARTUP), str(work), of_user, own.get("PYTHONPATH"))
         environment = {
             **own,
-            **launcher_environment(self._order, place),
+            **launcher_environment(place),
             **huggingface_environment(own, home),
-            ENV_RUN: self._order.run,
+            ENV_RUN: self._told.run,
             ENV_OUTPUT: str(self._output),
+            ENV_ERRORS: str(self._errors),
             ENV_NOTICE: str(self._notice_file),
-            **self._order.variables,
+            **self._told.variables,
             "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         }
-        self._end_program()
         with self._lock:
             try:
                 self._program = Program(
-                    self._order.words, folder=work, environment=environment, emit=log.write
+                    self._told.words, folder=work, environment=environment, emit=self._hear
                 )
             except OSError as error:
-                word = self._order.words[0]
+                word = self._told.words[0]
                 raise InputError(f"{word} cannot be run: {error.strerror}") from None
-            self._place, self._ended, self._told_at = place, None, None
+            self._ended, self._told_at = None, None
             self._kill_at = float("inf")
             self._end.clear()
-        threading.Thread(target=self._watch, args=(self._program,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(self._program, place), daemon=True).start()
         if self._notice.is_set():
             self.stop(self._seconds_left())
+
+    def _hear(self, line: str) -> None:
+        """A line that the program has printed."""
+        assert self._log is not None, "prepare() comes first"
+        self._log.write(line)
+        self._last_error.hear(line)
 
     def wait(self) -> Ended:
         """How the program that was started last has ended, once it has."""
@@ -376,10 +386,6 @@ class Launcher:
     def host_faults(self) -> list[str]:
         """Faults of this node's host, which is checked now; see ``contract.host_check``."""
         return host_check.ask()
-
-    def replaced(self) -> None:
-        """End the program: another job has the files now, and what it computes would be lost."""
-        self.stop(times.COMMAND_STOP_S)
 
     def close(self) -> None:
         """End the threads of this launcher, whose program has ended."""
@@ -409,14 +415,21 @@ class Launcher:
         if self._mirror is not None:
             self._mirror.hurry(within_s)
 
-    def _watch(self, program: Program) -> None:
+    def _watch(self, program: Program, place: Place) -> None:
         """Wait for the program's end, and bring it about where it does not come."""
         program.wait(lambda: self._kill_at)
         at, was_told = time.time(), self._told_at is not None
         # What outlives a program that has ended by itself is not waited for.
         code = program.end(lambda: self._kill_at if was_told else 0.0)
         was_replaced = self._mirror is not None and self._mirror.is_replaced
-        ended = Ended(code=code, at=at, was_told=was_told, was_replaced=was_replaced)
+        ended = Ended(
+            code=code,
+            at=at,
+            was_told=was_told,
+            was_replaced=was_replaced,
+            errors=errors_in(self._errors, place.number),
+            last_error=self._last_error.line,
+        )
         with self._lock:
             self._ended = ended
         if self._notice.is_set():
@@ -454,58 +467,6 @@ def default_folder() -> Path:
     return Path(tempfile.gettempdir()) / "train"
 
 
-ENV_PROGRAM: Final = "TRAIN_PROGRAM"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchSpec:
-    """Launch parameters that the head of a job passes to ``containers.program.nodes``."""
-
-    run: str
-    words: tuple[str, ...]
-    workers: Range
-    """Worker nodes."""
-    variables: Mapping[str, str]
-    capacity_wait_s: float
-    """How long lost nodes are waited for."""
-    address: str
-    """Of the head."""
-    rendezvous_port: int = RENDEZVOUS_PORT
-    archive: str = ""
-    """As in ``Order``."""
-    storage: str = ""
-    """The same."""
-    deadline: float = math.inf
-    """Unix time at which the job is told to end."""
-
-    def order(self, *, nodes: Range, port: int) -> Order:
-        """What its launcher is told on each node; ``port`` is that of the rendezvous store."""
-        return Order(
-            run=self.run,
-            words=self.words,
-            variables=self.variables,
-            nodes=nodes,
-            rendezvous=self.address,
-            rendezvous_port=port,
-            archive=self.archive,
-            storage=self.storage,
-        )
-
-    def to_json(self) -> str:
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return json.dumps(
-            values | {"workers": str(self.workers), "variables": dict(self.variables)}
-        )
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Raises KeyError, TypeError or ValueError where it is not what ``to_json`` writes."""
-        values = json.loads(text)
-        values["words"] = tuple(values["words"])
-        values["workers"] = Range.parse(str(values["workers"]), option="workers")
-        return cls(**values)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadProgram:
     """What the command on the head is started with."""
@@ -516,6 +477,8 @@ class HeadProgram:
     """Variables, beside those of the node."""
     mirror: Mirror | None
     """Its files; None where they are not kept."""
+    errors: Path | None = None
+    """Where its processes note why they fail."""
 
 
 def prepare_head(
@@ -541,8 +504,8 @@ def prepare_head(
     if not storage.startswith("s3://") or own.folder is None:
         return HeadProgram(folder=own.folder, environment=own.environment, mirror=None)
     folders = {WORK: own.folder, OUTPUT: place / OUTPUT}
-    names = place / "names"
-    for folder in (*folders.values(), names):
+    names, errors = place / "names", place / "errors"
+    for folder in (*folders.values(), names, errors):
         folder.mkdir(exist_ok=True)
     given = {
         ENV_RUN: spec.run,
@@ -571,7 +534,9 @@ def prepare_head(
             # What can never be had, the head reports.
             "RAY_SCHEDULER_EVENTS": "0",
             ENV_RAY_NAMES: str(names),
+            ENV_ERRORS: str(errors),
             ENV_OUTPUT: str(folders[OUTPUT]),
         },
         mirror=make_mirror(folders, f"{storage}/{runs.output_prefix(spec.run)}"),
+        errors=errors,
     )

@@ -6,7 +6,7 @@ from typing import Any, Final
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from containers.program.launch import Launcher, Order
+from containers.program.launch import Launcher, LaunchSpec
 
 #: What ``ray.nodes()`` calls the head.
 _HEAD: Final = "node:__internal_head__"
@@ -36,15 +36,14 @@ def alive() -> list[NodeInfo]:
         for each in ray.nodes()
         if each["Alive"]
     ]
-    # A head that only coordinates has no CPUs to hand out. By address, as a torchrun that is not
-    # told otherwise numbers nodes that meet at a store.
+    # A head that only coordinates has no CPUs to hand out.
     return sorted(
         (node for node in found if node.cpus),
         key=lambda node: (node.address, not node.is_head, node.id),
     )
 
 
-def start_launcher(order: Order, node: NodeInfo) -> Any:
+def start_launcher(told: LaunchSpec, node: NodeInfo) -> Any:
     """An actor that holds all of a node, so that nothing else is placed there."""
     return (
         ray.remote(Launcher)
@@ -54,5 +53,5 @@ def start_launcher(order: Order, node: NodeInfo) -> Any:
             max_concurrency=16,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
         )
-        .remote(order)
+        .remote(told)
     )

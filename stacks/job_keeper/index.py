@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 
-from contract import runs, times
+from contract import exits, runs, times
 from contract.errors import InputError
 from contract.job import (
     JobSpec,
@@ -68,6 +68,10 @@ GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
 FAMILIES = os.environ.get("FAMILIES", "").split()
 #: By which EC2 Auto Scaling marks the instances of a group.
 GROUP_TAG = "aws:autoscaling:groupName"
+#: Ends of which the head tells more, and the first words of what it says.
+_TOLD_BY_HEAD = {JobStatus.FILES_LOST: "files lost", JobStatus.FAILED: "failed"}
+#: Exit codes that say it all, or of a head that could say nothing.
+_NOT_TOLD = (None, exits.ASKS_TOO_MUCH, exits.KILLED)
 #: Status of an execution that there is not.
 UNKNOWN = "unknown"
 
@@ -369,14 +373,14 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> None:
         print(f"{job} has its record already")
 
 
-def lost_files(run: str, job: str) -> str:
-    """The files that a job could not save, in the words of its head; any job can write them."""
+def told_by_head(run: str, job: str) -> str:
+    """Why a job has ended, in the words of its head, which any job can write; empty: none."""
     s3 = boto3.client("s3")
     try:
-        found = s3.get_object(Bucket=BUCKET, Key=runs.job_lost_files(run, job))["Body"]
+        found = s3.get_object(Bucket=BUCKET, Key=runs.job_reason(run, job))["Body"]
         said = found.read(1000).decode(errors="replace")
     except s3.exceptions.ClientError:
-        return "its log names them"
+        return ""
     return "".join(each if each.isprintable() else "?" for each in said)
 
 
@@ -395,8 +399,11 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         attempts=spec.attempts if spec else 1,
     )
     try:
-        if outcome.status == JobStatus.FILES_LOST and spec:
-            outcome = replace(outcome, reason=f"files lost: {lost_files(spec.run, job)}")
+        begins = _TOLD_BY_HEAD.get(outcome.status)
+        if begins and spec and outcome.exit_code not in _NOT_TOLD:
+            reason = told_by_head(spec.run, job)
+            # What the attempt before this one has said may be there still.
+            outcome = replace(outcome, reason=reason) if reason.startswith(begins) else outcome
         if not outcome.again:
             outcome = replace(
                 outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]

@@ -537,6 +537,11 @@ def saved(s3: S3) -> dict[str, str]:
     return saved_in(s3, "r1")
 
 
+def told(s3: S3) -> str:
+    """The reason of the job, as its head has told it."""
+    return s3.objects["runs/r1/jobs/r1-20261121-0900-abcd.reason"].decode()
+
+
 class Refusing(S3):
     """A bucket that refuses so many uploads before it takes them."""
 
@@ -560,8 +565,11 @@ def test_a_program_on_the_head_whose_last_files_are_not_saved_has_not_succeeded(
     own = on_head(s3, monkeypatch, "sh", "-c", script, clock=FakeClock())
     assert own.run() == (exits.FILES_LOST if own_code == 0 else own_code)
     what = ", ".join(f"work/result-{number}" for number in range(1, 6)) + " and 2 more"
-    assert f"not saved: 7 files: {what}" in capfd.readouterr().err
-    assert s3.objects["runs/r1/jobs/r1-20261121-0900-abcd.lost"].decode() == f"7 files: {what}"
+    assert f"files lost: 7 files: {what}" in capfd.readouterr().err
+    reason = f"files lost: 7 files: {what}"
+    if own_code:
+        reason = "failed: exit code 3; trainctl logs r1"
+    assert told(s3) == reason
 
 
 @pytest.mark.parametrize(("lasts", "code"), [(600, exits.OK), (5, exits.FILES_LOST)])
@@ -608,8 +616,16 @@ def test_a_program_on_the_head_ends_when_another_job_takes_over_its_files(
         thread.join(60)
     assert codes == [exits.FILES_LOST]
     assert "another job has taken over the files" in capfd.readouterr().err
-    lost = s3.objects["runs/r1/jobs/r1-20261121-0900-abcd.lost"]
-    assert lost == b"another job has taken over the files of the run"
+    assert told(s3) == "files lost: another job has taken over the files of the run"
+
+
+def test_the_reason_of_a_program_on_the_head_that_fails_is_its_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3 = S3()
+    script = "def f():\n    raise ValueError('shapes do not match')\nf()"
+    assert on_head(s3, monkeypatch, sys.executable, "-c", script).run() == exits.FAILED
+    assert told(s3) == "failed: ValueError: shapes do not match (<string>:2); trainctl logs r1"
 
 
 def test_a_program_on_the_head_gets_back_what_it_wrote_at_an_earlier_attempt(

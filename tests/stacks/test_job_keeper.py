@@ -436,21 +436,28 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("code", "said", "reason"),
     [
-        ("7 files of node 1: output/a", "files lost: 7 files of node 1: output/a"),
-        ("\x1b]0;x\x07" + "y" * 2000, "files lost: ?]0;x?" + "y" * 994),
-        (None, "files lost: its log names them"),
+        (74, "files lost: 7 files of node 1: output/a", "files lost: 7 files of node 1: output/a"),
+        (74, "files lost\x1b]0;x\x07" + "y" * 2000, "files lost?]0;x?" + "y" * 984),
+        (74, "failed on node 1: by the attempt before", "files lost"),
+        (74, None, "files lost"),
+        (3, "failed on node 1, rank 1: ValueError: no", "failed on node 1, rank 1: ValueError: no"),
+        (3, "succeeded", "failed: user code exit 3"),
+        (3, None, "failed: user code exit 3"),
+        (78, "failed: by the attempt before", "failed: asks for more than the job can have"),
+        (0, "failed: by the attempt before", "succeeded"),
     ],
 )
-def test_files_that_were_lost_are_named_in_the_outcome(
-    keeper: ModuleType, aws: Aws, said: str | None, reason: str
+def test_the_outcome_has_the_reason_that_the_head_has_told(
+    keeper: ModuleType, aws: Aws, code: int, said: str | None, reason: str
 ) -> None:
     if said is not None:
-        aws.objects["runs/r1/jobs/j1.lost"] = said
-    event = ended(head(74)) | {"Deadline": time.time() - 1}  # it was tried until then
+        aws.objects["runs/r1/jobs/j1.reason"] = said
+    # Files were tried until the deadline.
+    event = ended(head(code)) | ({"Deadline": time.time() - 1} if code == 74 else {})
     found = keeper.handler(event, None)
-    assert (found["status"], found["reason"], found["exit_code"]) == ("files_lost", reason, 74)
+    assert (found["reason"], found["exit_code"]) == (reason, code)
     assert aws.objects["runs/r1/jobs/j1.json"]["reason"] == reason
 
 

@@ -263,7 +263,7 @@ def test_what_a_job_needs_is_allowed(deployed: Deployed) -> None:
     assert deployed.may(machine, "ecs:RunTask", named["job_task"], **of_cluster)
     keeper = deployed.role("JobsKeeperRole")
     assert deployed.may(keeper, "s3:PutObject", f"{named['bucket']}/runs/r/jobs/j.json")
-    assert deployed.may(keeper, "s3:GetObject", f"{named['bucket']}/runs/r/jobs/j.lost")
+    assert deployed.may(keeper, "s3:GetObject", f"{named['bucket']}/runs/r/jobs/j.reason")
     worker = deployed.role("NodesWorkerRole")
     assert deployed.may(worker, "s3:PutObject", f"{named['bucket']}/runs/r/result.json")
     host = deployed.role("ClusterHostRole")

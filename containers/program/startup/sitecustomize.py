@@ -1,76 +1,27 @@
 """Python imports this by itself at its start, where this folder is on PYTHONPATH.
 
 That is so for a job's own program, on the head and on all nodes, and for what it starts, also
-through Ray. Its Ray Train and Ray Tune get the defaults of ``containers/program/ray_defaults.py``,
-its torchruns ids of their own (``torchruns.py``); what it prints is written line by line. Files are
-found by their place, because a user's code may have a package called ``containers``.
+through Ray. An exception that nothing catches is noted for the job's outcome
+(``containers/program/cause.py``); what the program prints is written line by line; Ray gets the
+defaults of ``containers/program/ray_defaults.py``. That file is found by its place, because a
+user's code may have a package called ``containers``.
 """
+
+# ruff: noqa: UP006, UP035, UP045 -- a program may bring a Python of 3.8
 
 import importlib.machinery
 import importlib.util
 import io
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import MetaPathFinder
 from pathlib import Path
-from types import ModuleType
-from typing import Final
+from types import TracebackType
+from typing import Any, Optional, Type
 
 _HERE = Path(__file__).resolve().parent
-#: File -> what to do where a module that it changes is of a version that it does not know.
-_CHANGED = {
-    "ray_defaults": "give storage_path and name in the program's RunConfig",
-    "torchruns": "give each torchrun of the job an --rdzv-id of its own",
-}
 
 
-#: Module -> what changes it.
-_Changes = Mapping[str, Callable[[ModuleType], None]]
-
-
-def _install(changes: _Changes, otherwise: str) -> None:
-    """Make changes from now on.
-
-    Args:
-        changes: to modules that have not been imported yet.
-        otherwise: what a user is told to do where a module is of another version, which cannot be
-            changed.
-    """
-    sys.meta_path.insert(0, _Finder(changes, otherwise))
-
-
-class _Finder(MetaPathFinder):
-    def __init__(self, changes: _Changes, otherwise: str) -> None:
-        self._changes: Final = changes
-        self._otherwise: Final = otherwise
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        change = self._changes.get(fullname)
-        if change is None:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        if spec is None or spec.loader is None:
-            return spec
-        run: Callable[[ModuleType], None] = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            try:
-                change(module)
-            except (AttributeError, ImportError, TypeError) as error:
-                print(
-                    f"This version of {fullname} cannot be changed ({error}): {self._otherwise}",
-                    file=sys.stderr,
-                )
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
-
-
-def _load(name: str, file: str | Path) -> None:
+def _load(name: str, file: Any) -> None:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is not None and spec.loader is not None:
         module = importlib.util.module_from_spec(spec)
@@ -93,11 +44,55 @@ def _print_whole_lines() -> None:
             stream.reconfigure(line_buffering=True, write_through=False)
 
 
+def _note_errors(folder: str) -> None:
+    """Write an exception that nothing catches to a file, in one line, before it is printed."""
+    printed = sys.excepthook
+
+    def note(
+        kind: Type[BaseException], value: BaseException, where: Optional[TracebackType]
+    ) -> None:
+        try:
+            import json
+            import re
+            import time
+            import traceback
+
+            text, rank, name = str(value).strip(), os.environ.get("RANK", ""), f"{kind.__name__}: "
+            frames = [(each.filename, each.lineno) for each in traceback.extract_tb(where)]
+            said = text.partition("\n")[0]
+            # Of a process that was killed, only torchrun tells.
+            killed = re.search(r"Root Cause.*?rank +: (\d+).*?(SIG(?!TERM)[A-Z]+)", text, re.DOTALL)
+            if killed:
+                rank, name, said, frames = killed[1], "", f"killed by {killed[2]}", []
+            # A worker of a DataLoader or of Ray: its own traceback is in the text.
+            elif others := re.findall(r' File "(.+)", line (\d+)', text):
+                name, said, frames = "", text.rpartition("\n")[2], others
+            skip = re.compile(rf"site-packages|<frozen|{re.escape(sys.base_prefix)}")
+            own = [each for each in frames if not skip.search(each[0])]
+            place = f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
+            noted = {
+                "at": time.time(),
+                "rank": rank,
+                "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
+                "line": f"{name}{said[:200]}{place}",
+            }
+            path = Path(folder) / f"{os.getpid()}.json"
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps(noted), encoding="utf-8")
+            new.replace(path)  # whole, or not there
+        except Exception:  # the program's own error must be printed
+            pass
+        printed(kind, value, where)
+
+    sys.excepthook = note
+
+
 _print_whole_lines()
-for _name, _otherwise in _CHANGED.items():
-    _load(f"_train_{_name}", _HERE.parent / f"{_name}.py")
-    if (_changes := sys.modules[f"_train_{_name}"]).is_needed():
-        _install(_changes.CHANGES, _otherwise)
+# As in contract.nodes; a test compares them.
+if _errors := os.environ.get("TRAIN_ERRORS"):
+    _note_errors(_errors)
+if os.environ.get("TRAIN_RAY_STORAGE"):
+    _load("_train_ray_defaults", _HERE.parent / "ray_defaults.py")
 
 # Python takes the first one that it finds; the user's code or the system may have another.
 _others = [path for path in sys.path if Path(path or ".").resolve() != _HERE]

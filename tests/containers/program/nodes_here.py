@@ -115,7 +115,9 @@ class RunInThread(Run):
         self._group = group.Group(told)
         self._code: int | None = None
         self._before: Any = say
+        self.reasons: list[str] = []
         setattr(group, "say", lambda text: self.said.append(f"node: {text}"))  # noqa: B010
+        self._group.report = self.reasons.append  # type: ignore[method-assign, assignment]
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -235,7 +237,6 @@ class LocalNodes:
             variables={"OMP_NUM_THREADS": "1", "PATH": PATH, **(variables or {})},
             capacity_wait_s=capacity_wait_s,
             address=self.address.rpartition(":")[0],
-            rendezvous_port=0,
         )
 
     def close(self) -> None:

@@ -13,8 +13,8 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from containers.program import bucket, launch, nodes, ray_nodes
-from containers.program.launch import Ended, Launcher, LaunchSpec, Order, rendezvous_id
-from containers.program.nodes import Group, Seat
+from containers.program.launch import Ended, Launcher, LaunchSpec
+from containers.program.nodes import Group, Next, Seat
 from containers.program.ray_nodes import NodeInfo, alive
 from containers.program.rounds import Start
 from contract import exits, times
@@ -86,9 +86,9 @@ class Ray:
             for name in self.there
         ]
 
-    def start_launcher(self, order: Order, node: NodeInfo) -> Actor:
+    def start_launcher(self, told: LaunchSpec, node: NodeInfo) -> Actor:
         folder = self.folder / f"{len(self.actors)}-{node.id}"
-        actor = self.there[node.id] = Actor(Launcher(order, folder=str(folder)))
+        actor = self.there[node.id] = Actor(Launcher(told, folder=str(folder)))
         self.actors.append(actor)
         self.prepare(node.id, actor)
         return actor
@@ -133,7 +133,6 @@ def group(script: str, *, workers: str = "2", capacity_wait_s: float = 30) -> Gr
             variables={},
             capacity_wait_s=capacity_wait_s,
             address="127.0.0.1",
-            rendezvous_port=0,
         )
     )
 
@@ -291,7 +290,7 @@ def test_the_last_files_have_as_long_as_they_need_unless_the_job_must_end(
     running.run()
     (saved,) = [given for name, given in ray.actors[0].called if name == "save"]
     assert saved == ((60,) if is_told else (None,))
-    assert hurried.is_set() is not is_told
+    assert hurried.is_set()
     what = "not saved: 1 files of node 0: work/last\n"
     assert (what in capfd.readouterr().err) is not is_told
 
@@ -313,9 +312,6 @@ class Files:
         return not self.lost
 
     def restore(self, start: Start, **_: object) -> None:
-        self.starts.append(start)
-
-    def renumber(self, start: Start) -> None:
         self.starts.append(start)
 
     def start(self) -> None: ...
@@ -342,8 +338,8 @@ class Stored:
         self.group._told = told
 
         def report(what: str, *, storage: str, run: str, job: str) -> None:
-            assert storage == "s3://bucket"
-            self.reported.append((what, run, job))
+            if storage:
+                self.reported.append((what, run, job))
 
         def open_mirror(*_: object, node: int, **__: object) -> Files:
             return [*files.values()][node]
@@ -351,33 +347,9 @@ class Stored:
         s3 = S3()
         monkeypatch.setattr(bucket, "_client", lambda: s3)
         monkeypatch.setattr(launch, "open_mirror", open_mirror)
-        monkeypatch.setattr(nodes, "report_lost", report)
+        monkeypatch.setattr(nodes, "report", report)
         monkeypatch.setenv(ENV_JOB, "j1")
         add(ray, *(files if not workers else [*files][:2]))
-
-
-def test_nodes_of_an_elastic_program_are_told_when_others_leave_or_join(
-    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    end = tmp_path / "end"
-    script = f"until test -e {end}; do sleep 0.05; done"
-    first, second = Files(lost=[]), Files(lost=[])
-    here = Stored(ray, monkeypatch, script, "1:2", a=first, b=second)
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(here.group.run()), daemon=True)
-    thread.start()
-    wait_until(lambda: [seat.is_running for seat in here.group._seats] == [True, True])
-    here.group._store.set(f"torch.rendezvous.{rendezvous_id('r1', 0)}", "")  # as a torchrun does
-    ray.there.pop("b").lose()
-    wait_until(lambda: len(first.starts) == 2)
-    add(ray, "c")
-    wait_until(lambda: len(first.starts) == 4)
-    end.touch()
-    thread.join(30)
-    assert codes == [exits.OK]
-    told = [(start.number, start.nodes, start.is_joined) for start in first.starts]
-    assert told == [(1, (0, 1), False), (2, (0,), False), (3, (0,), True), (4, (0, 1), False)]
-    assert [start.number for start in second.starts] == [1, 3, 4]
 
 
 def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(
@@ -388,7 +360,7 @@ def test_a_program_whose_last_files_are_not_saved_has_not_succeeded(
     here = Stored(ray, monkeypatch, "true", **files)
     assert here.group.run() == exits.FILES_LOST
     named = "output/0, output/1, output/2, output/3, output/4 and 2 more"
-    assert here.reported == [(f"7 files of node 1: {named}", "r1", "j1")]
+    assert here.reported == [(f"files lost: 7 files of node 1: {named}", "r1", "j1")]
     (limit,) = files["b"].limits
     left = here.deadline - time.time()
     assert left - 70 < (limit or 0) < left - 50, "over before the head ends the job"
@@ -399,7 +371,8 @@ def test_a_program_that_has_failed_keeps_its_exit_code_where_files_are_lost(
 ) -> None:
     here = Stored(ray, monkeypatch, "exit 3", a=Files(lost=["output/last"]))
     assert here.group.run() == 3
-    assert here.reported == []
+    reason = "failed on node 0: exit code 3; trainctl logs r1 --node 0"
+    assert here.reported == [(reason, "r1", "j1")]
 
 
 @pytest.mark.parametrize("code", [exits.FILES_LOST, exits.NO_CAPACITY])
@@ -429,7 +402,7 @@ def test_a_node_that_goes_after_its_program_has_ended_has_saved_its_files_or_los
     end.touch()
     thread.join(30)
     assert codes == [exits.OK if has_saved else exits.FILES_LOST]
-    lost = [("the last files of node 1, which is lost", "r1", "j1")]
+    lost = [("files lost: the last files of node 1, which is lost", "r1", "j1")]
     assert here.reported == ([] if has_saved else lost)
 
 
@@ -444,77 +417,17 @@ def test_a_program_ends_on_all_nodes_when_another_job_takes_over_the_files_of_on
     thread.start()
     wait_until(lambda: all((tmp_path / f"up-{rank}").exists() for rank in (0, 1)))
     files["b"].is_replaced = True
-    ray.there["b"].launcher.replaced()
+    ray.there["b"].launcher.stop(20)  # as its mirror does
     thread.join(30)
     assert codes == [exits.FILES_LOST]
     assert all((tmp_path / f"told-{rank}").exists() for rank in (0, 1))
-    assert here.reported == [("another job has taken over the files of the run", "r1", "j1")]
+    assert here.reported == [
+        ("files lost: another job has taken over the files of the run", "r1", "j1")
+    ]
 
 
-def test_a_replacement_does_not_get_the_number_of_a_node_that_still_saves(ray: Ray) -> None:
-    running = group("true", workers="1:2")
-    running._nodes = Range(1, 2)
-    add(ray, "a", "b")
-    running._take(ray.alive())
-    first, second = running._seats
-    assert (first.number, second.number) == (0, 1)
-    running._seats.remove(second)
-    running._gone.append(second)
-    running._leaving.add(second.node.id)
-    second.wait = Future()
-    add(ray, "c", "d")
-    del ray.there["b"]
-    running._nodes = Range(1, 2)
-    running._take(ray.alive())
-    third = running._seats[-1]
-    assert third.number == 2
-    running._seats.remove(third)
-    second.wait.set_result(None)
-    running._take([node for node in ray.alive() if node.id == "d"])
-    assert [seat.number for seat in running._seats] == [0, 1]
-
-
-def test_a_node_that_restores_its_files_while_it_joins_holds_nothing_up(
-    ray: Ray, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    restored, end = threading.Event(), tmp_path / "end"
-
-    def prepare(name: str, actor: Actor) -> None:
-        if name == "b":
-            actor.before["prepare"] = lambda: wait_until(restored.is_set)
-
-    add(ray, "a")
-    ray.prepare = prepare
-    script = f"touch {tmp_path}/up-$NODE_RANK; until test -e {end}; do sleep 0.05; done"
-    running = group(script, workers="1:3")
-    running._seen_at, running._num_seen = -100.0, 1  # nothing is waited for before the start
-    codes: list[int] = []
-    thread = threading.Thread(target=lambda: codes.append(running.run()), daemon=True)
-    thread.start()
-    wait_until((tmp_path / "up-0").exists)
-    running._store.set(f"torch.rendezvous.{rendezvous_id('r1', 0)}", "")  # as a torchrun does
-    add(ray, "b")
-    wait_until(lambda: any(seat.node.id == "b" for seat in running._joining))
-    # Another one that joins is not kept waiting, and its loss is seen.
-    add(ray, "c")
-    wait_until(lambda: any(seat.node.id == "c" and seat.is_running for seat in running._seats))
-    lost = ray.there.pop("c")
-    lost.lose()
-    wait_until(lambda: [seat.node.id for seat in running._seats] == ["a"])
-    assert not restored.is_set()
-    restored.set()
-    wait_until(lambda: [seat.node.id for seat in running._seats if seat.is_running] == ["a", "b"])
-    end.touch()
-    thread.join(30)
-    assert codes == [exits.OK]
-    said = capfd.readouterr().err
-    assert "the program goes on with 1 node\n" in said
-    assert "started again" not in said
-
-
-@pytest.mark.parametrize("is_joining", [False, True])
 def test_a_stop_does_not_wait_for_files_that_are_restored(
-    ray: Ray, tmp_path: Path, is_joining: bool, capfd: pytest.CaptureFixture[str]
+    ray: Ray, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     restoring = threading.Event()
 
@@ -526,25 +439,19 @@ def test_a_stop_does_not_wait_for_files_that_are_restored(
         if name == "b":
             actor.launcher.prepare = restore  # type: ignore[method-assign, assignment]
 
-    add(ray, "a", *([] if is_joining else "b"))
+    add(ray, "a", "b")
     ray.prepare = prepare
-    script = f"trap 'touch {tmp_path}/told; exit 0' TERM; touch {tmp_path}/up; "
-    running = group(f"{script} while :; do sleep 0.05; done", workers="1:2" if is_joining else "2")
-    running._seen_at, running._num_seen = -100.0, 1
+    running = group(f"touch {tmp_path}/up; while :; do sleep 0.05; done")
     codes: list[int] = []
     thread = threading.Thread(target=lambda: codes.append(running.run()), daemon=True)
     thread.start()
-    if is_joining:
-        wait_until((tmp_path / "up").exists)
-        running._store.set(f"torch.rendezvous.{rendezvous_id('r1', 0)}", "")
-        add(ray, "b")
     assert restoring.wait(30)
     began = time.monotonic()
     running.stop()
     thread.join(120)
     assert time.monotonic() - began < 60
     assert codes == [exits.TERMINATED]
-    assert (tmp_path / "told").exists() is is_joining, "the program ran, and was told to end"
+    assert not (tmp_path / "up").exists()
     assert "started again" not in capfd.readouterr().err
 
 
@@ -554,16 +461,18 @@ def test_nodes_that_do_not_answer_are_waited_for_together(
     add(ray, "a")
     monkeypatch.setattr(times, "COMMAND_STOP_S", 1.0)
     monkeypatch.setattr(nodes, "ANSWER_S", 1.0)
+    told, (node,) = group("true")._told, ray.alive()
     some = [
-        Seat(number=number, node=ray.alive()[0], launcher=None, wait=Ref()) for number in range(20)
+        Seat(number=number, node=node, launcher=ray.start_launcher(told, node), wait=Ref())
+        for number in range(20)
     ]
-    told = Ended(code=0, at=0.0, was_told=True)
-    some[-1].wait.set_result(told)
+    last = Ended(code=0, at=0.0, was_told=True)
+    some[-1].wait.set_result(last)
     began = time.monotonic()
-    nodes.wait_for_end(some)
+    nodes.end_programs(some)
     assert time.monotonic() - began < 15, "each by itself would take 38 s together"
-    assert [seat.ended for seat in some] == [None] * 19 + [told]
-    assert not any(seat.is_running for seat in some)
+    assert [seat.ended for seat in some] == [None] * 19 + [last]
+    assert not any(seat.wait for seat in some)
 
 
 def test_a_program_that_failed_beside_a_bad_gpu_is_started_again_on_another_host(
@@ -595,3 +504,111 @@ def test_a_program_that_failed_by_itself_is_not_started_again(ray: Ray) -> None:
     assert group("exit 9").run() == 9
     assert len(ray.actors) == 2
     assert any(name == "host_faults" for name, _ in ray.actors[0].called)
+
+
+# --- decisions ------------------------------------------------------------------------------------
+OK = Ended(code=0, at=1.0, was_told=False)
+FAILED = Ended(code=3, at=1.0, was_told=False)
+TOLD = Ended(code=143, at=0.5, was_told=True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "given", "expected"),
+    [
+        ([None, None], {}, Next.WAIT),
+        ([None, OK], {}, Next.WAIT),
+        ([OK, OK], {}, Next.DONE),
+        ([None, FAILED], {}, Next.FAILED),
+        ([OK, FAILED], {"can_grow": True}, Next.FAILED),
+        ([None, FAILED], {"is_lost": True}, Next.AGAIN),
+        ([OK, None], {"is_lost": True}, Next.AGAIN),
+        ([None, None], {"can_grow": True}, Next.AGAIN),
+        ([None, OK], {"can_grow": True}, Next.WAIT),
+        ([None, replace(TOLD, was_replaced=True)], {"is_lost": True}, Next.REPLACED),
+    ],
+)
+def test_a_program_ends_or_is_started_again(
+    ends: list[Ended | None], given: dict[str, bool], expected: Next
+) -> None:
+    assert nodes.after(ends, **{"is_lost": False, "can_grow": False, **given}) is expected
+
+
+def test_the_first_failure_is_the_earliest_that_nobody_asked_for() -> None:
+    assert nodes.first_failure([OK, None, TOLD]) is None
+    assert nodes.first_failure([replace(FAILED, at=2.0), TOLD, FAILED]) == 2
+
+
+def test_free_seats_are_taken_by_number() -> None:
+    here = [
+        NodeInfo(id=name, address=name, cpus=1, gpus=0, is_head=False) for name in ("a", "b", "c")
+    ]
+    seats = nodes.new_seats(here, {"a": 1}, most=4, unfit={"b"})
+    assert [(number, node.id) for number, node in seats] == [(0, "c")]
+    assert nodes.new_seats(here, {"x": 0, "y": 1}, most=2, unfit=()) == []
+    seats = nodes.new_seats(here, {"x": 0, "y": 2}, most=4, unfit=())
+    assert [(number, node.id) for number, node in seats] == [(1, "a"), (3, "b")]
+
+
+# --- ranges of nodes ------------------------------------------------------------------------------
+def test_a_range_shrinks_with_a_loss_and_grows_when_a_node_comes(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodes, "_SETTLE_S", 0.5)
+    monkeypatch.setattr(nodes, "_GROW_AFTER_S", 1.0)
+    count, end = tmp_path / "count", tmp_path / "end"
+    script = f"echo $NODE_RANK of $PET_NNODES at $MASTER_PORT >> {count}; "
+    script += f"until test -e {end}; do sleep 0.05; done"
+    files = {"a": Files(lost=[]), "b": Files(lost=[])}
+    here = Stored(ray, monkeypatch, script, "1:2", **files)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(here.group.run()), daemon=True)
+    thread.start()
+
+    def wait_for(*lines: str) -> None:
+        wait_until(
+            lambda: count.exists() and sorted(count.read_text().splitlines()) == sorted(lines)
+        )
+        count.unlink()
+
+    wait_for("0 of 2 at 29500", "1 of 2 at 29500")
+    ray.there.pop("a").lose()
+    wait_for("0 of 1 at 29501")
+    add(ray, "c")
+    wait_for("0 of 2 at 29502", "1 of 2 at 29502")
+    end.touch()
+    thread.join(30)
+    assert codes == [exits.OK]
+    # The node that is left keeps its number, and with it its files.
+    assert [start.nodes for start in files["b"].starts] == [(0, 1), (1,), (0, 1)]
+
+
+def test_a_program_is_not_ended_for_a_node_that_cannot_start_it(
+    ray: Ray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(name: str, actor: Actor) -> None:
+        actor.is_lost = name == "b"
+
+    monkeypatch.setattr(nodes, "_SETTLE_S", 0.2)
+    monkeypatch.setattr(nodes, "_GROW_AFTER_S", 0.2)
+    add(ray, "a", "b")
+    ray.prepare = prepare
+    count = tmp_path / "count"
+    assert group(f"echo up >> {count}; sleep 3", workers="1:2").run() == exits.OK
+    assert count.read_text() == "up\n"
+
+
+# --- why it failed --------------------------------------------------------------------------------
+def test_the_reason_of_a_program_that_fails_is_the_first_error_on_any_node(
+    ray: Ray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Node 0 ends first, and with what it feels of node 1.
+    noted = '{"rank": "%s", "at": %s, "attempt": "", "line": "%s"}'
+    felt = noted % (0, 1, "RuntimeError: Connection closed by peer")
+    own = noted % (1, 2, "ValueError: shapes do not match (train.py:5)")
+    script = f"trap 'exit 1' TERM; test $NODE_RANK = 1 && echo '{own}' > $TRAIN_ERRORS/1.json "
+    script += "&& while :; do sleep 0.05; done; "
+    script += f"sleep 0.5; echo '{felt}' > $TRAIN_ERRORS/1.json; exit 7"
+    here = Stored(ray, monkeypatch, script, a=Files(lost=[]), b=Files(lost=[]))
+    assert here.group.run() == 7
+    reason = "failed on node 1, rank 1: ValueError: shapes do not match (train.py:5)"
+    assert here.reported == [(f"{reason}; trainctl logs r1 --node 1", "r1", "j1")]

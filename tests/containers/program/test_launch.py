@@ -21,7 +21,7 @@ from containers.program import launch
 from containers.program.bucket import Bucket
 from containers.program.disk import Disk
 from containers.program.files import Mirror, begin
-from containers.program.launch import Ended, Launcher, Order, Place
+from containers.program.launch import Ended, Launcher, LaunchSpec, Place
 from containers.program.process import Lines, NodeLog
 from contract import exits
 from contract.errors import InputError
@@ -29,13 +29,20 @@ from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, ENV_RUN, Range, labelled_no
 from tests.conftest import ROOT
 from tests.containers.program.s3_in_memory import S3
 
-ORDER = Order(run="r1", words=("true",), variables={}, nodes=Range(2, 2), rendezvous="127.0.0.1")
+TOLD = LaunchSpec(
+    run="r1",
+    words=("true",),
+    workers=Range(2, 2),
+    variables={},
+    capacity_wait_s=30,
+    address="127.0.0.1",
+)
 BOTH = ("10.0.0.6", "10.0.0.7")
-PLACE = Place(number=1, rank=1, start=0, address=BOTH[1], addresses=BOTH, gpus=4)
+PLACE = Place(number=1, rank=1, start=0, addresses=BOTH, gpus=4)
 
 
-def environment(place: Place = PLACE, **order: object) -> dict[str, str]:
-    return launch.launcher_environment(replace(ORDER, **order), place)  # type: ignore[arg-type]
+def environment(place: Place = PLACE) -> dict[str, str]:
+    return launch.launcher_environment(place)
 
 
 def test_torchrun_reads_how_many_nodes_there_are_and_where_they_meet() -> None:
@@ -44,23 +51,14 @@ def test_torchrun_reads_how_many_nodes_there_are_and_where_they_meet() -> None:
         "PET_NNODES": "2",
         "PET_NODE_RANK": "1",
         "PET_NPROC_PER_NODE": "4",
-        "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": "127.0.0.1:29400",
-        "PET_RDZV_ID": "r1-0",
-        "PET_LOCAL_ADDR": "10.0.0.7",
+        "PET_MASTER_ADDR": "10.0.0.6",
+        "PET_MASTER_PORT": "29500",
     }
 
 
 def test_accelerate_is_told_to_use_the_cpu_where_there_is_no_gpu() -> None:
     assert environment(replace(PLACE, gpus=0))["ACCELERATE_USE_CPU"] == "true"
     assert "ACCELERATE_USE_CPU" not in environment()
-
-
-def test_an_elastic_program_has_a_range_of_nodes_and_no_rank_of_its_own() -> None:
-    found = environment(nodes=Range(1, 4))
-    assert found["PET_NNODES"] == "1:4"
-    assert "PET_NODE_RANK" not in found
-    assert int(found["PET_MAX_RESTARTS"]) > 0
 
 
 def test_plain_programs_find_node_0_and_their_own_number() -> None:
@@ -193,13 +191,10 @@ class Here:
 
     launchers: ClassVar[list[Launcher]] = []
 
-    def __init__(self, folder: Path, script: str, **order: object) -> None:
+    def __init__(self, folder: Path, script: str, **told: object) -> None:
         self.folder = folder
-        given = replace(ORDER, **{"words": ("sh", "-c", script), **order})  # type: ignore[arg-type]
-        self.launcher = Launcher(
-            given,
-            folder=str(folder),
-        )
+        given = replace(TOLD, **{"words": ("sh", "-c", script), **told})  # type: ignore[arg-type]
+        self.launcher = Launcher(given, folder=str(folder))
         self.launchers.append(self.launcher)
 
     def start(self, **place: object) -> None:
@@ -262,8 +257,8 @@ def test_a_program_keeps_its_folder_from_one_start_to_the_next(folder: Path) -> 
 def test_a_users_variables_win_over_those_of_the_launcher(folder: Path) -> None:
     here = Here(
         folder,
-        "echo $PET_MAX_RESTARTS $MASTER_PORT > said",
-        variables={"PET_MAX_RESTARTS": "9", "MASTER_PORT": "7"},
+        "echo $PET_NNODES $MASTER_PORT > said",
+        variables={"PET_NNODES": "9", "MASTER_PORT": "7"},
     )
     here.run()
     assert (folder / "work" / "said").read_text() == "9 7\n"
@@ -432,7 +427,7 @@ def test_a_second_start_ends_the_first_one(folder: Path) -> None:
     here = Here(folder, "echo $$ >> pids; trap 'exit 0' TERM; while :; do sleep 0.05; done")
     here.start()
     first = int(here.wait_for("pids").read_text())
-    here.launcher.start(replace(PLACE, start=1))
+    here.start(start=1)
     assert not is_running(first)
     here.launcher.stop(20)
     assert here.launcher.wait().was_told

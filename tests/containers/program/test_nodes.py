@@ -14,6 +14,7 @@ import pytest
 import ray
 
 from containers import demand
+from containers.program import nodes
 from contract import exits
 from tests.containers.program.nodes_here import LocalNodes, local_nodes
 
@@ -99,13 +100,14 @@ def test_the_first_node_to_fail_ends_the_program_with_its_exit_code(here: LocalN
     run = here.start("sh", "-c", words)
     assert run.wait() == 7, run
     assert run.lines(0) == ["told"]
-    assert "node: the program failed on node 1, exit code 7" in run.said
+    reason = "failed on node 1: exit code 7; trainctl logs r1 --node 1"
+    assert run.reasons == [reason]
 
 
 def test_a_program_that_does_not_exist_ends_the_job_in_one_sentence(here: LocalNodes) -> None:
     run = here.start("nosuch")
     assert run.wait() == exits.BAD_INPUT
-    assert run.said[-1] == "node: error: nosuch cannot be run: No such file or directory"
+    assert run.reasons == ["failed: nosuch cannot be run: No such file or directory"]
 
 
 def test_a_program_that_is_stopped_gets_sigterm_on_all_nodes(here: LocalNodes) -> None:
@@ -198,18 +200,17 @@ def test_after_a_notice_the_program_moves_to_another_node(here: LocalNodes, tmp_
     assert new[0] in here.nodes
 
 
-def test_an_elastic_program_shrinks_with_a_loss_and_grows_again(
-    here: LocalNodes, tmp_path: Path
+def test_a_range_of_nodes_shrinks_with_a_loss_and_grows_again(
+    here: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(nodes, "_SETTLE_S", 2.0)
+    monkeypatch.setattr(nodes, "_GROW_AFTER_S", 5.0)
     end = tmp_path / "end"
-    # Else torchrun takes 15 s to notice a loss, and 30 s more to see whether others come.
-    quick = {"PET_RDZV_CONF": "keep_alive_interval=1,keep_alive_max_attempt=5,last_call_timeout=2"}
     words = ("torchrun", script(tmp_path, UNTIL_TOLD), str(end))
-    run = here.start(*words, workers="1:2", variables=quick)
+    run = here.start(*words, workers="1:2")
     run.wait_for("of 2 on node", times=2)
     here.lose([*here.nodes][-1])
     run.wait_for("of 1 on node")
-    assert not any("started again" in line for line in run.said), run
     here.add()
     run.wait_for("of 2 on node", times=4)
     end.touch()

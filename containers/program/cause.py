@@ -1,0 +1,126 @@
+"""Why a program failed, in one line: the first exception that nothing caught, on any of its nodes.
+
+Each Python of a program notes such an exception in a file (``startup/sitecustomize.py``). Where
+none did, because it was killed or has a hook of its own, the last traceback of the log is the next
+best. ``cause`` compares what all nodes have found.
+"""
+
+import contextlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from contract import exits
+
+#: In an error that a process has only because another one has ended.
+_FELT: Final = re.compile(
+    r"[Cc]onnection|DistBackendError|DistNetworkError|DistStoreError|ChildFailedError|"
+    r"CalledProcessError|ProcessExitedException|SignalException|Gloo|gloo|NCCL"
+)
+#: Of a traceback in a log: its first line, a frame and its last line.
+_BEGIN: Final = "Traceback (most recent call last)"
+_FRAME: Final = re.compile(r'  File "(.+)", line (\d+)')
+_END: Final = re.compile(r"[A-Za-z_][\w.]*(?:: .*)?$")
+#: torchrun's and other processes' own words, before what they print.
+_PREFIX: Final = re.compile(r"^(\[[\w ]+\]:\s?)+")
+_LONGEST: Final = 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Error:
+    """An exception that nothing in its process has caught, or what else is known of an end."""
+
+    line: str
+    """Its type, the first line of its text, and where in the program it was raised."""
+    at: float = 0.0
+    """Unix time."""
+    node: int | None = None
+    """Number of the node; None on the head."""
+    rank: str = ""
+    """Of the process; empty where it has none."""
+    attempt: str = ""
+    """How often torchrun had started its processes again; empty in a process of no torchrun."""
+
+    @property
+    def is_felt(self) -> bool:
+        """Whether it only tells of another process's end."""
+        return _FELT.search(self.line) is not None
+
+    def reason(self, run: str) -> str:
+        """The reason of a job that it has ended, with the command that shows more."""
+        places = [
+            *([] if self.node is None else [f"node {self.node}"]),
+            *([f"rank {self.rank}"] if self.rank else []),
+        ]
+        where = f" on {', '.join(places)}" if places else ""
+        option = "" if self.node is None else f" --node {self.node}"
+        return f"failed{where}: {self.line}; trainctl logs {run}{option}"
+
+
+def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
+    """What the processes of a program have noted in a folder."""
+    found = []
+    for path in folder.glob("*.json"):
+        # Any process of a user's can write there.
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            noted = json.loads(path.read_text(encoding="utf-8"))
+            error = Error(
+                line=str(noted["line"])[:_LONGEST],
+                at=float(noted["at"]),
+                node=node,
+                rank=str(noted["rank"])[:9],
+                attempt=str(noted["attempt"])[:9],
+            )
+            found.append(error)
+    return tuple(found)
+
+
+def cause(
+    errors: Sequence[Error], *, code: int, node: int | None = None, last_error: str = ""
+) -> Error:
+    """Why a program failed.
+
+    The error that came first counts. Those that only tell of another's end come last, and of
+    processes that torchrun has started again only the last start counts: the ones before were got
+    over.
+
+    Args:
+        errors: that its processes have noted, on all of its nodes.
+        code: exit code of the program on the node on which it ended first.
+        node: that node.
+        last_error: what ``LastError`` found in its log.
+    """
+    last = max((error.attempt for error in errors), default="", key=lambda text: (len(text), text))
+    counts = [error for error in errors if error.attempt in ("", last)]
+    first = min(counts, key=lambda error: (error.is_felt, error.at), default=None)
+    if last_error and (first is None or first.is_felt):
+        return Error(line=last_error, node=node)
+    killed = " (killed, maybe for its memory)" if code == exits.KILLED else ""
+    return first or Error(line=f"exit code {code}{killed}", node=node)
+
+
+class LastError:
+    """Finds the last traceback in the lines of a log that tells of more than another's end."""
+
+    def __init__(self) -> None:
+        self.line = ""
+        self._place: str | None = None
+        """Of the traceback that is being read; None outside of one."""
+
+    def hear(self, line: str) -> None:
+        """The next line."""
+        line = _PREFIX.sub("", line)
+        if line.startswith(_BEGIN):
+            self._place = ""
+        elif self._place is None:
+            return
+        elif frame := _FRAME.match(line):
+            if "site-packages" not in frame[1]:
+                self._place = f" ({Path(frame[1]).name}:{frame[2]})"
+        elif _END.match(line):
+            found = Error(line=f"{line[:_LONGEST]}{self._place}")
+            self.line = self.line if found.is_felt else found.line
+            self._place = None

@@ -1,0 +1,179 @@
+"""Why a program failed: the first error of all nodes, told by its own processes or by its log; and
+what the processes of a real torchrun on two nodes note."""
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from containers.program import launch
+from containers.program.cause import Error, LastError, cause, errors_in
+from contract import nodes
+
+SHAPES = Error(line="ValueError: shapes do not match (train.py:5)", at=2.0, node=1, rank="1")
+FELT = Error(line="RuntimeError: [gloo] Connection closed by peer", at=1.0, node=0, rank="0")
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([FELT, SHAPES], SHAPES),
+        ([replace(SHAPES, at=3.0, rank="2"), SHAPES], SHAPES),
+        ([FELT], FELT),
+        # torchrun has started the processes again: what they failed of before was got over.
+        (
+            [replace(SHAPES, at=1.0, rank="0", attempt="9"), replace(SHAPES, attempt="10")],
+            replace(SHAPES, attempt="10"),
+        ),
+        ([SHAPES, replace(FELT, attempt="1")], SHAPES),
+    ],
+)
+def test_the_first_error_of_the_last_start_is_the_cause(
+    errors: list[Error], expected: Error
+) -> None:
+    assert cause(errors, code=1, node=0) == expected
+
+
+def test_where_no_process_tells_the_log_does_or_the_exit_code() -> None:
+    found = cause([FELT], code=1, node=1, last_error="KeyError: 'x' (train.py:3)")
+    assert found.reason("r1") == (
+        "failed on node 1: KeyError: 'x' (train.py:3); trainctl logs r1 --node 1"
+    )
+    assert cause([SHAPES], code=1, node=0, last_error="KeyError") == SHAPES
+    assert cause([], code=7).reason("r1") == "failed: exit code 7; trainctl logs r1"
+    assert "(killed, maybe for its memory)" in cause([], code=137, node=0).line
+
+
+def test_the_last_traceback_of_a_log_that_is_not_felt_is_found() -> None:
+    log = LastError()
+    for line in (
+        "KeyError: not in a traceback",
+        "[rank1]: Traceback (most recent call last):",
+        '[rank1]:   File "/tmp/train/work/train.py", line 5, in <module>',
+        "[rank1]:     step()",
+        '[rank1]:   File "/usr/lib/site-packages/torch/nn.py", line 9, in step',
+        "[rank1]: ValueError: no such shape",
+        "Traceback (most recent call last):",
+        '  File "/bin/torchrun", line 8, in <module>',
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ",
+    ):
+        log.hear(line)
+    assert log.line == "ValueError: no such shape (train.py:5)"
+
+
+def test_what_is_no_note_is_left_out(tmp_path: Path) -> None:
+    for number, text in enumerate(("", "[]", "{}", '{"line": 1, "at": "x"}', "\xff")):
+        (tmp_path / f"{number}.json").write_text(text)
+    assert errors_in(tmp_path) == ()
+
+
+# --- what processes note --------------------------------------------------------------------------
+def environment(errors: Path, **more: str) -> dict[str, str]:
+    """Of a program, as the launcher gives it."""
+    errors.mkdir()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    own = {nodes.ENV_ERRORS: str(errors), "PYTHONPATH": str(launch.STARTUP), "PATH": path}
+    return {**os.environ, **own, **more}
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        ("def f():\n    raise ValueError('no\\nsecond line')\nf()", "ValueError: no (train.py:2)"),
+        ("assert 1 == 2", "AssertionError:  (train.py:1)"),
+        (
+            # As a worker of a DataLoader brings its error to the process that reads from it.
+            "raise RuntimeError('Caught\\n  File \"/a/data.py\", line 3, in f\\nOSError: x')",
+            "OSError: x (data.py:3)",
+        ),
+        ("raise SystemExit(3)", None),
+        ("import sys; sys.excepthook = lambda *_: None; 1 / 0", None),
+    ],
+)
+def test_an_exception_that_nothing_catches_is_noted(
+    tmp_path: Path, program: str, expected: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=environment(tmp_path / "errors", RANK="4", TORCHELASTIC_RESTART_COUNT="2"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0 or expected is None
+    found = errors_in(tmp_path / "errors", node=1)
+    assert [(error.line, error.node, error.rank, error.attempt) for error in found] == (
+        [(expected, 1, "4", "2")] if expected else []
+    )
+    assert expected is None or "Traceback" in done.stderr, "it is printed as ever"
+
+
+PROGRAM = """
+import os, signal, sys
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+if len(sys.argv) > 1 and dist.get_rank() == 1:
+    if sys.argv[1] == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("shapes do not match")
+dist.barrier()
+print("rank", dist.get_rank(), "of", dist.get_world_size(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            "torchrun train.py && torchrun train.py fails",
+            "failed on node 1, rank 1: ValueError: shapes do not match (train.py:9); "
+            "trainctl logs r1 --node 1",
+        ),
+        (
+            "torchrun train.py killed",
+            "failed on node 1, rank 1: killed by SIGKILL; trainctl logs r1 --node 1",
+        ),
+    ],
+    ids=["raises", "killed"],
+)
+def test_torchruns_of_two_nodes_meet_and_tell_which_rank_has_failed(
+    tmp_path: Path, words: str, reason: str
+) -> None:
+    (tmp_path / "train.py").write_text(PROGRAM)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    running = []
+    for rank in (0, 1):
+        place = launch.Place(
+            number=rank, rank=rank, start=0, addresses=("127.0.0.1", "127.0.0.2"), gpus=0
+        )
+        given = launch.launcher_environment(place) | {"PET_MASTER_PORT": port}
+        env = environment(
+            tmp_path / str(rank), **given, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"
+        )
+        running.append(
+            subprocess.Popen(
+                ["sh", "-c", words],
+                cwd=tmp_path,
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    said = [each.communicate(timeout=120)[0] for each in running]
+    assert [each.returncode for each in running] == [1, 1], said
+    if "&&" in words:
+        assert all(f"rank {rank} of 2" in said[rank] for rank in (0, 1)), said
+    errors = [error for rank in (0, 1) for error in errors_in(tmp_path / str(rank), rank)]
+    assert cause(errors, code=1, node=0).reason("r1") == reason, errors

@@ -1,0 +1,51 @@
+"""Launchers that would start a program on each node by itself, or wait for nodes without end.
+
+Each node has in its environment what torchrun and accelerate need to find the others. Options of
+the command that undo this are found here, before hosts are paid for.
+"""
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from contract.nodes import Range
+from trainctl.aws.errors import UsageError
+
+
+def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
+    """Fail if a command's launcher cannot start it on its nodes.
+
+    Args:
+        gpus: of each node.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    parts = [part for word in command for part in word.split()]  # also those of sh -c "..."
+    names = {PurePath(part).name for part in parts}
+    if nodes.high > 1 and "--standalone" in parts:
+        raise UsageError(
+            "--standalone keeps torchrun from finding the other nodes: leave it out, and "
+            "--nproc-per-node too, which is set to the GPUs of a node; or give --nodes 1"
+        )
+    if nodes.high > 1 and "deepspeed" in names and "--no_ssh" not in parts:
+        raise UsageError(
+            "deepspeed finds no other nodes here, and would train on each by itself: start the "
+            "script with torchrun, which deepspeed.init_distributed() understands, or give "
+            "--nodes 1"
+        )
+    asked = _processes(parts) if "torchrun" in names else 0
+    if gpus and asked > gpus:
+        raise UsageError(
+            f"--nproc-per-node is {asked}, and a node has {gpus} GPU{'s' if gpus > 1 else ''}: "
+            "leave it out; it is set to the GPUs of a node"
+        )
+
+
+def _processes(parts: Sequence[str]) -> int:
+    """The number that ``--nproc-per-node`` asks for; 0 where it asks for none."""
+    for part, after in zip(parts, [*parts[1:], ""], strict=True):
+        name, _, value = part.partition("=")
+        if name in ("--nproc-per-node", "--nproc_per_node"):
+            value = value or after
+            return int(value) if value.isdecimal() else 0
+    return 0
