@@ -1,7 +1,6 @@
 """The commands a newcomer types: `make` explains itself, and installing fails in plain words."""
 
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from contract.outputs import CORE_STACK, TRAINING_STACK
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="no make on this machine")
@@ -56,69 +54,6 @@ def test_make_alone_lists_targets_and_variables() -> None:
         assert f"\n  make {target} " in listing.stdout
     for variable in ["WORKERS", "TORCH_INDEX", "PYTHON_BIN"]:
         assert f"\n  {variable} " in listing.stdout
-
-
-def test_demo_passes_its_workers_on() -> None:
-    plan = run("make", "--dry-run", "demo", "WORKERS=3")
-    assert plan.returncode == 0, plan.stderr
-    assert "-m training.launch ddp --local --workers 3 --preset digits" in plan.stdout
-
-
-def plan(*arguments: str, **environment: str) -> str:
-    """What make would run; CI, which is set on a build machine, counts only where it is given."""
-    dry = run("make", "--dry-run", *arguments, cwd=ROOT, **({"CI": ""} | environment))
-    assert dry.returncode == 0, dry.stderr
-    return dry.stdout
-
-
-@pytest.mark.parametrize(
-    ("target", "command", "unasked"),
-    [
-        ("deploy", f"deploy {CORE_STACK} {TRAINING_STACK}", "--require-approval never"),
-        ("destroy", f"destroy {TRAINING_STACK} {CORE_STACK}", "--force"),
-    ],
-)
-def test_what_changes_an_account_asks_first_unless_told_otherwise(
-    target: str, command: str, unasked: str
-) -> None:
-    arguments = ["ARGS=-c preset=fsdp -c max_workers=4"]
-    asked = plan(target, *arguments)
-    assert f"node_modules/.bin/cdk {command}" in asked
-    assert "-c preset=fsdp -c max_workers=4" in asked
-    assert unasked not in asked
-    assert unasked in plan(target, *arguments, "YES=1")
-    assert unasked in plan(target, *arguments, CI="true")
-
-
-def test_a_deploy_checks_the_account_first_with_the_same_arguments_unless_told_otherwise() -> None:
-    check = "-m trainctl.commands.first_deploy -c preset=fsdp\n"
-    planned = plan("deploy", "ARGS=-c preset=fsdp")
-    assert check in planned
-    assert planned.index(check) < planned.index("node_modules/.bin/cdk deploy")
-    assert check not in plan("deploy", "ARGS=-c preset=fsdp", "SKIP_DOCTOR=1")
-
-
-def marker_expressions(*arguments: str) -> list[str]:
-    """What each pytest of a plan is to run."""
-    return re.findall(r'pytest .*-m "(.*?)"', plan(*arguments))
-
-
-def test_make_test_needs_no_docker_engine() -> None:
-    assert marker_expressions("test") == ["not engine and not night and not long"]
-    # What runs in containers is looked for in one folder only.
-    named = {path for path in (ROOT / "tests").rglob("*.py") if "mark.engine" in path.read_text()}
-    assert {path.parent for path in named} - {Path(__file__).parent} == {ROOT / "tests/rehearsal"}
-
-
-def test_ci_and_the_night_together_run_every_test_once() -> None:
-    lines = (ROOT / ".ci" / "run").read_text()
-    stages = re.findall(r"(?m)^once \S+ make (.*)$", lines)
-    assert stages == ["check", "test-slow", "test-engine"]
-    # Together they are all there are: what runs in containers is slow, too.
-    assert marker_expressions("check") == ["not slow and not night"]
-    assert marker_expressions("test-slow") == ["slow and not engine and not night"]
-    assert marker_expressions("test-engine") == ["engine and not night"]
-    assert marker_expressions("night") == ["night and not engine", "engine and night"]
 
 
 @pytest.mark.parametrize(

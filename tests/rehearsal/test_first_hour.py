@@ -35,7 +35,6 @@ from rehearsal.rehearse import (
 )
 from tests.conftest import ROOT, write_wheel
 from tests.rehearsal.conftest import LAPTOP
-from tests.trainctl import aws_command
 from trainctl.__main__ import app
 from training.data import catalog, download
 from training.recipes import command as recipe_command
@@ -116,14 +115,6 @@ def test_every_line_of_a_shell_block_is_run_or_listed() -> None:
     # In the order of reading; the second doctor is the one after the images.
     readme = lines("README.md")
     assert sorted(ran, key=lambda line: readme.index(line)) == ran
-
-
-AWS_LINES = [line for page in PAGES for line in lines(page) if of_aws(line)]
-
-
-@pytest.mark.parametrize("line", AWS_LINES)
-def test_lines_of_the_aws_cli_name_operations_and_options_that_exist(line: str) -> None:
-    assert aws_command.read(line).arguments
 
 
 @pytest.mark.parametrize("line", sorted(TRAINS))

@@ -5,7 +5,6 @@ import pytest
 from contract import exits
 from contract.instance_types import PERSISTENT, SCRATCH
 from contract.outputs import SHARED, TRAINING_STACK
-from tests.trainctl import aws_command
 from tests.trainctl.account import Account
 from tests.trainctl.test_doctor import bad, looked
 from trainctl import checks
@@ -99,8 +98,11 @@ def test_what_is_wrong_with_them_is_told_in_the_words_of_fsx(
     assert found["shared file system"]["found"] == f"{FILES} is FAILED: a server"
     link = found["link with the bucket"]["found"]
     assert link == f"{PLACE} is MISCONFIGURED: the bucket may not be listed"
-    operations = {aws_command.read(found[each]["fix"]).operation for each in names}
-    assert operations == {"describe_file_systems", "describe_data_repository_associations"}
+    assert [found[each]["fix"] for each in sorted(names)] == [
+        f"aws fsx describe-data-repository-associations --filters "
+        f"Name=file-system-id,Values={FILES} --region us-east-1",
+        f"aws fsx describe-file-systems --file-system-ids {FILES} --region us-east-1",
+    ]
 
 
 def test_a_file_system_elsewhere_or_nowhere(

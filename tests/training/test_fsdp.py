@@ -137,7 +137,6 @@ def test_killed_and_stopped_and_resumed_a_run_takes_the_same_steps(
         (1, 8),
         # One host of four GPUs, and two: as with --nodes 1:2.
         pytest.param(4, 2, marks=pytest.mark.long),
-        pytest.param(8, 1, marks=pytest.mark.night),
     ],
 )
 def test_another_number_of_workers_finds_the_same_model_and_goes_on(
@@ -333,17 +332,3 @@ def test_the_commands_export_and_generate_say_what_they_did(whole: Command) -> N
     words = json.loads(done.stdout)
     assert words["step"] == 20
     assert words["before"] != words["after"]
-
-
-@pytest.mark.night
-def test_shakespeare_is_learned_better_than_its_words_are_frequent(
-    ranks: Callable[..., RankedRun], data_dir: Path
-) -> None:
-    arguments = ["--preset", "tiny", "--data", str(data_dir / "tiny-shakespeare" / "input.txt")]
-    arguments += ["--tokenizer", str(data_dir / "gpt-neox-tokenizer"), "--max-steps", "48"]
-    arguments += ["--global-batch", "8", "--eval-sequences", "32", "--sample-tokens", "0"]
-    command = ranks("shakespeare", *arguments, world=2)
-    code, _, err = command.end()
-    assert code == 0, err
-    evaluation = json.loads((command.run_folder / "evaluation.json").read_text())
-    assert evaluation["loss"] < evaluation["unigram_loss"] - 0.1

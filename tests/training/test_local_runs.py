@@ -396,19 +396,6 @@ def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_agai
     assert "already complete" in err
 
 
-@pytest.mark.night
-def test_fashion_mnist_mini_reaches_its_accuracy(
-    start: Callable[..., Command], fashion_mini: Path
-) -> None:
-    command = start("a", "--workers", "2", "--data", str(fashion_mini), "--epochs", "6")
-    code, _, err = command.end()
-    assert code == 0, err
-    assert command.result()["accuracy"] >= 0.84
-    for epoch in (1, 6):
-        for rank in (0, 1):
-            assert f"epoch {epoch}/6 rank {rank}: " in err
-
-
 def test_the_same_loop_runs_under_torchrun_without_ray(
     uninterrupted: Command, tmp_path: Path
 ) -> None:
