@@ -6,28 +6,23 @@ Two ranks share a model and its AdamW state. In this project's way and in the co
 ``torch.distributed.checkpoint.async_save`` as torch has it, each rank copies its shards to host
 memory and goes on, while they are written; steps are taken until all is in storage. This project's
 way also hashes what it writes. In the plain way rank 0 gathers everything, writes it, and all wait.
-They take turns, on the same storage. Then all processes are killed while a checkpoint is being
-written, and a new pair must find the one before it whole.
+They take turns, on the same storage.
 """
 
-import argparse
-import os
-import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from benchmarks import processes
-from benchmarks.output import report, say
-from training.checkpoint import checkpoints, sharded_checkpoints
+from benchmarks.output import command_line, report, say
+from training.checkpoint import sharded_checkpoints
 from training.checkpoint.checkpoints import Position
 from training.models import language_models, model_weights
 from training.models.language_models import WithLoss
@@ -107,16 +102,6 @@ class Rounds:
     step_s: float
     """Seconds of an undisturbed step."""
     state_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Killed:
-    """State of the storage after all processes died while they wrote the second checkpoint."""
-
-    killed_after_s: float
-    was_torn: bool
-    """The second checkpoint is incomplete."""
-    loaded_step: int
 
 
 def measure(run_uri: str, mb: int, rounds: int) -> Rounds:
@@ -202,70 +187,22 @@ def save_gathered(state: State, uri: str) -> float:
     return time.perf_counter() - began
 
 
-def save_two(run_uri: str, mb: int, mark: str) -> None:
-    """Save step 1, begin step 2, leave a mark, and wait to be killed."""
-    state = State(run_uri, mb)
-    state.saver.save(Position(step=1))
-    state.worker.finish_saves()
-    dist.barrier()
-    state.saver.save(Position(step=2))
-    Path(f"{mark}-{state.worker.rank}").touch()
-    time.sleep(60)
-
-
-def load_newest(run_uri: str, mb: int) -> int:
-    """Step of the checkpoint that a new group chooses and loads."""
-    state = State(run_uri, mb)
-    found = sharded_checkpoints.newest(state.worker)
-    if found is None:
-        return 0
-    found.load(state.model, state.optimizer)
-    return found.position.step
-
-
-def kill_while_writing(run_uri: str, mb: int, after_s: float) -> Killed:
-    """Kill all processes ``after_s`` after the second checkpoint has begun; load what is left."""
-    with tempfile.TemporaryDirectory() as scratch:
-        mark = str(Path(scratch) / "mark")
-        group, _ = processes.start(WORKERS, save_two, run_uri, mb, mark)
-        while not all(Path(f"{mark}-{rank}").exists() for rank in range(WORKERS)):
-            if not all(process.is_alive() for process in group):
-                raise RuntimeError("the processes to be killed ended by themselves")
-            time.sleep(0.002)
-        time.sleep(after_s)
-        for process in group:
-            os.kill(process.pid, signal.SIGKILL)
-        for process in group:
-            process.join()
-    was_torn = checkpoints.names(run_uri) != ["step-00000001", "step-00000002"] or (
-        storage.read_bytes(storage.join(run_uri, "checkpoints/step-00000002/manifest.json")) is None
-    )
-    steps = processes.run(WORKERS, load_newest, run_uri, mb)
-    return Killed(killed_after_s=after_s, was_torn=was_torn, loaded_step=steps[0])
-
-
 def _slowest(ranks: Sequence[Sequence[float]]) -> float:
     """Median over rounds; a step waits for its slowest rank."""
     return float(statistics.median(max(times) for times in zip(*ranks, strict=True)))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.checkpoint", description=__doc__)
+    parser = command_line("checkpoint", __doc__)
     parser.add_argument("--storage", help="folder or s3:// address (default: a folder)")
     parser.add_argument("--mb", type=int, default=600, help="size of the state (default: 600)")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"(default: {ROUNDS})")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="checkpoint-") as scratch:
         root = options.storage or scratch
         found = processes.run(
             WORKERS, measure, storage.join(root, "timed"), options.mb, options.rounds
         )
-        kills = []
-        for number, after_s in enumerate((0.02, 0.15)):
-            uri = storage.join(root, f"killed-{number}")
-            kills.append(kill_while_writing(uri, options.mb, after_s))
-            say(f"killed: {kills[-1]}")
     ways = {"own": [each.own for each in found], "async_save": [each.async_save for each in found]}
     waited = {way: _slowest([[one.waited for one in each] for each in ways[way]]) for way in ways}
     lost = {way: _slowest([[one.lost for one in each] for each in ways[way]]) for way in ways}
@@ -285,7 +222,6 @@ def main() -> int:
         "seconds_of_an_undisturbed_step": found[0].step_s,
         "state_bytes": found[0].state_bytes,
         "storage": "s3" if storage.is_s3(root) else "disk",
-        "killed_while_writing": [asdict(each) for each in kills],
     }
     report(result, as_json=options.json)
     return 0

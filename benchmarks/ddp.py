@@ -7,7 +7,6 @@ workers, fp32, Adam, DDP over the whole ResNet18. Both see the same images in th
 the same weights, so their losses must agree; then they take turns, and medians are compared.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -25,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import processes
-from benchmarks.output import report, say
+from benchmarks.output import command_line, report, say
 from contract.errors import InputError
 from training.data import DIGITS, images
 from training.models import classifiers as models
@@ -169,9 +168,8 @@ def _figures(rank: int, data: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ddp", description=__doc__)
+    parser = command_line("ddp", __doc__)
     parser.add_argument("--data", default=DIGITS, help="folder with FashionMNIST's files")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     try:
         images.load(options.data)

@@ -10,7 +10,6 @@ and takes AdamW as it comes. All three take turns, step by step; a token counts 
 does not.
 """
 
-import argparse
 import math
 import statistics
 import sys
@@ -22,12 +21,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks import processes, trainer_loop
-from benchmarks.output import report, say
+from benchmarks import trainer_loop
+from benchmarks.output import command_line, report, say
 from contract.errors import InputError
 from training.data import text
 from training.data.feed import SequenceOrder
-from training.loop import metrics, optimizers
+from training.loop import optimizers
 from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.recipes.fsdp.loop import clip
@@ -169,31 +168,14 @@ class Turns:
         self._resumed_at = time.perf_counter()
 
 
-def peak_memory(way: str, data: str, tokenizer_file: str) -> int:
-    """Most bytes that this process holds while it trains two steps, by its ``own`` parts or with
-    the ``trainer``; for a process of its own."""
-    torch.set_num_threads(THREADS)
-    store = text.store_for(data, Path(tokenizer_file))
-    model = same_model(configuration(store.info.vocab_size))
-    order = order_of(store)
-    if way == "trainer":
-        trainer_loop.train(model, store.train, order, settings(2), on_step_end=lambda _: None)
-    else:
-        loop = OwnLoop(model, store, order)
-        for number in range(2):
-            loop.step(number)
-    return metrics.peak_memory(torch.device("cpu"))
-
-
 def order_of(store: text.TokenStore) -> SequenceOrder:
     return SequenceOrder(num_tokens=len(store.train), seq_len=SEQ_LEN, global_batch=BATCH, seed=0)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fsdp", description=__doc__)
+    parser = command_line("fsdp", __doc__)
     parser.add_argument("--data", help="a text file (default: tiny-shakespeare, if it is here)")
     parser.add_argument("--tokenizer", help="tokenizer.json, or its folder (default: GPT-NeoX's)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     if not options.data:
@@ -221,10 +203,6 @@ def main() -> int:
     )
     medians = {name: statistics.median(found) for name, found in turns.seconds.items()}
     rates = {name: statistics.mean(turns.useful[name]) / medians[name] for name in medians}
-    memory = {
-        way: processes.run(1, peak_memory, way, options.data, str(tokenizer_file))[0]
-        for way in ("own", "trainer")
-    }
     result = {
         "benchmark": "fsdp",
         "ratio": rates["own"] / rates["trainer"],
@@ -233,7 +211,6 @@ def main() -> int:
         "reference_ratio_is_of": "useful tokens/s to the published reference, which pads each line",
         "useful_tokens_per_s": rates,
         "seconds_per_step": medians,
-        "peak_memory_bytes": memory,
         "useful_share_of_positions": {
             name: statistics.mean(found) / (BATCH * SEQ_LEN) for name, found in turns.useful.items()
         },

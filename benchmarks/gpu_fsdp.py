@@ -1,6 +1,6 @@
 """The sharded recipe on one GPU, beside transformers' Trainer: tokens/s, MFU, memory, losses.
 
-    python -m benchmarks.gpu_fsdp [--cases 0.6b 1.3b+compile …] [--json]
+    python -m benchmarks.gpu_fsdp [--cases 0.6b 1.3b …] [--compile] [--json]
 
 Needs torch, transformers and peft, not Ray, and no data: models have random weights, and train on
 Python's help texts as bytes. The recipe's own loop runs, with everything that it does in a step;
@@ -9,14 +9,13 @@ has a process of its own. On a machine without a GPU a tiny model is trained, wh
 script works and says nothing of a GPU.
 """
 
-import argparse
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,14 +23,13 @@ from typing import Any, Final
 import torch
 
 from benchmarks import processes, trainer_loop
-from benchmarks.output import report, say
+from benchmarks.output import command_line, report, say
 from contract.errors import InputError
-from contract.instance_types import INSTANCE_TYPES
 from training.data import PYTHON_HELP
 from training.data.feed import SequenceOrder
 from training.loop import metrics
-from training.models import estimates, language_models, lora, model_weights, pretrained
-from training.models.model_shapes import SHAPES, ModelShape
+from training.models import language_models, lora, model_weights, pretrained
+from training.models.model_shapes import SHAPES
 from training.recipes.fsdp import inputs, loop
 from training.recipes.fsdp.settings import FsdpConfig
 from training.record.events import Event, Step
@@ -40,10 +38,6 @@ from training.runtime.torchrun import TorchrunWorker
 #: Steps before the clock starts, for buffers, compiled kernels and one profiled step.
 WARM_UP: Final = 5
 LR: Final = 2e-4
-#: MFU of the published reference, with its padding counted as work: 1,637
-#: positions/s of dolly-v2-7b on eight A10G of 70 TFLOP/s (docs/fsdp.md).
-REFERENCE: Final = "dolly-v2-7b on 2 x g5.12xlarge"
-REFERENCE_MFU: Final = 0.118
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,25 +248,6 @@ def _model(case: Case, config: FsdpConfig, device: torch.device) -> Any:
     return model
 
 
-def predicted(case: Case) -> int | None:
-    """Peak bytes of the GPU as ``training.plan`` computes them; None for an unknown shape."""
-    machine = next(each for each in INSTANCE_TYPES.values() if each.gpu)
-    setup = estimates.Setup(
-        machine=machine,
-        num_workers=1,
-        seq_len=case.seq_len,
-        global_batch=case.microbatch * case.passes,
-        microbatch=case.microbatch,
-        recompute="none",
-        optimizer="adamw",
-        lora_rank=case.lora_rank,
-    )
-    try:
-        return round(estimates.needed(ModelShape.from_config(case.shape), setup).total)
-    except InputError:
-        return None
-
-
 def measure(case: Case, *, steps: int) -> dict[str, object]:
     """Both loops, one after the other."""
     with tempfile.TemporaryDirectory(prefix="gpu-fsdp-") as folder:
@@ -301,71 +276,49 @@ def measure(case: Case, *, steps: int) -> dict[str, object]:
         for name, each in (("recipe", recipe), ("trainer", trainer))
     }
     both = recipe.tokens_per_s and trainer.tokens_per_s
-    mfu = ways["recipe"]["mfu"]
     return {
         **{name: value for name, value in asdict(case).items() if name != "shape"},
         "parameters": num_parameters,
         "ratio": recipe.tokens_per_s / trainer.tokens_per_s if both else 0.0,
-        "reference_ratio": float(mfu) / REFERENCE_MFU if isinstance(mfu, float) else None,
         "largest_difference_of_losses": max(
             (abs(a - b) for a, b in zip(recipe.losses, trainer.losses, strict=False)), default=None
         ),
         **ways,
-        "predicted_memory_bytes": predicted(case),
     }
 
 
 def _words(found: Measured) -> str:
     return found.failure or (
-        f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / estimates.GIB:.1f} GiB, "
+        f"{found.tokens_per_s:,.0f} tokens/s, {found.peak_memory_bytes / 2**30:.1f} GiB, "
         f"loss {found.losses[-1]:.4f}"
     )
 
 
-def chosen(names: Sequence[str], *, microbatch: int) -> list[Case]:
-    """The cases of some names; ``+compile`` behind one compiles its blocks.
-
-    Raises:
-        InputError: there is no such case.
-    """
-    known = {each.name: each for each in ALL}
-    found = []
-    for name in names:
-        base, plus, way = name.partition("+")
-        if base not in known or way not in ("", "compile"):
-            raise InputError(f"there is no case {name}: choose of {', '.join(known)}, +compile")
-        case = known[base]
-        size = microbatch or case.microbatch
-        found.append(replace(case, name=name, microbatch=size, compile=bool(plus)))
-    return found
-
-
 def main() -> int:
     on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_fsdp", description=__doc__)
+    parser = command_line("gpu_fsdp", __doc__)
     parser.add_argument(
         "--cases",
         nargs="+",
+        choices=[each.name for each in ALL],
         metavar="CASE",
         default=[each.name for each in CASES] if on_gpu else [TINY.name],
-        help=f"of {', '.join(each.name for each in ALL)}, with or without +compile",
+        help=f"of {', '.join(each.name for each in ALL)}",
     )
+    parser.add_argument("--compile", action="store_true", help="compile the blocks of both")
     parser.add_argument("--steps", type=int, default=15, help="timed steps, a multiple of 5")
     parser.add_argument("--microbatch", type=int, default=0, help="(default: the case's)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
-    try:
-        cases = chosen(options.cases, microbatch=options.microbatch)
-    except InputError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    cases = [
+        replace(each, microbatch=options.microbatch or each.microbatch, compile=options.compile)
+        for each in ALL
+        if each.name in options.cases
+    ]
     found = [measure(case, steps=options.steps) for case in cases]
     result = {
         "benchmark": "gpu_fsdp",
         "ratio": found[0]["ratio"],
-        "reference_ratio": found[0]["reference_ratio"],
         "ratio_is_of": "tokens/s of the recipe to transformers' Trainer's, first case",
-        "reference_ratio_is_of": f"MFU of the recipe to {REFERENCE_MFU:.1%}, {REFERENCE}",
         "device": torch.cuda.get_device_name() if on_gpu else "CPU: says nothing of a GPU",
         "cases": found,
     }

@@ -5,30 +5,27 @@
     python -m benchmarks.imagenet_gpu --data DIR [--decoders 14] [--json]
 
 Needs PyTorch and transformers, not Ray. Without more the pictures are made on the device, so
-nothing waits for a decoder. ``--packed`` makes a tree of JPEGs, packs it as ``trainctl data prepare
-imagenet`` does, and reads that; ``--data`` reads a set that is there. All train with the recipe's
-own loop: random crops, mixup, label smoothing, the average of the weights. A run has two epochs,
-of which the second counts: in the first cuDNN chooses its algorithms. On a CPU it shows that it
-works, with small pictures.
+nothing waits for a decoder. ``--packed`` makes a tree of JPEGs (of scikit-learn's photographs),
+packs it as ``trainctl data prepare imagenet`` does, and reads that; ``--data`` reads a set that is
+there. All train with the recipe's own loop: random crops, mixup, label smoothing, the average of
+the weights. A run has two epochs, of which the second counts: in the first cuDNN chooses its
+algorithms. On a CPU it shows that it works, with small pictures.
 """
 
 import argparse
-import io
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
-from benchmarks import processes
-from benchmarks.output import report, say
+from benchmarks import images, processes
+from benchmarks.output import command_line, report, say
 from contract.errors import InputError
 from training.data.pictures.destination import Destination
-from training.data.pictures.index import ENCODINGS, TRAIN, VAL
+from training.data.pictures.index import ENCODINGS
 from training.data.pictures.prepare import Wish, prepare
 from training.models import picture_shapes
 from training.record.events import Evaluation, RankTimes, Start
@@ -39,7 +36,7 @@ _A100_IMAGES_PER_S = {"resnet50": 2470.0}
 
 def main() -> int:
     on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.imagenet_gpu", description=__doc__)
+    parser = command_line("imagenet_gpu", __doc__)
     parser.add_argument(
         "--models", nargs="+", choices=picture_shapes.NAMES, default=["resnet50"], metavar="MODEL"
     )
@@ -51,8 +48,6 @@ def main() -> int:
     parser.add_argument("--data", help="folder of pictures (default: pictures of the device)")
     parser.add_argument("--packed", choices=ENCODINGS, help="make such a set, and read it")
     parser.add_argument("--decoders", type=int, default=0, help="processes (0: one per core)")
-    parser.add_argument("--settings", nargs="*", default=[], help="more of the recipe's words")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="pictures-") as folder:
         if options.packed:
@@ -69,7 +64,7 @@ def run_all(options: argparse.Namespace) -> int:
             words = ["--image-size", str(options.size), "--first-size", "0"]
             words += ["--model", model, "--batch-per-worker", str(batch)]
             words += ["--synthetic-images", str(max(64, batch * options.steps))]
-            words += ["--decoders", str(options.decoders), *options.settings]
+            words += ["--decoders", str(options.decoders)]
             if options.data:
                 words += ["--data", options.data]
             try:
@@ -114,21 +109,7 @@ def measured(words: Sequence[str]) -> dict[str, Any]:
 def packed(folder: Path, *, num: int, encoding: str) -> str:
     """Make a packed set of pictures as large as ImageNet's; return its folder."""
     say(f"making {num} pictures and packing them as {encoding}")
-    random = np.random.default_rng(0)
-    contents = []
-    for _ in range(min(256, num)):
-        # Smooth, and with some grain: about as many bytes as a photograph has.
-        small = Image.fromarray(random.integers(0, 256, (24, 32, 3), dtype=np.uint8))
-        large = np.asarray(small.resize((500, 375), Image.Resampling.BICUBIC)).astype(np.int16)
-        grain = random.integers(-12, 13, large.shape)
-        file = io.BytesIO()
-        Image.fromarray(np.clip(large + grain, 0, 255).astype(np.uint8)).save(file, "JPEG")
-        contents.append(file.getvalue())
-    for split, count in ((TRAIN, num), (VAL, max(20, num // 100))):
-        for number in range(count):
-            path = folder / "tree" / split / f"class{number % 10}" / f"{number}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(contents[number % len(contents)])
+    images.write_pictures(folder / "tree", num=num)
     to = Destination(uri=str(folder / "packed"))
     prepare(folder / "tree", to, Wish(encoding=encoding))
     return to.uri

@@ -12,7 +12,6 @@ medians count. Ratios of CPU seconds are exact on a busy machine too.
 It needs torch, numpy, Pillow, psutil, and scikit-learn for its two photographs.
 """
 
-import argparse
 import functools
 import io
 import math
@@ -22,7 +21,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import util
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -33,7 +32,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from benchmarks.output import report, say
+from benchmarks.output import command_line, report, say
 from training.data import augmentation
 from training.data.images import BatchOrder
 from training.data.pictures import decode, library
@@ -52,17 +51,6 @@ _CLASSES: Final = 10
 _WARM_UP_S: Final = 1.0
 _DECODED: Final = 60
 _STEPS: Final = range(1_000_000)
-
-#: ResNet50 at 224 pixels in bf16: pictures per second of one GPU. A100 as NVIDIA publishes it, the
-#: others computed from it by their memory bandwidth.
-GPU_PICTURES_PER_S: Final[Mapping[str, int]] = {
-    "T4": 400,
-    "L4": 385,
-    "A10G": 750,
-    "L40S": 1100,
-    "A100": 2470,
-    "H100": 4200,
-}
 
 Way = Callable[[], Iterator[torch.Tensor]]
 
@@ -241,13 +229,12 @@ def prepared(tree: Path, folder: Path) -> dict[str, PictureSet]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.images", description=__doc__)
+    parser = command_line("images", __doc__)
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--pictures", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=6, help="of each way in each round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     common = {"batch": options.batch, "processes": options.processes, "device": device}
@@ -282,10 +269,6 @@ def main() -> int:
             "decoder": "simplejpeg" if decode.FAST else "Pillow",
             "processes": options.processes,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-            "cores_per_gpu": {
-                each: {gpu: num / per_cpu_s[each] for gpu, num in GPU_PICTURES_PER_S.items()}
-                for each in ("tree", "packed_256", "packed_raw", "packed_raw_256")
-            },
         },
         as_json=options.json,
     )

@@ -7,7 +7,6 @@ meta device, shards it and fills its part, while a thread watches the process's 
 it stands the plain way, ``from_pretrained`` in each process, measured the same way.
 """
 
-import argparse
 import sys
 import tempfile
 import threading
@@ -18,7 +17,7 @@ from typing import Any, Final
 import torch
 
 from benchmarks import processes
-from benchmarks.output import report, say
+from benchmarks.output import command_line, report, say
 from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
 from training.models.model_shapes import SHAPES
@@ -90,10 +89,9 @@ def load_whole(folder: str) -> dict[str, float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.loading", description=__doc__)
+    parser = command_line("loading", __doc__)
     parser.add_argument("--shape", choices=[*SHAPES], default="400m")
     parser.add_argument("--workers", type=int, default=2, help="processes (default: 2)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="loading-") as folder:
         say("writing a model with random weights")

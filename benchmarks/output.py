@@ -1,11 +1,24 @@
-"""What every benchmark prints, and how."""
+"""The command line of every benchmark, and what it prints."""
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from training.system.machine import environment
+
+
+def command_line(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """The options that every benchmark has.
+
+    Args:
+        name: of the benchmark's module.
+        doc: its description.
+    """
+    found = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=doc)
+    found.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    return found
 
 
 def report(result: Mapping[str, Any], *, as_json: bool) -> None:

@@ -50,11 +50,15 @@ def train_here(words: Sequence[str]) -> list[Event]:
     return events
 
 
-def start(
+def run(
     world_size: int, work: Callable[..., Any], *arguments: Any, method: str = "spawn"
-) -> tuple[list[Any], Any]:
-    """Start ``work(*arguments)`` in processes with torchrun's variables; return them and a queue of
-    ``(rank, result)``. ``method`` is that of ``multiprocessing``."""
+) -> list[Any]:
+    """Run ``work(*arguments)`` in processes with torchrun's variables; return what each returns,
+    in the order of ranks. ``method`` is that of ``multiprocessing``.
+
+    Raises:
+        RuntimeError: one failed; its traceback is on stderr.
+    """
     port = _free_port()
     context: Any = torch.multiprocessing.get_context(method)
     results = context.SimpleQueue()
@@ -64,18 +68,6 @@ def start(
     ]
     for process in processes:
         process.start()
-    return processes, results
-
-
-def run(
-    world_size: int, work: Callable[..., Any], *arguments: Any, method: str = "spawn"
-) -> list[Any]:
-    """Run ``work`` in processes; return what each returns, in the order of ranks.
-
-    Raises:
-        RuntimeError: one failed; its traceback is on stderr.
-    """
-    processes, results = start(world_size, work, *arguments, method=method)
     for process in processes:
         process.join(_TIMEOUT_S)
     codes = [process.exitcode for process in processes]

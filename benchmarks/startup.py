@@ -8,7 +8,6 @@ Then a short run of each ends, and their losses and weights are compared bit for
 is 1 if they differ. Linux only.
 """
 
-import argparse
 import hashlib
 import os
 import signal
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.output import report, say
+from benchmarks.output import command_line, report, say
 from contract.runs import METRICS_FILE
 from training.record import reader
 from training.record.events import Evaluation, Step
@@ -134,11 +133,10 @@ def compared(recipe: str, ways: Mapping[str, Path], *, runs: int) -> dict[str, A
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.startup", description=__doc__)
+    parser = command_line("startup", __doc__)
     parser.add_argument("--baseline", type=Path, required=True, help="the other checkout")
     parser.add_argument("--runs", type=int, default=3, help="starts of each (default: 3)")
     parser.add_argument("--recipes", default=",".join(_RECIPES), help="default: %(default)s")
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args(arguments)
     if not (options.baseline / "training" / "launch.py").is_file():
         parser.error(f"--baseline is {options.baseline}, which is no checkout of this project")

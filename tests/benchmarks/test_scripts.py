@@ -32,7 +32,6 @@ def test_the_script_for_gpus_runs_on_a_cpu_and_trains_what_the_trainer_of_transf
 ):
     found = printed("benchmarks.gpu_fsdp", "--cases", "tiny-lora", "--steps", "5")
     assert found["device"].startswith("CPU")
-    assert found["reference_ratio"] is None
     [case] = found["cases"]
     ways = case["recipe"], case["trainer"]
     assert case["ratio"] == ways[0]["tokens_per_s"] / ways[1]["tokens_per_s"]
@@ -56,7 +55,8 @@ def test_pictures_that_were_packed_raw_cost_less_than_the_plain_way() -> None:
     assert per_cpu_s["plain"] < per_cpu_s["packed_raw"]
 
 
-def test_a_kill_while_a_checkpoint_is_written_loses_nothing_that_was_saved() -> None:
+def test_a_checkpoint_is_timed_in_all_ways() -> None:
     found = printed("benchmarks.checkpoint", "--mb", "60", "--rounds", "1")
     assert found["state_bytes"] > 50e6
-    assert [each["loaded_step"] for each in found["killed_while_writing"]] in ([1, 1], [1, 2])
+    waited = found["seconds_training_waits"]
+    assert found["ratio"] == waited["async_save"] / waited["own"]

@@ -4,6 +4,7 @@ order, so that a run that stops, loses a node or diverges leaves the right check
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from contract.errors import InputError
+from contract.times import COLLECTIVE_S
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
 from training.recipes.bookkeeping import Bookkeeping, Timetable
@@ -165,3 +167,14 @@ def test_bad_steps_in_a_row_are_counted_over_reports() -> None:
 def test_a_run_that_resumes_after_its_last_step_is_evaluated_for_its_result() -> None:
     end = ["evaluated", "finished, or raised", "published", "Finished"]
     assert Run().train(start=8) == end
+
+
+def test_after_the_first_report_other_ranks_are_waited_for_no_longer_than_steps_may_take() -> None:
+    def limit() -> timedelta:
+        group: Any = dist.group.WORLD
+        found: timedelta = group._get_backend(CPU).options._timeout
+        return found
+
+    assert limit() != timedelta(seconds=COLLECTIVE_S)
+    Run().train()
+    assert limit() == timedelta(seconds=COLLECTIVE_S)

@@ -61,7 +61,7 @@ def test_every_setting_has_a_help_text_and_a_default() -> None:
         ("shift", 20, "at most 8"),
         ("precision", "fp8", "choose one of auto, fp32, bf16"),
         ("schedule", "step", "choose one of"),
-        ("layout", "", "choose one of"),
+        ("stem", "", "choose one of"),
         ("gradient_compression", "int8", "choose one of"),
         ("flip", "yes", "of type bool"),
         ("run", "a/b", "no slash"),
@@ -91,7 +91,7 @@ def test_settings_survive_json_and_unknown_ones_of_a_newer_version_are_ignored()
 
 def test_what_a_resumed_run_may_change_is_not_reported() -> None:
     recorded = config(global_batch=64).to_json()
-    free = {"num_workers": 4, "report_every": 3, "layout": "full", "storage": "/t", "preset": "x"}
+    free = {"num_workers": 4, "report_every": 3, "storage": "/t", "preset": "x"}
     assert differences(recorded, config(global_batch=64, **free)) == []
 
 

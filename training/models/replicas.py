@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -9,18 +10,22 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from contract.errors import InputError
+from training.system import machine
 
 
-def distribute(model: nn.Module, *, compression: str, bucket_mb: float) -> DistributedDataParallel:
+def distribute(
+    model: nn.Module, *, compression: str, bucket_mb: float, compiles: bool = False
+) -> nn.Module:
     """Wrap the model so that backward averages its gradients over the workers.
 
     Args:
         compression: number format in which gradients are sent: ``none``, ``bf16`` or ``fp16``.
         bucket_mb: gradients that are sent together, in MB; small enough that sending begins while
             backward is still at work.
+        compiles: compile the model.
 
     Raises:
-        InputError: the compression is bf16, and the workers have no GPUs.
+        InputError: the compression is bf16, and the workers have no GPUs; or there is no compiler.
     """
     replica = DistributedDataParallel(
         model,
@@ -39,7 +44,10 @@ def distribute(model: nn.Module, *, compression: str, bucket_mb: float) -> Distr
 
         hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
         replica.register_comm_hook(None, hooks[compression])
-    return replica
+    if not compiles:
+        return replica
+    machine.check_compiler("--compile")
+    return cast("nn.Module", torch.compile(replica))
 
 
 def update(

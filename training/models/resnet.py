@@ -10,7 +10,8 @@ have it, so ``load`` reads such a model.
 import contextlib
 import json
 import math
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import pairwise
@@ -106,7 +107,11 @@ class ResNet18(nn.Module):
         super().__init__()
         self.config = config
         # Weights are drawn in transformers' order: body, then head, each after torch's own draw.
-        self.resnet = _Body(config)
+        self.resnet = _named(
+            embedder=_stem(config),
+            encoder=_named(stages=nn.Sequential(*_stages(config.widths))),
+            pooler=nn.AdaptiveAvgPool2d((1, 1)),
+        )
         _initialize(self.resnet)
         self.classifier = nn.Sequential(
             nn.Flatten(), nn.Linear(config.widths[-1], config.num_labels)
@@ -118,63 +123,35 @@ class ResNet18(nn.Module):
         return Output(logits=self.classifier(self.resnet(pixel_values)))
 
 
-class _Body(nn.Module):
-    def __init__(self, config: ResNet18Config) -> None:
-        super().__init__()
-        self.embedder = _Stem(config)
-        self.encoder = _Encoder(config.widths)
-        self.pooler = nn.AdaptiveAvgPool2d((1, 1))
-
-    def forward(self, images: torch.Tensor) -> Any:
-        return self.pooler(self.encoder(self.embedder(images)))
+def _named(**modules: nn.Module) -> nn.Sequential:
+    """Modules one after the other, by the names that transformers gives them."""
+    return nn.Sequential(OrderedDict(modules))
 
 
-class _Stem(nn.Module):
-    def __init__(self, config: ResNet18Config) -> None:
-        super().__init__()
-        small = config.stem == "small"
-        kernel_size, stride = (3, 1) if small else (7, 2)
-        self.embedder = _ConvLayer(
-            config.num_channels, config.width, kernel_size=kernel_size, stride=stride
-        )
-        self.pooler = nn.Identity() if small else nn.MaxPool2d(kernel_size=3, stride=2, padding=1)
-
-    def forward(self, images: torch.Tensor) -> Any:
-        return self.pooler(self.embedder(images))
+def _stem(config: ResNet18Config) -> nn.Module:
+    small = config.stem == "small"
+    num_in, num_out = config.num_channels, config.width
+    return _named(
+        embedder=_conv(num_in, num_out, kernel=3 if small else 7, stride=1 if small else 2),
+        pooler=nn.Identity() if small else nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+    )
 
 
-class _Encoder(nn.Module):
-    def __init__(self, widths: Sequence[int]) -> None:
-        super().__init__()
-        self.stages = nn.ModuleList(
-            _Stage(num_in, num_out, stride=1 if i == 0 else 2)
-            for i, (num_in, num_out) in enumerate(pairwise((widths[0], *widths)))
-        )
-
-    def forward(self, maps: torch.Tensor) -> torch.Tensor:
-        for stage in self.stages:
-            maps = stage(maps)
-        return maps
-
-
-class _Stage(nn.Module):
-    def __init__(self, num_in: int, num_out: int, *, stride: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            _Block(num_in, num_out, stride=stride), _Block(num_out, num_out, stride=1)
-        )
-
-    def forward(self, maps: torch.Tensor) -> Any:
-        return self.layers(maps)
+def _stages(widths: Sequence[int]) -> Iterator[nn.Module]:
+    for i, (num_in, num_out) in enumerate(pairwise((widths[0], *widths))):
+        first = _Block(num_in, num_out, stride=1 if i == 0 else 2)
+        yield _named(layers=nn.Sequential(first, _Block(num_out, num_out, stride=1)))
 
 
 class _Block(nn.Module):
     def __init__(self, num_in: int, num_out: int, *, stride: int) -> None:
         super().__init__()
         same_shape = num_in == num_out and stride == 1
-        self.shortcut = nn.Identity() if same_shape else _Shortcut(num_in, num_out, stride=stride)
+        self.shortcut = (
+            nn.Identity() if same_shape else _conv(num_in, num_out, kernel=1, stride=stride)
+        )
         self.layer = nn.Sequential(
-            _ConvLayer(num_in, num_out, stride=stride), _ConvLayer(num_out, num_out, relu=False)
+            _conv(num_in, num_out, stride=stride), _conv(num_out, num_out, relu=False)
         )
         self.activation = nn.ReLU()
 
@@ -185,29 +162,17 @@ class _Block(nn.Module):
         return self.activation(out)
 
 
-class _ConvLayer(nn.Module):
-    def __init__(
-        self, num_in: int, num_out: int, *, kernel_size: int = 3, stride: int = 1, relu: bool = True
-    ) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(
-            num_in, num_out, kernel_size, stride=stride, padding=kernel_size // 2, bias=False
-        )
-        self.normalization = nn.BatchNorm2d(num_out)
-        self.activation = nn.ReLU() if relu else nn.Identity()
-
-    def forward(self, maps: torch.Tensor) -> Any:
-        return self.activation(self.normalization(self.convolution(maps)))
-
-
-class _Shortcut(nn.Module):
-    def __init__(self, num_in: int, num_out: int, *, stride: int) -> None:
-        super().__init__()
-        self.convolution = nn.Conv2d(num_in, num_out, kernel_size=1, stride=stride, bias=False)
-        self.normalization = nn.BatchNorm2d(num_out)
-
-    def forward(self, maps: torch.Tensor) -> Any:
-        return self.normalization(self.convolution(maps))
+def _conv(
+    num_in: int, num_out: int, *, kernel: int = 3, stride: int = 1, relu: bool = True
+) -> nn.Module:
+    """A convolution with its normalization; a kernel of 1 is that of a shortcut."""
+    return _named(
+        convolution=nn.Conv2d(
+            num_in, num_out, kernel, stride=stride, padding=kernel // 2, bias=False
+        ),
+        normalization=nn.BatchNorm2d(num_out),
+        activation=nn.ReLU() if relu and kernel > 1 else nn.Identity(),
+    )
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ import torch
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
 from training.loop import metrics
-from training.loop.worker import Worker
+from training.loop.worker import Worker, expect_steps
 from training.recipes.settings import TrainingConfig
 from training.record.events import Finished, Stopped, Warned
 from training.record.result import Classification, HeldOutText
@@ -140,6 +140,7 @@ class Bookkeeping(Generic[S]):
         )
         self._position.advance(num_done, steps)
         worker.emit(*self._course.steps(steps, last=num_done))
+        expect_steps()
 
         # Save. When a node is about to be lost, at every report.
         saves = worker.is_losing_a_node() or saves or stopping or self._log.save_asked

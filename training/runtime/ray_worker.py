@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 from contract.errors import InputError
 from training import recipes
-from training.loop.worker import expect_steps
 from training.record.events import Event, Failed, Preempted
 from training.runtime import processes
 from training.runtime.saving import Saves
@@ -40,7 +39,6 @@ class RayWorker:
         # Without spot there is no preemption watcher: the ranks need not agree after each report.
         self._is_watched = os.environ.get("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "1") == "1"
         self._lost_nodes: set[str] = set()
-        self._expects_steps = False
         self._saves = Saves(self.emit)
 
     def emit(self, *events: Event) -> None:
@@ -58,9 +56,6 @@ class RayWorker:
         return self._stop
 
     def is_losing_a_node(self) -> bool:
-        if not self._expects_steps:
-            expect_steps()
-        self._expects_steps = True
         if not self._is_watched:
             return False
         import ray.train

@@ -20,7 +20,6 @@ from contract.errors import InputError
 from contract.runs import RunPaths
 from contract.times import COLLECTIVE_START_S
 from training import recipes
-from training.loop.worker import expect_steps
 from training.recipes.settings import RunConfig
 from training.record.events import Event, Failed
 from training.record.writer import RunRecord
@@ -103,7 +102,7 @@ class TorchrunWorker:
             self.device = torch.device("cpu")
         self.run_uri = run_uri
         self.on_events: Callable[..., None] | None = None
-        self._stop = self._expects_steps = False
+        self._stop = False
         self._saves = Saves(self.emit)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask_to_stop)
@@ -129,9 +128,6 @@ class TorchrunWorker:
         return self._stop
 
     def is_losing_a_node(self) -> bool:
-        if not self._expects_steps:
-            expect_steps()
-        self._expects_steps = True
         return False  # a single machine gets no notice
 
     def save(self, step: int | None, write: Callable[[], str] | None) -> None:

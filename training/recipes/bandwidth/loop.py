@@ -25,6 +25,8 @@ from training.record.result import Table
 from training.system.machine import transport
 
 _ELEMENT: Final = 4  # bytes of a float32
+#: Most repetitions of a collective at one size.
+_REPEATS: Final = 20
 _HEADS: Final = ("mean (us)", "slowest rank (us)", "algorithm bandwidth (GB/s)", "bus bandwidth")
 
 
@@ -102,7 +104,7 @@ def _timed(name: str, size: int, device: torch.device, config: BandwidthConfig) 
     run()
     links.synchronize(device)
     once = _over_ranks(time.perf_counter() - began, device)[1]
-    repeats = max(1, min(config.iterations, int(config.seconds_each / once)))
+    repeats = max(1, min(_REPEATS, int(config.seconds_each / once)))
     dist.barrier()
     began = time.perf_counter()
     for _ in range(repeats):

@@ -34,9 +34,6 @@ class BandwidthConfig(RunConfig):
     factor: int = option(
         2, low=2, high=1024, help="each size is so many times the one before", same_on_resume=False
     )
-    iterations: int = option(
-        20, low=1, high=100_000, help="most repetitions of each", same_on_resume=False
-    )
     seconds_each: float = option(
         0.5,
         above=0,

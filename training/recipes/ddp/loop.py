@@ -14,7 +14,6 @@ and the seed (see ``training.data.images``).
 import base64
 from dataclasses import dataclass
 from functools import partial
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -33,7 +32,6 @@ from training.recipes.bookkeeping import Bookkeeping
 from training.recipes.ddp.settings import DdpConfig
 from training.record.events import phase
 from training.record.result import Classification, ImageSample
-from training.system import machine
 
 _EVALUATION_BATCH = 500
 _NUM_SAMPLES = 36
@@ -67,10 +65,10 @@ def train(worker: Worker, config: DdpConfig) -> None:
     num_parameters = models.num_parameters(model)
     # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them. With
     # the small stem there are none.
-    keep_all = config.layout == "full"
-    cut = {} if keep_all else models.keep_live_taps(model, image_size=images.IMAGE_SIZE)
     layout = checkpoints.Layout(
-        cut=cut, to_standard=models.full_state, from_standard=models.live_state
+        cut=models.keep_live_taps(model, image_size=images.IMAGE_SIZE),
+        to_standard=models.full_state,
+        from_standard=models.live_state,
     )
     course = metrics.Course(
         items="images",
@@ -98,13 +96,12 @@ def train(worker: Worker, config: DdpConfig) -> None:
         position = snapshot.position
 
     worker.emit(phase("model_ready"))
-    replica = replicas.distribute(
-        model, compression=config.gradient_compression, bucket_mb=config.bucket_mb
+    forward = replicas.distribute(
+        model,
+        compression=config.gradient_compression,
+        bucket_mb=config.bucket_mb,
+        compiles=config.compile,
     )
-    forward: nn.Module = replica
-    if config.compile:
-        machine.check_compiler("--compile")
-        forward = cast("nn.Module", torch.compile(replica))
     resumed = snapshot is not None
     worker.emit(
         course.start(

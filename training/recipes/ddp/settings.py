@@ -7,7 +7,6 @@ from typing import Final
 from training.recipes.settings import ReplicaConfig, Value, option
 
 SCHEDULES: Final = ("one-cycle", "constant")
-LAYOUTS: Final = ("live", "full")
 STEMS: Final = ("large", "small")
 
 
@@ -31,13 +30,6 @@ class DdpConfig(ReplicaConfig):
         choices=STEMS,
         help="first layers of the model (large: the standard 7 x 7 with stride 2 and pooling; "
         "small: 3 x 3 with stride 1, more accurate on 28 pixels, and 17 times the arithmetic)",
-    )
-    layout: str = option(
-        "live",
-        choices=LAYOUTS,
-        help="live: leave out convolution taps that only ever see padding; full: keep them. "
-        "The loss is the same, checkpoints are full either way",
-        same_on_resume=False,
     )
 
 

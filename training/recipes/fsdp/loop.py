@@ -258,7 +258,7 @@ def learning_rate(config: FsdpConfig, step: int, total_steps: int) -> float:
         total_steps,
         peak=config.lr,
         warmup_fraction=config.warmup_fraction,
-        floor=config.lr * config.min_lr_fraction,
+        floor=0.1 * config.lr,
     )
 
 

@@ -92,9 +92,6 @@ class FsdpConfig(TrainingConfig):
     )
     max_steps: int = option(0, low=0, help="end after so many steps (0: after the epochs)")
     lr: float = option(2e-5, above=0, help="peak learning rate", same_on_resume=False)
-    min_lr_fraction: float = option(
-        0.1, low=0, high=1, help="part of the peak at which the learning rate ends"
-    )
     warmup_fraction: float = option(
         0.05, low=0, high=0.9, help="part of the run in which the learning rate rises"
     )

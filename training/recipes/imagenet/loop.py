@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,6 @@ from training.recipes.bookkeeping import Bookkeeping
 from training.recipes.imagenet.inputs import num_decoders
 from training.recipes.imagenet.settings import MIDDLE, SYNTHETIC, ImagenetConfig
 from training.record.events import Warned, phase
-from training.system import machine
 
 #: Pictures that a worker evaluates at a time, at most: more would take the host's memory, for they
 #: are decoded ahead, and gain nothing without a backward pass.
@@ -122,13 +121,12 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         position = snapshot.position
 
     worker.emit(phase("model_ready"))
-    replica = replicas.distribute(
-        model, compression=config.gradient_compression, bucket_mb=config.bucket_mb
+    forward = replicas.distribute(
+        model,
+        compression=config.gradient_compression,
+        bucket_mb=config.bucket_mb,
+        compiles=config.compile,
     )
-    forward: nn.Module = replica
-    if config.compile:
-        machine.check_compiler("--compile")
-        forward = cast("nn.Module", torch.compile(replica))
     resumed = snapshot is not None
     num_parameters = models.num_parameters(model)
     worker.emit(
