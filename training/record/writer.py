@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from contract import exits, runs
-from training.record import events, reader
+from training.record import events, fields, reader
 from training.record.events import (
     Damaged,
     Evaluation,
@@ -187,7 +187,7 @@ class RunRecord:
                 self.error, self.exit_code = event.message, exits.BAD_INPUT
             case Finished():
                 if event.evaluation is not None:
-                    self._write_json(runs.EVALUATION_FILE, event.evaluation.to_json())
+                    self._write_json(runs.EVALUATION_FILE, fields.to_json(event.evaluation))
                 self._step = event.step
                 self._last_step = None
                 self.is_finished = True
