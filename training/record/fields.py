@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Final, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeGuard, TypeVar, cast, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
 
@@ -71,7 +71,7 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
     """
     found: dict[str, object] = {}
     others = {**values}  # without the keys of numbers with names, whatever other field is called so
-    fields = _fields(kind)
+    fields = _fields(cast("Any", kind))
     for field, hint in fields:
         if "suffix" in field.metadata:
             names = values.get(field.name)
@@ -111,7 +111,7 @@ def read(hint: Any, value: Any) -> Any:
     elif get_origin(hint) is tuple and isinstance(value, list):
         return tuple(read(get_args(hint)[0], each) for each in value)
     elif dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return from_json(hint, value)
+        return from_json(cast("Any", hint), value)
     elif hint in (int, float):
         if _is_number(value) and (hint is float or isinstance(value, int)):
             return value

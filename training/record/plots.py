@@ -394,8 +394,9 @@ def step_time_plot(run: RecordedRun) -> Plot:
         )
         words = [_ms(each) if each > 0.11 * longest else "" for each in widths]
         axes.bar_label(bars, words, label_type="center", color=light("surface"))
+        if part == OTHER:
+            axes.bar_label(bars, [f"{_ms(each)} ms" for each in totals[shown]], padding=5)
         left = left + widths
-    axes.bar_label(bars, [f"{_ms(each)} ms" for each in totals[shown]], padding=5)
     legend(axes)
     axes.grid(axis="y", visible=False)
     axes.set_yticks(rows, [f"rank {rank}" for rank in numbers[shown]])
