@@ -69,7 +69,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def members_of(feed: ChatFeed, sequence: int) -> list[int]:
     """Numbers of the conversations of a sequence."""
-    return feed._train.members(sequence).tolist()
+    return [*map(int, feed._train.members(sequence))]
 
 
 def members(feed: ChatFeed, step: int, *, rank: int, world_size: int) -> list[int]:
