@@ -266,7 +266,7 @@ def main() -> int:
             "pictures_per_s": per_s,
             "pictures_per_cpu_s": per_cpu_s,
             "decoded_per_cpu_s": {"pillow": by_pillow, "decoder": by_decoder},
-            "decoder": "simplejpeg" if decode.FAST else "Pillow",
+            "decoder": "simplejpeg",
             "processes": options.processes,
             "device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
         },

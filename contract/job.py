@@ -160,22 +160,12 @@ class JobSpec:
         return json.dumps(self._values(), ensure_ascii=False, separators=(",", ":"))
 
     def _values(self) -> dict[str, object]:
-        return {
-            "run": self.run,
-            "command": [*self.command],
+        own = {each.name: getattr(self, each.name) for each in fields(self)}
+        return own | {
             "nodes": str(self.nodes),
-            "max_seconds": self.max_seconds,
-            "capacity_wait_s": self.capacity_wait_s,
-            "idle_s": self.idle_s,
-            "recipe": self.recipe,
-            "on": str(self.on),
-            "attempts": self.attempts,
-            "code": self.code,
-            "code_sha256": self.code_sha256,
+            "prices": self.prices and self.prices.to_json(),
             "variables": dict(self.variables),
             "secrets": dict(self.secrets),
-            "prices": self.prices and self.prices.to_json(),
-            "before": [*self.before],
         }
 
     @classmethod

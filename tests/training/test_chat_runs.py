@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from benchmarks import processes
 from contract.runs import RunPaths
 from tests import forks
-from tests.training.test_conversations import tokenizer_folder
+from tests.training.test_conversations import members, tokenizer_folder
 from training import export, generate, recipes
 from training.checkpoint import sharded_checkpoints
 from training.data.feed import ChatFeed, feed_of
@@ -106,7 +106,7 @@ def part(config: FsdpConfig, steps: int) -> tuple[list[Event], list[tuple[int, l
     real = ChatFeed.step
 
     def step(self: ChatFeed, step: int, *, rank: int, world_size: int) -> Any:
-        given.append((step, self.members(step, rank=rank, world_size=world_size).tolist()))
+        given.append((step, members(self, step, rank=rank, world_size=world_size)))
         return real(self, step, rank=rank, world_size=world_size)
 
     ChatFeed.step = step  # type: ignore[method-assign]
@@ -130,7 +130,7 @@ def loss_of_answers(config: FsdpConfig, step: int) -> tuple[float, float]:
     assert isinstance(feed, ChatFeed)
     conversations = store.conversations(held_out=False)
     total, num = torch.zeros(()), 0
-    for member in feed.members(step, rank=0, world_size=1).tolist():
+    for member in members(feed, step, rank=0, world_size=1):
         own = slice(conversations.starts[member], conversations.starts[member + 1])
         ids = torch.from_numpy(conversations.tokens[own].astype("int64"))
         answers = torch.from_numpy(conversations.learned[own].astype(bool))[1:]

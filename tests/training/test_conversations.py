@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from contract.errors import InputError
 from training.data import vocabulary
 from training.data.conversations import ChatWriter, Message, content_of
-from training.data.feed import NOTHING, ChatFeed, best_fit, feed_of
+from training.data.feed import NOTHING, ChatFeed, best_fit, feed_of, share
 from training.data.text import TokenStore, store_for
 from training.loop.losses import IGNORE
 from training.models import pretrained, serving
@@ -65,6 +65,17 @@ WITHOUT_END = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINING_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def members_of(feed: ChatFeed, sequence: int) -> list[int]:
+    """Numbers of the conversations of a sequence."""
+    return [*map(int, feed._train.members(sequence))]
+
+
+def members(feed: ChatFeed, step: int, *, rank: int, world_size: int) -> list[int]:
+    """The same of a worker's part of a step."""
+    mine = share(feed.sequences(step), rank=rank, world_size=world_size)
+    return [member for each in mine.tolist() for member in members_of(feed, each)]
 
 
 def tokenizer_folder(folder: Path, template: str = CHATML) -> Path:
@@ -309,7 +320,7 @@ def test_packed_conversations_are_learned_token_by_token_and_see_only_themselves
         assert batch.num_labels == (batch.labels != IGNORE).sum() == fed.num_labels(step)
         for row, sequence in enumerate(fed.sequences(step)):
             at = 0
-            for member in fed.members_of(int(sequence)):
+            for member in members_of(fed, int(sequence)):
                 own = slice(part.starts[member], part.starts[member + 1])
                 size = own.stop - own.start
                 assert (batch.tokens[row, at : at + size] == part.tokens[own]).all()
@@ -338,7 +349,7 @@ def test_every_conversation_comes_once_an_epoch_however_the_workers_change(
             world_size = changes[step * len(changes) // fed.steps_per_epoch]
             number = epoch * fed.steps_per_epoch + step
             for rank in range(world_size):
-                seen.update(fed.members(number, rank=rank, world_size=world_size).tolist())
+                seen.update(members(fed, number, rank=rank, world_size=world_size))
                 labels += fed.step(number, rank=rank, world_size=world_size).num_labels
         assert seen == Counter(range(54))
         assert labels == store.conversations(held_out=False).learned.sum()
@@ -372,7 +383,7 @@ def test_without_packing_each_conversation_has_a_sequence_and_needs_no_positions
     assert fed.steps_per_epoch == -(-54 // 4)
     batch = fed.step(0, rank=0, world_size=1)
     assert batch.positions is None
-    assert [len(fed.members_of(each)) for each in fed.sequences(0)] == [1, 1, 1, 1]
+    assert [len(members_of(fed, each)) for each in fed.sequences(0)] == [1, 1, 1, 1]
     assert batch.labels is not None
     assert batch.num_labels == (batch.labels != IGNORE).sum() == fed.num_labels(0)
 

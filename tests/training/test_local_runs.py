@@ -21,7 +21,7 @@ import pytest
 from containers.host import machine
 from tests.forks import Ranks, ranks
 from tests.training.test_data import write_images
-from training.record import reader
+from training.record import fields, reader
 from training.record.events import Step
 from training.record.result import Classification
 
@@ -205,7 +205,7 @@ def test_a_run_trains_and_leaves_its_whole_record(uninterrupted: Command) -> Non
     assert [line["rank"] for line in uninterrupted.metrics("rank")] == [0, 1] * 3
     evaluation = reader.read_json(str(folder), "evaluation.json")
     assert evaluation is not None
-    matrix = Classification.from_json(evaluation).confusion_matrix
+    matrix = fields.from_json(Classification, evaluation).confusion_matrix
     assert sum(map(sum, matrix)) == 359
     correct = sum(row[i] for i, row in enumerate(matrix))
     assert correct / 359 == pytest.approx(result["accuracy"], abs=1e-9)

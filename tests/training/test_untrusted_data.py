@@ -238,7 +238,7 @@ def test_indexes_of_pictures() -> None:
 def test_records_of_runs() -> None:
     result = {"status": "succeeded", "steps": 3, "world_size": 2, "parameters": 5, "hosts": ["a"]}
     fuzz_values(result, lambda value: Result.from_json(as_object(value)), ValueError)
-    evaluated = {"confusion": [[1, 0], [0, 1]], "classes": ["a", "b"], "samples": []}
+    evaluated = {"confusion_matrix": [[1, 0], [0, 1]], "class_names": ["a", "b"], "samples": []}
     fuzz_values(evaluated, lambda value: evaluated_from_json(as_object(value)))
     progress = {"step": 1, "total_steps": 3, "loss": 0.1, "left_s": 3.0}
     fuzz_values(progress, lambda value: line_of(as_object(value)), ValueError)
@@ -261,7 +261,7 @@ def test_reports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> 
     contents = {
         "config.json": {"recipe": "ddp", "run": "r", "epochs": 3},
         "result.json": {"status": "succeeded", "steps": 3, "world_size": 2, "parameters": 5},
-        "evaluation.json": {"confusion": [[1, 0], [0, 1]], "classes": ["a", "b"], "samples": []},
+        "evaluation.json": {"class_names": ["a"], "confusion_matrix": [[1]], "samples": []},
         "metrics.jsonl": step | {"time": 1.0},
     }
     for other, values in contents.items():

@@ -1,10 +1,11 @@
 """Downloads the files of a published data set, verifies them, and continues what broke off.
 
 Standard library only, because laptops do it too (``trainctl data put``). Addresses whose content
-is not known beforehand are fetched by ``training.data.sources``.
+is not known beforehand are fetched through ``training.data.sources``.
 """
 
 import contextlib
+import errno
 import gzip
 import hashlib
 import http.client
@@ -41,24 +42,25 @@ def cache_dir() -> Path:
 
 
 @contextlib.contextmanager
-def only_one(folder: Path) -> Iterator[None]:
-    """Let one process at a time fetch into ``folder``, which is made; on Windows, any number.
+def locked(file: Path) -> Iterator[None]:
+    """Hold a lock that one process of a machine can have; its file and the folders above are made.
+    On Windows, any number can.
 
     Raises:
-        InputError: it cannot be made or written.
+        InputError: they cannot be made.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        opened = file.open("w")
     except OSError as error:
-        raise not_writable(folder, error) from None
-    with file:
+        raise not_writable(file.parent, error) from None
+    with opened:
         try:
             import fcntl
         except ImportError:
             pass
         else:
-            fcntl.flock(file, fcntl.LOCK_EX)  # closing it ends it
+            fcntl.flock(opened, fcntl.LOCK_EX)  # closing it ends it
         yield
 
 
@@ -79,7 +81,7 @@ def fetch(
 ) -> list[Path]:
     """Bring all files of a data set into ``folder``; those that are there are taken as they are.
 
-    A file appears under its name once its content is verified. To be called within ``only_one``.
+    A file appears under its name once its content is verified. To be called within ``locked``.
 
     Raises:
         InputError: a file cannot be fetched, or is not the published one, or the mirror is no
@@ -98,7 +100,10 @@ def fetch(
                     "address that begins with http:// or https://; give files in a folder with "
                     "--data FOLDER"
                 )
-            _download(url, part, _reporter(report, done, data.num_bytes), sleep)
+            try:
+                download(url, part, tell=_reporter(report, done, data.num_bytes), sleep=sleep)
+            except ConnectionError as error:
+                raise _not_fetched(url, str(error)) from None
             _verify(data, part, url, name, digest)
             part.replace(target)
         done += target.stat().st_size
@@ -112,7 +117,7 @@ def published(data: DataSet, *, report: Report | None = None) -> list[Path]:
         InputError: as ``fetch``; or the cache cannot be written.
     """
     folder = cache_dir() / data.name
-    with only_one(folder):
+    with locked(folder / ".lock"):
         return fetch(data, folder, report=report)
 
 
@@ -124,32 +129,46 @@ def _reporter(report: Report | None, before: int, total: int) -> Callable[[int],
     return tell
 
 
-def _download(
-    url: str, part: Path, tell: Callable[[int], None], sleep: Callable[[float], None]
+def download(
+    url: str,
+    part: Path,
+    *,
+    tell: Callable[[int], None] = lambda _: None,
+    sleep: Callable[[float], None] = time.sleep,
+    resumes: bool = True,
 ) -> None:
-    """Fetch ``url`` into ``part``, behind what is there already."""
+    """Fetch ``url`` into ``part``.
+
+    Args:
+        resumes: behind what is there already: only for content that is verified afterwards.
+
+    Raises:
+        InputError: the server refuses it, or the disk is full.
+        ConnectionError: the server cannot be reached, or breaks off again and again.
+    """
     pauses = iter(_PAUSES_S)
     while True:
-        before = part.stat().st_size if part.exists() else 0
+        before = part.stat().st_size if resumes and part.exists() else 0
         try:
             _receive(url, part, before, tell)
         except urllib.error.HTTPError as error:
             if error.code == 416 and before:  # what is there is not the beginning of this file
                 part.unlink()
                 continue
-            if error.code not in _BUSY:
-                raise _not_fetched(url, f"the server answers {error.code} {error.reason}") from None
             problem: object = f"the server answers {error.code} {error.reason}"
+            if error.code not in _BUSY:
+                raise _not_fetched(url, str(problem)) from None
         except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise not_writable(part.parent, error) from None
             problem = getattr(error, "reason", None) or error
         else:
             return
-        after = part.stat().st_size if part.exists() else 0
-        if after > before:
+        if resumes and part.exists() and part.stat().st_size > before:
             pauses = iter(_PAUSES_S)
         pause = next(pauses, None)
         if pause is None:
-            raise _not_fetched(url, str(problem))
+            raise ConnectionError(f"{problem}")
         sleep(pause)
 
 

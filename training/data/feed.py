@@ -187,15 +187,6 @@ class ChatFeed:
         found = self._order.pick(epoch, np.arange(first, last))
         return np.pad(found, (0, self._global_batch - len(found)), constant_values=NOTHING)
 
-    def members(self, step: int, *, rank: int, world_size: int) -> Tokens:
-        """Numbers of the conversations of a worker's part of a step, sequence by sequence."""
-        mine = share(self.sequences(step), rank=rank, world_size=world_size)
-        return np.concatenate([self.members_of(each) for each in mine.tolist()])
-
-    def members_of(self, sequence: int) -> Tokens:
-        """Numbers of the conversations of a sequence."""
-        return self._train.members(sequence)
-
     def step(self, step: int, *, rank: int, world_size: int) -> Batch:
         """A worker's part of a step."""
         return self.batch(share(self.sequences(step), rank=rank, world_size=world_size))

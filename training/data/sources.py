@@ -7,17 +7,14 @@ The cache outlives jobs, and what is in S3 may be replaced in the meantime: a fi
 fetched again when its ETag has changed.
 """
 
-import contextlib
 import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Final
-
-from filelock import FileLock
 
 from contract.errors import InputError
 from contract.runs import safe_join
@@ -28,13 +25,11 @@ from training.system.storage import UnreachableError
 
 CACHE_VARIABLE: Final = download.CACHE_VARIABLE
 cache_dir = download.cache_dir
+locked = download.locked
 
 #: Files that another recipe reads, and how many of a folder are looked at for them.
 _PICTURES: Final = (".jpg", ".jpeg", ".png")
 _LOOKED_AT: Final = 1000
-_CHUNK_BYTES: Final = 1 << 20
-_TIMEOUT_S: Final = 60.0
-_ATTEMPTS: Final = 4
 
 
 def is_remote(source: str) -> bool:
@@ -97,25 +92,6 @@ def _folder_name(source: str) -> str:
     return hashlib.sha256(source.rstrip("/").encode()).hexdigest()[:16]
 
 
-@contextlib.contextmanager
-def locked(file: Path) -> Iterator[None]:
-    """Hold the lock of a folder of the cache; the lock file and the folders above it are made.
-
-    Raises:
-        InputError: they cannot be made.
-    """
-    lock = FileLock(file)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except OSError as error:
-        raise download.not_writable(file.parent, error) from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
 def _fetched(source: str, names: Sequence[str]) -> list[Path]:
     folder = cache_dir() / _folder_name(source)
     with locked(folder / ".lock"):
@@ -152,45 +128,16 @@ def _fetch(url: str, target: Path) -> None:
         if url.startswith("s3://"):
             _download_s3(url, part)
         else:
-            _download_http(url, part)
+            download.download(url, part, resumes=False)
         part.replace(target)
+    except ConnectionError as error:
+        raise UnreachableError(f"{url} could not be fetched: {error}") from None
     except OSError as error:
         if storage.is_full(error):
             raise download.not_writable(target.parent, error) from None
         raise
     finally:
         part.unlink(missing_ok=True)
-
-
-def _download_http(url: str, part: Path) -> None:
-    import requests
-    from requests.adapters import HTTPAdapter
-    from urllib3.util import Retry
-
-    retry = Retry(total=_ATTEMPTS, backoff_factor=0.5, status_forcelist=(429, 500, 502, 503, 504))
-    with requests.Session() as session:
-        session.mount("http://", HTTPAdapter(max_retries=retry))
-        session.mount("https://", HTTPAdapter(max_retries=retry))
-        try:
-            # Raw bytes: the file is a .gz, which must not be decompressed on the way.
-            headers = {"Accept-Encoding": "identity"}
-            with session.get(url, stream=True, timeout=_TIMEOUT_S, headers=headers) as response:
-                response.raise_for_status()
-                size = 0
-                with part.open("wb") as file:
-                    for chunk in response.iter_content(_CHUNK_BYTES):
-                        file.write(chunk)
-                        size += len(chunk)
-                promised = response.headers.get("Content-Length")
-        except (requests.HTTPError, requests.exceptions.InvalidURL) as error:
-            # What no repeat changes, such as 403 and 404.
-            raise InputError(f"{url} could not be fetched: {error}") from None
-        except requests.RequestException as error:
-            raise UnreachableError(f"{url} could not be fetched: {error}") from None
-    if promised is not None and size != int(promised):
-        raise UnreachableError(
-            f"{url} broke off after {size:,} of {int(promised):,} bytes: try again"
-        )
 
 
 def _download_s3(url: str, part: Path) -> None:

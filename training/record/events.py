@@ -15,13 +15,13 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 from contract.runs import METRICS_FILE
 from contract.text import percent, significant
 from training.record import fields
 from training.record.fields import Named, Rate, named
-from training.record.result import Evaluated, evaluated_from_json
+from training.record.result import Evaluated
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
@@ -410,31 +410,8 @@ Event = (
 )
 
 # The "type" of an event in JSON.
-TYPES: Final[Mapping[str, type[Event]]] = {
-    "phase": Phase,
-    "start": Start,
-    "measure": Measure,
-    "step": Step,
-    "skipped": Skipped,
-    "rank": RankTimes,
-    "evaluation": Evaluation,
-    "sample": Sample,
-    "loaded": Loaded,
-    "preempted": Preempted,
-    "silent": Silent,
-    "resume": Resume,
-    "damaged": Damaged,
-    "saving": Saving,
-    "joined": Joined,
-    "evaluating": Evaluating,
-    "reading": Reading,
-    "warning": Warned,
-    "note": Noted,
-    "stopped": Stopped,
-    "error": Failed,
-    "finished": Finished,
-}
-_NAMES: Final = {kind: name for name, kind in TYPES.items()}
+_NAMES: Final = {kind: kind.__name__.lower() for kind in get_args(Event)} | {RankTimes: "rank"}
+TYPES: Final[Mapping[str, type[Event]]] = {name: kind for kind, name in _NAMES.items()}
 
 
 def to_json(event: Event) -> dict[str, object]:
@@ -452,10 +429,6 @@ def from_json(values: Mapping[str, object]) -> Event | None:
         ValueError: it lacks what it means nothing without, such as the step.
     """
     kind = TYPES.get(str(values.get("type")))
-    if kind is Finished:
-        given = values.get("evaluation")
-        details = evaluated_from_json(given) if isinstance(given, dict) else None
-        return fields.from_json(Finished, {**values, "evaluation": details})
     return None if kind is None else fields.from_json(kind, values)
 
 

@@ -2,8 +2,8 @@
 
 A run's files outlive the version that wrote them, in both directions. So a reader ignores what it
 does not know, and takes a value of the wrong kind for missing. What is missing gets the field's
-default; without a default, a float becomes NaN, text becomes empty, and a missing whole number or
-truth value makes the whole object unreadable.
+default; without a default, a float becomes NaN and text becomes empty, and anything else that is
+missing makes the whole object unreadable.
 
 Numbers that have names of their own (``named``) stand beside the fields, as ``accuracy`` or
 ``forward_s``, and a list under the field's name names them.
@@ -12,14 +12,15 @@ Numbers that have names of their own (``named``) stand beside the fields, as ``a
 import dataclasses
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass
 from functools import cache
-from typing import Any, Final, TypeVar, cast, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Final, TypeGuard, TypeVar, cast, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
 
 _RATE: Final = "_per_s"
-_FLOPS: Final = "flops"
 
 Named = Mapping[str, float]
 """Numbers by name."""
@@ -69,92 +70,78 @@ def from_json(kind: type[_T], values: Mapping[str, object]) -> _T:
         ValueError: a field without which it means nothing is missing or of another kind.
     """
     found: dict[str, object] = {}
+    others = {**values}  # without the keys of numbers with names, whatever other field is called so
     fields = _fields(cast("Any", kind))
-    taken: set[str] = set()  # keys that belong to numbers with names, whatever else has that name
     for field, hint in fields:
         if "suffix" in field.metadata:
-            keys = {
-                f"{name}{field.metadata['suffix']}": name for name in _names(values.get(field.name))
-            }
-            found[field.name] = {
-                name: values[key]
-                for key, name in keys.items()
-                if key in values and (_fits(values[key], float) or _is_gap(values[key], hint))
-            }
-            taken.update(keys)
-    others = {key: value for key, value in values.items() if key not in taken}
+            names = values.get(field.name)
+            given: dict[str, object] = {}
+            for name in names if isinstance(names, list) else []:
+                value = others.pop(f"{name}{field.metadata['suffix']}", MISSING)
+                if _is_number(value) or (value is None and hint == Known):
+                    given[f"{name}"] = value
+            found[field.name] = given
     for field, hint in fields:
         if field.name in found:
             continue
         value = _rate(others) if hint == Rate | None else others.get(field.name)
-        if value is not None and _fits(value, hint):
-            found[field.name] = tuple(value) if isinstance(value, list) else value
-        elif field.default is not MISSING:
-            continue
-        elif hint in _ABSENT:
-            found[field.name] = _ABSENT[hint]
-        else:
-            raise ValueError(f"{field.name} is {value!r}: {kind.__name__} means nothing without it")
+        try:
+            found[field.name] = read(hint, value)
+        except ValueError as error:
+            if field.default is not MISSING:
+                continue
+            if hint not in _ABSENT and NoneType not in get_args(hint):
+                raise ValueError(
+                    f"{field.name} {error}: {kind.__name__} means nothing without it"
+                ) from None
+            found[field.name] = _ABSENT.get(hint)
     return kind(**found)
+
+
+def read(hint: Any, value: Any) -> Any:
+    """A value from JSON as the type ``hint`` has it.
+
+    Raises:
+        ValueError: it is of another kind.
+    """
+    if isinstance(hint, UnionType):
+        for each in get_args(hint):
+            with suppress(ValueError):
+                return read(each, value)
+    elif get_origin(hint) is tuple and isinstance(value, list):
+        return tuple(read(get_args(hint)[0], each) for each in value)
+    elif dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return from_json(cast("Any", hint), value)
+    elif hint in (int, float):
+        if _is_number(value) and (hint is float or isinstance(value, int)):
+            return value
+    elif type(value) is hint:
+        return value
+    raise ValueError(f"is {value!r}")
 
 
 def number(value: object) -> float | None:
     """``value`` as a float, or None when it is not a finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:  # JSON has no largest whole number
-        return None
-    return found if math.isfinite(found) else None
+    return float(value) if _is_number(value) and math.isfinite(value) else None
 
 
 # What stands for a value that is missing, where a field has no default.
-_ABSENT: Final[Mapping[object, object]] = {
-    float: math.nan,
-    str: "",
-    tuple[str, ...]: (),
-    tuple[str, ...] | None: None,
-    float | None: None,
-    int | None: None,
-    str | None: None,
-    Rate | None: None,
-}
+_ABSENT: Final[Mapping[object, object]] = {float: math.nan, str: ""}
 
 
-def _fits(value: object, hint: object) -> bool:
-    if hint in (int, int | None):
+def _is_number(value: object) -> TypeGuard[float]:
+    if isinstance(value, int):
         # Larger ones have no floating-point number, which what draws them needs.
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**1000
-    if hint in (float, float | None):
-        return isinstance(value, float) or _fits(value, int)
-    if hint in (str, str | None):
-        return isinstance(value, str)
-    if hint in (tuple[str, ...], tuple[str, ...] | None):
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
-    if hint == Rate | None:
-        return isinstance(value, Rate)
-    if hint is bool:
-        return isinstance(value, bool)
-    return dataclasses.is_dataclass(value)  # already read
-
-
-def _names(listed: object) -> list[str]:
-    """The names of a field's numbers, from the list in the file."""
-    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
-
-
-def _is_gap(value: object, hint: object) -> bool:
-    return value is None and hint == Known
+        return not isinstance(value, bool) and abs(value) < 2**1000
+    return isinstance(value, float)
 
 
 def _rate(values: Mapping[str, object]) -> Rate | None:
     """The rate among an object's values; that of floating-point operations is another thing."""
     for name, value in values.items():
         items = name.removesuffix(_RATE)
-        if items not in (name, "", _FLOPS):
-            fits = _fits(value, float)
-            return Rate(items=items, per_s=value if fits else None)  # type: ignore[arg-type]
+        if items not in (name, "", "flops"):
+            return Rate(items=items, per_s=value if _is_number(value) else None)
     return None
 
 

@@ -30,7 +30,7 @@ from contract.text import compact, duration, percent, significant
 from training.record import plots
 from training.record.events import Sample, Silent
 from training.record.fields import number
-from training.record.plots import COLORS, CONFUSION, Plot, confusion, draw, loss_plot
+from training.record.plots import COLORS, CONFUSION, Plot, draw
 from training.record.reader import RecordedRun, figure, listed, read_run
 from training.record.result import SUCCEEDED, Classification, HeldOutText, Table
 from training.system import storage
@@ -53,13 +53,6 @@ def write_report(run_dir: Path) -> Path:
     with plots.drawing():
         drawn = draw(run)
         drawings = {plot.name: plots.svg(plot) for plot in drawn if plot.figure}
-        # The curve of the loss spans the page; a phone gets it in another shape.
-        narrow = loss_plot(run, width=468, height=280, name="loss-narrow")
-        if narrow.figure:
-            drawings["loss"] = (
-                f'<div class="wide">{drawings["loss"]}</div>'
-                f'<div class="narrow">{plots.svg(narrow)}</div>'
-            )
         for plot in drawn:
             if plot.figure:
                 name = str(run_dir / PLOTS_DIR / f"{plot.name}.png")
@@ -84,11 +77,6 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
         lstrip_blocks=True,
         undefined=StrictUndefined,
     ).get_template("page.html.j2")
-    cards = [
-        Card(title=plot.title, text=plot.text, drawing=drawings.get(plot.name, ""))
-        for plot in drawn
-    ]
-    matrix = [card for card, plot in zip(cards, drawn, strict=True) if plot.name == CONFUSION]
     return template.render(
         run=run,
         css=_css(),
@@ -96,11 +84,12 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
         facts=_facts(run),
         error=run.result.error if run.result else None,
         key_figures=key_figures(run),
-        plots=[card for card in cards if card not in matrix],
+        plots=drawn,
+        drawings=drawings,
         resumes=_resumes(run),
         evaluations=_evaluations(run),
         section=_section(run),
-        confusion=matrix[0] if matrix else None,
+        confusion=CONFUSION,
         classes=_classes(run),
         samples=_sample_groups(run),
         held_out=_held_out(run),
@@ -116,16 +105,6 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
             "result": RESULT_FILE,
         },
     )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Card:
-    """A plot on the page."""
-
-    title: str
-    text: str
-    drawing: str
-    """Its SVG element; empty if it was left out."""
 
 
 def key_figures(run: RecordedRun) -> list[tuple[str, str]]:
@@ -251,9 +230,9 @@ class ClassAccuracy:
 
 def _classes(run: RecordedRun) -> list[ClassAccuracy]:
     """Every class, the hardest first."""
-    names, counts = confusion(run.evaluated)
-    if not names:
+    if not isinstance(run.evaluated, Classification) or not run.evaluated.class_names:
         return []
+    names, counts = run.evaluated.class_names, np.array(run.evaluated.confusion_matrix)
     found = []
     for i in np.argsort(np.diag(counts) / np.maximum(counts.sum(axis=1), 1), kind="stable"):
         wrong = counts[i].copy()
@@ -306,24 +285,14 @@ def samples(run: RecordedRun) -> list[ShownSample]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleGroup:
-    """Samples that were all classified right, or all wrong."""
-
-    title: str
-    mark: str
-    samples: Sequence[ShownSample]
-
-
-def _sample_groups(run: RecordedRun) -> list[SampleGroup]:
+def _sample_groups(run: RecordedRun) -> list[tuple[str, str, list[ShownSample]]]:
+    """Samples that were all classified wrong, or all right, after a title and a mark."""
     found = samples(run)
     groups = [
-        SampleGroup(
-            title=title, mark=mark, samples=[each for each in found if each.is_right == right]
-        )
-        for right, title, mark in ((False, "Wrong", "✗"), (True, "Right", "✓"))
+        (title, mark, [each for each in found if each.is_right == is_right])
+        for is_right, title, mark in ((False, "Wrong", "✗"), (True, "Right", "✓"))
     ]
-    return [group for group in groups if group.samples]
+    return [group for group in groups if group[2]]
 
 
 def _flat(values: Mapping[str, object], prefix: str = "") -> list[tuple[str, str]]:

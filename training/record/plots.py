@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import html
 import io
+import logging
 import math
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from contract.runs import EVALUATION_FILE, METRICS_FILE
+from contract.runs import METRICS_FILE
 from contract.text import compact
 from training.record.events import Evaluation, Measure, RankTimes, Step
 from training.record.fields import number
 from training.record.reader import RecordedRun, figure
-from training.record.result import Classification, Evaluated
+from training.record.result import Classification
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,23 +67,11 @@ def drawing() -> Iterator[None]:
 
     Matplotlib's settings are changed meanwhile: not for use while another thread draws.
     """
-    with _place_for_matplotlib():
-        import matplotlib
+    # It keeps its list of fonts in the home folder, and complains where it cannot.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    import matplotlib
 
-        with matplotlib.rc_context(_style()):
-            yield
-
-
-@contextmanager
-def _place_for_matplotlib() -> Iterator[None]:
-    """Matplotlib keeps its list of fonts in the home folder, and complains where it cannot."""
-    home = Path.home()
-    place = next(folder for folder in (home / ".config", home, Path("/")) if folder.is_dir())
-    if "MPLCONFIGDIR" in os.environ or "XDG_CONFIG_HOME" in os.environ or os.access(place, os.W_OK):
-        yield
-        return
-    with tempfile.TemporaryDirectory(prefix="matplotlib-") as folder:
-        os.environ["MPLCONFIGDIR"] = folder
+    with matplotlib.rc_context(_style()):
         yield
 
 
@@ -178,18 +164,16 @@ def svg(plot: Plot) -> str:
 def png(plot: Plot) -> bytes:
     """The figure with its title as an image of 150 dpi. Changes the figure: draw the SVG first."""
     assert plot.figure
-    width, height = plot.figure.get_size_inches()
-    room = 0.4  # inches above, for the title
-    plot.figure.set_size_inches(width, height + room)
-    shrink = height / (height + room)
-    for axes in plot.figure.axes:
-        place = axes.get_position()
-        axes.set_position((place.x0, place.y0 * shrink, place.width, place.height * shrink))
-    plot.figure.text(
-        0.2 / width, 1 - 0.26 / (height + room), plot.title, fontsize=14, weight="bold", va="center"
-    )
+    plot.figure.text(0, 1.02, f" {plot.title}", fontsize=14, weight="bold")
     file = io.BytesIO()
-    plot.figure.savefig(file, format="png", dpi=150, facecolor=light("surface"))
+    plot.figure.savefig(
+        file,
+        format="png",
+        dpi=150,
+        facecolor=light("surface"),
+        bbox_inches="tight",
+        pad_inches=0.2,
+    )
     return file.getvalue()
 
 
@@ -218,7 +202,6 @@ MAX_POINTS: Final = 1500  # of a curve; more cannot be told apart on a screen
 MAX_RANKS: Final = 16  # bars of the step time
 MAX_CLASSES: Final = 40  # rows of the confusion matrix
 CONFUSION: Final = "confusion_matrix"
-_CENTERED: Final[Any] = {"ha": "center", "va": "center"}
 
 MAX_MEASURES: Final = 8  # plots of what a run is judged by
 OTHER: Final = "other"  # what is left of a step beside its parts
@@ -242,21 +225,25 @@ def draw(run: RecordedRun) -> list[Plot]:
         throughput_plot(run),
         learning_rate_plot(run),
         step_time_plot(run),
-        *([confusion_plot(run)] if isinstance(run.evaluated, Classification) else []),
+        *([confusion_plot(run.evaluated)] if isinstance(run.evaluated, Classification) else []),
     ]
 
 
-def loss_plot(run: RecordedRun, *, width: int = 980, height: int = 320, name: str = "loss") -> Plot:
-    title = "Loss"
+def _without(name: str, title: str, what: str) -> Plot:
+    """A plot that cannot be drawn yet."""
+    return Plot(name=name, title=title, text=f"{METRICS_FILE} has no {what} yet.")
+
+
+def loss_plot(run: RecordedRun) -> Plot:
     steps, losses = curve(run.steps, "step", "loss")
     eval_steps, eval_losses = curve(run.evaluations, "step", "loss")
     if not len(steps):
-        return Plot(name=name, title=title, text=f"{METRICS_FILE} has no steps yet.")
+        return _without("loss", "Loss", "steps")
     every, last_step = math.ceil(len(steps) / MAX_POINTS), steps[-1]
     steps, losses = bucket_means(steps), bucket_means(losses)
     smoothed = smooth(losses)
 
-    figure, axes = new_axes(width, height)
+    figure, axes = new_axes(980, 320)
     label = "each step" if every == 1 else f"{every}-step mean"
     axes.plot(steps, losses, color=light("blue"), alpha=0.35, linewidth=0.9, label=label)
     axes.plot(steps, smoothed, color=light("blue"), linewidth=2, label="smoothed")
@@ -271,35 +258,32 @@ def loss_plot(run: RecordedRun, *, width: int = 980, height: int = 320, name: st
             linestyle=(0, (3, 2)),
             label="evaluation",
         )
-    _mark_resumes(axes, [resume.step for resume in run.resumes])
-    legend(axes)
-    axes.set_xlabel("step")
     # A few wild steps must not press the rest of the curve flat.
     shown = np.concatenate([smoothed, eval_losses, [np.percentile(losses, 99.5)]])
     low, high = float(min(shown.min(), losses.min())), float(shown.max())
     margin = 0.05 * (high - low) or 0.1
     axes.set_ylim(low - margin, high + margin)
+    _finish(axes, run, "step")
     text = f"Training loss {losses[0]:.3g} at first, {smoothed[-1]:.3g} (smoothed) at step "
     text += f"{last_step:,.0f}."
     if len(eval_losses):
         text += f" Evaluation loss {eval_losses[-1]:.4g} at the end"
         is_best = eval_losses[-1] == eval_losses.min()
         text += ", its best." if is_best else f", {eval_losses.min():.4g} at best."
-    return Plot(name=name, title=title, text=text, figure=figure)
+    return Plot(name="loss", title="Loss", text=text, figure=figure)
 
 
 def measure_plot(run: RecordedRun, measure: Measure) -> Plot:
     """One of the figures by which the run is judged: accuracy, perplexity."""
-    name, title = measure.name, measure.title
     evaluations = run.evaluations
     if not measure.higher_is_better:
         # That of a model that knows nothing would press the rest flat.
         evaluations = [each for each in evaluations if each.step != 0]
-    places, values = curve(evaluations, run.clock, name)
+    places, values = curve(evaluations, run.clock, measure.name)
     if not len(values):
-        return Plot(name=name, title=title, text=f"{METRICS_FILE} has no {name} yet.")
+        return _without(measure.name, measure.title, measure.name)
     figure, axes = new_axes(468, 280)
-    _epoch_line(axes, run, places, values)
+    _line(axes, places, values)
     # Of equal ones the last: if that is the end of the run, the text says so.
     backwards = values[::-1] if measure.higher_is_better else -values[::-1]
     best = len(values) - 1 - int(backwards.argmax())
@@ -314,55 +298,47 @@ def measure_plot(run: RecordedRun, measure: Measure) -> Plot:
         linestyle="none",
         label="best",
     )
-    legend(axes)
-    if measure.unit:
-        axes.set_ylabel(measure.unit)
+    axes.set_ylabel(measure.unit)
     if measure.form == "percent":
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%")
     axes.margins(y=0.12)
+    _finish(axes, run, run.clock)
     text = f"{measure.words(values[-1])} after the last {run.clock}"
     if values[best] == values[-1]:
         text += ", the best."
     else:
         text += f"; best {measure.words(values[best])} after {run.clock} {places[best]:,.0f}."
-    return Plot(name=name, title=title, text=text, figure=figure)
+    return Plot(name=measure.name, title=measure.title, text=text, figure=figure)
 
 
 def throughput_plot(run: RecordedRun) -> Plot:
-    name, title = "throughput", "Throughput"
-    epochs, rates = curve(run.evaluations, run.clock, "items_per_s")
+    places, rates = curve(run.evaluations, run.clock, "items_per_s")
     if not len(rates):
-        text = f"{METRICS_FILE} has no {run.items} per second yet."
-        return Plot(name=name, title=title, text=text)
+        return _without("throughput", "Throughput", f"{run.items} per second")
     figure, axes = new_axes(468, 280)
-    _epoch_line(axes, run, epochs, rates)
-    axes.fill_between(epochs, rates, color=light("blue"), alpha=0.1, linewidth=0)
-    legend(axes)
-    axes.set_ylim(0, 1.12 * float(rates.max()) or 1)
+    _line(axes, places, rates)
+    axes.fill_between(places, rates, color=light("blue"), alpha=0.1, linewidth=0)
     axes.yaxis.set_major_formatter(lambda value, _: compact(value))
-    stretch = "epoch" if run.clock == "epoch" else "stretch"
+    _finish(axes, run, run.clock, top=float(rates.max()))
     # The figure of the result, which is the median too, once there is one.
     settled = float(np.median(rates)) if run.result is None else run.last("items_per_s")
-    text = f"{compact(settled or 0.0)} {run.items}/s over all workers"
-    text += f", median of the {'epochs' if stretch == 'epoch' else 'stretches'}."
-    return Plot(name=name, title=title, text=text, figure=figure)
+    text = f"{compact(settled or 0.0)} {run.items}/s over all workers, median of the "
+    text += "epochs." if run.clock == "epoch" else "stretches."
+    return Plot(name="throughput", title="Throughput", text=text, figure=figure)
 
 
 def learning_rate_plot(run: RecordedRun) -> Plot:
     name, title = "learning_rate", "Learning rate"
     steps, rates = curve(run.steps, "step", "lr")
     if not len(rates):
-        return Plot(name=name, title=title, text=f"{METRICS_FILE} has no learning rate yet.")
+        return _without(name, title, "learning rate")
     peak = int(rates.argmax())
     text = f"Highest {rates[peak]:.3g} at step {steps[peak]:,.0f}; {rates[-1]:.3g} at the last."
     steps, rates = bucket_means(steps), bucket_means(rates)
     figure, axes = new_axes(468, 280, left=66)
     axes.plot(steps, rates, color=light("blue"), linewidth=2)
-    _mark_resumes(axes, [resume.step for resume in run.resumes])
-    legend(axes)
-    axes.set_xlabel("step")
-    axes.set_ylim(0, 1.12 * float(rates.max()) or 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
+    _finish(axes, run, "step", top=float(rates.max()))
     return Plot(name=name, title=title, text=text, figure=figure)
 
 
@@ -372,7 +348,7 @@ def step_time_plot(run: RecordedRun) -> Plot:
     ranks = run.ranks
     epochs = {number(each.epoch) for each in ranks}
     if not ranks:
-        return Plot(name=name, title=title, text=f"{METRICS_FILE} has no times per rank yet.")
+        return _without(name, title, "times per rank")
     stretch = "epoch" if run.clock == "epoch" else "stretch between evaluations"
     text = f"Mean per rank over the only {stretch}."
     if len(epochs) > 1:  # the first one pays for warming up
@@ -381,51 +357,51 @@ def step_time_plot(run: RecordedRun) -> Plot:
         text = f"Mean per rank without the first {stretch}."
 
     colors = _part_colors(ranks)
-    bars: list[tuple[int, dict[str, float], float]] = []  # rank, ms per part, ms altogether
-    for rank in sorted({each.rank for each in ranks}):
-        own = [each for each in ranks if each.rank == rank]
-        parts = {
-            part: mean(array(each.phases.get(part) for each in own)) * 1e3
-            for part in colors
-            if part != OTHER
-        }
-        total = max(mean(column(own, "step_time_s")) * 1e3, sum(parts.values()))
-        bars.append((rank, {**parts, OTHER: total - sum(parts.values())}, total))
-    text += f" Slowest {max(bar[2] for bar in bars):,.0f} ms."
+    numbers = np.array(sorted({each.rank for each in ranks}))
+    own = [[each for each in ranks if each.rank == rank] for rank in numbers]
+    # Milliseconds of each part, by rank.
+    parts = {
+        part: np.array([mean(array(each.phases.get(part) for each in one)) * 1e3 for one in own])
+        for part in colors
+        if part != OTHER
+    }
+    known = sum(parts.values(), np.zeros(len(own)))
+    totals = np.maximum([mean(column(one, "step_time_s")) * 1e3 for one in own], known)
+    parts[OTHER] = totals - known
+    text += f" Slowest {totals.max():,.0f} ms."
     talking = mean(column(ranks, "communication_s")) * 1e3
     if talking:
         text += f" Collectives were at work for {talking:,.0f} ms of it, much of that beside "
         text += "forward and backward (one profiled step of each stretch)."
-    if len(bars) > MAX_RANKS:
-        text += f" The {MAX_RANKS} slowest of {len(bars)} ranks."
-        bars = sorted(sorted(bars, key=lambda bar: -bar[2])[:MAX_RANKS])
+    shown = np.sort(np.argsort(-totals, kind="stable")[:MAX_RANKS])
+    if len(totals) > MAX_RANKS:
+        text += f" The {MAX_RANKS} slowest of {len(totals)} ranks."
 
-    longest = max(bar[2] for bar in bars) or 1.0
-    figure, axes = new_axes(468, max(280, 70 + 26 * len(bars)))
+    longest, rows = totals.max() or 1.0, np.arange(len(shown))
+    figure, axes = new_axes(468, max(280, 70 + 26 * len(shown)))
+    left = np.zeros(len(shown))
     for part, color in colors.items():
-        for i, (_, parts, total) in enumerate(bars):
-            left = sum(list(parts.values())[: list(parts).index(part)])
-            named = not i and (part != OTHER or max(bar[1][part] for bar in bars) > 0.01 * longest)
-            axes.barh(
-                i,
-                parts[part],
-                left=left,
-                height=0.62,
-                color=light(color),
-                edgecolor=light("surface"),
-                linewidth=1,
-                label=part if named else None,
-            )
-            if parts[part] > 0.11 * longest:
-                where = (left + parts[part] / 2, i)
-                axes.text(*where, _ms(parts[part]), color=light("surface"), **_CENTERED)
-            if part == OTHER:
-                axes.text(total + 0.015 * longest, i, f"{_ms(total)} ms", va="center")
+        widths = parts[part][shown]
+        bars = axes.barh(
+            rows,
+            widths,
+            left=left,
+            height=0.62,
+            color=light(color),
+            edgecolor=light("surface"),
+            linewidth=1,
+            label=part if part != OTHER or widths.max() > 0.01 * longest else None,
+        )
+        words = [_ms(each) if each > 0.11 * longest else "" for each in widths]
+        axes.bar_label(bars, words, label_type="center", color=light("surface"))
+        if part == OTHER:
+            axes.bar_label(bars, [f"{_ms(each)} ms" for each in totals[shown]], padding=5)
+        left = left + widths
     legend(axes)
     axes.grid(axis="y", visible=False)
-    axes.set_yticks(range(len(bars)), [f"rank {bar[0]}" for bar in bars])
-    spare = max(0, 3 - len(bars)) / 2  # keeps one bar from filling the figure
-    axes.set_ylim(len(bars) - 0.4 + spare, -0.6 - spare)
+    axes.set_yticks(rows, [f"rank {rank}" for rank in numbers[shown]])
+    spare = max(0, 3 - len(shown)) / 2  # keeps one bar from filling the figure
+    axes.set_ylim(len(shown) - 0.4 + spare, -0.6 - spare)
     axes.set_xlim(0, 1.17 * longest)
     axes.set_xlabel("ms per step")
     return Plot(name=name, title=title, text=text, figure=figure)
@@ -442,14 +418,12 @@ def _part_colors(ranks: Sequence[RankTimes]) -> Mapping[str, str]:
     return {part: chosen.get(part) or _COLORS[part] for part in [*parts, OTHER]}
 
 
-def confusion_plot(run: RecordedRun) -> Plot:
-    name, title = CONFUSION, "Confusion matrix"
-    names, counts = confusion(run.evaluated)
-    if not names:
-        return Plot(name=name, title=title, text=f"{EVALUATION_FILE} has no confusion matrix yet.")
-    if len(names) > MAX_CLASSES:
-        return Plot(name=name, title=title, text=f"{len(names)} classes are too many to draw.")
+def confusion_plot(found: Classification) -> Plot:
+    title, names = "Confusion matrix", found.class_names
+    if not 0 < len(names) <= MAX_CLASSES:
+        return Plot(name=CONFUSION, title=title, text=f"{len(names)} classes cannot be drawn.")
     figure, axes = new_axes(468, 468, left=88, right=6, top=6, bottom=88)
+    counts = np.array(found.confusion_matrix, dtype=np.float64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     from matplotlib.patches import Rectangle
 
@@ -461,7 +435,7 @@ def confusion_plot(run: RecordedRun) -> Plot:
         axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, alpha=alpha, linewidth=0))
         if count and len(names) <= 20:
             ink = light("surface" if alpha > 0.6 else "ink")
-            axes.text(col, row, f"{count:.0f}", color=ink, fontsize=10, **_CENTERED)
+            axes.text(col, row, f"{count:.0f}", color=ink, fontsize=10, ha="center", va="center")
     short = [label if len(label) <= 13 else label[:12] + "…" for label in names]
     ticks = range(len(names))
     axes.set_xticks(ticks, short, rotation=45, ha="right", rotation_mode="anchor")
@@ -474,34 +448,36 @@ def confusion_plot(run: RecordedRun) -> Plot:
     axes.spines[:].set_visible(True)
     text = f"{np.trace(counts):,.0f} of {counts.sum():,.0f} right. Each row is a true class, each "
     text += "shade the square root of the share of its row: rare mistakes show."
-    return Plot(name=name, title=title, text=text, figure=figure)
+    return Plot(name=CONFUSION, title=title, text=text, figure=figure)
 
 
-def confusion(evaluated: Evaluated | None) -> tuple[Sequence[str], Floats]:
-    """Names of the classes and the counts, shape (true, predicted); empty if not there."""
-    if not isinstance(evaluated, Classification):
-        return (), np.zeros((0, 0))
-    return evaluated.class_names, np.array(evaluated.confusion_matrix, dtype=np.float64)
+def _line(axes: Axes, places: Floats, values: Floats) -> None:
+    """Values of evaluations."""
+    marker = "o" if len(places) <= 40 else ""
+    axes.plot(places, values, color=light("blue"), linewidth=2, marker=marker, markersize=4.5)
+    if len(places) == 1:
+        axes.set_xlim(places[0] - 1, places[0] + 1)
 
 
-def _epoch_line(axes: Axes, run: RecordedRun, epochs: Floats, values: Floats) -> None:
-    marker = "o" if len(epochs) <= 40 else ""
-    axes.plot(epochs, values, color=light("blue"), linewidth=2, marker=marker, markersize=4.5)
-    axes.set_xlabel(run.clock)
-    if len(epochs) == 1:
-        axes.set_xlim(epochs[0] - 1, epochs[0] + 1)
-    steps, at = curve(run.evaluations, "step", run.clock)
-    if len(steps):
-        resumed = [resume.step for resume in run.resumes]
-        marks = np.interp(resumed, np.r_[0, steps], np.r_[0, at])
-        _mark_resumes(axes, [mark for mark in marks.tolist() if mark >= epochs[0]])
+def _finish(axes: Axes, run: RecordedRun, clock: str, *, top: float | None = None) -> None:
+    """What all curves have: marks where the run resumed, a legend, and the name of their axis.
 
-
-def _mark_resumes(axes: Axes, places: Sequence[float]) -> None:
-    for i, place in enumerate(places):
+    Args:
+        clock: ``step`` or ``epoch``, by which the curve counts.
+        top: the largest value, where the scale begins at 0.
+    """
+    marks: Any = [resume.step for resume in run.resumes]
+    if clock != "step":
+        steps, at = curve(run.evaluations, "step", clock)
+        marks = np.interp(marks, np.r_[0, steps], np.r_[0, at])
+    for i, mark in enumerate(marks):
         label = None if i else "resumed"
         style: Any = (0, (1, 2))
-        axes.axvline(place, color=light("muted"), linewidth=1.2, linestyle=style, label=label)
+        axes.axvline(mark, color=light("muted"), linewidth=1.2, linestyle=style, label=label)
+    legend(axes)
+    axes.set_xlabel(clock)
+    if top is not None:
+        axes.set_ylim(0, 1.12 * top or 1)
 
 
 def _ms(value: float) -> str:

@@ -41,22 +41,41 @@ def read_events(file: Path) -> list[Event]:
     return parse_metrics(file.read_bytes()).events if file.exists() else []
 
 
-def read_json(run_uri: str, name: str) -> dict[str, object] | None:
-    """Read a JSON file of a run's record; None when it is not there or not readable."""
+def read_json(
+    run_uri: str, name: str, *, notes: list[str] | None = None
+) -> dict[str, object] | None:
+    """Read a JSON file of a run's record; None when it is not there or not readable.
+
+    Args:
+        notes: gets a sentence where it is not readable.
+    """
     content = storage.read_bytes(storage.join(run_uri, name))
-    try:
-        values = json.loads(content) if content else None
-    except (ValueError, RecursionError):
+    if not content:
         return None
-    return values if isinstance(values, dict) else None
+    try:
+        values = json.loads(content)
+        if isinstance(values, dict):
+            return values
+        error: Exception | str = "it holds no JSON object"
+    except (ValueError, RecursionError) as failure:
+        error = failure
+    if notes is not None:
+        notes.append(f"{name} was left out: {error}.")
+    return None
 
 
-def read_result(run_uri: str) -> Result | None:
-    """Read the ``result.json`` of a run; None when it is not there or not readable."""
-    values = read_json(run_uri, RESULT_FILE)
+def read_result(run_uri: str, *, notes: list[str] | None = None) -> Result | None:
+    """Read the ``result.json`` of a run; None when it is not there or not readable.
+
+    Args:
+        notes: gets a sentence where it is not readable.
+    """
+    values = read_json(run_uri, RESULT_FILE, notes=notes)
     try:
         return None if values is None else Result.from_json(values)
-    except ValueError:
+    except ValueError as error:
+        if notes is not None:
+            notes.append(f"{RESULT_FILE} was left out: {error}.")
         return None
 
 
@@ -155,17 +174,16 @@ def read_run(folder: Path) -> RecordedRun:
             "give the folder that --storage and the run's name lead to"
         )
     notes: list[str] = []
-    config, environment, evaluated, found = (
-        _read_object(folder / name, notes)
-        for name in (CONFIG_FILE, ENVIRONMENT_FILE, EVALUATION_FILE, RESULT_FILE)
+    uri = str(folder)
+    config, environment, details = (
+        read_json(uri, name, notes=notes) or {}
+        for name in (CONFIG_FILE, ENVIRONMENT_FILE, EVALUATION_FILE)
     )
-    result = None
-    if found:
-        try:
-            result = Result.from_json(found)
-        except ValueError as error:
-            notes.append(f"{RESULT_FILE} was left out: {error}.")
-    metrics = read_metrics(str(folder))
+    result = read_result(uri, notes=notes)
+    evaluated = evaluated_from_json(details)
+    if details and evaluated is None:
+        notes.append(f"{EVALUATION_FILE} was left out: it is damaged, or of a kind not known here.")
+    metrics = read_metrics(uri)
     if metrics.num_damaged:
         notes.append(f"{METRICS_FILE}: {metrics.num_damaged} damaged lines were left out.")
     return RecordedRun(
@@ -173,7 +191,7 @@ def read_run(folder: Path) -> RecordedRun:
         config=config,
         environment=environment,
         result=result,
-        evaluated=evaluated_from_json(evaluated),
+        evaluated=evaluated,
         metrics=metrics,
         notes=notes,
     )
@@ -198,17 +216,3 @@ def listed(values: Sequence[object]) -> str:
     names = [str(v["name"]) if isinstance(v, dict) and "name" in v else str(v) for v in values]
     counts = Counter(names).items()
     return ", ".join(f"{count}x {name}" if count > 1 else name for name, count in counts)
-
-
-def _read_object(path: Path, notes: list[str]) -> dict[str, object]:
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        notes.append(f"{path.name} could not be read: {error}.")
-        return {}
-    if not isinstance(value, dict):
-        notes.append(f"{path.name} was left out: it holds no JSON object.")
-        return {}
-    return value

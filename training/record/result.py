@@ -1,6 +1,8 @@
 """What a run came to: ``result.json``, and ``evaluation.json`` for its last evaluation."""
 
+import math
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -36,7 +38,7 @@ class Result:
     out for a recipe that trains on nothing."""
     world_size: int
     """Number of workers at the end."""
-    hosts: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
     """Address of each rank's node, in the order of the ranks; empty under torchrun."""
     resumed_from: int | None
     """Step of the checkpoint that this attempt began with."""
@@ -105,19 +107,19 @@ class Classification:
     class_names: tuple[str, ...]
     """In the order of their numbers."""
     confusion_matrix: tuple[tuple[float, ...], ...]
-    """Numbers of images, ``[true class][predicted class]``; empty if it does not fit the names."""
+    """Numbers of images, ``[true class][predicted class]``."""
     samples: tuple[ImageSample, ...]
     """Mistakes that the model was sure of first, then some that are right."""
 
-    def to_json(self) -> dict[str, object]:
-        return fields.to_json(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, object]) -> "Classification":
-        """Read it; a matrix that does not fit its names and samples that are damaged are left
-        out."""
-        names, matrix = _confusion(values)
-        return cls(class_names=names, confusion_matrix=matrix, samples=_samples(values))
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: the matrix has not a row and a column for each class.
+        """
+        num, rows = len(self.class_names), self.confusion_matrix
+        is_square = {len(rows), *map(len, rows)} == {num}
+        if not is_square or not all(0 <= each < math.inf for row in rows for each in row):
+            raise ValueError(f"the confusion matrix has not {num} rows of as many counts")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,17 +135,6 @@ class HeldOutText:
     num_tokens: int
     """Held-out tokens that both losses are means over."""
 
-    def to_json(self) -> dict[str, object]:
-        return fields.to_json(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, object]) -> "HeldOutText":
-        """
-        Raises:
-            ValueError: the number of tokens is missing.
-        """
-        return fields.from_json(cls, values)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
@@ -156,21 +147,13 @@ class Table:
     rows: tuple[tuple[float, ...], ...]
     """Figures, as many in each row as there are headings."""
 
-    def to_json(self) -> dict[str, object]:
-        return fields.to_json(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, object]) -> "Table":
-        """Read it; rows that do not fit the headings are left out."""
-        given, rows = values.get("heads"), values.get("rows")
-        heads = tuple(str(head) for head in given) if isinstance(given, list) else ()
-        whole = [
-            tuple(figure for each in row if (figure := fields.number(each)) is not None)
-            for row in (rows if isinstance(rows, list) else [])
-            if isinstance(row, list)
-        ]
-        fitting = tuple(row for row in whole if len(row) == len(heads))
-        return cls(title=str(values.get("title", "")), heads=heads, rows=fitting)
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            ValueError: a row has not a figure for each heading.
+        """
+        if any(len(row) != len(self.heads) for row in self.rows):
+            raise ValueError(f"a row has not {len(self.heads)} figures")
 
 
 Evaluated = Classification | HeldOutText | Table
@@ -189,36 +172,8 @@ class _Measured:
 
 
 def evaluated_from_json(values: Mapping[str, object]) -> Evaluated | None:
-    """The content of ``evaluation.json``; None where it is of no known kind."""
-    if "unigram_loss" in values:
-        try:
-            return HeldOutText.from_json(values)
-        except ValueError:
-            return None
-    if "heads" in values:
-        return Table.from_json(values)
-    return Classification.from_json(values) if "class_names" in values else None
-
-
-def _confusion(
-    values: Mapping[str, object],
-) -> tuple[tuple[str, ...], tuple[tuple[float, ...], ...]]:
-    names, rows = values.get("class_names"), values.get("confusion_matrix")
-    if not isinstance(names, list) or not isinstance(rows, list) or len(rows) != len(names):
-        return (), ()
-    if not all(isinstance(row, list) and len(row) == len(names) for row in rows):
-        return (), ()
-    matrix = tuple(tuple(fields.number(count) or 0 for count in row) for row in rows)
-    return tuple(str(name) for name in names), matrix
-
-
-def _samples(values: Mapping[str, object]) -> tuple[ImageSample, ...]:
-    given = values.get("samples")
-    found = []
-    for each in given if isinstance(given, list) else []:
-        if isinstance(each, dict):
-            try:
-                found.append(fields.from_json(ImageSample, each))
-            except ValueError:
-                continue
-    return tuple(found)
+    """The content of ``evaluation.json``; None where it is damaged or of no known kind."""
+    with suppress(ValueError):
+        found: Evaluated = fields.read(Evaluated, values)
+        return found
+    return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from contract import exits, runs
-from training.record import events, reader
+from training.record import events, fields, reader
 from training.record.events import (
     Damaged,
     Evaluation,
@@ -132,7 +132,8 @@ class RunRecord:
         self._phases: list[Phase] = []
         self._hosts: tuple[str, ...] = ()
         self._step = 0
-        self._first_step_at: float | None = None
+        self.first_step_at: float | None = None
+        """Unix time at which the first step of this attempt was done."""
         self._evaluations: list[Evaluation] = []
 
     def handle(self, *found: Event) -> None:
@@ -157,8 +158,8 @@ class RunRecord:
                 self._step = event.step
                 self._last_step = event
                 self._pace.add(event)
-                if self._first_step_at is None:
-                    self._first_step_at = event.time
+                if self.first_step_at is None:
+                    self.first_step_at = event.time
                 if self._is_starting:
                     self._is_starting = False
                     self.flush()
@@ -187,7 +188,7 @@ class RunRecord:
                 self.error, self.exit_code = event.message, exits.BAD_INPUT
             case Finished():
                 if event.evaluation is not None:
-                    self._write_json(runs.EVALUATION_FILE, event.evaluation.to_json())
+                    self._write_json(runs.EVALUATION_FILE, fields.to_json(event.evaluation))
                 self._step = event.step
                 self._last_step = None
                 self.is_finished = True
@@ -198,11 +199,6 @@ class RunRecord:
     @property
     def is_complete(self) -> bool:
         return self.result is not None and self.result.status == SUCCEEDED
-
-    @property
-    def first_step_at(self) -> float | None:
-        """Wall-clock time at which the first step of this attempt was done."""
-        return self._first_step_at
 
     def close(self) -> Path | None:
         """Write the result and the report of what there is; return the report's path if local."""

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+import simplejpeg  # twice as fast as Pillow
 from PIL import Image
 from torch.utils.data import Dataset, get_worker_info
 
@@ -20,17 +21,10 @@ from training.data.pictures.index import RAW, Entry
 from training.data.pictures.library import Split
 from training.data.pictures.picture import DamagedError, fitted, shrunk
 
-try:
-    import simplejpeg  # twice as fast as Pillow
-except ImportError:  # an environment that was made before it was asked for
-    simplejpeg = None
-
 Pixels = npt.NDArray[np.uint8]
 Extent = tuple[int, int]
 """Height and width."""
 
-#: Whether JPEGs are decoded by simplejpeg.
-FAST: Final = simplejpeg is not None
 #: Shards are kept open; files of trees are not.
 _MOST_OPEN: Final = 512
 _SHORT: Final = "its file ends before it does"
@@ -200,7 +194,7 @@ def pixels(content: bytes | memoryview, entry: Entry, *, size: int, encoding: st
 
 def decode(content: bytes | memoryview, *, size: int) -> Pixels:
     """The same of a JPEG, or of what else Pillow reads."""
-    if simplejpeg is not None and content[:2] == b"\xff\xd8":
+    if content[:2] == b"\xff\xd8":
         # Pillow finds the words for what is wrong with it, or reads it all the same.
         with contextlib.suppress(ValueError):
             height, width, colors, _ = simplejpeg.decode_jpeg_header(content)
