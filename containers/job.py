@@ -42,6 +42,7 @@ from contract.nodes import (
     ENV_LOG_PIPE,
     ENV_RUN,
     ENV_STORAGE,
+    ENV_TRAINS,
     GCS_PORT,
     HEAD,
     PROGRAM_DIR,
@@ -86,6 +87,7 @@ class Job:
         *,
         spawn: Callable[..., Program] = Program,
         make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
+        find_failure: Callable[[str], str] = user_code.failure_of_worker,
         clock: Clock = time,
     ) -> None:
         """
@@ -94,9 +96,12 @@ class Job:
             environment: of the command, but for what this class adds.
             spawn: starts a command.
             make_mirror: of a program's folders and the address of their copy.
+            find_failure: of a worker node that could not prepare the code at an address.
         """
         self._config, self._ray, self._clock = config, ray, clock
         self._spawn, self._make_mirror = spawn, make_mirror
+        self._find_failure, self._ask_worker_at = find_failure, 0.0
+        self._trains = environment.get(ENV_TRAINS, "1") == "1"
         self._storage = environment.get(ENV_STORAGE, "")
         self._environment = environment
         self._is_stopped = False
@@ -204,7 +209,12 @@ class Job:
             words, variables, place = spec.command, dict[str, str](), None
             errors: Path | None = None
             try:
-                own = user_code.prepare(spec, work, should_stop=self._must_end)
+                own = user_code.prepare(
+                    spec,
+                    work,
+                    runs_here=spec.on == Placement.HEAD or self._trains,
+                    should_stop=self._must_end,
+                )
                 if spec.on == Placement.NODES:
                     # Ray's own variable is for programs that use Ray.
                     of_user = {k: v for k, v in own.environment.items() if k[:4] != "RAY_"}
@@ -372,12 +382,23 @@ class Job:
             self._short_since = now
         if not needed or (has_lost and not self._config.spec.recipe):
             return None
+        if (reason := self._failure_of_worker(now)) is not None:
+            say(f"a worker node cannot prepare the code: {reason}")
+            return exits.BAD_INPUT
         waited = now - self._short_since
         if waited <= self._config.spec.capacity_wait_s:
             return None
         after = "after a loss" if has_lost else "after the start"
         say(f"{there} of {needed} worker nodes, {waited:.0f} s {after}: no capacity")
         return exits.NO_CAPACITY
+
+    def _failure_of_worker(self, now: float) -> str | None:
+        """Why a worker node that has not joined could not prepare; asks the bucket now and then."""
+        code = self._config.spec.code
+        if not code or now < self._ask_worker_at:
+            return None
+        self._ask_worker_at = now + times.WORKER_ASKED_S
+        return self._find_failure(code) or None
 
     def _say_of_ray(self, what: str) -> None:
         say("\n".join([f"{what}; it said last:", *self._ray.last_lines()]))

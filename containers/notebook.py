@@ -21,7 +21,6 @@ from typing import Final
 from containers.host.machine import say
 from containers.node import TOKEN
 from containers.program import requirements
-from containers.program.cache import Cache
 from containers.program.code import RAY_VARIABLE
 from containers.program.files import Mirror, open_mirror
 from contract import exits, nodes, runs
@@ -72,18 +71,16 @@ class Notebook:
         port: int = nodes.NOTEBOOK_PORT,
         environment: Mapping[str, str] | None = None,
         place: Path = PLACE,
-        cache: Cache | None = None,
         make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
     ) -> None:
         """Args:
         address: where the page answers; the port is reachable from nowhere else.
         environment: of the node; this process's by default.
-        cache: of the host, for JupyterLab's packages.
         make_mirror: of the folders and the address.
         """
         self._address, self._port, self._place = address, port, place
         self._environment = {**os.environ} if environment is None else dict(environment)
-        self._cache, self._make_mirror = cache, make_mirror
+        self._make_mirror = make_mirror
         self._is_stopped = False
 
     def run(self) -> int:
@@ -96,25 +93,23 @@ class Notebook:
         cluster_token = self._environment.get(TOKEN, "")
         if not cluster_token:
             raise InputError(f"{TOKEN} is missing: the page would be open to all")
-        installed = install(self._environment, self._cache, should_stop=self._must_end)
-        with installed.lease:
-            folder = self._new_folder()
-            mirror = self._mirror(folder)
-            if mirror is not None:
-                mirror.restore(should_stop=self._must_end)
-                mirror.start()
-            process = subprocess.Popen(
-                [sys.executable, "-m", "jupyterlab", *self._options(folder)],
-                cwd=folder,
-                env=jupyter_environment(
-                    self._environment, installed.folder, nodes.page_token(cluster_token)
-                ),
-            )
-            try:
-                code = self._serve(process)
-            finally:
-                is_saved = self._end(process, mirror)
-            return code if is_saved else exits.FAILED
+        packages = self._place.with_name("notebook-environment")
+        install(packages, self._environment, should_stop=self._must_end)
+        folder = self._new_folder()
+        mirror = self._mirror(folder)
+        if mirror is not None:
+            mirror.restore(should_stop=self._must_end)
+            mirror.start()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "jupyterlab", *self._options(folder)],
+            cwd=folder,
+            env=jupyter_environment(self._environment, packages, nodes.page_token(cluster_token)),
+        )
+        try:
+            code = self._serve(process)
+        finally:
+            is_saved = self._end(process, mirror)
+        return code if is_saved else exits.FAILED
 
     def stop(self) -> None:
         """Have ``run`` save and return."""
@@ -210,26 +205,20 @@ class Notebook:
 
 
 def install(
+    packages: Path,
     environment: Mapping[str, str],
-    cache: Cache | None = None,
     *,
     should_stop: Callable[[], bool] = lambda: False,
-) -> requirements.Installed:
-    """JupyterLab's packages in the host's cache; installed where they are not there yet.
+) -> None:
+    """Install JupyterLab into an environment of its own.
 
     Raises:
         InputError, requirements.Stopped: as ``requirements.install``.
     """
     with tempfile.TemporaryDirectory(prefix="notebook-") as folder:
         shutil.copyfile(LIST, Path(folder, REQUIREMENTS_TXT))
-        found = requirements.install(
-            Path(folder),
-            cache or Cache.of_node(),
-            environment={k: v for k, v in environment.items() if k.startswith("PIP_")},
-            should_stop=should_stop,
-        )
-    assert found is not None, "the list is not empty"
-    return found
+        given = {k: v for k, v in environment.items() if k.startswith(requirements.PREFIXES)}
+        requirements.install(Path(folder), packages, environment=given, should_stop=should_stop)
 
 
 def jupyter_environment(

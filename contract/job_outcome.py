@@ -184,7 +184,9 @@ def verdict(
     if lost is not None:
         repeated = f", {attempt} times" if attempt > 1 else ""
         lost = f"failed: {lost}"[:1000]
-        return ended(JobStatus.HOST_LOST, f"{lost}{repeated}", again=attempt < attempts)
+        # Where Ray has failed, the head has released its workers' hosts before it ended.
+        is_again = attempt < attempts and code != exits.RAY_FAILED
+        return ended(JobStatus.HOST_LOST, f"{lost}{repeated}", again=is_again)
     if how is Ending.STOPPED:
         by_user = stopped in ("", STOPPED_BY_USER, NO_REASON_GIVEN)
         return ended(

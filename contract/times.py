@@ -52,6 +52,7 @@ RAY_START_S: Final = 120  # Ray on a job's head is up
 NODE_ASKED_S: Final = 180  # Ray asks again for a node that does not show; its default is 600
 WORKER_REGISTER_S: Final = 600  # a process of Ray reports; Ray's default is a minute
 WORKER_GROUP_START_S: Final = 10  # after a loss, Ray Train looks again which nodes there are
+WORKER_ASKED_S: Final = 5  # the head asks the bucket whether a worker could not prepare
 HEAD_DNS_TTL_S: Final = 10  # a replaced head has another address
 
 # --- a storage that fails -------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """``--code DIR``: the user's own code, looked at and packed."""
 
 import ast
+import difflib
 import hashlib
 import os
 import re
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import warnings
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +26,12 @@ _IMPORTS_RAY: Final = re.compile(rb"^[ \t]*(?:import|from)\b[^#\n]*\bray\b", re.
 #: Files of variables, which hold passwords; not the examples of them.
 _VARIABLES: Final = re.compile(r"\.env(\.(?!example|sample|template|dist)[\w.-]+)?")
 _SKIPPED: Final = {".git", ".venv", "venv", "node_modules", "__pycache__", ".ipynb_checkpoints"}
+#: In each folder that ``trainctl download`` has made: it is left out of an upload.
+DOWNLOADED: Final = ".trainctl-download"
+#: Programs whose first ``.py`` or ``.sh`` is the file that they run.
+_LAUNCHERS: Final = re.compile(r"python[\d.]*|torchrun|accelerate|deepspeed|bash|sh")
+#: After one of these, what runs is no file of the code.
+_NO_FILE: Final = {"-c", "-m", "--module", "--no-python", "--no_python"}
 #: Of every file in an archive, the earliest that one can hold: the same files have the same hash.
 _DATE: Final = (1980, 1, 1, 0, 0, 0)
 
@@ -31,7 +39,8 @@ _DATE: Final = (1980, 1, 1, 0, 0, 0)
 def files_of(folder: Path) -> list[Path]:
     """Files and links of a code folder that are uploaded, sorted.
 
-    In a work tree of git, its submodules included: what git does not ignore.
+    In a work tree of git, its submodules included: what git does not ignore. What ``trainctl
+    download`` has fetched into the folder is left out.
 
     Raises:
         UsageError: git cannot list the files of its work tree.
@@ -44,11 +53,13 @@ def files_of(folder: Path) -> list[Path]:
         found += [file for path in inner for file in files_of(path)]
     else:
         found = [*folder.rglob("*")]
+    downloaded = {path.parent for path in found if path.name == DOWNLOADED}
     return sorted(
         path
         for path in {*found}
         if (path.is_symlink() or path.is_file())
         and not _SKIPPED & {*path.relative_to(folder).parts}
+        and not downloaded & {*path.parents}
     )
 
 
@@ -131,6 +142,43 @@ def look_at(folder: Path) -> str:
         )
     installed = f", packages of {packages}" if packages else ""
     return f"{len(files)} files of {folder}, {max(size, 0.1):.1f} MiB{installed}"
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Whether words that were given without ``--code`` begin with a program, not a recipe."""
+    return bool(_LAUNCHERS.fullmatch(words[0])) or words[0].endswith(".py")
+
+
+def check_command(folder: Path, words: Sequence[str]) -> None:
+    """Refuse a command whose file is not uploaded: hosts would start, and find that.
+
+    Only what is certain is refused: ``python -m``, a shell's ``-c``, absolute paths and programs
+    that are not known here pass.
+
+    Raises:
+        UsageError: the file is not in the code folder, or is given as a command and is none.
+    """
+    first, rest = words[0], [*words[1:]]
+    if not _LAUNCHERS.fullmatch(first):
+        rest = [word for word in words[:1] if word.endswith(".py")]
+    elif rest[:1] == ["-m"] and rest[1:2] and rest[1].startswith("torch.distributed."):
+        del rest[:2]  # torchrun, as it was called before
+    places = [place for place, word in enumerate(rest) if word.endswith((".py", ".sh"))]
+    if not places or _NO_FILE & {*rest[: places[0]]}:
+        return
+    program = rest[places[0]]
+    if os.path.isabs(program):
+        return
+    files, path = files_of(folder), folder / os.path.normpath(program)
+    if path.resolve() not in {each.resolve() for each in files}:
+        why = "is not among the files that are uploaded"
+        if not path.exists():
+            names = [str(each.relative_to(folder)) for each in files]
+            close = difflib.get_close_matches(program, names, n=1)
+            why = "does not exist" + (f": did you mean {close[0]}?" if close else "")
+        raise UsageError(f"--code {folder}: {program}, which the command runs, {why}")
+    if program == first and not ("/" in first and os.access(path, os.X_OK)):
+        raise UsageError(f"{first} is no command: give python {' '.join(words)}")
 
 
 def _check_name(name: str, folder: Path) -> None:

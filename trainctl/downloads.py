@@ -16,6 +16,7 @@ from contract.files import FileList, Mark, SavedFile, sha256_of
 from contract.runs import safe_join
 from trainctl.aws.errors import CliError, UsageError
 from trainctl.aws.files import Bucket
+from trainctl.code_folder import DOWNLOADED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -161,6 +162,10 @@ def fetch(
 
 def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
     target = wanted.target
+    folder = target.parents[wanted.name.count("/")]
+    if not folder.exists():  # what was there may be the user's own
+        folder.mkdir(parents=True)
+        (folder / DOWNLOADED).touch()
     target.parent.mkdir(parents=True, exist_ok=True)
     # Again: what lies here may have become a link since the names were checked.
     safe_join(target.parent, target.name)

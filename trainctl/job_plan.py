@@ -216,6 +216,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         if not command:
             raise UsageError("give the command after -- : trainctl submit --code DIR -- python ...")
         recipe, code = "", code_folder.look_at(given.code)
+        code_folder.check_command(given.code, command)
         on, why = placement(given, command)
         if on == Placement.NODES:
             launchers.check(command, nodes=nodes, gpus=shape.worker.num_gpus)
@@ -344,6 +345,11 @@ def _recipe_command(
     if not words:
         raise UsageError(
             f"give a recipe ({', '.join(recipes.NAMES)}), or --code DIR -- and a command"
+        )
+    if code_folder.is_command(words):
+        raise UsageError(
+            f"{words[0]} is no recipe: for your own code name its folder: --code . -- "
+            + " ".join(words)
         )
     recipe = recipes.by_name(words[0])
     for word, after in zip_longest(words, words[1:], fillvalue=""):

@@ -11,9 +11,8 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Final
+from typing import Any, Final
 
 from containers.host.machine import say
 from contract.nodes import CACHE_DIR
@@ -21,11 +20,8 @@ from contract.nodes import CACHE_DIR
 #: Of the file system that the cache is on: less than this share free, and the oldest things go. The
 #: images are on it too, where the host has no disk of its own for the cache.
 KEEP_FREE: Final = 0.2
-#: Where nothing outlives the task: an image that is run without the host's folder.
-FALLBACK: Final = Path("/tmp/train-cache")
-
-PACKAGES: Final = "packages"  # installed requirements, a folder for each list of them
-USED: Final = "used"  # a file in each of them; its time says when a job last used them
+#: uv's own cache, which is removed as a whole.
+UV: Final = "packages/uv"
 _HUGGING_FACE: Final = "huggingface"
 #: What is removed as a whole. Whatever else lies directly below the cache's folders is, too.
 _DEEPER: Final = (
@@ -35,110 +31,40 @@ _DEEPER: Final = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Space:
-    """Of a file system, in bytes."""
-
-    total: int
-    free: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """Something in the cache that is used and removed as a whole."""
-
-    path: Path
-    used: float
-    """Unix time at which it was last read or written."""
+def entries(root: Path) -> list[Path]:
+    """All that can be removed, the least recently used first."""
+    deeper = {path for pattern in _DEEPER for path in root.glob(pattern)}
+    above = {parent for path in deeper for parent in path.parents}
+    return sorted(deeper | {*root.glob("*/*")} - above, key=lambda path: (_last_use(path), path))
 
 
-def space_of(folder: Path) -> Space:
-    """Of the file system that ``folder`` is on."""
-    found = shutil.disk_usage(folder)
-    return Space(total=found.total, free=found.free)
+def trim(root: Path, *, space: Callable[[Path], Any] = shutil.disk_usage) -> list[str]:
+    """Remove what was used least recently until enough of the disk is free; return the names.
 
+    uv's cache stays while a container installs from it.
 
-class Cache:
-    """The cache below one folder."""
+    Args:
+        space: tells how full the disk is: an object with ``free`` and ``total``, in bytes.
+    """
 
-    def __init__(self, root: Path, *, space: Callable[[Path], Space] = space_of) -> None:
-        """``space`` tells how full the disk is; a test gives another."""
-        self.root, self._space = root, space
+    def has_room() -> bool:
+        found = space(root)
+        return bool(found.free >= KEEP_FREE * found.total)
 
-    @classmethod
-    def of_node(cls) -> "Cache":
-        """The host's; one of the container's own where that cannot be written."""
-        if _is_usable(Path(CACHE_DIR)):
-            return cls(Path(CACHE_DIR))
-        say(f"{CACHE_DIR} cannot be written: what is installed here ends with this container")
-        FALLBACK.mkdir(exist_ok=True)
-        return cls(FALLBACK)
-
-    def entries(self) -> list[Entry]:
-        """All that can be removed, the least recently used first."""
-        deeper = {path for pattern in _DEEPER for path in self.root.glob(pattern)}
-        above = {parent for path in deeper for parent in path.parents}
-        others = {
-            path
-            for path in self.root.glob("*/*")
-            if path not in above and not path.name.endswith(".lock")
-        }
-        found = [Entry(path=path, used=_last_use(path)) for path in deeper | others]
-        return sorted(found, key=lambda entry: (entry.used, entry.path))
-
-    def trim(self) -> list[str]:
-        """Remove what was used least recently until enough of the disk is free; return the names.
-
-        What another container uses or installs just now stays.
-        """
-        removed: list[str] = []
-        if self._has_room():
-            return removed
-        for entry in self.entries():
-            if self._remove(entry.path):
-                removed.append(str(entry.path.relative_to(self.root)))
-            if self._has_room():
-                break
-        if removed:
-            say(f"the disk is nearly full: removed from the cache: {', '.join(removed)}")
-        return removed
-
-    def _has_room(self) -> bool:
-        found = self._space(self.root)
-        return found.free >= KEEP_FREE * found.total
-
-    def _remove(self, path: Path) -> bool:
-        """Remove an entry, unless it is in use or another container was faster."""
-        if path.parent != self.root / PACKAGES:
-            return _remove(path)
-        with self.lock_file(path.name.removeprefix(".").partition("~")[0]) as file:
-            return try_lock(file) and _remove(path)
-
-    # --- installed requirements, and who uses them ----------------------------------------------
-    def packages(self, key: str) -> Path:
-        """Where the packages of a list of requirements lie; it exists once they are complete."""
-        return self.root / PACKAGES / key
-
-    def draft(self, key: str) -> Path:
-        """A new folder in which ``packages(key)`` is made; ``finish`` gives it that name."""
-        folder = self.root / PACKAGES / f".{key}~{uuid.uuid4().hex[:8]}"
-        folder.mkdir(parents=True)
-        return folder
-
-    def finish(self, key: str, draft: Path) -> Path:
-        """Put a complete draft in its place, in one step; return that."""
-        return draft.rename(self.packages(key))
-
-    def lock_file(self, key: str) -> IO[bytes]:
-        """The open file whose lock guards ``packages(key)``; the lock ends when it is closed."""
-        folder = self.root / PACKAGES
-        folder.mkdir(parents=True, exist_ok=True)
-        return (folder / f"{key}.lock").open("ab")
+    removed: list[str] = []
+    for path in [] if has_room() else entries(root):
+        if _remove(path):
+            removed.append(str(path.relative_to(root)))
+        if has_room():
+            break
+    if removed:
+        say(f"the disk is nearly full: removed from the cache: {', '.join(removed)}")
+    return removed
 
 
 def start_trimming(root: Path | None = None) -> threading.Thread | None:
     """Trim the cache in a thread, which is returned: models and data of earlier jobs may have
-    filled the disk, also where this one installs nothing.
+    filled the disk.
 
     Args:
         root: its folder; default: the host's. Where that cannot be written there is no thread.
@@ -153,18 +79,9 @@ def start_trimming(root: Path | None = None) -> threading.Thread | None:
 
 def _trim(root: Path) -> None:
     try:
-        Cache(root).trim()
+        trim(root)
     except OSError as error:  # another container is at work in it, too
         say(f"the cache is not trimmed: {error}")
-
-
-def try_lock(file: IO[bytes], *, shared: bool = False) -> bool:
-    """Take the lock of an open file if that is possible now; it also changes a lock's kind."""
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def variables(root: Path | None = None) -> dict[str, str]:
@@ -183,10 +100,19 @@ def variables(root: Path | None = None) -> dict[str, str]:
         "HF_TOKEN_PATH": "/tmp/huggingface-token",
         "TORCH_HOME": str(root / "torch"),
         "TRAINING_CACHE_DIR": str(root / "data"),
+        "UV_CACHE_DIR": str(root / UV),
     }
 
 
 def _remove(path: Path) -> bool:
+    """Remove an entry, unless it is in use or another container was faster."""
+    if (lock := path / ".lock").is_file():
+        # uv holds it, shared with others, while it installs.
+        with lock.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
     # First its name goes, so that half of it is never taken for all of it.
     gone = path.with_name(f".gone~{uuid.uuid4().hex}")
     try:
@@ -209,8 +135,6 @@ def _last_use(path: Path) -> float:
 
     A folder's own times tell nothing: looking at it, as this does, counts as a use.
     """
-    if (path / USED).is_file():
-        return (path / USED).stat().st_mtime
     times = [0.0]
     files = [path] if not path.is_dir() or path.is_symlink() else path.rglob("*")
     for each in files:

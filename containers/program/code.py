@@ -6,6 +6,7 @@ many folders of it as there are programs. The packages are found at one path on 
 whatever cache they come from.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,11 +23,10 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from containers.host.machine import say
 from containers.program import requirements
-from containers.program.cache import Cache
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256, PROGRAM_DIR
-from contract.requirements import source_folders
+from contract.requirements import file_of, source_folders
 from contract.runs import check_relative
 
 #: Ray reads it in whichever ``ray.init`` comes first: how its own jobs pass on their environment.
@@ -34,11 +34,8 @@ RAY_VARIABLE: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: Below the job's folder on a node.
 ARCHIVE: Final = "code.zip"
 PACKAGES: Final = "packages"
-#: Variables of a job that its worker nodes need while they prepare, such as PIP_INDEX_URL.
-_OF_PIP: Final = "PIP_"
-
-#: File descriptors, open while packages in the cache are in use: until this process ends.
-_leases: list[int] = []
+#: Beside the archive in the bucket: why a worker node could not prepare, in words.
+_FAILED: Final = ".failed"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +52,7 @@ def prepare(
     *,
     client: Callable[[str], Any] | None = None,
     place: Path | None = None,
-    cache: Cache | None = None,
+    runs_here: bool = True,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Prepared:
     """Fetch what the job brings along, on its head.
@@ -65,7 +62,7 @@ def prepare(
         folder: an empty one, for the code.
         client: makes clients of AWS; boto3's by default.
         place: where this node keeps archive and packages; ``PROGRAM_DIR`` by default.
-        cache: the host's by default.
+        runs_here: whether the command runs on this node too; else its packages are not installed.
         should_stop: whether the node has to end; asked while requirements are installed.
 
     Raises:
@@ -76,7 +73,7 @@ def prepare(
     variables = dict(spec.variables)
     for name, secret in spec.secrets.items():
         variables[name] = _secret(client("secretsmanager"), name, secret)
-    of_pip = sorted(name for name in spec.secrets if name.startswith(_OF_PIP))
+    of_pip = sorted(name for name in spec.secrets if name.startswith(requirements.PREFIXES))
     if spec.code and of_pip and spec.nodes.high:
         raise InputError(
             f"secret of {of_pip[0]}: only the head reads secrets, and every node installs "
@@ -87,7 +84,10 @@ def prepare(
         place = place or Path(PROGRAM_DIR)
         archive = fetch(spec.code, spec.code_sha256, place, client=client)
         unpack(archive, folder)
-        install(folder, place, cache=cache, variables=variables, should_stop=should_stop)
+        if runs_here:
+            requirements.install(
+                folder, place / PACKAGES, environment=variables, should_stop=should_stop
+            )
         variables |= search_paths(folder, place, variables)
         runtime["working_dir"] = str(folder)
     if variables:
@@ -100,7 +100,7 @@ def for_workers(spec: JobSpec) -> dict[str, str]:
     """Variables with which a worker node of a job is started, so that it can prepare its code."""
     if not spec.code:
         return {}
-    of_pip = {k: v for k, v in spec.variables.items() if k.startswith(_OF_PIP)}
+    of_pip = {k: v for k, v in spec.variables.items() if k.startswith(requirements.PREFIXES)}
     return {ENV_CODE: spec.code, ENV_CODE_SHA256: spec.code_sha256, **of_pip}
 
 
@@ -110,12 +110,12 @@ def prepare_worker(
     *,
     client: Callable[[str], Any] | None = None,
     place: Path | None = None,
-    cache: Cache | None = None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> None:
     """Fetch the code of a job on one of its worker nodes, and install its requirements.
 
-    Without ``ENV_CODE`` in the node's environment there is nothing to do.
+    Without ``ENV_CODE`` in the node's environment there is nothing to do. What fails is left in the
+    bucket for the head (``failure_of_worker``), for which this node would be one that never came.
 
     Args:
         folder: an empty one, of which the requirements are read.
@@ -128,9 +128,32 @@ def prepare_worker(
         return
     place = place or Path(PROGRAM_DIR)
     sha256 = environment.get(ENV_CODE_SHA256, "")
-    archive = fetch(address, sha256, place, client=client or _client)
-    unpack(archive, folder)
-    install(folder, place, cache=cache, should_stop=should_stop)
+    client = client or _client
+    try:
+        archive = fetch(address, sha256, place, client=client)
+        unpack(archive, folder)
+        requirements.install(folder, place / PACKAGES, should_stop=should_stop)
+    except InputError as error:
+        bucket, key = _parts(address)
+        with contextlib.suppress(ClientError, BotoCoreError):
+            client("s3").put_object(Bucket=bucket, Key=key + _FAILED, Body=str(error).encode())
+        raise
+
+
+def failure_of_worker(address: str, *, client: Callable[[str], Any] | None = None) -> str:
+    """Why a worker node could not prepare the code at this address; "" if none has failed."""
+    bucket, key = _parts(address)
+    try:
+        found = (client or _client)("s3").get_object(Bucket=bucket, Key=key + _FAILED)
+        return str(found["Body"].read().decode())
+    except (ClientError, BotoCoreError):
+        return ""
+
+
+def _parts(address: str) -> tuple[str, str]:
+    """Bucket and key of ``s3://bucket/key``."""
+    parts = urlsplit(address)
+    return parts.netloc, parts.path.lstrip("/")
 
 
 def _client(service: str) -> Any:
@@ -160,12 +183,12 @@ def fetch(
     Raises:
         InputError: it cannot be read, or is another one.
     """
-    parts = urlsplit(address)
+    bucket, key = _parts(address)
     place.mkdir(parents=True, exist_ok=True)
     archive = place / ARCHIVE
     try:
         s3 = (client or _client)("s3")
-        s3.download_file(parts.netloc, parts.path.lstrip("/"), str(archive))
+        s3.download_file(bucket, key, str(archive))
         with archive.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
     except (ClientError, BotoCoreError, OSError) as error:
@@ -231,31 +254,6 @@ def _link(path: Path, target: str, folder: Path) -> None:
 
 
 # --- its packages ---------------------------------------------------------------------------------
-def install(
-    folder: Path,
-    place: Path,
-    *,
-    cache: Cache | None = None,
-    variables: Mapping[str, str] | None = None,
-    should_stop: Callable[[], bool] = lambda: False,
-) -> None:
-    """Install the requirements of the code in ``folder``, and make them known at ``place``.
-
-    Raises:
-        InputError, requirements.Stopped: as ``prepare``.
-    """
-    of_pip = {k: v for k, v in (variables or {}).items() if k.startswith(_OF_PIP)}
-    found = requirements.install(
-        folder, cache or Cache.of_node(), environment=of_pip, should_stop=should_stop
-    )
-    link = place / PACKAGES
-    link.unlink(missing_ok=True)
-    if found is not None:
-        with found.lease as lease:
-            _leases.append(os.dup(lease.fileno()))
-        link.symlink_to(found.folder)
-
-
 def search_paths(folder: Path, place: Path, variables: Mapping[str, str]) -> dict[str, str]:
     """PYTHONPATH and PATH with which a program finds its own modules and packages.
 
@@ -267,8 +265,8 @@ def search_paths(folder: Path, place: Path, variables: Mapping[str, str]) -> dic
     # A script is run by its path; what is beside it must be found all the same.
     modules = [*source_folders(folder), variables.get("PYTHONPATH", "")]
     programs = [variables.get("PATH", os.environ.get("PATH", ""))]
-    packages = place / PACKAGES
-    if packages.is_dir():
+    if file_of(folder):
+        packages = place / PACKAGES
         modules.insert(0, str(requirements.site_packages(packages)))
         programs.insert(0, str(packages / "bin"))
     found = {"PYTHONPATH": os.pathsep.join(filter(None, modules))}

@@ -1,15 +1,12 @@
-"""The packages that a user's code asks for: installed once on a host, found by all its jobs.
+"""The packages that a user's code asks for: installed by uv into an environment of the job.
 
-They lie beside those of the image and never over them: what the image has already is not taken
-again. A list of requirements has a key, made of its content, the files that it names, this Python,
-the image's packages and the settings of pip and uv, such as their index; what is installed under a
-key never changes. An installation is made under another name and renamed when it is complete, with
-a lock held, so that neither two at once nor one that was interrupted leave anything but whole ones.
+They lie beside those of the image and never over them: uv counts the image's packages as installed,
+so what the image has in a suitable version is not fetched again. uv keeps what it has downloaded
+and built in the host's cache, which later jobs of the host read; it is safe for several containers
+at once.
 """
 
-import hashlib
 import importlib.metadata
-import json
 import os
 import re
 import shutil
@@ -19,188 +16,152 @@ import sysconfig
 import tempfile
 import time
 import venv
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from containers.host.machine import say
-from containers.program.cache import USED, Cache, try_lock
+from containers.program import cache
 from contract.errors import InputError
-from contract.requirements import PYPROJECT, UV_LOCK, dependencies, file_of
+from contract.requirements import UV_LOCK, file_of
 
 _POLL_S: Final = 0.1
-#: pip's cache of downloads, in the host's: the next list may share packages with this one.
-_PIP: Final = "pip"
-#: The cluster runs on the image's: another one could not join it.
-_FIXED: Final = "ray"
+#: Packages of the image that stay, the first one always.
+_KEPT: Final = ("ray", "torch")
+#: Variables of a user that say where packages come from: those of pip, which uv does not read, have
+#: these names in uv.
+PREFIXES: Final = ("PIP_", "UV_")
+_OF_PIP: Final = {
+    "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
+    "PIP_EXTRA_INDEX_URL": "UV_INDEX",
+    "PIP_FIND_LINKS": "UV_FIND_LINKS",
+    "PIP_CERT": "SSL_CERT_FILE",
+}
+_EXPORT: Final = (
+    "export --frozen --offline --no-dev --no-emit-project --no-emit-workspace --no-hashes "
+    "--no-editable --no-python-downloads"
+)
+_VISION: Final = (
+    "WARNING: this torchvision cannot be imported beside torch {torch}: {error}\n"
+    "'operator torchvision::nms does not exist' means that it was built for another torch: take "
+    "torchvision out of the list, or name the release and the index that belong to this torch"
+)
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the node was told to end
     """What a node does before its program runs was broken off, because the node has to end."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A list of requirements, as pip takes it."""
-
-    name: str
-    """Of the file that it comes from."""
-    text: str
-    key: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Installed:
-    """Packages in the cache, kept there while ``lease`` is open."""
-
-    folder: Path
-    lease: IO[bytes]
-
-
 def install(
     code: Path,
-    cache: Cache,
+    folder: Path,
     *,
     environment: Mapping[str, str] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Installed | None:
-    """Install what the folder ``code`` asks for, unless the cache has it; None if that is nothing.
+) -> bool:
+    """Install what the folder ``code`` asks for into a new environment; False if that is nothing.
 
     Args:
-        environment: more variables for pip, such as PIP_INDEX_URL.
+        folder: of the environment; what is there is replaced.
+        environment: more variables for uv, such as UV_DEFAULT_INDEX, or pip's name for it.
         should_stop: asked several times a second.
 
     Raises:
-        InputError: it cannot be installed; the message has the end of pip's output.
+        InputError: it cannot be installed; the message has the end of uv's output.
         Stopped: ``should_stop`` returned true.
     """
     name = file_of(code)
     if not name:
-        return None
-    wanted = _wanted(code, name, os.environ | (environment or {}))
-    lease = cache.lock_file(wanted.key)
-    try:
-        _wait_for(lease, name, should_stop)
-        folder = cache.packages(wanted.key)
-        if folder.is_dir():
-            say(f"{name}: installed on this host already")
-        else:
-            cache.trim()
-            began = time.monotonic()
-            say(f"installing {name}")
-            _make(wanted, code, cache, environment=environment or {}, should_stop=should_stop)
-            say(f"{name}: installed in {time.monotonic() - began:.0f} s")
-        (folder / USED).touch()
-        # Shared: other containers may use it too, and none may remove it.
-        try_lock(lease, shared=True)
-        _report_replaced(name, folder)
-    except BaseException:
-        lease.close()
-        raise
-    return Installed(folder=folder, lease=lease)
+        return False
+    began = time.monotonic()
+    say(f"installing {name}")
+    venv.create(folder, with_pip=False, symlinks=True, clear=True)
+    image = _image()
+    variables = _variables({**os.environ, **(environment or {})})
+    _show_image(folder)
+    with tempfile.TemporaryDirectory(prefix="requirements-") as own:
+        listed, fixed = name, Path(own, "fixed.txt")
+        if name == UV_LOCK:
+            listed = f"{own}/requirements.txt"
+            export = [*_EXPORT.split(), "--python", sys.executable, "--output-file", listed]
+            code_, said = _uv(export, code, variables, should_stop)
+            if code_:
+                raise InputError(f"{UV_LOCK} cannot be read:\n{_tail(said)}")
+        command = ["pip", "install", "--python", str(folder / "bin" / "python"), "-r", listed]
+        # As pip does: the best version of all indexes, and a copy of a folder of the code.
+        command += ["--index-strategy", "unsafe-best-match", "--no-editable"]
+        command += ["--link-mode", "copy", "-c", str(fixed)]
+        torch, _, build = image.get("torch", "").partition("+")
+        if re.fullmatch(r"cpu|cu\d+", build) and "UV_DEFAULT_INDEX" not in variables:
+            # What is made for torch, such as torchvision, comes from the index of the image's.
+            variables = {"UV_TORCH_BACKEND": build, **variables}
+        pins = [f"{each}=={image[each].partition('+')[0]}\n" for each in _KEPT if each in image]
+        # Without the network first: what an earlier job of this host has fetched is used again. The
+        # cluster runs on the image's Ray; its torch stays unless the list asks for another.
+        for more, kept in ((["--offline"], pins), ([], pins), ([], pins[:1])):
+            fixed.write_text("".join(kept))
+            code_, said = _uv([*command, *more], code, variables, should_stop)
+            if not code_ or (kept is pins and not more and f"torch=={torch}" not in said):
+                break
+    if code_:
+        ray = image.get("ray", "none")
+        if f"ray=={ray}" in said:
+            said += (
+                f"\nthe list asks for another Ray than {ray}, on which the cluster runs: leave ray "
+                f"out of it, or allow {ray}"
+            )
+        raise InputError(f"{name} cannot be installed:\n{_tail(said)}")
+    _report(name, folder, image)
+    say(f"{name}: installed in {time.monotonic() - began:.0f} s")
+    return True
 
 
 def site_packages(folder: Path) -> Path:
-    """Where Python finds the packages of an installation."""
+    """Where Python finds the packages of an environment."""
     return Path(sysconfig.get_path("purelib", "venv", vars={"base": str(folder)}))
 
 
-def _wait_for(lease: IO[bytes], name: str, should_stop: Callable[[], bool]) -> None:
-    if try_lock(lease):
-        return
-    # Another container installs it now, or uses it; the latter admits others.
-    say(f"{name}: waiting for the container that installs it")
-    while not try_lock(lease):
-        if try_lock(lease, shared=True):
-            return
-        if should_stop():
-            raise Stopped
-        time.sleep(_POLL_S)
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Environment of uv: pip's settings by uv's names, and the host's cache."""
+    of_pip = {uv: environment[pip] for pip, uv in _OF_PIP.items() if pip in environment}
+    if "PIP_NO_INDEX" in environment:
+        of_pip["UV_OFFLINE"] = "1"
+    return {**cache.variables(), **of_pip, **environment}
 
 
-# --- what is wanted -------------------------------------------------------------------------------
-def _wanted(code: Path, name: str, environment: Mapping[str, str]) -> _Wanted:
-    if name == UV_LOCK:
-        text = _exported(code)
-    elif name == PYPROJECT:
-        text = "".join(f"{each}\n" for each in dependencies(code))
-    else:
-        text = "".join(f"{line}\n" for line in _lines(code / name, code))
-    content = hashlib.sha256()
-    about = [sys.version, sysconfig.get_platform(), *(f"{k} {v}" for k, v in _in_image().items())]
-    about += [
-        f"{name}={value}"
-        for name, value in sorted(environment.items())
-        if name.startswith(("PIP_", "UV_")) and not name.endswith("_CACHE_DIR")
-    ]
-    for part in (name, text, *about):
-        content.update(part.encode() + b"\0")
-    for file in _named(text, code):
-        content.update(f"{file.relative_to(code)}\0".encode() + file.read_bytes() + b"\0")
-    return _Wanted(name=name, text=text, key=content.hexdigest()[:20])
-
-
-def _lines(file: Path, code: Path, seen: frozenset[Path] = frozenset()) -> Iterator[str]:
-    """Lines of a requirement file, and of those that it includes, as they stand."""
-    if file in seen:
-        return
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{os.path.relpath(file, code)} cannot be read: {reason}") from None
-    for line in text.replace("\\\n", " ").splitlines():
-        words = line.split("#")[0].replace("=", " ", 1).split()
-        if len(words) == 2 and words[0] in ("-r", "--requirement"):
-            yield from _lines(file.parent / words[1], code, seen | {file})
-        elif len(words) == 2 and words[0] in ("-c", "--constraint"):
-            yield f"-c {os.path.relpath(file.parent / words[1], code)}"
-        else:
-            # The code's folder goes with the job, and what is installed stays: a copy, not a link.
-            yield re.sub(r"^\s*(-e|--editable)[ =]\s*", "", line)
-
-
-def _named(text: str, code: Path) -> list[Path]:
-    """Files of the code that a list of requirements names: a wheel, a folder, constraints."""
-    found: set[Path] = set()
-    for word in re.findall(r"[^\s=;@]+", re.sub(r"(?m)(^|\s)#.*$", "", text)):
-        path = code / word.removeprefix("file:").partition("[")[0]
-        if path.is_file():
-            found.add(path)
-        elif path.is_dir() and (word.startswith(".") or "/" in word):
-            found |= {file for file in path.rglob("*") if file.is_file()}
-    inside = code.resolve()
-    return sorted(
-        code / each.resolve().relative_to(inside)
-        for each in found
-        if each.resolve().is_relative_to(inside)
-    )
-
-
-def _exported(code: Path) -> str:
-    """What ``uv.lock`` locks, as a list of requirements; nothing is resolved or fetched."""
-    program = shutil.which(
-        "uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    )
-    if program is None:
-        raise InputError(f"{UV_LOCK} cannot be read: this image has no uv; add a requirements.txt")
-    options = ["--frozen", "--no-dev", "--no-emit-project", "--no-emit-workspace", "--no-hashes"]
-    options += ["--no-header", "--no-annotate", "--no-editable", "--no-python-downloads"]
-    done = subprocess.run(
-        [program, "export", *options, "--python", sys.executable, "--offline", "--quiet"],
-        cwd=code,
-        env=os.environ | {"UV_NO_CACHE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise InputError(f"{UV_LOCK} cannot be read:\n{_tail(done.stderr)}")
-    return done.stdout
+def _uv(
+    words: list[str],
+    code: Path,
+    variables: Mapping[str, str],
+    should_stop: Callable[[], bool],
+) -> tuple[int, str]:
+    """Run uv in the folder of the code; return its exit code and what it printed."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uv", "--no-progress", *words],
+            cwd=code,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            while process.poll() is None:
+                if should_stop():
+                    raise Stopped
+                time.sleep(_POLL_S)
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        return process.returncode, output.read().decode(errors="replace")
 
 
 # --- what the image has ---------------------------------------------------------------------------
+def _image_folders() -> list[str]:
+    return [each for each in sys.path if each.endswith("-packages")]
+
+
 def _versions(folders: list[str]) -> dict[str, str]:
     """Canonical name -> version of the packages in some folders of a Python."""
     return {
@@ -210,123 +171,55 @@ def _versions(folders: list[str]) -> dict[str, str]:
     }
 
 
-def _image_folders() -> list[str]:
-    return [each for each in sys.path if each.endswith("-packages")]
+def _image() -> dict[str, str]:
+    return _versions(_image_folders())
 
 
-def _in_image() -> dict[str, str]:
-    return dict(sorted(_versions(_image_folders()).items()))
+def _show_image(folder: Path) -> None:
+    """Let an environment's Python import the image's packages, and uv count them as installed.
+
+    uv looks only at the metadata in the environment itself. It gets a copy of each, which lists no
+    file of the package: uv removes nothing of the image where it installs another version.
+    """
+    site = site_packages(folder)
+    (site / "image.pth").write_text("\n".join(_image_folders()))
+    for each in importlib.metadata.distributions(path=_image_folders()):
+        metadata = each.read_text("METADATA")
+        name = re.sub(r"[-_.]+", "_", each.metadata["Name"] or "")
+        there = site / f"{name}-{each.version}.dist-info"
+        if metadata is None or there.exists():
+            continue
+        there.mkdir()
+        files = {"METADATA": metadata, "INSTALLER": _IMAGE}
+        files["RECORD"] = "".join(f"{there.name}/{file},,\n" for file in (*files, "RECORD"))
+        for file, text in files.items():
+            (there / file).write_text(text, encoding="utf-8")
 
 
-def _report_replaced(name: str, folder: Path) -> None:
-    """Say what programs get in another version than the image's."""
-    replaced = json.loads((folder / "replaced.json").read_text())
+#: Marks a copy of metadata.
+_IMAGE: Final = "image"
+
+
+def _report(name: str, folder: Path, image: Mapping[str, str]) -> None:
+    """Remove the copies of metadata, and log what differs from the image."""
+    site = site_packages(folder)
+    for each in site.glob("*.dist-info/INSTALLER"):
+        if each.read_text() == _IMAGE:
+            shutil.rmtree(each.parent)
+    new = _versions([str(site)])
+    replaced = {each: new[each] for each in sorted(new) if image.get(each, new[each]) != new[each]}
     if replaced:
-        listed = ", ".join(f"{each} {new} (image: {old})" for each, (old, new) in replaced.items())
+        listed = ", ".join(f"{each} {new} (image: {image[each]})" for each, new in replaced.items())
         say(f"WARNING: {name} replaces packages of the image: {listed}")
     if "torch" in replaced:
         say("WARNING: the image's torch is tested with the driver of the hosts, this one is not")
+    if "torchvision" in new:
+        command = [folder / "bin" / "python", "-c", "import torchvision"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            torch = new.get("torch") or image.get("torch")
+            say(_VISION.format(torch=torch, error=_tail(done.stderr, lines=1)))
 
 
-# --- the installation -----------------------------------------------------------------------------
-def _make(
-    wanted: _Wanted,
-    code: Path,
-    cache: Cache,
-    *,
-    environment: Mapping[str, str],
-    should_stop: Callable[[], bool],
-) -> None:
-    draft = cache.draft(wanted.key)
-    try:
-        venv.create(draft, with_pip=False, symlinks=True)
-        python = draft / "bin" / "python"
-        site = site_packages(draft)
-        # pip then counts what the image has as installed.
-        image = site / "image.pth"
-        image.write_text("\n".join(_image_folders()))
-        _pip(wanted, code, cache, python, environment=environment, should_stop=should_stop)
-        image.unlink()
-        had = _in_image()
-        new = _versions([str(site)])
-        replaced = {
-            each: (had[each], new[each])
-            for each in sorted(had.keys() & new.keys())
-            if had[each] != new[each]
-        }
-        (draft / "replaced.json").write_text(json.dumps(replaced))
-        _leave_packages_only(draft)
-        cache.finish(wanted.key, draft)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _pip(
-    wanted: _Wanted,
-    code: Path,
-    cache: Cache,
-    python: Path,
-    *,
-    environment: Mapping[str, str],
-    should_stop: Callable[[], bool],
-) -> None:
-    with tempfile.TemporaryDirectory(prefix="requirements-") as folder:
-        listed, fixed, output = (Path(folder, each) for each in ("list.txt", "fixed.txt", "output"))
-        listed.write_text(_with_absolute_constraints(wanted.text, code), encoding="utf-8")
-        ray = _in_image().get(_FIXED)
-        fixed.write_text(f"{_FIXED}=={ray}\n" if ray else "")
-        command = [sys.executable, "-m", "pip", "--python", str(python), "install"]
-        command += [
-            "--progress-bar=off",
-            "--disable-pip-version-check",
-            "-r",
-            str(listed),
-            "-c",
-            str(fixed),
-        ]
-        with output.open("wb") as file:
-            process = subprocess.Popen(
-                command,
-                cwd=code,
-                env={"PIP_CACHE_DIR": str(cache.root / _PIP), **os.environ, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                while process.poll() is None:
-                    if should_stop():
-                        raise Stopped
-                    time.sleep(_POLL_S)
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-        text = output.read_text(errors="replace").replace(str(listed), wanted.name)
-    if process.returncode:
-        if ray and f"(constraint) {_FIXED}=={ray}" in text:
-            raise InputError(
-                f"{wanted.name} asks for another Ray than {ray}, on which the cluster runs: leave "
-                f"ray out of it, or allow {ray}"
-            )
-        raise InputError(f"{wanted.name} cannot be installed:\n{_tail(text)}")
-
-
-def _with_absolute_constraints(text: str, code: Path) -> str:
-    """pip looks for constraints beside the list, which lies elsewhere."""
-    return re.sub(r"(?m)^-c (.+)$", lambda found: f"-c {code / found[1]}", text)
-
-
-def _leave_packages_only(folder: Path) -> None:
-    """Make an installation of a virtual environment: programs run with the image's Python."""
-    old = os.fsencode(folder / "bin" / "python")
-    for path in (folder / "bin").iterdir():
-        if path.name.lower().startswith(("python", "activate")):
-            path.unlink()
-        elif path.is_file() and (content := path.read_bytes()).startswith(b"#!"):
-            path.write_bytes(content.replace(old, os.fsencode(sys.executable), 1))
-    (folder / "pyvenv.cfg").unlink()
-
-
-def _tail(text: str) -> str:
-    return "\n".join(text.strip().splitlines()[-8:])
+def _tail(text: str, *, lines: int = 8) -> str:
+    return "\n".join(text.strip().splitlines()[-lines:])

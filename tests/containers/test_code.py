@@ -6,6 +6,7 @@ Across nodes, with real Ray: ``tests/rehearsal/test_jobs.py``.
 """
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -21,7 +22,6 @@ import pytest
 from botocore.exceptions import ClientError
 
 from containers.program import code, requirements
-from containers.program.cache import Cache
 from contract.errors import InputError
 from contract.job import JobSpec
 from contract.nodes import ENV_CODE, ENV_CODE_SHA256, Range
@@ -32,7 +32,7 @@ class Client:
     """S3 with one archive, Secrets Manager with one secret."""
 
     def __init__(self, archive: Path | None = None) -> None:
-        self.archive = archive
+        self.archive, self.put = archive, dict[str, bytes]()
 
     def __call__(self, _service: str) -> "Client":
         return self
@@ -42,6 +42,14 @@ class Client:
             raise ClientError({"Error": {"Code": "404", "Message": "Not Found"}}, "HeadObject")
         shutil.copy(self.archive, target)
 
+    def put_object(self, Bucket: str, Key: str, Body: bytes) -> None:  # noqa: N803
+        self.put[f"s3://{Bucket}/{Key}"] = Body
+
+    def get_object(self, Bucket: str, Key: str) -> dict[str, Any]:  # noqa: N803
+        if f"s3://{Bucket}/{Key}" not in self.put:
+            raise ClientError({"Error": {"Code": "NoSuchKey", "Message": ""}}, "GetObject")
+        return {"Body": io.BytesIO(self.put[f"s3://{Bucket}/{Key}"])}
+
     def get_secret_value(self, SecretId: str) -> dict[str, str]:  # noqa: N803
         if SecretId != "training/key":
             error: Any = {"Code": "ResourceNotFoundException", "Message": "no such secret"}
@@ -50,10 +58,8 @@ class Client:
 
 
 def prepare(spec: JobSpec, folder: Path, client: Client) -> code.Prepared:
-    for each in (folder, folder.parent / "cache"):
-        each.mkdir(exist_ok=True)
-    place, cache = folder.parent / "place", Cache(folder.parent / "cache")
-    return code.prepare(spec, folder, client=client, place=place, cache=cache)
+    folder.mkdir(exist_ok=True)
+    return code.prepare(spec, folder, client=client, place=folder.parent / "place")
 
 
 def runtime(prepared: code.Prepared) -> dict[str, Any]:
@@ -203,20 +209,33 @@ def test_a_worker_node_checks_the_code_and_has_the_packages_at_the_heads_path(
     }
     for node in ("head", "worker"):
         (tmp_path / node).mkdir()
-    cache, place = Cache(tmp_path / "cache"), tmp_path / "place"
-    code.prepare_worker(told, tmp_path / "worker", client=Client(path), place=place, cache=cache)
+    place = tmp_path / "place"
     packages = requirements.site_packages(place / code.PACKAGES)
-    assert (packages / "greeting.py").exists()
-    on_head = code.prepare(spec, tmp_path / "head", client=Client(path), place=place, cache=cache)
+    on_head = code.prepare(
+        spec, tmp_path / "head", client=Client(path), place=place, runs_here=False
+    )
     assert on_head.environment["PYTHONPATH"] == f"{packages}:."
+    assert not packages.exists(), "a head that runs nothing installs nothing"
+    code.prepare_worker(told, tmp_path / "worker", client=Client(path), place=place)
+    assert (packages / "greeting.py").exists()
     with pytest.raises(InputError, match="is not what was submitted"):
         code.prepare_worker(
             told | {ENV_CODE_SHA256: "0" * 64},
             tmp_path / "worker",
             client=Client(path),
             place=place,
-            cache=cache,
         )
+
+
+def test_the_head_learns_why_a_worker_node_cannot_prepare(tmp_path: Path) -> None:
+    path = archive(tmp_path, requirements__txt="--no-index\nthere-is-no-such-package==9\n")
+    client, told = Client(path), code.for_workers(CODE)
+    assert code.failure_of_worker(CODE.code, client=client) == ""
+    (tmp_path / "worker").mkdir()
+    with pytest.raises(InputError) as raised:
+        code.prepare_worker(told, tmp_path / "worker", client=client, place=tmp_path / "place")
+    assert "there-is-no-such-package" in str(raised.value)
+    assert code.failure_of_worker(CODE.code, client=client) == str(raised.value)
 
 
 def test_a_node_without_code_fetches_nothing(tmp_path: Path) -> None:
@@ -247,7 +266,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, changed: dict[str, Any], w
         prepare(replace(RECIPE, **changed), tmp_path / "code", Client())
 
 
-def test_requirements_that_cannot_be_installed_show_the_end_of_pips_words(tmp_path: Path) -> None:
+def test_requirements_that_cannot_be_installed_show_the_end_of_uvs_words(tmp_path: Path) -> None:
     path = archive(tmp_path, requirements__txt="--no-index\nthere-is-no-such-package==9\n")
     with pytest.raises(InputError, match=r"(?s)cannot be installed:.*there-is-no-such-package"):
         prepare(CODE, tmp_path / "code", Client(path))

@@ -304,7 +304,15 @@ class Life:
         own = replace(ordered(**order), deadline=deadline)
         self.clock, self.ray, self.commands = FakeClock(), Ray(own, fails=fails), list[Command]()
         self._codes, self._lasts, self._stops_in = codes, lasts, stops_in
-        self.job = job.Job(own, self.ray, {}, spawn=self._spawn, clock=self.clock)
+        self.failure = ""
+        self.job = job.Job(
+            own,
+            self.ray,
+            {},
+            spawn=self._spawn,
+            find_failure=lambda _code: self.failure,
+            clock=self.clock,
+        )
 
     def _spawn(self, words: tuple[str, ...], *, environment: Mapping[str, str], **_: Any) -> Any:
         self.commands.append(
@@ -437,6 +445,24 @@ def test_a_job_that_can_do_without_a_node_does_not_wait_for_one(order: dict[str,
     life.clock.at(5, life.ray.have, 4)
     life.clock.at(10, life.ray.have, 1 if "recipe" in order else 0)
     assert life.run() == exits.OK
+
+
+def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = Life(on=Placement.NODES, nodes=Range(2, 2), code="s3://bucket/code.zip")
+    prepared = Prepared(folder=None, environment={})
+    monkeypatch.setattr(job.user_code, "prepare", lambda *_, **__: prepared)
+
+    def fail() -> None:
+        life.failure = "requirements.txt cannot be installed:\nno such package"
+
+    life.clock.at(20, fail)
+    assert life.run() == exits.BAD_INPUT
+    assert life.clock.now < 30
+    said = capsys.readouterr().err
+    assert "a worker node cannot prepare the code: requirements.txt cannot be installed" in said
+    assert "no capacity" not in said
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from containers import notebook
-from containers.program.cache import Cache
 from containers.program.files import open_mirror
 from contract import exits, nodes
 from contract.errors import InputError
@@ -91,16 +90,9 @@ def _short_list(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def cache(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    """Of a host on which the packages have been installed."""
-    found = Cache(tmp_path_factory.mktemp("cache"))
-    notebook.install(pip_variables(wheels), found).lease.close()
-    return found
-
-
 def pip_variables(wheels: Path) -> dict[str, str]:
-    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+    own = {"UV_CACHE_DIR": str(wheels / "uv")}
+    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels), **own}
 
 
 @dataclass
@@ -109,7 +101,6 @@ class Start:
 
     place: Path
     s3: S3
-    cache: Cache
     environment: dict[str, str]
     port: int = field(default_factory=free_port)
     ended: list[int] = field(default_factory=list)
@@ -119,7 +110,6 @@ class Start:
             port=self.port,
             environment=self.environment,
             place=self.place,
-            cache=self.cache,
             make_mirror=lambda folders, address: open_mirror(folders, address, client=self.s3),
         )
         self.thread = threading.Thread(target=lambda: self.ended.append(self.server.run()))
@@ -167,8 +157,8 @@ def s3() -> S3:
 
 
 @pytest.fixture
-def start(tmp_path: Path, s3: S3, cache: Cache, environment: dict[str, str]) -> Iterator[Start]:
-    found = Start(tmp_path / "notebook", s3, cache, environment)
+def start(tmp_path: Path, s3: S3, environment: dict[str, str]) -> Iterator[Start]:
+    found = Start(tmp_path / "notebook", s3, environment)
     yield found
     found.end()
 
@@ -204,13 +194,13 @@ def test_it_listens_where_it_is_told_and_asks_for_a_token(
 
 
 def test_its_files_are_in_the_bucket_after_a_stop_and_in_the_folder_after_a_start(
-    start: Start, s3: S3, cache: Cache, environment: dict[str, str], tmp_path: Path
+    start: Start, s3: S3, environment: dict[str, str], tmp_path: Path
 ) -> None:
     start.ask("first.ipynb", "one")
     assert start.end() == exits.OK
     assert saved(s3) == {"work/first.ipynb": "one"}
     assert not (tmp_path / "notebook").exists()
-    again = Start(tmp_path / "notebook", s3, cache, environment)
+    again = Start(tmp_path / "notebook", s3, environment)
     try:
         again.ask()
         assert (tmp_path / "notebook" / "work" / "first.ipynb").read_text() == "one"
@@ -238,13 +228,13 @@ def test_a_server_that_fails_is_reported_and_its_files_are_saved(start: Start, s
 
 
 def test_what_could_not_be_saved_stays_beside_the_next_start(
-    s3: S3, cache: Cache, environment: dict[str, str], tmp_path: Path
+    s3: S3, environment: dict[str, str], tmp_path: Path
 ) -> None:
     # As a start that was killed leaves it.
     left = tmp_path / "notebook" / "work"
     left.mkdir(parents=True)
     (left / "unsaved.ipynb").write_text("mine")
-    start = Start(tmp_path / "notebook", s3, cache, environment)
+    start = Start(tmp_path / "notebook", s3, environment)
     try:
         start.ask()
         assert not (left / "unsaved.ipynb").exists()
@@ -256,13 +246,12 @@ def test_what_could_not_be_saved_stays_beside_the_next_start(
 
 def test_without_a_bucket_it_works_and_removes_nothing(
     s3: S3,
-    cache: Cache,
     environment: dict[str, str],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     del environment[ENV_STORAGE]
-    start = Start(tmp_path / "notebook", s3, cache, environment)
+    start = Start(tmp_path / "notebook", s3, environment)
     try:
         start.ask("first.ipynb", "one")
     finally:
@@ -273,10 +262,10 @@ def test_without_a_bucket_it_works_and_removes_nothing(
 
 
 def test_it_does_not_start_without_the_clusters_token(
-    environment: dict[str, str], cache: Cache, tmp_path: Path
+    environment: dict[str, str], tmp_path: Path
 ) -> None:
     del environment["RAY_AUTH_TOKEN"]
-    server = notebook.Notebook(environment=environment, place=tmp_path / "notebook", cache=cache)
+    server = notebook.Notebook(environment=environment, place=tmp_path / "notebook")
     with pytest.raises(InputError, match="RAY_AUTH_TOKEN is missing"):
         server.run()
     assert not (tmp_path / "notebook").exists()

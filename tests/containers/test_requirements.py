@@ -1,13 +1,14 @@
-"""Requirements are installed once on a host, whole or not at all, and beside what the image has.
+"""Requirements are fetched once on a host, and installed beside what the image has.
 
-With pip as it is in the image, and wheels made here: from a folder, or from an index on loopback
+With uv as it is in the image, and wheels made here: from a folder, or from an index on loopback
 that counts what is fetched from it.
 """
 
 import http.server
+import os
 import subprocess
-import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,23 +16,18 @@ from pathlib import Path
 import pytest
 
 from containers.program import requirements
-from containers.program.cache import Cache
 from contract.errors import InputError
 from contract.requirements import file_of, source_folders
 from tests.conftest import write_wheel
 
 
-def isolate(patch: pytest.MonkeyPatch) -> None:
-    """pip reaches what a test gives it, and nothing else."""
-    patch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    patch.delenv("PIP_FIND_LINKS", raising=False)
-    patch.setenv("PIP_RETRIES", "0")
-    patch.setenv("PIP_NO_INDEX", "1")
-
-
 @pytest.fixture(autouse=True)
-def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    isolate(monkeypatch)
+def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """uv reaches what a test gives it, and nothing else."""
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    monkeypatch.setenv("UV_OFFLINE", "1")
 
 
 def folder_with(folder: Path, **files: str) -> Path:
@@ -41,18 +37,11 @@ def folder_with(folder: Path, **files: str) -> Path:
     return folder
 
 
-def install(folder: Path, cache: Path, **options: object) -> Path | None:
-    """Install, and let go of it as the end of a container does."""
-    found = requirements.install(folder, Cache(cache), **options)  # type: ignore[arg-type]
-    if found is None:
-        return None
-    found.lease.close()
-    return found.folder
-
-
-def installed(folder: Path) -> list[Path]:
-    """Whole installations in the cache of a test."""
-    return [each for each in (folder / "cache" / "packages").iterdir() if each.is_dir()]
+def install(folder: Path, **options: object) -> Path | None:
+    """The new environment; None where nothing is asked for."""
+    target = folder.with_name(f"{folder.name}-environment")
+    found = requirements.install(folder, target, **options)  # type: ignore[arg-type]
+    return target if found else None
 
 
 def names(folder: Path | None) -> list[str]:
@@ -68,7 +57,7 @@ def index(folder: Path) -> Iterator[tuple[str, list[str]]]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            asked.append(f"{self.command} {self.path}")
             if self.path.endswith(wheel.name):
                 body, kind = wheel.read_bytes(), "application/octet-stream"
             else:
@@ -77,7 +66,10 @@ def index(folder: Path) -> Iterator[tuple[str, list[str]]]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - http.server's name
 
         def log_message(self, *_: object) -> None:
             pass
@@ -90,116 +82,109 @@ def index(folder: Path) -> Iterator[tuple[str, list[str]]]:
             server.shutdown()
 
 
-def test_a_second_job_with_the_same_requirements_downloads_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_second_job_with_the_same_requirements_fetches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("UV_OFFLINE")
     with index(tmp_path) as (address, asked):
         given = {"PIP_INDEX_URL": address}
-        first = folder_with(tmp_path / "first", requirements__txt="greeting==1.0\n")
-        found = install(first, tmp_path / "cache", environment=given)
-        assert names(found) == ["greeting.py"]
-        assert [each for each in asked if each.endswith(".whl")]
-        asked.clear()
-        other_code = folder_with(
-            tmp_path / "second", requirements__txt="greeting==1.0\n", train__py="1\n"
-        )
-        assert install(other_code, tmp_path / "cache", environment=given) == found
-        downloads = {"PIP_CACHE_DIR": str(tmp_path / "downloads")}
-        assert install(other_code, tmp_path / "cache", environment=given | downloads) == found
-        assert asked == []
-        # Another index may have something else under the same name.
-        given = {"PIP_INDEX_URL": f"{address}/"}
-        with pytest.raises(requirements.Stopped):
-            install(other_code, tmp_path / "cache", environment=given, should_stop=lambda: True)
-    assert "requirements.txt: installed on this host already" in capsys.readouterr().err
-
-
-def test_two_installs_of_a_pyproject_at_once_make_one_and_both_use_it(tmp_path: Path) -> None:
-    wheel = write_wheel(tmp_path)
-    text = f'[project]\nname = "mine"\ndependencies = ["greeting @ file://{wheel}"]\n'
-    code = folder_with(tmp_path / "code", pyproject__toml=text)
-    program = (
-        "import sys, pathlib\n"
-        "from containers.program import cache, requirements\n"
-        "code, root = map(pathlib.Path, sys.argv[1:])\n"
-        "print(requirements.install(code, cache.Cache(root)).folder)\n"
-    )
-    command = [sys.executable, "-c", program, str(code), str(tmp_path / "cache")]
-    both = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    said = [each.communicate(timeout=120) for each in both]
-    assert [each.returncode for each in both] == [0, 0], said
-    assert said[0][0] == said[1][0]
-    assert sum("installing pyproject.toml" in err for _, err in said) == 1
-    (there,) = installed(tmp_path)
-    assert there == Path(said[0][0].strip())
-    assert names(there) == ["greeting.py"]
+        for name in ("first", "second"):
+            code = folder_with(tmp_path / name, requirements__txt="greeting==1.0\n")
+            assert names(install(code, environment=given)) == ["greeting.py"]
+            assert bool([each for each in asked if each.endswith(".whl")]) == (name == "first")
+            asked.clear()
 
 
 def test_an_installation_ends_when_its_node_has_to(tmp_path: Path) -> None:
     code = folder_with(tmp_path / "code", requirements__txt="greeting\n")
     with pytest.raises(requirements.Stopped):
-        install(code, tmp_path / "cache", should_stop=lambda: True)
-    assert installed(tmp_path) == []
+        install(code, should_stop=lambda: True)
 
 
-@pytest.fixture(scope="module")
-def mixed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Code that asks for a program, for another torch and for what the image has; its cache."""
-    folder = tmp_path_factory.mktemp("mixed")
+def test_code_without_a_list_installs_nothing(tmp_path: Path) -> None:
+    code = folder_with(tmp_path / "code", train__py="")
+    assert install(code) is None
+    assert [*tmp_path.iterdir()] == [code]
+
+
+def test_packages_lie_beside_those_of_the_image_which_are_not_taken_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wheels = [
-        write_wheel(folder, script="greet = greeting:main"),
-        write_wheel(folder, name="torch", version="1.0"),
+        write_wheel(tmp_path, script="greet = greeting:main", requires="numpy"),
+        write_wheel(tmp_path, name="torch", version="1.0"),
+        write_wheel(tmp_path, name="torchvision", version="1.0"),
     ]
     listed = "".join(f"{each}\n" for each in wheels)
-    code = folder_with(folder / "code", requirements__txt=f"{listed}numpy>=1\nray[train]\n")
-    with pytest.MonkeyPatch.context() as patch:
-        isolate(patch)
-        install(code, folder / "cache")
-    return code, folder / "cache"
-
-
-def test_what_the_image_has_is_not_taken_again(mixed: tuple[Path, Path]) -> None:
-    assert names(install(*mixed)) == ["greeting.py", "torch.py"]
-
-
-def test_programs_of_a_package_run_with_the_images_python(mixed: tuple[Path, Path]) -> None:
-    found = install(*mixed)
+    code = folder_with(tmp_path / "code", requirements__txt=f"{listed}numpy>=1\nray[train]\n")
+    found = install(code)
+    assert names(found) == ["greeting.py", "torch.py", "torchvision.py"]
     assert found is not None
-    program = found / "bin" / "greet"
-    # Through /bin/sh where the name of the folder is too long for a first line.
-    first, second, *_ = program.read_text().splitlines()
-    assert sys.executable in (first.removeprefix("#!"), second.removeprefix("'''exec' ").split()[0])
-    done = subprocess.run(
-        [program],
-        env={"PYTHONPATH": str(requirements.site_packages(found))},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "installed\n"
-    assert [each.name for each in (found / "bin").iterdir()] == ["greet"]
-
-
-def test_another_version_of_a_package_of_the_image_is_named(
-    mixed: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    # A later job, for which nothing is installed, is told too.
-    install(*mixed)
+    # Nothing else claims to be in the environment: entry points would be looked for there.
+    assert sorted(each.name for each in requirements.site_packages(found).glob("*-info")) == [
+        "greeting-1.0.dist-info",
+        "torch-1.0.dist-info",
+        "torchvision-1.0.dist-info",
+    ]
+    done = subprocess.run([found / "bin" / "greet"], env={}, capture_output=True, text=True)
+    assert done.stdout == "installed\n", done.stderr
+    done = subprocess.run([found / "bin" / "python", "-c", "import numpy, ray"], env={})
+    assert done.returncode == 0
     said = capsys.readouterr().err
-    assert "installed on this host already" in said
     assert "WARNING: requirements.txt replaces packages of the image: torch 1.0 (image: " in said
     assert "the image's torch is tested" in said
+    assert "torchvision cannot" not in said
+
+
+def test_a_torchvision_that_cannot_be_imported_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wheel = write_wheel(tmp_path, name="torchvision", version="1.0", requires="torch")
+    broken = "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    with zipfile.ZipFile(wheel, "a") as file:
+        file.writestr("torchvision/__init__.py", broken)  # found before torchvision.py
+    install(folder_with(tmp_path / "code", requirements__txt=f"{wheel}\n"))
+    said = capsys.readouterr().err
+    assert "torchvision cannot be imported beside torch 2." in said
+    assert "RuntimeError: operator torchvision::nms does not exist\n" in said
+    assert "built for another torch" in said
+
+
+@pytest.mark.parametrize(
+    ("image", "given", "backend"),
+    [
+        ("2.13.0+cpu", {}, "cpu"),
+        ("2.13.0", {}, None),  # of the default index, which has what fits it
+        ("2.13.0+git1", {}, None),
+        ("2.13.0+cpu", {"PIP_INDEX_URL": "https://example.org/simple"}, None),
+    ],
+)
+def test_torchvision_comes_from_the_index_of_the_images_torch(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    image: str,
+    given: dict[str, str],
+    backend: str | None,
+) -> None:
+    asked: list[str | None] = []
+
+    def uv(
+        _words: object, _code: Path, variables: dict[str, str], _stop: object
+    ) -> tuple[int, str]:
+        asked.append(variables.get("UV_TORCH_BACKEND"))
+        return 0, ""
+
+    monkeypatch.setattr(requirements, "_uv", uv)
+    monkeypatch.setattr(requirements, "_image", lambda: {"ray": "2.60.0", "torch": image})
+    install(folder_with(tmp_path / "code", requirements__txt="torchvision\n"), environment=given)
+    assert asked == [backend]
 
 
 def test_another_ray_is_refused(tmp_path: Path) -> None:
     write_wheel(tmp_path, name="ray", version="1.0")
     code = folder_with(tmp_path / "code", requirements__txt=f"--find-links {tmp_path}\nray==1.0\n")
-    with pytest.raises(InputError, match=r"asks for another Ray than \d.*leave ray out of it"):
-        install(code, tmp_path / "cache")
+    with pytest.raises(InputError, match=r"(?s)asks for another Ray than \d.*leave ray out of it"):
+        install(code)
 
 
 def test_packages_in_a_folder_src_are_found(tmp_path: Path) -> None:
@@ -209,33 +194,23 @@ def test_packages_in_a_folder_src_are_found(tmp_path: Path) -> None:
     assert source_folders(code) == (".", "src")
 
 
-def test_included_lists_editable_folders_constraints_and_content_of_files_count(
-    tmp_path: Path,
-) -> None:
+def test_included_lists_editable_folders_and_constraints_count(tmp_path: Path) -> None:
     wheel = write_wheel(tmp_path)
     code = folder_with(tmp_path / "code", requirements__txt="-r more.txt\n-c limits.txt\n")
     own = code / wheel.name
     own.write_bytes(wheel.read_bytes()[:100])
-    (code / "more.txt").write_text(f"-e ./{wheel.name}\n")
+    (code / "more.txt").write_text(f"./{wheel.name}\n")
     (code / "limits.txt").write_text("greeting<2\n")
     with pytest.raises(InputError, match=r"(?s)requirements.txt cannot be installed:\n.*greeting"):
-        install(code, tmp_path / "cache")
-    assert installed(tmp_path) == [], "a broken installation leaves nothing that counts"
+        install(code)
     own.write_bytes(wheel.read_bytes())
-    found = install(code, tmp_path / "cache")
-    assert names(found) == ["greeting.py"]
-    # The limits and the bytes of the file are a part of what an installation is known by.
+    assert names(install(code)) == ["greeting.py"]
     (code / "limits.txt").write_text("greeting<1\n")
     with pytest.raises(InputError, match="cannot be installed"):
-        install(code, tmp_path / "cache")
-    (code / "limits.txt").write_text("greeting<2\n")
-    assert install(code, tmp_path / "cache", should_stop=lambda: True) == found
-    own.write_bytes(wheel.read_bytes() + b"\0")
-    with pytest.raises(requirements.Stopped):
-        install(code, tmp_path / "cache", should_stop=lambda: True)
+        install(code)
     (code / "more.txt").unlink()
-    with pytest.raises(InputError, match=r"more\.txt cannot be read"):
-        install(code, tmp_path / "cache")
+    with pytest.raises(InputError, match=r"more\.txt"):
+        install(code)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +269,6 @@ requires-dist = [{ name = "greeting" }]
 
 
 def test_what_uv_has_locked_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("uv", reason="no uv in this environment")
     write_wheel(tmp_path)
     code = folder_with(
         tmp_path / "code",
@@ -305,7 +279,7 @@ def test_what_uv_has_locked_is_installed(tmp_path: Path, monkeypatch: pytest.Mon
         uv__lock=LOCK % tmp_path,
     )
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    assert names(install(code, tmp_path / "cache")) == ["greeting.py"]
+    assert names(install(code)) == ["greeting.py"]
     (code / "uv.lock").write_text("no lock")
     with pytest.raises(InputError, match=r"uv\.lock cannot be read:\n"):
-        install(code, tmp_path / "cache")
+        install(code)

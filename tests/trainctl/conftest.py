@@ -36,7 +36,7 @@ def code(tmp_path: Path) -> Path:
     """A folder with a user's own code, and what is no code."""
     folder = tmp_path / "code"
     (folder / "__pycache__").mkdir(parents=True)
-    (folder / "__pycache__" / "old.pyc").write_text("")
+    (folder / "__pycache__" / "old.py").write_text("")
     (folder / "mine.py").write_text("print(1)\n")
     (folder / "empty").mkdir()
     return folder

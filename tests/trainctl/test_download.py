@@ -1,5 +1,6 @@
 """``trainctl download``: what each node wrote, and nothing outside the folder that was named."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from contract.files import SavedFile, base_to_json
 from tests.trainctl.account import Account
 from tests.trainctl.saved import save
 from trainctl.__main__ import main
+from trainctl.code_folder import DOWNLOADED, files_of
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def below(folder: Path) -> dict[str, bytes]:
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file()
+        if path.is_file() and path.name != DOWNLOADED
     }
 
 
@@ -44,6 +46,25 @@ def test_it_fetches_what_all_nodes_wrote(
     assert printed.out == f"{tmp_path / 'new'}\n"
     assert "node-0: 2 files" in printed.err
     assert "4 of 4 files" in printed.err
+
+
+@pytest.mark.usefixtures("saved")
+@pytest.mark.parametrize("in_git", [False, True])
+def test_what_was_fetched_into_a_folder_of_code_is_not_uploaded_again(
+    code: Path, in_git: bool
+) -> None:
+    if in_git:
+        subprocess.run(["git", "init", "-q", str(code)], check=True)
+    mine = code / "r1" / "ray" / "mine.py"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    expected = {code / "mine.py", mine}
+    assert main(["download", "r1", "--node", "0", "--to", str(code / "r1")]) == 0
+    assert (code / "r1" / "node-0" / "work" / "last.pt").is_file()
+    assert {*files_of(code)} == expected
+    # A folder that was there before is the user's.
+    assert main(["download", "r1", "--to", str(code / "r1")]) == 0
+    assert {*files_of(code)} == {*expected, mine.parent / "train/checkpoint_0/model.pt"}
 
 
 @pytest.mark.usefixtures("saved")

@@ -160,6 +160,7 @@ def test_the_files_of_the_documentation_are_accepted(
     file = code / "job.toml"
     file.write_text(of_recipe.replace("training/hf-token", "training/key"))
     assert plan(capsys, "-f", str(file))["command"][-2:] == ["--data=fashion-mnist", "--epochs=10"]
+    (code / "train.py").touch()
     file.write_text(of_code)
     assert plan(capsys, "-f", str(file))["command"] == ["torchrun", "train.py"]
 

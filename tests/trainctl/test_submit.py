@@ -22,6 +22,7 @@ from training.recipes import command
 
 SUBMIT = ["submit", "ddp", "--yes"]
 FSDP = ["submit", "fsdp", "--yes"]
+CODE = ["submit", "--code", "CODE", "--yes", "--"]
 DATA = ["--data", "s3://bucket/data"]
 REFUSED: list[tuple[list[str], str]] = [
     (["submit", "--yes"], "give a recipe (ddp, fsdp, imagenet, bandwidth), or --code DIR"),
@@ -116,6 +117,19 @@ REFUSED: list[tuple[list[str], str]] = [
     (["submit", "--code", "nowhere", "--yes", "--", "true"], "there is no such folder"),
     (["submit", "--code", "CODE/empty", "--yes", "--", "true"], "there is no file in it"),
     (["submit", "--code", "CODE", "--yes"], "give the command after -- "),
+    (["submit", "torchrun", "mine.py"], "name its folder: --code . -- torchrun mine.py"),
+    (["plan", "mine.py"], "mine.py is no recipe: for your own code name its folder"),
+    ([*CODE, "torchrun", "mien.py"], "mien.py, which the command runs, does not exist: did you m"),
+    ([*CODE, "torchrun", "--nproc-per-node", "2", "mine2.py", "a.py"], "did you mean mine.py?"),
+    ([*CODE, "python", "-u", "../mine.py", "--x"], "../mine.py, which the command runs, does not"),
+    ([*CODE, "python3.12", "-m", "torch.distributed.run", "x/mine.py"], "did you mean mine.py?"),
+    ([*CODE, "accelerate", "launch", "--num_processes=2", "mein.py"], "did you mean mine.py?"),
+    ([*CODE, "deepspeed", "--no_ssh", "zzz.py", "mine.py"], "zzz.py, which the command runs, doe"),
+    ([*CODE, "bash", "run.sh"], "run.sh, which the command runs, does not exist"),
+    ([*CODE, "python", "__pycache__/old.py"], "is not among the files that are uploaded"),
+    ([*CODE, "mien.py", "--lr", "1"], "mien.py, which the command runs, does not exist"),
+    ([*CODE, "mine.py", "--lr", "1"], "mine.py is no command: give python mine.py --lr 1"),
+    ([*CODE, "./mine.py"], "./mine.py is no command: give python ./mine.py"),
     (
         ["submit", "--code", "CODE", "--yes", "--", "torchrun", "--standalone", "mine.py"],
         "--standalone keeps torchrun from finding the other nodes",
@@ -440,7 +454,7 @@ def test_the_id_of_a_job_can_be_read_out_and_is_never_the_same_twice(run: str) -
 
 
 @pytest.mark.parametrize(
-    "words", [("torchrun", "training.py"), ("python", "-m", "training.launch", "ddp")], ids=" ".join
+    "words", [("torchrun", "mine.py"), ("python", "-m", "training.launch", "ddp")], ids=" ".join
 )
 def test_a_program_of_ones_own_code_is_no_recipe_whatever_it_is_called(
     account: Account, code: Path, words: tuple[str, ...]
@@ -453,7 +467,7 @@ def test_a_program_of_ones_own_code_is_no_recipe_whatever_it_is_called(
 
 def test_only_a_recipe_takes_a_run_over(account: Account, code: Path) -> None:
     account.add("first", run="r1")
-    own = ["submit", "--code", str(code), "--run", "r1", "--yes", "--", "mine.py", "--take-over"]
+    own = ["submit", "--code", str(code), "--run", "r1", "--yes", "--", "true", "--take-over"]
     assert main(own) == exits.BAD_INPUT
     assert account.changes == []
     assert main([*SUBMIT, "--run", "r1", "--take-over"]) == exits.OK

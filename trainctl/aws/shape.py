@@ -1,7 +1,7 @@
 """What a deployment was set up for: its hosts and how many it may start."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Self
 
 from contract.errors import InputError
@@ -52,22 +52,13 @@ class Shape:
                 f"these stacks take job orders of version {order}, and this trainctl writes "
                 f"version {ORDER_VERSION}"
             )
-        return cls(
-            preset=values["preset"],
-            head=instance_type(str(values["head_instance_type"])),
-            worker=instance_type(str(values["worker_instance_type"])),
-            head_trains=values["head_trains"],
-            max_workers=values["max_workers"],
-            spot=values["spot"],
-            efa=values["efa"],
-            image_tag=values["image_tag"],
-            max_heads=values["max_heads"],
-            root_volume_gib=values["root_volume_gib"],
-            max_job_hours=values["max_job_hours"],
-            confirm_above_usd=values["confirm_above_usd"],
-            log_retention_days=values["log_retention_days"],
-            shared=FileSystem.from_json(values["shared"]) if "shared" in values else None,
-        )
+        built = {
+            "head": instance_type(str(values["head_instance_type"])),
+            "worker": instance_type(str(values["worker_instance_type"])),
+            "shared": FileSystem.from_json(values["shared"]) if "shared" in values else None,
+        }
+        names = [each.name for each in fields(cls) if each.name not in built]
+        return cls(**built, **{name: values[name] for name in names})
 
     def prices(self, region: str) -> Prices:
         """Of its hosts, at today's list prices."""
