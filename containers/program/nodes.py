@@ -44,7 +44,6 @@ from containers.program.launch import (
 )
 from containers.program.ray_nodes import NodeInfo, alive, start_launcher
 from containers.program.requirements import Stopped
-from containers.program.rounds import Start
 from contract import exits, runs, times
 from contract.errors import InputError
 from contract.nodes import ENV_JOB, Range
@@ -389,7 +388,7 @@ class Group:
             seat.place, seat.ended = self._place(seat, rank, self._seats, restored), None
         return self._on(self._seats, "prepare") and self._on(self._seats, "start")
 
-    def _begin_files(self) -> Start | None:
+    def _begin_files(self) -> files.Start | None:
         """What all nodes restore; None if files are not kept."""
         if not self._told.storage:
             return None
@@ -408,7 +407,7 @@ class Group:
         if self._has_changed and not self._joining and not is_saving:
             self._renumber()
 
-    def _renumber(self, *, is_joined: bool = False) -> Start | None:
+    def _renumber(self) -> files.Start | None:
         """Begin a new start of the files, because the nodes have changed under an elastic program.
 
         Returns:
@@ -419,7 +418,7 @@ class Group:
             return None
         numbers = [seat.number for seat in self._seats]
         try:
-            start = files.claim(self._bucket(), numbers, writer=self._writer, is_joined=is_joined)
+            start = files.claim(self._bucket(), numbers, writer=self._writer)
         except ERRORS as error:
             if not self._is_bucket_down:
                 say(f"files are not saved at the moment: {error}; trying again")
@@ -430,7 +429,9 @@ class Group:
         self._has_changed = self._is_bucket_down = False
         return start
 
-    def _place(self, seat: Seat, rank: int, seats: Sequence[Seat], restored: Start | None) -> Place:
+    def _place(
+        self, seat: Seat, rank: int, seats: Sequence[Seat], restored: files.Start | None
+    ) -> Place:
         return Place(
             number=seat.number,
             rank=rank,
@@ -589,7 +590,7 @@ class Group:
         free = self._free(alive())
         if not free or (self._told.storage and (self._joining or self._has_changed)):
             return  # files are being restored, or told to the nodes: one change after the other
-        restored = self._renumber(is_joined=True)
+        restored = self._renumber()
         if self._told.storage and restored is None:
             return
         for node in free:

@@ -13,10 +13,10 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from containers.program import bucket, launch, nodes, ray_nodes
+from containers.program.files import Start
 from containers.program.launch import Ended, Launcher, LaunchSpec, Order, rendezvous_id
 from containers.program.nodes import Group, Seat
 from containers.program.ray_nodes import NodeInfo, alive
-from containers.program.rounds import Start
 from contract import exits, times
 from contract.errors import InputError
 from contract.nodes import ENV_JOB, Range
@@ -375,8 +375,8 @@ def test_nodes_of_an_elastic_program_are_told_when_others_leave_or_join(
     end.touch()
     thread.join(30)
     assert codes == [exits.OK]
-    told = [(start.number, start.nodes, start.is_joined) for start in first.starts]
-    assert told == [(1, (0, 1), False), (2, (0,), False), (3, (0,), True), (4, (0, 1), False)]
+    told = [(start.number, start.nodes) for start in first.starts]
+    assert told == [(1, (0, 1)), (2, (0,)), (3, (0,)), (4, (0, 1))]
     assert [start.number for start in second.starts] == [1, 3, 4]
 
 
