@@ -17,12 +17,15 @@ checked here before one becomes a path.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Self
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self, TypeVar
 
 from contract.errors import InputError
 from contract.runs import check_relative
+
+T = TypeVar("T")
 
 WORK: Final = "work"  # the folder in which the program runs
 OUTPUT: Final = "output"  # the folder that $TRAIN_OUTPUT names
@@ -30,10 +33,11 @@ OUTPUT: Final = "output"  # the folder that $TRAIN_OUTPUT names
 STARTS: Final = "starts/"
 ROUNDS: Final = "rounds/"
 OBJECTS: Final = "objects/"
-#: Bytes of a piece. Large files need no multipart uploads, and go on where an upload broke off.
-PIECE: Final = 64 * 2**20
+#: Bytes of a piece. Large files need no multipart uploads, and go on where an upload broke off. Of
+#: a file that grows, only the last piece is sent again.
+PIECE: Final = 8 * 2**20
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 _WHAT: Final = "a node's list of saved files"
 _OBJECT: Final = re.compile(r"objects/(\d{6,18})-\d{1,6}/\d{1,18}/([0-9a-f]{64})")
 _MARK: Final = re.compile(r"rounds/(\d{6,18})/(\d{1,18})/(\d{1,6})(?:\.(end|part))?")
@@ -109,26 +113,19 @@ def rounds_prefix(start: int) -> str:
     return f"{ROUNDS}{start:06}/"
 
 
-def common_round(marks: Iterable[Mark], nodes: Collection[int]) -> dict[int, Mark]:
+def common_round(marks: Collection[Mark], nodes: Collection[int]) -> dict[int, Mark]:
     """The newest round that all nodes have, by node; empty if there is none.
 
     Of a node whose program had ended before a round, its end counts.
     """
-    exact: dict[tuple[int, int], Mark] = {}
-    ends: dict[int, list[Mark]] = {node: [] for node in nodes}
+    ends = sorted((mark for mark in marks if mark.kind == "end"), key=lambda mark: mark.round)
+    by_round = defaultdict[int, list[Mark]](list)
     for mark in marks:
-        if mark.kind == "":
-            exact[mark.node, mark.round] = mark
-        elif mark.kind == "end" and mark.node in ends:
-            ends[mark.node].append(mark)
-    numbers = {mark.round for each in ends.values() for mark in each}
-    for number in sorted(numbers | {number for _, number in exact}, reverse=True):
-        found: dict[int, Mark] = {}
-        for node in nodes:
-            ended = [mark for mark in ends[node] if mark.round <= number]
-            last = max(ended, key=lambda mark: mark.round, default=None)
-            if newest := exact.get((node, number), last):
-                found[node] = newest
+        if mark.kind != "part":
+            by_round[mark.round].append(mark)
+    for number in sorted(by_round, reverse=True):
+        ended = [mark for mark in ends if mark.round <= number]
+        found = {mark.node: mark for mark in [*ended, *by_round[number]] if mark.node in nodes}
         if len(found) == len(nodes):
             return found
     return {}
@@ -136,7 +133,7 @@ def common_round(marks: Iterable[Mark], nodes: Collection[int]) -> dict[int, Mar
 
 def newest_by_node(marks: Iterable[Mark]) -> dict[int, Mark]:
     """The newest mark of each node, also of a round that others do not have or that lacks files."""
-    order = ("", "end", "part")
+    order = ("", "part", "end")
     ascending = sorted(marks, key=lambda mark: (mark.round, order.index(mark.kind)))
     return {mark.node: mark for mark in ascending}
 
@@ -156,30 +153,25 @@ class Claim:
     @classmethod
     def from_json(cls, text: bytes) -> Self:
         """Raises InputError if it is not what ``to_json`` writes."""
-        values = _loads(text, "the claim to a start")
-        try:
-            return cls(
-                writer=str(values["writer"]), nodes=tuple(int(each) for each in values["nodes"])
-            )
-        except (ValueError, TypeError, KeyError, OverflowError):
-            raise InputError(f"the claim to a start cannot be read: {text[:100]!r}") from None
+
+        def read(values: Any) -> Self:
+            return cls(writer=str(values["writer"]), nodes=tuple(map(int, values["nodes"])))
+
+        return _read(text, "the claim to a start", read)
 
 
 def base_to_json(base: Mapping[int, str]) -> bytes:
     """Keys of lists by node, as ``base_from_json`` reads them."""
-    return json.dumps({str(node): key for node, key in base.items()}).encode()
+    return json.dumps(base).encode()
 
 
 def base_from_json(text: bytes) -> dict[int, str]:
     """Raises InputError if it is not what ``base_to_json`` writes."""
-    values = _loads(text, "what a start restores")
-    try:
-        found = {int(node): str(key) for node, key in values.items()}
-    except ValueError:
-        raise InputError(f"what a start restores cannot be read: {text[:100]!r}") from None
-    for key in found.values():
-        sha256_of(key)
-    return found
+
+    def read(values: Any) -> dict[int, str]:
+        return {int(node): _object(key) for node, key in values.items()}
+
+    return _read(text, "the list of what a start restores", read)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,7 +184,7 @@ class SavedFile:
     """Bytes."""
     pieces: tuple[str, ...] = ()
     """Keys of the objects that make up its content, in order; empty for an empty file or a link."""
-    mode: int = 0o644
+    mode: int = 0
     """Permission bits."""
     modified_ns: int = 0
     """Unix time in nanoseconds."""
@@ -207,18 +199,19 @@ class FileList:
     """All saved files of a node."""
 
     files: tuple[SavedFile, ...] = ()
-    empty: tuple[str, ...] = ()
-    """Folders that have nothing in them."""
+
+    @property
+    def keys(self) -> set[str]:
+        """Keys of all pieces."""
+        return {key for file in self.files for key in file.pieces}
 
     def to_json(self) -> bytes:
-        """The list as ``from_json`` reads it, without fields that have their defaults."""
-        default = asdict(SavedFile(name=""))
+        """The list as ``from_json`` reads it, without fields that are empty."""
+        names = [each.name for each in fields(SavedFile)]
         files = [
-            {name: value for name in default if (value := getattr(file, name)) != default[name]}
-            for file in self.files
+            {name: value for name in names if (value := getattr(file, name))} for file in self.files
         ]
-        values = {"version": _VERSION, "files": files, "empty": [*self.empty]}
-        return json.dumps(values, separators=(",", ":")).encode()
+        return json.dumps({"version": _VERSION, "files": files}, separators=(",", ":")).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> Self:
@@ -227,68 +220,43 @@ class FileList:
         Raises:
             InputError: it is not a list, or names something that is not a relative path of a file.
         """
-        values = _loads(text, _WHAT)
-        if values.get("version") != _VERSION:
-            raise InputError(
-                f"{_WHAT} has version {values.get('version')!r}, and this version reads "
-                f"{_VERSION}: use the version of trainctl and of the images that wrote it"
-            )
-        try:
-            files = [
-                SavedFile(**{**each, "pieces": tuple(each.get("pieces", ()))})
-                for each in values["files"]
-            ]
-            empty = [str(each) for each in values["empty"]]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise InputError(f"{_WHAT} cannot be read: {text[:100]!r}") from None
-        for file in files:
-            _check(file)
-        for name in empty:
-            check_relative(name, what=f"folder in {_WHAT}:")
-        return cls(files=tuple(files), empty=tuple(empty))
+
+        def read(values: Any) -> Self:
+            if values.get("version") != _VERSION:
+                raise InputError(
+                    f"{_WHAT} has version {values.get('version')!r}, and this version reads "
+                    f"{_VERSION}: use the version of trainctl and of the images that wrote it"
+                )
+            return cls(files=tuple(_checked(**each) for each in values["files"]))
+
+        return _read(text, _WHAT, read)
 
 
-def _loads(text: bytes, what: str) -> dict[str, Any]:
+def _read(text: bytes, what: str, read: Callable[[Any], T]) -> T:
+    """Make something of a JSON text that another job may have written."""
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):
-        values = None
-    if not isinstance(values, dict):
-        raise InputError(f"{what} cannot be read: {text[:100]!r}")
-    return values
+        return read(json.loads(text))
+    except InputError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        raise InputError(f"{what} cannot be read: {text[:100]!r}") from None
 
 
-def _check(file: SavedFile) -> None:
-    """Raise InputError if an entry has a wrong type or names a place elsewhere."""
-    numbers = (file.size, file.mode, file.modified_ns)
-    texts = (file.name, file.link, file.code, *file.pieces)
-    if not all(type(each) is int for each in numbers) or not all(
-        isinstance(each, str) for each in texts
-    ):
-        raise InputError(f"{_WHAT} has an entry of wrong types: {str(file)[:200]}")
+def _object(key: str) -> str:
+    """``key``, if it is the key of an object. Raises InputError."""
+    sha256_of(key)
+    return key
+
+
+def _checked(*, pieces: Iterable[str] = (), **values: Any) -> SavedFile:
+    """An entry of a list. Raises InputError if it names a place elsewhere."""
+    file = SavedFile(pieces=tuple(map(_object, pieces)), **values)
+    for number in (file.size, file.mode, file.modified_ns):
+        if type(number) is not int:
+            raise TypeError
     check_relative(file.name, what=f"file in {_WHAT}:")
     if "/" not in file.name:
         raise InputError(f"{_WHAT} names {file.name!r}, which lies in none of a node's folders")
-    for key in file.pieces:
-        sha256_of(key)
-    if file.link:
-        check_link(file.name, file.link)
-
-
-def check_link(name: str, target: str) -> str:
-    """Return ``target`` if a symbolic link ``name`` with it stays below the link's first folder.
-
-    Raises:
-        InputError: it is absolute, or leads out.
-    """
-    depth = name.count("/") - 1  # folders between the link and its first folder
-    for part in target.split("/"):
-        if part == "..":
-            depth -= 1
-        elif part not in ("", "."):
-            depth += 1
-        if depth < 0:
-            break
-    if target.startswith("/") or depth < 0 or re.search(r"[\\\x00-\x1f\x7f]", target):
-        raise InputError(f"link {name!r} to {target!r} is refused: it leads out of its folder")
-    return target
+    if not (file.link + file.code).isprintable():
+        raise InputError(f"{_WHAT} has a link to {file.link!r}, which is refused")
+    return file

@@ -104,9 +104,9 @@ FAULTS: Final = (
     ),
     Fault(
         name="old-file-over-new-code",
-        file="containers/program/rounds.py",
-        old=" and not self._is_older_than_its_code(file)",
-        new="",
+        file="containers/program/files.py",
+        old="if not self._is_older_than_its_code(file):",
+        new="if True:",
         felt="a file that the user has fixed and submitted again is replaced by its old copy",
         tests="tests/containers/program/test_files.py",
     ),

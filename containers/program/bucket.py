@@ -1,7 +1,5 @@
 """The bucket as the files of a program need it, and what its errors mean."""
 
-import base64
-import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,13 +23,17 @@ ERRORS: Final = (BotoCoreError, ClientError, OSError)
 PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 10.0
 _POLL_S: Final = 0.1
+_NOT_RESTORED: Final = "the files of the run cannot be restored"
 _MISSING: Final = ("NoSuchKey", "404")
 
 T = TypeVar("T")
 
 
 class Bucket:
-    """Objects below ``address``, ``s3://BUCKET/PREFIX``. Their content is checked by S3."""
+    """Objects below ``address``, ``s3://BUCKET/PREFIX``.
+
+    S3 checks what arrives by boto3's own checksum; what is read is checked by its key.
+    """
 
     def __init__(self, address: str, client: Any = None) -> None:
         """``client``: of S3; boto3's by default."""
@@ -42,29 +44,19 @@ class Bucket:
         self.client = client or _client()
         self._name, self._prefix = parts.netloc, f"{parts.path.strip('/')}/".lstrip("/")
 
-    def put(self, key: str, content: bytes) -> None:
+    def put(self, key: str, content: bytes, **condition: str) -> None:
         """Write an object."""
-        self._put(key, content)
+        self.client.put_object(Bucket=self._name, Key=self._prefix + key, Body=content, **condition)
 
     def create(self, key: str, content: bytes) -> bool:
         """Write an object unless there is one; return whether it was written."""
         try:
-            self._put(key, content, IfNoneMatch="*")
+            self.put(key, content, IfNoneMatch="*")
         except ClientError as error:
             if _status(error) not in (409, 412):
                 raise
             return False
         return True
-
-    def _put(self, key: str, content: bytes, **condition: str) -> None:
-        digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
-        self.client.put_object(
-            Bucket=self._name,
-            Key=self._prefix + key,
-            Body=content,
-            ChecksumSHA256=digest,
-            **condition,
-        )
 
     def get(self, key: str) -> bytes | None:
         """Content of an object; None if there is none."""
@@ -107,63 +99,58 @@ def _client() -> Any:
 
 # --- errors
 def until_answered(
-    call: Callable[[], T],
+    call: Callable[[threading.Event], T],
     *,
-    what: str,
     say: Callable[[str], None],
     clock: Clock = time,
     should_stop: Callable[[], bool] | None = None,
 ) -> T:
-    """Call until the bucket answers.
+    """Call until the bucket answers; in a thread if it may be stopped, because requests may hang.
 
     Args:
-        what: what fails otherwise, as a sentence's beginning: "the files cannot be restored".
-        should_stop: asked between attempts.
+        call: receives an event that is set once nothing waits for it any more.
+        should_stop: asked until it is done.
 
     Raises:
         InputError: the bucket refuses for longer than ``times.FILES_REFUSED_S``, or holds what it
             should not. To start without the files would be to lose them.
         Stopped: ``should_stop`` returned true.
     """
-    began, pause, has_said = clock.monotonic(), PAUSE_S, False
-    while not (should_stop and should_stop()):
-        try:
-            return call()
-        except (*ERRORS, InputError) as error:
-            reason = explained(error)
-            is_over = clock.monotonic() - began > times.FILES_REFUSED_S
-            if isinstance(error, InputError) or (is_over and not is_temporary(error)):
-                raise InputError(
-                    f"{what}: {reason}. The program is not started without its files: submit the "
-                    "run again, or under another name to begin anew"
-                ) from None
-        if not has_said:
-            say(f"{what}: {reason}; trying again")
-            has_said = True
-        clock.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
-    raise Stopped
+    stopped = threading.Event()
 
+    def attempt() -> T:
+        began, pause = clock.monotonic(), PAUSE_S
+        while not stopped.is_set():
+            try:
+                return call(stopped)
+            except (*ERRORS, InputError) as error:
+                reason = explained(error)
+                is_over = clock.monotonic() - began > times.FILES_REFUSED_S
+                if isinstance(error, InputError) or (is_over and not is_temporary(error)):
+                    raise InputError(
+                        f"{_NOT_RESTORED}: {reason}. The program is not started without its files: "
+                        "submit the run again, or under another name to begin anew"
+                    ) from None
+            if pause == PAUSE_S:
+                say(f"{_NOT_RESTORED}: {reason}; trying again")
+            clock.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        raise Stopped
 
-def interruptible(call: Callable[[], T], should_stop: Callable[[], bool] | None) -> T:
-    """Call in a thread, because requests may hang, and wait for it; or just call, if nothing stops.
-
-    Raises:
-        Stopped: ``should_stop`` returned true before it was done.
-    """
     if should_stop is None:
-        return call()
+        return attempt()
     done: Future[T] = Future()
 
     def run() -> None:
         try:
-            done.set_result(call())
+            done.set_result(attempt())
         except BaseException as error:
             done.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
     while not wait([done], timeout=_POLL_S).done:
         if should_stop():
+            stopped.set()
             raise Stopped
     return done.result()
 
@@ -177,7 +164,7 @@ def is_temporary(error: Exception) -> bool:
     if isinstance(error, ClientError):
         status = _status(error)
         return not 400 <= status < 500 or status in (408, 429)
-    return not isinstance(error, OSError) or isinstance(error, (ConnectionError, TimeoutError))
+    return isinstance(error, (BotoCoreError, ConnectionError, TimeoutError))
 
 
 def _status(error: ClientError) -> int:

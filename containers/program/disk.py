@@ -3,12 +3,11 @@
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from contract import files
 from contract.errors import InputError
 from contract.files import SavedFile
 from contract.runs import check_relative, safe_join
@@ -20,9 +19,6 @@ CACHES: Final = frozenset(
 #: A file that marks its folder as a cache: pip, Hugging Face, pytest and others write one. See
 #: https://bford.info/cachedir/
 _CACHE_TAG: Final = "CACHEDIR.TAG"
-_LONGEST_NAME: Final = 900  # bytes
-#: What is restored lies here, beside the folders, until it is whole.
-_PART: Final = ".files-part"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +55,6 @@ class Look:
     files: dict[str, Seen] = field(default_factory=dict)
     folders: dict[str, int] = field(default_factory=dict)
     """Folder -> when an entry was last added or removed, Unix time in nanoseconds."""
-    empty: list[str] = field(default_factory=list)
-    """Folders with nothing in them."""
     refused: list[str] = field(default_factory=list)
     """Sentences about names that cannot be saved."""
 
@@ -120,46 +114,40 @@ class Disk:
             self._walk(found, folder, folder, first)
         return found
 
-    def _walk(self, found: Look, root: Path, folder: Path, name: str) -> bool:
-        """Add what lies below a folder; return whether there was anything, left out or not."""
+    def _walk(self, found: Look, root: Path, folder: Path, name: str) -> None:
         try:
             found.folders[name] = folder.stat().st_ctime_ns
             entries = [*os.scandir(folder)]
         except FileNotFoundError:
-            return False  # removed meanwhile
+            return  # removed meanwhile
         except OSError as error:
             found.refused.append(f"{name} cannot be read ({error.strerror})")
-            return True
+            return
         if folder != root and any(entry.name == _CACHE_TAG for entry in entries):
-            return True
+            return
         for entry in entries:
-            inner = f"{name}/{entry.name}"
+            inner, path = f"{name}/{entry.name}", Path(entry.path)
             if inner in self._excluded or entry.name in CACHES:
                 continue
             try:
                 check_relative(inner, what="file")
-                size = len(inner.encode())
+                inner.encode()
             except (InputError, UnicodeEncodeError):
                 found.refused.append(f"{inner!r} is not a name that a list can hold")
-                continue
-            if size > _LONGEST_NAME:
-                found.refused.append(
-                    f"{inner[:60]}... is {size} bytes long, more than {_LONGEST_NAME}"
-                )
                 continue
             try:
                 status = entry.stat(follow_symlinks=False)
                 if stat.S_ISLNK(status.st_mode):
-                    _add_link(found, root, Path(entry.path), inner, status)
+                    _add_link(found, root, path, inner, status)
+                elif stat.S_ISDIR(status.st_mode):
+                    self._walk(found, root, path, inner)
                 elif stat.S_ISREG(status.st_mode):
-                    found.files[inner] = Seen.of(status)
-                elif stat.S_ISDIR(status.st_mode) and not self._walk(
-                    found, root, Path(entry.path), inner
-                ):
-                    found.empty.append(inner)
+                    if os.access(path, os.R_OK):
+                        found.files[inner] = Seen.of(status)
+                    else:
+                        found.refused.append(f"{inner} cannot be read")
             except FileNotFoundError:
                 continue
-        return bool(entries)
 
     def open(self, name: str) -> Content:
         """A file to read. Raises OSError."""
@@ -171,58 +159,47 @@ class Disk:
             return hashlib.file_digest(content, "sha256").hexdigest()
 
     # --- restore
-    def write_part(self, name: str, offset: int, data: bytes) -> None:
-        """Write some of a file that will appear when it is whole."""
-        number = os.open(self._part(name), os.O_CREAT | os.O_WRONLY, 0o600)
-        try:
-            while data:
-                written = os.pwrite(number, data, offset)
-                data, offset = data[written:], offset + written
-        finally:
-            os.close(number)
-
-    def finish(self, file: SavedFile) -> Seen | None:
-        """Have a file or link appear; return how it lies here.
-
-        None for a link that would lead out of its folder by way of another one.
-        """
-        target = self._path(file.name)
-        if file.link:
-            return self._make_link(file)
-        part = self._part(file.name)
-        part.touch()  # an empty file has no parts
-        part.chmod(file.mode & 0o777 | 0o600)  # this node must be able to replace it
-        os.utime(part, ns=(file.modified_ns, file.modified_ns))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part.replace(target)
-        return Seen.of(target.stat())
-
-    def _part(self, name: str) -> Path:
-        beside = next(iter(self._folders.values())).parent
-        return beside / f"{_PART}-{hashlib.sha256(name.encode()).hexdigest()}"
-
-    def discard_parts(self) -> None:
-        """Remove what was written of files that are not whole."""
-        for part in next(iter(self._folders.values())).parent.glob(f"{_PART}-*"):
-            part.unlink()
-
-    def _make_link(self, file: SavedFile) -> Seen | None:
-        root = self._root(file.name)
-        path = root / file.name.partition("/")[2]
-        if path.is_symlink():
-            path.unlink()
-        if path.exists():
-            return None  # a file or folder of the code
+    def create(self, name: str) -> None:
+        """Begin a file, in place of what the code has under its name."""
+        path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(file.link)
-        if not path.resolve().is_relative_to(root.resolve()):
-            path.unlink()
-            return None
-        return Seen.of(path.lstat(), file.link)
+        path.unlink(missing_ok=True)
+        path.touch()
 
-    def make_folder(self, name: str) -> None:
-        """Make a folder, unless it is there."""
-        self._path(name).mkdir(parents=True, exist_ok=True)
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        """Write some of a file that was begun."""
+        with self._path(name).open("r+b", buffering=0) as file:
+            file.seek(offset)
+            while data:
+                data = data[file.write(data) :]
+
+    def finish(self, file: SavedFile) -> Seen:
+        """Make a file, which was written, what it was; return how it lies here."""
+        path = self._path(file.name)
+        path.chmod(file.mode & 0o777 | 0o600)  # this node must be able to replace it
+        os.utime(path, ns=(file.modified_ns, file.modified_ns))
+        return Seen.of(path.stat())
+
+    def make_links(self, links: Sequence[SavedFile]) -> dict[str, Seen]:
+        """Make links, unless the code has something else there; return how they lie here."""
+        paths = {file: self._path(file.name) for file in links}
+        for file, path in paths.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_symlink():
+                path.unlink()
+            if not path.exists():
+                path.symlink_to(file.link)
+        # Only now: one may lead out of its folder by way of another one.
+        for file, path in paths.items():
+            if path.is_symlink() and not _stays(path, self._root(file.name)):
+                path.unlink()
+        made = {file: path for file, path in paths.items() if path.is_symlink()}
+        return {file.name: Seen.of(path.lstat(), file.link) for file, path in made.items()}
+
+
+def _stays(link: Path, root: Path) -> bool:
+    # Not Path.resolve, which raises RuntimeError for links in a circle.
+    return Path(os.path.realpath(link)).is_relative_to(root.resolve())
 
 
 def _add_link(found: Look, root: Path, link: Path, name: str, status: os.stat_result) -> None:
@@ -230,12 +207,7 @@ def _add_link(found: Look, root: Path, link: Path, name: str, status: os.stat_re
     if os.path.isabs(target):
         # The folder lies elsewhere at the next start.
         target = os.path.relpath(target, link.parent)
-    try:
-        files.check_link(name, target)
-        stays = link.resolve().is_relative_to(root.resolve())
-    except InputError:
-        stays = False
-    if stays:
+    if _stays(link, root) and target.isprintable():
         found.files[name] = Seen.of(status, target)
     else:
         found.refused.append(f"link {name} leads out of its folder to {os.readlink(link)}")

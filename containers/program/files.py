@@ -8,28 +8,47 @@
     mirror.save()                          # what it wrote last
     mirror.close()
 
-``begin`` chooses the newest round that all nodes of the start before have (``containers.program.
-rounds``), and each node restores it: its own files, then those of the other nodes where it has
-none. So a checkpoint whose shards lie on several nodes is whole on each of them, also if there are
-fewer nodes. Nodes that have survived begin with new folders too: what they have written since that
-round has no counterpart on the others, and a new node, for which they must wait, fetches as much. A
-program that all nodes could save at its end, such as after a spot notice, goes on with that. Files
-of the code stay unsaved until the program changes them; a file that has been changed in the code
-since it was saved is not restored.
+**A round** has each file as it was at Unix time T, which is the same for all nodes, so that a
+restore finds what a power cut at T would have left on all of them. The node looks at its folders at
+T and ``times.FILES_QUIET_S`` later. A file whose ctime shows no change since T is read then. One
+that has changed keeps the round from being one: files of two moments could be halves of a
+checkpoint. From the next round on, such a file is read at T itself (up to ``_LOG`` bytes). After
+``_PATIENCE`` rounds in a row, a file that never rests is the one exception: it is saved as it is
+when it is read at T; a larger one stays as it was saved last.
 
-An elastic program goes on when nodes join or leave: ``claim`` then begins a new start, and
-``Mirror.renumber`` tells the nodes, which keep their files.
+**A start**: ``begin`` chooses the newest round that all nodes of the start before have, and each
+node restores it: its own files, then those of the other nodes where it has none. So a checkpoint
+whose shards lie on several nodes is whole on each of them, also if there are fewer nodes. Nodes
+that have survived begin with new folders too: what they have written since that round has no
+counterpart on the others. Files of the code stay unsaved until the program changes them; a file
+that has been changed in the code since it was saved is not restored. An elastic program goes on
+when nodes join or leave: ``claim`` then begins a new start, and ``Mirror.renumber`` tells the
+nodes, which keep their files.
+
+The order of calls is all that keeps a node from harming its successors:
+
+    a start:   claim it -> look for the newest round -> write it down as the base
+    a round:   pieces -> list -> mark -> no newer start? -> it is saved
+    removal:   which round do all nodes have? -> no newer start? -> remove what only older ones name
+
+A newer start claims before it looks, so it sees each mark whose node was told that it is saved. No
+key is used twice: a deletion that arrives late finds nothing. A node removes only what it has
+written in this start; what is older, the next start sweeps.
 
 Errors of the bucket are logged once and tried again. Only ``begin`` and ``restore`` raise one, if
 trying again cannot help.
 """
 
 import contextlib
+import itertools
+import math
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,24 +56,47 @@ from containers.host.machine import Clock
 from containers.host.machine import say as say_to_log
 from containers.program import bucket as store
 from containers.program.bucket import LONGEST_PAUSE_S, PARALLEL, PAUSE_S, Bucket
-from containers.program.disk import Disk
+from containers.program.disk import Content, Disk, Look, Seen
 from containers.program.requirements import Stopped
-from containers.program.rounds import (
-    Deadline,
-    Moment,
-    ReplacedError,
-    Rounds,
-    Start,
-    SupersededError,
-)
 from contract import files, runs, times
 from contract.errors import InputError
-from contract.files import Claim, FileList, Mark
+from contract.files import OUTPUT, Claim, FileList, Mark, SavedFile, common_round, sha256_of
 from contract.text import listed
 
-_NOT_RESTORED: Final = "the files of the run cannot be restored"
+#: A file that has kept so many rounds in a row from being complete never rests.
+_PATIENCE: Final = 3
+#: The largest file that is read at T, while others wait; of larger ones, descriptors are kept open.
+_LOG: Final = 64 * 2**20
 #: A thread may wake up so much too early.
 _TOLERANCE_S: Final = 0.01
+#: Uploads see at once that there is no time left, unless they hang.
+_GRACE_S: Final = 0.5
+
+
+class ReplacedError(Exception):
+    """A newer start of the program has taken over its files."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """A start of a program on all of its nodes, as each node is told."""
+
+    number: int
+    nodes: tuple[int, ...]
+    writer: str
+    base: Mapping[int, str]
+    """Node -> key of the list that is restored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The folders at T."""
+
+    number: int
+    """Of the round."""
+    at_ns: float
+    """T in Unix nanoseconds; infinite once the program has ended."""
+    look: Look
 
 
 # --- a start
@@ -73,25 +115,19 @@ def begin(
         InputError: it refuses, or holds what it should not.
         Stopped: ``should_stop`` returned true.
     """
-
-    def attempt() -> Start:
-        return store.until_answered(
-            lambda: claim(bucket, nodes, writer=writer or uuid.uuid4().hex),
-            what=_NOT_RESTORED,
-            say=say,
-            clock=clock,
-            should_stop=should_stop,
-        )
-
-    return store.interruptible(attempt, should_stop)
+    return store.until_answered(
+        lambda _: claim(bucket, nodes, writer=writer or uuid.uuid4().hex),
+        say=say,
+        clock=clock,
+        should_stop=should_stop,
+    )
 
 
-def claim(bucket: Bucket, nodes: Sequence[int], *, writer: str, is_joined: bool = False) -> Start:
+def claim(bucket: Bucket, nodes: Sequence[int], *, writer: str) -> Start:
     """Begin a start of a program on some nodes; earlier starts save nothing from then on.
 
     Args:
         writer: name of the process that begins it; the same for all starts of a job.
-        is_joined: see ``Start``.
 
     Raises:
         what the bucket raises, and InputError.
@@ -106,7 +142,7 @@ def claim(bucket: Bucket, nodes: Sequence[int], *, writer: str, is_joined: bool 
     if files.start_numbers(bucket.list(files.STARTS))[-1] == number:
         with contextlib.suppress(*store.ERRORS):
             _sweep(bucket, number, base)
-    return Start(number=number, nodes=tuple(nodes), writer=writer, base=base, is_joined=is_joined)
+    return Start(number=number, nodes=tuple(nodes), writer=writer, base=base)
 
 
 def _newest(bucket: Bucket, before: int) -> dict[int, str]:
@@ -118,9 +154,8 @@ def _newest(bucket: Bucket, before: int) -> dict[int, str]:
     for number in reversed([each for each in starts if each < before]):
         nodes = Claim.from_json(bucket.get(files.start_key(number)) or b"").nodes
         marks = Mark.of(bucket.list(files.rounds_prefix(number)))
-        if common := files.common_round(marks, nodes):
-            keys = {node: bucket.get(mark.key) or b"" for node, mark in common.items()}
-            return {node: key.decode() for node, key in keys.items()}
+        if common := common_round(marks, nodes):
+            return {node: (bucket.get(mark.key) or b"").decode() for node, mark in common.items()}
         if (base := bucket.get(files.base_key(number))) is not None:
             return files.base_from_json(base)
     return {}
@@ -130,8 +165,7 @@ def _sweep(bucket: Bucket, number: int, base: Mapping[int, str]) -> None:
     """Remove what earlier starts have left, apart from the base."""
     used = {*base.values()}
     for key in base.values():
-        for file in FileList.from_json(bucket.get(key) or b"").files:
-            used.update(file.pieces)
+        used |= FileList.from_json(bucket.get(key) or b"").keys
     keys = [*bucket.list(files.OBJECTS), *bucket.list(files.ROUNDS)]
     old = [key for key in keys if (files.start_of(key) or number) < number]
     bucket.delete([key for key in old if key not in used])
@@ -149,7 +183,7 @@ def open_mirror(
     """The mirror of a node's folders.
 
     Args:
-        folders: ``contract.files.WORK``, ``OUTPUT`` -> the folder; all on one disk.
+        folders: ``contract.files.WORK``, ``OUTPUT`` -> the folder.
         address: where the copy is kept: ``s3://BUCKET/`` and ``contract.runs.output_prefix``.
         excluded: names that are never saved, such as ``work/.venv``.
         client: of S3; boto3's by default.
@@ -177,40 +211,44 @@ class Mirror:
     ) -> None:
         """Args:
         limit_bytes: of folders with more, ``OUTPUT`` is kept first, and then the newest files.
+        make_pool: threads for uploads and downloads.
         on_replaced: called once when another start has taken over the files of the run, so that
             what the program writes here from then on is lost.
         """
         self.bucket = bucket
-        self._node, self._every_s, self._quiet_s = node, every_s, quiet_s
-        self._say, self._clock, self._on_replaced = say, clock, on_replaced
         self.lost: list[str] = []
-        """Names of the files that ``save`` could not save."""
+        """Names of the files that the last round, or ``save``, has not saved as they are."""
         self.is_replaced = False
         """Another start has taken over the files of the run."""
-        self._said: set[str] = set()
-        self._deadline = Deadline(clock)
-        self._rounds = Rounds(
-            disk,
-            bucket,
-            node=node,
-            clock=clock,
-            deadline=self._deadline,
-            limit_bytes=limit_bytes,
-            every_s=every_s,
-            make_pool=make_pool,
-            say_once=self._say_once,
-        )
-        self._is_restored = self._is_broken_off = False
-        self._is_in_trouble = False  # the bucket, in the last round, and may be well in the next
+        self._disk, self._node, self._every_s, self._quiet_s = disk, node, every_s, quiet_s
+        self._limit_bytes, self._say, self._clock = limit_bytes, say, clock
+        self._make_pool, self._on_replaced = make_pool, on_replaced
+        self._start = Start(number=0, nodes=(), writer="", base={})
+        self._is_on = False  # between a restore and the end of this start
         self._next: Start | None = None
+        self._until = math.inf  # by the monotonic clock: the files must have been sent
+        self._trouble: Exception | None = None  # in the last round
+        self._said: set[str] = set()
+        # Only each so many rounds, if the last one took longer. A power of two, so that slow and
+        # fast nodes meet.
+        self._stride = 1
+        self._code: dict[str, str] | None = None  # name -> SHA-256, or target of a link
+        self._given: dict[str, Seen] = {}  # files of the code or of other nodes, as they were given
+        self._known: dict[str, tuple[Seen, SavedFile]] = {}  # how a file lay here, and its entry
+        self._waits: dict[str, int] = {}  # file that was late once -> rounds in a row that it is
+        self._objects: dict[str, str] = {}  # SHA-256 -> key of what the bucket has
+        self._written: set[str] = set()  # keys of this start
+        self._lists: dict[int, set[str]] = {}  # round -> keys that its list needs, its own included
+        self._count = itertools.count(1)
         self._busy = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
+    # --- restore
     def restore(
         self, start: Start | None = None, *, should_stop: Callable[[], bool] | None = None
     ) -> None:
-        """Bring the folders to the base of a start.
+        """Bring the base of a start into folders that hold the code.
 
         Args:
             start: of the program on all nodes; by default it is begun here, on this node only.
@@ -222,50 +260,118 @@ class Mirror:
             Stopped: ``should_stop`` returned true. Nothing is saved from then on: what is here is
                 less than what the bucket has.
         """
-        self._is_restored, self._next = False, None
-        try:
-            own = start or begin(
-                self.bucket,
-                [self._node],
-                say=self._tell,
-                clock=self._clock,
-                should_stop=should_stop,
-            )
-            num = store.interruptible(lambda: self._restore(own), should_stop)
-        except Stopped:
-            self._is_broken_off = True
-            raise
-        self._is_restored = True
+        self._is_on, self._next = False, None
+        self._start = start or begin(
+            self.bucket,
+            [self._node],
+            say=self._tell,
+            clock=self._clock,
+            should_stop=should_stop,
+        )
+        num = store.until_answered(
+            self._restore, say=self._tell, clock=self._clock, should_stop=should_stop
+        )
+        self._is_on = True
         if num:
             self._tell(f"{num} restored from {self.bucket.address}")
 
-    def _restore(self, start: Start) -> int:
-        def check() -> None:
-            if self._is_broken_off:
-                raise Stopped
+    def _restore(self, stopped: threading.Event) -> int:
+        """Own files come first, then those of other nodes by number, which are not saved as this
+        node's own. The first node takes over the files of nodes that no longer take part."""
+        base, present = self._start.base, self._start.nodes
+        mine = {self._node}
+        if self._node == min(present):
+            mine |= base.keys() - {*present}
+        look = self._disk.look()
+        if self._code is None:
+            # Once: later, files of a restore that failed lie beside it.
+            self._code = {
+                name: seen.link or self._disk.digest(name) for name, seen in look.files.items()
+            }
+        wanted: dict[str, tuple[int, SavedFile]] = {}
+        for node in sorted(base, key=lambda node: (node != self._node, node)):
+            for file in FileList.from_json(self._get(base[node])).files:
+                if not self._is_older_than_its_code(file):
+                    wanted.setdefault(file.name, (node, file))
 
-        def attempt() -> int:
+        def fetch(name: str, offset: int, key: str) -> None:
+            if stopped.is_set():
+                raise Stopped
+            self._disk.write(name, offset, self._get(key))
+
+        contents = [file for _, file in wanted.values() if not file.link]
+        pool = self._make_pool()
+        try:
+            parts = []
+            for file in contents:
+                self._disk.create(file.name)
+                for index, key in enumerate(file.pieces):
+                    parts.append(pool.submit(fetch, file.name, index * files.PIECE, key))
+            for part in parts:
+                part.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+        links = [file for _, file in wanted.values() if file.link]
+        found = {file.name: self._disk.finish(file) for file in contents}
+        found |= self._disk.make_links(links)
+        self._known, self._given = (
+            {},
+            {name: look.files[name] for name in {*self._code} - {*wanted}},
+        )
+        for name, seen in found.items():
+            node, file = wanted[name]
+            if node in mine:
+                self._known[name] = (seen, file)
+            else:
+                self._given[name] = seen
+        self._begin({key for _, file in self._known.values() for key in file.pieces})
+        return len(found)
+
+    def _get(self, key: str) -> bytes:
+        """An object of the base."""
+        data = self.bucket.get(key) or b""
+        if sha256(data).hexdigest() != sha256_of(key):
             try:
-                with self._busy:
-                    return self._rounds.restore(start, check=check)
+                self._check_is_current()
             except ReplacedError:
                 raise InputError("another job has just taken them over") from None
+            raise InputError(f"{key} is damaged")
+        return data
 
-        return store.until_answered(
-            attempt,
-            what=_NOT_RESTORED,
-            say=self._tell,
-            clock=self._clock,
-            should_stop=lambda: self._is_broken_off,
+    def _is_older_than_its_code(self, file: SavedFile) -> bool:
+        """Whether a file came with the code, was changed by the program, and has since been changed
+        in the code: what the user has now counts."""
+        has = (self._code or {}).get(file.name, "")
+        if not has or file.code == has:
+            return False
+        self._say_once(
+            f"{file.name} is not restored: it comes from the code, which has changed since"
         )
+        return True
+
+    def _begin(self, pieces: set[str]) -> None:
+        self._stride, self._lists, self._written = 1, {}, set()
+        self._objects = {sha256_of(key): key for key in pieces}
 
     def renumber(self, start: Start) -> None:
         """Go on in a new start, without a change of the files here: nodes have joined or left."""
         self._next = start  # before the next round: this one may take long
 
+    def _renumber(self, start: Start) -> None:
+        self._start = start
+        key = start.base.get(self._node)
+        pieces = FileList.from_json(self._get(key)).keys if key else set()
+        # Other objects of the start before are being removed.
+        self._known = {
+            name: known for name, known in self._known.items() if pieces.issuperset(known[1].pieces)
+        }
+        self._begin(pieces)
+        self._next = None
+
+    # --- the thread
     def start(self) -> None:
         """Save rounds from now on, in a thread."""
-        assert self._is_restored, "restore() comes first, or it would not know the code's files"
+        assert self._is_on, "restore() comes first, or it would not know the code's files"
         if self._thread is None:
             self._ended.clear()
             self._thread = threading.Thread(target=self._run, name="files", daemon=True)
@@ -278,11 +384,6 @@ class Mirror:
             self._thread.join(timeout=times.FILES_QUIET_S)
             self._thread = None
 
-    def hurry(self, within_s: float) -> None:
-        """The node has to end: what is being copied, or will be, must be done by then."""
-        self._deadline.bring_forward(within_s)
-
-    # --- rounds
     def _run(self) -> None:
         while not self._ended.wait(self.until_next_round()):
             moment = self.look()
@@ -295,21 +396,45 @@ class Mirror:
 
         By the clock and not from the start, so that all nodes save the same moments.
         """
-        step = self._every_s * self._rounds.stride
+        step = self._every_s * self._stride
         return step - (self._clock.time() + _TOLERANCE_S) % step + _TOLERANCE_S
 
+    def hurry(self, within_s: float) -> None:
+        """The node has to end: what is being copied, or will be, must be done by then."""
+        self._until = min(self._until, self._clock.monotonic() + within_s)
+
+    def _has_time(self, seconds: float = 0) -> bool:
+        """Whether more than so many seconds are left."""
+        return self._until - self._clock.monotonic() > seconds
+
+    # --- rounds
+    def _number(self) -> int:
+        return int((self._clock.time() + _TOLERANCE_S) // self._every_s)
+
     def look(self) -> Moment:
-        """Look at the folders at T, which is now."""
+        """Look at the folders at T, which is now, and send the files that do not rest."""
         with self._busy:
-            return self._rounds.moment(self._number())
+            number = self._number()
+            moment = Moment(number, number * self._every_s * 1e9, self._disk.look())
+            # Unless a file may have been removed between T and the look.
+            is_exact = max(moment.look.folders.values(), default=0) <= moment.at_ns
+            due, as_they_are = {}, set()
+            for name, num in self._waits.items():
+                seen = moment.look.files.get(name)
+                if seen is None or seen.size > _LOG:
+                    continue
+                if num >= _PATIENCE:
+                    as_they_are.add(name)
+                if num >= _PATIENCE or (is_exact and seen.changed_ns <= moment.at_ns):
+                    due[name] = seen
+            if self._is_on:
+                self._upload(due, as_they_are=as_they_are)
+            return moment
 
     def round(self, moment: Moment) -> bool:
         """Save what was there at T; return whether all of it is saved."""
         with self._busy:
-            return bool(self._round(moment)) and not self._rounds.unsaved
-
-    def _number(self) -> int:
-        return int((self._clock.time() + _TOLERANCE_S) // self._every_s)
+            return self._round(moment) and not self.lost
 
     def save(self, within_s: float | None = None) -> bool:
         """Save everything as it is: the program has ended. What fails is tried again.
@@ -319,87 +444,308 @@ class Mirror:
         ``download`` gets what is saved, and the next start restores the last complete round.
 
         Args:
-            within_s: how long that may take; None: as long as it needs. ``lost`` names what is not
-                saved by then.
+            within_s: how long that may take, from now on; None: as long as it needs.
 
         Returns:
-            Whether all is saved.
+            Whether all is saved. ``lost`` names what is not.
         """
-        if self._is_broken_off:
-            return True  # the program has not run since its files were saved
-        until = None
+        if not self._is_on:
+            return not self.is_replaced  # the program has not run since its files were saved
         if within_s is not None:
             # Of a round that is being made, too. The list is written after the files.
-            self._deadline.bring_forward(within_s - min(within_s / 6, times.FILES_LIST_S))
-            until = self._deadline.at
-        if not self._busy.acquire(timeout=-1 if within_s is None else within_s):
-            self._tell(f"not saved: the last round did not end within {within_s} s")
-            is_complete = False
-        else:
+            self.hurry(within_s - min(within_s / 6, times.FILES_LIST_S))
+        is_saved = self._busy.acquire(timeout=-1 if within_s is None else within_s)
+        if is_saved:
             try:
-                if until is not None:
-                    # Again: a save that has ended meanwhile has reset it.
-                    self._deadline.bring_forward(until - self._clock.monotonic())
-                is_complete = self._save_or_try_again()
+                is_saved = self._save()
             finally:
-                self._deadline.at = None
                 self._busy.release()
-        # If no file is missing, the list of them is.
-        self.lost = [] if is_complete else [*self._rounds.unsaved] or ["the list of files"]
-        if self.lost:
+        if not is_saved:
+            # If no file is missing, the list of them is.
+            self.lost = self.lost or ["the list of files"]
             self._tell(f"not saved at the program's end: {listed(self.lost)}")
-        return is_complete
+        return is_saved
 
-    def _save_or_try_again(self) -> bool:
+    def _save(self) -> bool:
         began, pause = self._clock.monotonic(), min(PAUSE_S, self._every_s)
-        while self._is_restored:
+        while True:
             # The end counts for later rounds, and not for one that other nodes are saving now.
-            moment = self._rounds.moment(self._number() + 1, final=True)
-            if self._round(moment):
-                return not self._rounds.unsaved  # what is above the limit stays so
+            if self._round(Moment(self._number() + 1, math.inf, self._disk.look())):
+                return not self.lost  # what is above the limit stays so
+            may_pass = self._trouble is not None and store.is_temporary(self._trouble)
             waited = self._clock.monotonic() - began
-            is_over = waited > times.FILES_REFUSED_S and not self._is_in_trouble
-            if is_over or self.is_replaced or not self._deadline.leaves(pause):
-                break
+            is_over = waited > times.FILES_REFUSED_S and not may_pass
+            if is_over or not self._is_on or not self._has_time(pause):
+                return False
             self._clock.sleep(pause)
             pause = min(2 * pause, self._every_s, LONGEST_PAUSE_S)
-        if self._is_restored and not self.is_replaced:
-            with contextlib.suppress(*store.ERRORS, ReplacedError):
-                self._rounds.leave_part(self._number() + 1)
-        return False
 
-    def _round(self, moment: Moment) -> bool | None:
-        """Save a round; return whether it is one, None if it could not be tried."""
-        if self.is_replaced or self._is_broken_off or not self._is_restored:
-            return None
-        self._is_in_trouble = False
+    def _round(self, moment: Moment) -> bool:
+        """Save a round; return whether it is one."""
+        if not self._is_on:
+            return False
+        before, self._trouble = self._trouble, None
         try:
             if self._next is not None:
-                self._rounds.renumber(self._next)
-                self._next = None
-            is_round = self._rounds.copy(moment)
-            if self._rounds.error is not None:
-                raise self._rounds.error
-        except SupersededError:
-            return None
+                self._renumber(self._next)
+            is_round = self._copy(moment)
         except ReplacedError:
-            self.is_replaced = True
-            self._tell("another job has taken over the files of the run; nothing is saved here")
-            self._on_replaced()
-            return None
+            if self.is_replaced:
+                self._is_on = False
+                self._tell("another job has taken over the files of the run; nothing is saved here")
+                self._on_replaced()
+            return False
         except Exception as error:  # what disks and networks come up with
-            self._is_in_trouble = isinstance(error, store.ERRORS) and store.is_temporary(error)
-            self._say_once("save", f"not saved: {store.explained(error)}; trying again")
-            return None
-        if is_round and "save" in self._said:
-            self._said.discard("save")
+            self._trouble = error
+            if before is None:
+                self._tell(f"not saved: {store.explained(error)}; trying again")
+            return False
+        if before is not None and is_round:
             self._tell("saved again")
         return is_round
+
+    def _copy(self, moment: Moment) -> bool:
+        """Save a round; return whether it is one. ``lost`` names what it lacks.
+
+        Raises:
+            what the bucket raises, and ReplacedError.
+        """
+        began, is_final = self._clock.monotonic(), moment.at_ns == math.inf
+        look = moment.look if is_final else self._disk.look()
+        for sentence in look.refused:
+            self._say_once(f"{sentence}; it is not saved")
+        own = {name: seen for name, seen in look.files.items() if self._given.get(name) != seen}
+        left_out = self._above_limits(own)
+        # Until it is known to be saved.
+        self.lost = sorted(left_out | {name for name in own if not self._has(name, own[name])})
+
+        # Which version of each file does the round have?
+        entries: dict[str, SavedFile] = {}
+        due: dict[str, Seen] = {}
+        late: set[str] = set()
+        waits = {name: 0 for name in self._waits if name in look.files}
+        names = look.files.keys() | moment.look.files.keys()
+        for name in names if is_final else names | self._known.keys():
+            now, then = look.files.get(name), self._at(moment, name)
+            if name in left_out or then is None or then == self._given.get(name):
+                continue  # not kept, not there at T, or not this node's own
+            if self._has(name, then):
+                entries[name] = self._known[name][1]
+            elif now == then and then.changed_ns <= moment.at_ns:
+                due[name] = then
+            else:
+                # Files of changing names may come and go all the time.
+                key = name if now else ""
+                waits[key] = self._waits.get(key, 0) + 1
+                if waits[key] <= _PATIENCE:
+                    late.add(name)
+                elif name in self._known:
+                    entries[name] = self._known[name][1]
+                if now and now.size > _LOG and name not in late:
+                    self._say_once(
+                        f"{name} changes all the time and is too large to be copied meanwhile; it "
+                        "is saved when it rests"
+                    )
+        self._waits = waits
+
+        trouble = self._upload(due, goes_on=is_final)
+        if trouble is not None and not is_final:
+            raise trouble  # what is there already is not sent again
+        for name, seen in due.items():
+            if name in self._known:
+                entries[name] = self._known[name][1]
+            if not self._has(name, seen):
+                late.add(name)
+        found = FileList(files=tuple(entries[name] for name in sorted(entries)))
+        if late:
+            self.lost = sorted(late | left_out)
+            if is_final:
+                self._publish(moment.number, "part", found)  # for ``trainctl download``
+            self._check_is_current()
+            if trouble is not None:
+                raise trouble
+            return False
+        self._publish(moment.number, "end" if is_final else "", found)
+        self.lost = sorted(left_out)
+        self._known = {name: each for name, each in self._known.items() if name in look.files}
+        took_s = max(self._every_s, self._clock.monotonic() - began)
+        self._stride = 2 ** math.ceil(math.log2(took_s / self._every_s))
+        if not is_final:
+            with contextlib.suppress(*store.ERRORS):
+                self._remove_unused()
+        return True
+
+    def _has(self, name: str, seen: Seen) -> bool:
+        """Whether a file has been sent as it was seen."""
+        return name in self._known and self._known[name][0] == seen
+
+    def _at(self, moment: Moment, name: str) -> Seen | None:
+        """A file as it was at T; None if it was not there."""
+        if (then := moment.look.files.get(name)) is not None:
+            return then
+        # Removed, or replaced, between T and the moment at which the look had come to its folder?
+        is_fresh = moment.look.changed_above_ns(name) > moment.at_ns
+        return self._known[name][0] if is_fresh and name in self._known else None
+
+    def _above_limits(self, own: Mapping[str, Seen]) -> set[str]:
+        """Names of files that are not kept: ``OUTPUT`` comes first, and then the newest folders."""
+        newest: dict[str, int] = {}
+
+        def folder(name: str) -> str:
+            # Files that lie in no folder of the program's own are one each.
+            found = name.rpartition("/")[0]
+            return found if "/" in found else name
+
+        for name, seen in own.items():
+            newest[folder(name)] = max(newest.get(folder(name), 0), seen.modified_ns)
+
+        def rank(name: str) -> tuple[bool, int, str, int]:
+            place = folder(name)
+            is_work = not name.startswith(f"{OUTPUT}/")
+            return is_work, -newest[place], place, -own[name].modified_ns
+
+        size, num = self._limit_bytes, runs.OUTPUT_LIMIT_FILES
+        left_out: set[str] = set()
+        for name in sorted(own, key=rank):
+            if own[name].size <= size and num:
+                size, num = size - own[name].size, num - 1
+            else:
+                left_out.add(name)
+        if left_out:
+            total = sum(seen.size for seen in own.values())
+            self._say_once(
+                f"{len(left_out):,} files are not saved: {listed(sorted(left_out))}. The folders "
+                f"hold {_gib(total)} in {len(own):,} files, and at most {_gib(self._limit_bytes)} "
+                f"in {runs.OUTPUT_LIMIT_FILES:,} files are kept, those in $TRAIN_OUTPUT first, "
+                "then the newest. Write data and caches to /tmp, or remove old checkpoints",
+                subject=f"limit {len(left_out).bit_length()}",  # again when it is twice as many
+            )
+        return left_out
+
+    # --- uploads
+    def _upload(
+        self, due: Mapping[str, Seen], *, as_they_are: Collection[str] = (), goes_on: bool = False
+    ) -> Exception | None:
+        """Send files, which are known then; others could not be read, or have changed.
+
+        Args:
+            as_they_are: files that may change meanwhile.
+            goes_on: whether an error of the bucket does not keep other files from being sent.
+
+        Returns:
+            The first error of the bucket.
+        """
+        trouble: Exception | None = None
+        pool = self._make_pool()
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda: pool.shutdown(self._has_time(), cancel_futures=True))
+            opened: dict[str, Content] = {}
+            for name in [name for name, seen in due.items() if seen.size > _LOG]:
+                with contextlib.suppress(OSError):
+                    # By descriptor: a rename or removal during a long upload does no harm.
+                    opened[name] = stack.enter_context(contextlib.closing(self._disk.open(name)))
+
+            def send(name: str, offset: int) -> str | None:
+                if not self._has_time():
+                    raise TimeoutError("no time is left")
+                try:
+                    content = opened.get(name) or self._disk.open(name)
+                except OSError:
+                    return None  # removed, or replaced by something else
+                with contextlib.nullcontext() if name in opened else contextlib.closing(content):
+                    data = content.read(offset, files.PIECE)
+                    if name not in as_they_are and not content.is_as(due[name]):
+                        return None
+                return self._put(data)
+
+            # Small files first: others may take their names while the large ones are sent.
+            parts = {
+                name: [pool.submit(send, name, offset) for offset in _offsets(due[name])]
+                for name in sorted(due, key=lambda name: due[name].size)
+                if not self._has(name, due[name])
+            }
+            pending = {each for futures in parts.values() for each in futures}
+            # An upload that hangs, or that botocore tries again, must not keep the list waiting.
+            while pending and self._has_time(-_GRACE_S) and (goes_on or trouble is None):
+                done, pending = wait(pending, timeout=_GRACE_S, return_when=FIRST_EXCEPTION)
+                for error in (each.exception() for each in done):
+                    trouble = error if isinstance(error, Exception) else trouble
+            for name, futures in parts.items():
+                if all(each.done() and not each.exception() and each.result() for each in futures):
+                    self._enter(name, due[name], [each.result() or "" for each in futures])
+        return trouble
+
+    def _enter(self, name: str, seen: Seen, pieces: Sequence[str]) -> None:
+        file = SavedFile(
+            name=name,
+            size=seen.size,
+            pieces=tuple(pieces),
+            mode=seen.mode,
+            modified_ns=seen.modified_ns,
+            link=seen.link,
+            code=(self._code or {}).get(name, ""),
+        )
+        self._known[name] = (seen, file)
+
+    def _put(self, data: bytes) -> str:
+        """Key of an object with this content, which is uploaded unless it is there already."""
+        name = sha256(data).hexdigest()
+        if name not in self._objects:
+            key = files.object_key(self._start.number, self._node, next(self._count), name)
+            self._written.add(key)
+            self.bucket.put(key, data)
+            self._objects[name] = key
+        return self._objects[name]
+
+    def _publish(self, number: int, kind: str, found: FileList) -> None:
+        key = self._put(found.to_json())
+        # Noted before the mark, which may arrive although no answer comes.
+        self._lists.setdefault(number, set()).update(found.keys, [key])
+        mark = Mark(start=self._start.number, round=number, node=self._node, kind=kind)
+        self.bucket.put(mark.key, key.encode())
+        self._check_is_current()
+
+    def _check_is_current(self) -> None:
+        """Raise ReplacedError if there is a newer start."""
+        newest = max(files.start_numbers(self.bucket.list(files.STARTS)), default=0)
+        if newest > self._start.number:
+            claim = self.bucket.get(files.start_key(newest))
+            # The same head is about to tell this node.
+            is_same_job = claim and Claim.from_json(claim).writer == self._start.writer
+            self.is_replaced = not is_same_job
+            raise ReplacedError
+
+    def _remove_unused(self) -> None:
+        """Remove own objects that no round needs which a start could still restore."""
+        marks = Mark.of(self.bucket.list(files.rounds_prefix(self._start.number)))
+        own = common_round(marks, self._start.nodes).get(self._node)
+        if own is None:
+            return
+        self._check_is_current()
+        gone = [number for number in self._lists if number < own.round]
+        for number in gone:
+            del self._lists[number]
+        used = {key for _, file in self._known.values() for key in file.pieces}
+        dead = self._written - used.union(*self._lists.values())
+        # First: a request that fails may have removed them.
+        self._objects = {name: key for name, key in self._objects.items() if key not in dead}
+        old = [Mark(start=self._start.number, round=each, node=self._node).key for each in gone]
+        self.bucket.delete([*old, *sorted(dead)])
+        self._written -= dead
 
     def _tell(self, text: str) -> None:
         self._say(f"files: {text}")
 
-    def _say_once(self, subject: str, text: str) -> None:
-        if subject not in self._said:
-            self._said.add(subject)
+    def _say_once(self, text: str, *, subject: str = "") -> None:
+        if (subject or text) not in self._said:
+            self._said.add(subject or text)
             self._tell(text)
+
+
+def _offsets(seen: Seen) -> range:
+    """Where the pieces of a file begin; a link has none."""
+    return range(0, 0 if seen.link else seen.size, files.PIECE)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 / 10 else f"{size / 2**20:.1f} MiB"

@@ -20,10 +20,10 @@ from typing import Any
 
 import pytest
 
-from containers.program import rounds
+from containers.program import files as files_of_program
 from containers.program.bucket import Bucket
 from containers.program.disk import Content, Disk, Look, Seen
-from containers.program.files import Mirror, begin
+from containers.program.files import Mirror, Moment, begin
 from contract import files
 from contract.errors import InputError
 from contract.files import FileList, Mark, SavedFile
@@ -131,7 +131,7 @@ class MemoryBucket(Bucket):
         self._actor.is_dead = True
         raise CrashError
 
-    def put(self, key: str, content: bytes) -> None:
+    def put(self, key: str, content: bytes, **_: str) -> None:
         def effect() -> None:
             self._world.objects[key] = content
             self._world.sent += len(content)
@@ -212,14 +212,15 @@ class MemoryDisk(Disk):
             raise FileNotFoundError(name)
         return OpenFile(self._world, self.found[name])
 
-    def write_part(self, name: str, offset: int, data: bytes) -> None:
-        self._parts.setdefault(name, {})[offset] = data
+    def create(self, name: str) -> None:
+        self._parts[name] = {}
+
+    def write(self, name: str, offset: int, data: bytes) -> None:
+        self._parts[name][offset] = data
 
     def finish(self, file: SavedFile) -> Seen:
-        parts = self._parts.pop(file.name, {})
+        parts = self._parts[file.name]
         return self.put(file.name, b"".join(parts[at] for at in sorted(parts)), is_renamed=True)
-
-    def discard_parts(self) -> None: ...
 
     def erase(self, name: str) -> None:
         self.found.pop(name, None)
@@ -262,7 +263,7 @@ class Node(Actor):
     def _hear(self, text: str) -> None:
         """Objects of the base are there, and nothing fails but the bucket."""
         is_expected = any(
-            each in text for each in ("restored", "Timeout", "again", "taken", "end:")
+            each in text for each in ("restored", "Timeout", "again", "taken", "end:", "rests")
         )
         if not is_expected or "not restored" in text:
             self.world.wrong.append(text)
@@ -292,24 +293,28 @@ class Node(Actor):
         self.world.after(self.mirror.until_next_round() + late, self._look)
 
     def _look(self) -> None:
-        if not self.is_dead and not self.has_ended:
-            self.world.after(5, self._round, self.mirror.look())
+        if (moment := self._try(self.mirror.look)) is not None:
+            self.world.after(5, self._round, moment)
 
-    def _round(self, moment: rounds.Moment) -> None:
+    def _try(self, call: Callable[..., Any], *given: Any) -> Any:
+        """What the mirror answers; None if the process ends, or has ended."""
         if self.is_dead or self.has_ended:
-            return
+            return None
         self.is_busy = True
         try:
-            is_round = self.mirror.round(moment)
+            return call(*given)
         except CrashError:
             self.job.lose([self])
-            return
+            return None
         finally:
             self.is_busy = False
+
+    def _round(self, moment: Moment) -> None:
+        is_round = self._try(self.mirror.round, moment)
         if is_round:
             self.world.rounds += 1
             self.job.hear_of(self, moment.number)
-        if not self.mirror.is_replaced:
+        if is_round is not None and not self.mirror.is_replaced:
             self._plan()
 
 
@@ -478,7 +483,7 @@ class Job:
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PIECE", 40)
-    monkeypatch.setattr(rounds, "_SMALL", 20)
+    monkeypatch.setattr(files_of_program, "_LOG", 400)
 
 
 def live(seed: int) -> World:
