@@ -153,11 +153,13 @@ class Claim:
     @classmethod
     def from_json(cls, text: bytes) -> Self:
         """Raises InputError if it is not what ``to_json`` writes."""
-
-        def read(values: Any) -> Self:
-            return cls(writer=str(values["writer"]), nodes=tuple(map(int, values["nodes"])))
-
-        return _read(text, "the claim to a start", read)
+        return _read(
+            text,
+            "the claim to a start",
+            lambda values: cls(
+                writer=str(values["writer"]), nodes=tuple(map(int, values["nodes"]))
+            ),
+        )
 
 
 def base_to_json(base: Mapping[int, str]) -> bytes:
@@ -221,15 +223,15 @@ class FileList:
             InputError: it is not a list, or names something that is not a relative path of a file.
         """
 
-        def read(values: Any) -> Self:
+        def read(values: Any) -> tuple[SavedFile, ...]:
             if values.get("version") != _VERSION:
                 raise InputError(
                     f"{_WHAT} has version {values.get('version')!r}, and this version reads "
                     f"{_VERSION}: use the version of trainctl and of the images that wrote it"
                 )
-            return cls(files=tuple(_checked(**each) for each in values["files"]))
+            return tuple(_checked(**each) for each in values["files"])
 
-        return _read(text, _WHAT, read)
+        return cls(files=_read(text, _WHAT, read))
 
 
 def _read(text: bytes, what: str, read: Callable[[Any], T]) -> T:

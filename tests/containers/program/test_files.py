@@ -281,7 +281,7 @@ def test_a_file_that_was_late_is_read_at_the_moment(start: Start, s3: S3) -> Non
 def test_a_file_that_never_rests_is_saved_as_it_is_unless_it_is_large(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_of_program, "_LOG", 10)
+    monkeypatch.setattr(files_of_program, "_LOG", 16)
     node = start()
 
     def change() -> None:
@@ -303,6 +303,7 @@ def test_a_file_that_is_replaced_while_it_is_sent_is_saved_whole(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "PIECE", 4)
+    monkeypatch.setattr(files_of_program, "_LOG", 4)
     node = start()
     path = node.write("work/large", "old content")
     newer = node.write("newer", "new content")
@@ -651,7 +652,8 @@ def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
 
     def save(node: Node, number: int) -> bool:
         node.write("work/step", str(number))
-        return node.mirror._copy(replace(node.mirror.look(), number=number + 10**9))
+        moment = replace(node.mirror.look(), number=number, at_ns=time.time_ns() + 10**9)
+        return node.mirror._copy(moment)
 
     def replace_first(bucket: Bucket, prefix: str) -> list[str]:
         if prefix.startswith(files.ROUNDS) and not newer:
