@@ -21,9 +21,7 @@ node restores it: its own files, then those of the other nodes where it has none
 whose shards lie on several nodes is whole on each of them, also if there are fewer nodes. Nodes
 that have survived begin with new folders too: what they have written since that round has no
 counterpart on the others. Files of the code stay unsaved until the program changes them; a file
-that has been changed in the code since it was saved is not restored. An elastic program goes on
-when nodes join or leave: ``claim`` then begins a new start, and ``Mirror.renumber`` tells the
-nodes, which keep their files.
+that has been changed in the code since it was saved is not restored.
 
 The order of calls is all that keeps a node from harming its successors:
 
@@ -44,7 +42,6 @@ import itertools
 import math
 import threading
 import time
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -58,6 +55,7 @@ from containers.program import bucket as store
 from containers.program.bucket import LONGEST_PAUSE_S, PARALLEL, PAUSE_S, Bucket
 from containers.program.disk import Content, Disk, Look, Seen
 from containers.program.requirements import Stopped
+from containers.program.starts import Start, begin
 from contract import files, runs, times
 from contract.errors import InputError
 from contract.files import OUTPUT, Claim, FileList, Mark, SavedFile, common_round, sha256_of
@@ -77,17 +75,6 @@ class ReplacedError(Exception):
     """A newer start of the program has taken over its files."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
-    """A start of a program on all of its nodes, as each node is told."""
-
-    number: int
-    nodes: tuple[int, ...]
-    writer: str
-    base: Mapping[int, str]
-    """Node -> key of the list that is restored."""
-
-
 @dataclass(frozen=True, slots=True)
 class Moment:
     """The folders at T."""
@@ -99,79 +86,6 @@ class Moment:
     look: Look
 
 
-# --- a start
-def begin(
-    bucket: Bucket,
-    nodes: Sequence[int],
-    *,
-    writer: str = "",
-    say: Callable[[str], None] = say_to_log,
-    clock: Clock = time,
-    should_stop: Callable[[], bool] | None = None,
-) -> Start:
-    """``claim``, tried again until the bucket answers.
-
-    Raises:
-        InputError: it refuses, or holds what it should not.
-        Stopped: ``should_stop`` returned true.
-    """
-    return store.until_answered(
-        lambda _: claim(bucket, nodes, writer=writer or uuid.uuid4().hex),
-        say=say,
-        clock=clock,
-        should_stop=should_stop,
-    )
-
-
-def claim(bucket: Bucket, nodes: Sequence[int], *, writer: str) -> Start:
-    """Begin a start of a program on some nodes; earlier starts save nothing from then on.
-
-    Args:
-        writer: name of the process that begins it; the same for all starts of a job.
-
-    Raises:
-        what the bucket raises, and InputError.
-    """
-    number = max([0, *files.start_numbers(bucket.list(files.STARTS))]) + 1
-    content = Claim(writer=writer, nodes=tuple(nodes)).to_json()
-    while not bucket.create(files.start_key(number), content):
-        number += 1
-    # Only now: what counts as saved is seen here, or its node sees the claim.
-    base = _newest(bucket, number)
-    bucket.create(files.base_key(number), files.base_to_json(base))
-    if files.start_numbers(bucket.list(files.STARTS))[-1] == number:
-        with contextlib.suppress(*store.ERRORS):
-            _sweep(bucket, number, base)
-    return Start(number=number, nodes=tuple(nodes), writer=writer, base=base)
-
-
-def _newest(bucket: Bucket, before: int) -> dict[int, str]:
-    """Node -> list, of the newest round that all nodes of a start have; or else what it restored.
-
-    Starts that ended before they had restored anything are passed over.
-    """
-    starts = files.start_numbers(bucket.list(files.STARTS))
-    for number in reversed([each for each in starts if each < before]):
-        nodes = Claim.from_json(bucket.get(files.start_key(number)) or b"").nodes
-        marks = Mark.of(bucket.list(files.rounds_prefix(number)))
-        if common := common_round(marks, nodes):
-            return {node: (bucket.get(mark.key) or b"").decode() for node, mark in common.items()}
-        if (base := bucket.get(files.base_key(number))) is not None:
-            return files.base_from_json(base)
-    return {}
-
-
-def _sweep(bucket: Bucket, number: int, base: Mapping[int, str]) -> None:
-    """Remove what earlier starts have left, apart from the base."""
-    used = {*base.values()}
-    for key in base.values():
-        used |= FileList.from_json(bucket.get(key) or b"").keys
-    keys = [*bucket.list(files.OBJECTS), *bucket.list(files.ROUNDS)]
-    old = [key for key in keys if (files.start_of(key) or number) < number]
-    bucket.delete([key for key in old if key not in used])
-
-
-# --- a node
 def open_mirror(
     folders: Mapping[str, Path],
     address: str,
@@ -225,7 +139,6 @@ class Mirror:
         self._make_pool, self._on_replaced = make_pool, on_replaced
         self._start = Start(number=0, nodes=(), writer="", base={})
         self._is_on = False  # between a restore and the end of this start
-        self._next: Start | None = None
         self._until = math.inf  # by the monotonic clock: the files must have been sent
         self._trouble: Exception | None = None  # in the last round
         self._said: set[str] = set()
@@ -260,7 +173,7 @@ class Mirror:
             Stopped: ``should_stop`` returned true. Nothing is saved from then on: what is here is
                 less than what the bucket has.
         """
-        self._is_on, self._next = False, None
+        self._is_on = False
         self._start = start or begin(
             self.bucket,
             [self._node],
@@ -353,21 +266,6 @@ class Mirror:
         self._stride, self._lists, self._written = 1, {}, set()
         self._objects = {sha256_of(key): key for key in pieces}
 
-    def renumber(self, start: Start) -> None:
-        """Go on in a new start, without a change of the files here: nodes have joined or left."""
-        self._next = start  # before the next round: this one may take long
-
-    def _renumber(self, start: Start) -> None:
-        self._start = start
-        key = start.base.get(self._node)
-        pieces = FileList.from_json(self._get(key)).keys if key else set()
-        # Other objects of the start before are being removed.
-        self._known = {
-            name: known for name, known in self._known.items() if pieces.issuperset(known[1].pieces)
-        }
-        self._begin(pieces)
-        self._next = None
-
     # --- the thread
     def start(self) -> None:
         """Save rounds from now on, in a thread."""
@@ -418,14 +316,18 @@ class Mirror:
             moment = Moment(number, number * self._every_s * 1e9, self._disk.look())
             # Unless a file may have been removed between T and the look.
             is_exact = max(moment.look.folders.values(), default=0) <= moment.at_ns
+            # Files of changing names were gone before they were read: read all that is new at T.
+            come_and_go = "" in self._waits
             due, as_they_are = {}, set()
-            for name, num in self._waits.items():
-                seen = moment.look.files.get(name)
-                if seen is None or seen.size > _LOG:
+            for name, seen in moment.look.files.items():
+                num = self._waits.get(name)
+                if (num is None and not come_and_go) or seen.size > _LOG:
                     continue
-                if num >= _PATIENCE:
+                if (num or 0) >= _PATIENCE:
                     as_they_are.add(name)
-                if num >= _PATIENCE or (is_exact and seen.changed_ns <= moment.at_ns):
+                elif not is_exact or seen.changed_ns > moment.at_ns:
+                    continue
+                if self._given.get(name) != seen:
                     due[name] = seen
             if self._is_on:
                 self._upload(due, as_they_are=as_they_are)
@@ -486,8 +388,6 @@ class Mirror:
             return False
         before, self._trouble = self._trouble, None
         try:
-            if self._next is not None:
-                self._renumber(self._next)
             is_round = self._copy(moment)
         except ReplacedError:
             if self.is_replaced:

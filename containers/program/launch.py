@@ -24,9 +24,10 @@ from containers.host import machine
 from containers.program import code
 from containers.program.cause import Error, LastError, errors_in
 from containers.program.code import RAY_VARIABLE, Prepared
-from containers.program.files import Mirror, Start, open_mirror
+from containers.program.files import Mirror, open_mirror
 from containers.program.process import NodeLog, Program
 from containers.program.requirements import Stopped
+from containers.program.starts import Start
 from contract import host_check, runs, times
 from contract.errors import InputError
 from contract.files import OUTPUT, WORK

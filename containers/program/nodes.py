@@ -33,7 +33,7 @@ import ray
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorError, RayError
 
 from containers.host.machine import say
-from containers.program import files
+from containers.program import starts
 from containers.program.bucket import Bucket, report
 from containers.program.cause import cause
 from containers.program.launch import ENV_PROGRAM, Ended, LaunchSpec, Place
@@ -399,7 +399,7 @@ class Group:
             bucket = Bucket(f"{self._told.storage}/{runs.output_prefix(self._told.run)}")
             numbers = [seat.number for seat in self._seats]
             try:
-                restored = files.begin(
+                restored = starts.begin(
                     bucket, numbers, writer=self._writer, say=say, should_stop=lambda: self._stopped
                 )
             except Stopped:

@@ -84,8 +84,8 @@ def install(
         if name == UV_LOCK:
             listed = f"{own}/requirements.txt"
             export = [*_EXPORT.split(), "--python", sys.executable, "--output-file", listed]
-            code_, said = _uv(export, code, variables, should_stop)
-            if code_:
+            failed, said = _uv(export, code, variables, should_stop)
+            if failed:
                 raise InputError(f"{UV_LOCK} cannot be read:\n{_tail(said)}")
         command = ["pip", "install", "--python", str(folder / "bin" / "python"), "-r", listed]
         # As pip does: the best version of all indexes, and a copy of a folder of the code.
@@ -98,12 +98,13 @@ def install(
         pins = [f"{each}=={image[each].partition('+')[0]}\n" for each in _KEPT if each in image]
         # Without the network first: what an earlier job of this host has fetched is used again. The
         # cluster runs on the image's Ray; its torch stays unless the list asks for another.
+        failed, said = 1, ""
         for more, kept in ((["--offline"], pins), ([], pins), ([], pins[:1])):
             fixed.write_text("".join(kept))
-            code_, said = _uv([*command, *more], code, variables, should_stop)
-            if not code_ or (kept is pins and not more and f"torch=={torch}" not in said):
+            failed, said = _uv([*command, *more], code, variables, should_stop)
+            if not failed or (kept is pins and not more and f"torch=={torch}" not in said):
                 break
-    if code_:
+    if failed:
         ray = image.get("ray", "none")
         if f"ray=={ray}" in said:
             said += (
@@ -214,7 +215,7 @@ def _report(name: str, folder: Path, image: Mapping[str, str]) -> None:
     if "torch" in replaced:
         say("WARNING: the image's torch is tested with the driver of the hosts, this one is not")
     if "torchvision" in new:
-        command = [folder / "bin" / "python", "-c", "import torchvision"]
+        command = [str(folder / "bin" / "python"), "-c", "import torchvision"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             torch = new.get("torch") or image.get("torch")

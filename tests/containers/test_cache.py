@@ -82,7 +82,7 @@ def test_a_node_trims_the_cache_at_its_start_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path, **ENTRIES)
-    monkeypatch.setitem(cache.trim.__kwdefaults__, "space", disk(2600))
+    monkeypatch.setitem(cache.trim.__kwdefaults__ or {}, "space", disk(2600))
     thread = cache.start_trimming(tmp_path)
     assert thread is not None
     thread.join(30)
@@ -99,7 +99,7 @@ def test_without_a_cache_of_the_host_nothing_is_trimmed(
     def fail(_folder: Path) -> None:
         raise OSError("a disk that does not answer")
 
-    monkeypatch.setitem(cache.trim.__kwdefaults__, "space", fail)
+    monkeypatch.setitem(cache.trim.__kwdefaults__ or {}, "space", fail)
     thread = cache.start_trimming(tmp_path)
     assert thread is not None
     thread.join(30)

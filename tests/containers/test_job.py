@@ -452,7 +452,7 @@ def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
 ) -> None:
     life = Life(on=Placement.NODES, nodes=Range(2, 2), code="s3://bucket/code.zip")
     prepared = Prepared(folder=None, environment={})
-    monkeypatch.setattr(job.user_code, "prepare", lambda *_, **__: prepared)
+    monkeypatch.setattr(code, "prepare", lambda *_, **__: prepared)
 
     def fail() -> None:
         life.failure = "requirements.txt cannot be installed:\nno such package"

@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass, fields
-from typing import Self
+from typing import Any, Self
 
 from contract.errors import InputError
 from contract.instance_types import FileSystem, InstanceType, Prices, instance_type
@@ -52,7 +52,7 @@ class Shape:
                 f"these stacks take job orders of version {order}, and this trainctl writes "
                 f"version {ORDER_VERSION}"
             )
-        built = {
+        built: dict[str, Any] = {
             "head": instance_type(str(values["head_instance_type"])),
             "worker": instance_type(str(values["worker_instance_type"])),
             "shared": FileSystem.from_json(values["shared"]) if "shared" in values else None,

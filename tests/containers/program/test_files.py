@@ -21,9 +21,10 @@ from botocore.exceptions import EndpointConnectionError
 
 from containers.program import files as files_of_program
 from containers.program.bucket import Bucket
-from containers.program.files import Mirror, begin, claim, open_mirror
-from containers.program.files import Start as StartOfAll
+from containers.program.files import Mirror, open_mirror
 from containers.program.requirements import Stopped
+from containers.program.starts import Start as StartOfAll
+from containers.program.starts import begin
 from contract import files, runs, times
 from contract.errors import InputError
 from contract.files import OUTPUT, WORK, FileList, SavedFile
@@ -690,20 +691,6 @@ def test_a_head_that_is_late_removes_nothing_that_a_newer_start_restores(
     assert start(0, files=newer[0]).found() == {"work/step": "2"}
     starts = {files.start_of(key.partition("/output/")[2]) for key in s3.objects}
     assert starts - {None} == {1}, "keys name their start"
-
-
-def test_nodes_of_an_elastic_program_keep_their_files_in_a_new_start(start: Start, s3: S3) -> None:
-    bucket = Bucket(ADDRESS, s3)
-    both = claim(bucket, [0, 1], writer="head")
-    zero = start(0, files=both)
-    zero.write("work/last.pt", "step 1")
-    assert zero.copy()
-    left = claim(bucket, [0], writer="head")
-    assert not zero.copy(), "it is about to be told"
-    assert not zero.mirror.is_replaced
-    zero.mirror.renumber(left)
-    assert zero.copy()
-    assert start().found() == {"work/last.pt": "step 1"}
 
 
 def test_it_starts_only_after_a_restore(start: Start) -> None:

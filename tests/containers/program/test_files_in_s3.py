@@ -16,7 +16,8 @@ import pytest
 
 from containers.program import bucket as store
 from containers.program.bucket import Bucket
-from containers.program.files import Mirror, begin, claim, open_mirror
+from containers.program.files import Mirror, open_mirror
+from containers.program.starts import begin, claim
 from contract import files, times
 from contract.errors import InputError
 from contract.files import OUTPUT, WORK

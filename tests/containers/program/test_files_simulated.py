@@ -23,7 +23,8 @@ import pytest
 from containers.program import files as files_of_program
 from containers.program.bucket import Bucket
 from containers.program.disk import Content, Disk, Look, Seen
-from containers.program.files import Mirror, Moment, begin
+from containers.program.files import Mirror, Moment
+from containers.program.starts import begin
 from contract import files
 from contract.errors import InputError
 from contract.files import FileList, Mark, SavedFile
@@ -347,7 +348,9 @@ class Job:
             self.world.after(self.world.random.uniform(0.1, 200), self._launch_instead, nodes)
         try:
             self._restore(nodes)
-        except (CrashError, InputError):
+        except (CrashError, InputError) as error:
+            if isinstance(error, InputError) and "taken them over" not in str(error):
+                self.world.wrong.append(str(error))
             if self.nodes is nodes:
                 self.world.after(self.world.random.uniform(5, 60), self._launch_instead, nodes)
 

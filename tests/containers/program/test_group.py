@@ -13,10 +13,10 @@ import pytest
 from ray.exceptions import GetTimeoutError, RayActorError
 
 from containers.program import bucket, launch, nodes, ray_nodes
-from containers.program.files import Start
 from containers.program.launch import Ended, Launcher, LaunchSpec
 from containers.program.nodes import Group, Next, Seat
 from containers.program.ray_nodes import NodeInfo, alive
+from containers.program.starts import Start
 from contract import exits, times
 from contract.errors import InputError
 from contract.nodes import ENV_JOB, Range

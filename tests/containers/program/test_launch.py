@@ -20,9 +20,10 @@ from containers.program import bucket as store
 from containers.program import launch
 from containers.program.bucket import Bucket
 from containers.program.disk import Disk
-from containers.program.files import Mirror, begin
+from containers.program.files import Mirror
 from containers.program.launch import Ended, Launcher, LaunchSpec, Place
 from containers.program.process import Lines, NodeLog
+from containers.program.starts import begin
 from contract import exits
 from contract.errors import InputError
 from contract.nodes import ENV_LOG_PIPE, ENV_NOTICE, ENV_RUN, Range, labelled_node, node_label

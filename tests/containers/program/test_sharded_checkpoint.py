@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from containers.program.bucket import Bucket
-from containers.program.files import begin, open_mirror
+from containers.program.files import open_mirror
+from containers.program.starts import begin
 from contract.files import WORK
 from tests.containers.program.s3_in_memory import S3
 from tests.training.test_ddp import free_port

@@ -1,0 +1,114 @@
+"""A start of a program on all of its nodes, as its files know it.
+
+The order of calls fences earlier starts: a start is claimed before anybody looks which round is the
+newest, and a node says that a round is saved only if it sees no newer claim after its mark.
+"""
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from containers.host.machine import Clock
+from containers.host.machine import say as say_to_log
+from containers.program import bucket as store
+from containers.program.bucket import Bucket
+from contract import files
+from contract.errors import InputError
+from contract.files import Claim, FileList, Mark, common_round
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """A start of a program on all of its nodes, as each node is told."""
+
+    number: int
+    nodes: tuple[int, ...]
+    writer: str
+    base: Mapping[int, str]
+    """Node -> key of the list that is restored."""
+
+
+def begin(
+    bucket: Bucket,
+    nodes: Sequence[int],
+    *,
+    writer: str = "",
+    say: Callable[[str], None] = say_to_log,
+    clock: Clock = time,
+    should_stop: Callable[[], bool] | None = None,
+) -> Start:
+    """``claim``, tried again until the bucket answers.
+
+    Raises:
+        InputError: it refuses, or holds what it should not.
+        Stopped: ``should_stop`` returned true.
+    """
+    return store.until_answered(
+        lambda _: claim(bucket, nodes, writer=writer or uuid.uuid4().hex),
+        say=say,
+        clock=clock,
+        should_stop=should_stop,
+    )
+
+
+def claim(bucket: Bucket, nodes: Sequence[int], *, writer: str) -> Start:
+    """Begin a start of a program on some nodes; earlier starts save nothing from then on.
+
+    Args:
+        writer: name of the process that begins it; the same for all starts of a job.
+
+    Raises:
+        what the bucket raises, and InputError.
+    """
+    number = max([0, *files.start_numbers(bucket.list(files.STARTS))]) + 1
+    content = Claim(writer=writer, nodes=tuple(nodes)).to_json()
+    while not bucket.create(files.start_key(number), content):
+        number += 1
+    try:
+        # Only now: what counts as saved is seen here, or its node sees the claim.
+        base = _newest(bucket, number)
+        bucket.create(files.base_key(number), files.base_to_json(base))
+        if _is_newest(bucket, number):
+            with contextlib.suppress(*store.ERRORS):
+                _sweep(bucket, number, base)
+    except InputError:
+        # A newer start may have removed it meanwhile.
+        if _is_newest(bucket, number):
+            raise
+        raise InputError("another job has just taken them over") from None
+    return Start(number=number, nodes=tuple(nodes), writer=writer, base=base)
+
+
+def _is_newest(bucket: Bucket, number: int) -> bool:
+    return max(files.start_numbers(bucket.list(files.STARTS))) == number
+
+
+def _newest(bucket: Bucket, before: int) -> dict[int, str]:
+    """Node -> list, of the newest round that all nodes of a start have; or else what it restored.
+
+    Starts that ended before they had restored anything are passed over.
+    """
+    starts = files.start_numbers(bucket.list(files.STARTS))
+    for number in reversed([each for each in starts if each < before]):
+        nodes = Claim.from_json(bucket.get(files.start_key(number)) or b"").nodes
+        marks = Mark.of(bucket.list(files.rounds_prefix(number)))
+        if common := common_round(marks, nodes):
+            base = {node: (bucket.get(mark.key) or b"").decode() for node, mark in common.items()}
+            if not all(base.values()):
+                raise InputError(f"start {number} has lost the lists of its round")
+            return base
+        if (content := bucket.get(files.base_key(number))) is not None:
+            return files.base_from_json(content)
+    return {}
+
+
+def _sweep(bucket: Bucket, number: int, base: Mapping[int, str]) -> None:
+    """Remove what earlier starts have left, apart from the base."""
+    used = {*base.values()}
+    for key in base.values():
+        used |= FileList.from_json(bucket.get(key) or b"").keys
+    keys = [*bucket.list(files.OBJECTS), *bucket.list(files.ROUNDS)]
+    old = [key for key in keys if (files.start_of(key) or number) < number]
+    bucket.delete([key for key in old if key not in used])
