@@ -20,6 +20,7 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from containers.program import files as files_of_program
+from containers.program import starts
 from containers.program.bucket import Bucket
 from containers.program.files import Mirror, open_mirror
 from containers.program.requirements import Stopped
@@ -665,7 +666,7 @@ def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
         return listed(bucket, prefix)
 
     assert all(save(node, 1) for node in nodes)
-    monkeypatch.setattr(files_of_program, "_sweep", lambda *_: None)  # it comes later
+    monkeypatch.setattr(starts, "_sweep", lambda *_: None)  # it comes later
     monkeypatch.setattr(Bucket, "list", replace_first)
     with pytest.raises(files_of_program.ReplacedError):
         save(zero, 2)
