@@ -6,9 +6,14 @@ the command that undo this are found here, before hosts are paid for.
 
 from collections.abc import Sequence
 from pathlib import PurePath
+from typing import Final
 
 from contract.nodes import Range
 from trainctl.aws.errors import UsageError
+
+_LAUNCHERS: Final = frozenset({"accelerate", "deepspeed", "python", "python3", "torchrun"})
+#: Of two commands of a shell.
+_BETWEEN: Final = frozenset({"&&", "||", ";", "|"})
 
 
 def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
@@ -21,24 +26,35 @@ def check(command: Sequence[str], *, nodes: Range, gpus: int) -> None:
         UsageError: it cannot.
     """
     parts = [part for word in command for part in word.split()]  # also those of sh -c "..."
-    names = {PurePath(part).name for part in parts}
     if nodes.high > 1 and "--standalone" in parts:
         raise UsageError(
             "--standalone keeps torchrun from finding the other nodes: leave it out, and "
             "--nproc-per-node too, which is set to the GPUs of a node; or give --nodes 1"
         )
-    if nodes.high > 1 and "deepspeed" in names and "--no_ssh" not in parts:
+    if nodes.high > 1 and _starts("deepspeed", parts) and "--no_ssh" not in parts:
         raise UsageError(
             "deepspeed finds no other nodes here, and would train on each by itself: start the "
             "script with torchrun, which deepspeed.init_distributed() understands, or give "
             "--nodes 1"
         )
-    asked = _processes(parts) if "torchrun" in names else 0
+    asked = _processes(parts) if _starts("torchrun", parts) else 0
     if gpus and asked > gpus:
         raise UsageError(
             f"--nproc-per-node is {asked}, and a node has {gpus} GPU{'s' if gpus > 1 else ''}: "
             "leave it out; it is set to the GPUs of a node"
         )
+
+
+def _starts(launcher: str, parts: Sequence[str]) -> bool:
+    """Whether a command starts its program with this launcher; any word may be its argument."""
+    is_argument = False
+    for part in parts:
+        name = PurePath(part).name
+        if name == launcher and not is_argument:
+            return True
+        # The arguments of a launcher end with its command.
+        is_argument = (is_argument or name in _LAUNCHERS) and part not in _BETWEEN
+    return False
 
 
 def _processes(parts: Sequence[str]) -> int:
