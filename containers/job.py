@@ -7,6 +7,7 @@ command runs beside it; its exit code is the container's. At the deadline, or wh
 are needed at least do not come, the command is ended first and says goodbye in its own way.
 """
 
+import errno
 import json
 import os
 import signal
@@ -105,6 +106,7 @@ class Job:
         self._storage = environment.get(ENV_STORAGE, "")
         self._environment = environment
         self._is_stopped = False
+        self._has_begun = False  # the command
         # None while there are as many worker nodes as it needs.
         self._short_since: float | None = clock.monotonic()
         self._capacity_at: float | None = None  # when there first were
@@ -201,50 +203,71 @@ class Job:
             raise InputError(f"{words[0]} cannot be run: {error.strerror}") from None
 
     def _run_command(self) -> int:
+        """Run the command. A disk that is too full for its code now may have room later, when other
+        jobs of the host have ended and its cache has been trimmed."""
+        while True:
+            try:
+                # A process of Ray may still write there.
+                with tempfile.TemporaryDirectory(
+                    prefix="program-", ignore_cleanup_errors=True
+                ) as folder:
+                    return self._run_in(Path(folder))
+            except OSError as error:
+                if error.errno != errno.ENOSPC or self._has_begun:
+                    raise
+            say(f"the head's disk is full: trying again in {times.STORAGE_RETRY_S} s")
+            until = self._clock.monotonic() + times.STORAGE_RETRY_S
+            while self._clock.monotonic() < until:
+                if self._must_end():
+                    return self._ending or exits.FAILED
+                self._clock.sleep(_POLL_S)
+
+    def _run_in(self, folder: Path) -> int:
         spec = self._config.spec
-        # A process of Ray may still write there.
-        with tempfile.TemporaryDirectory(prefix="program-", ignore_cleanup_errors=True) as folder:
-            work = Path(folder) / WORK
-            work.mkdir()
-            words, variables, place = spec.command, dict[str, str](), None
-            errors: Path | None = None
-            try:
-                own = user_code.prepare(
-                    spec,
-                    work,
-                    runs_here=spec.on == Placement.HEAD or self._trains,
-                    should_stop=self._must_end,
+        work = folder / WORK
+        work.mkdir()
+        words, variables, place = spec.command, dict[str, str](), None
+        errors: Path | None = None
+        try:
+            own = user_code.prepare(
+                spec,
+                work,
+                runs_here=spec.on == Placement.HEAD or self._trains,
+                should_stop=self._must_end,
+            )
+            if spec.on == Placement.NODES:
+                # Ray's own variable is for programs that use Ray.
+                of_user = {k: v for k, v in own.environment.items() if k[:4] != "RAY_"}
+                words = (sys.executable, "-m", "containers.program.nodes")
+                variables = {ENV_PROGRAM: self._program(of_user).to_json()}
+            else:
+                program = prepare_head(
+                    spec, own, folder, self._environment, make_mirror=self._make_mirror
                 )
-                if spec.on == Placement.NODES:
-                    # Ray's own variable is for programs that use Ray.
-                    of_user = {k: v for k, v in own.environment.items() if k[:4] != "RAY_"}
-                    words = (sys.executable, "-m", "containers.program.nodes")
-                    variables = {ENV_PROGRAM: self._program(of_user).to_json()}
-                else:
-                    program = prepare_head(
-                        spec, own, Path(folder), self._environment, make_mirror=self._make_mirror
-                    )
-                    variables, place = program.environment, program.folder
-                    errors = program.errors
-                    if program.mirror:
-                        program.mirror.restore(should_stop=self._must_end)
-                        program.mirror.start()
-                        self._mirror = program.mirror
-                    say(f"running {' '.join(words)}")
-            except Stopped:
-                return self._ending or exits.FAILED
-            except InputError as error:
-                self._report(f"failed: {error}")
-                raise
-            command = self._start(words, place, variables)
-            try:
-                code = self._wait(command)
-            finally:
-                command.end()  # what it has left behind writes no more
-                is_saved = self._save_files()
-            if errors and code != exits.OK and not self._is_told:
-                self._report(cause(errors_in(errors), code=code).reason(spec.run))
-            return code if is_saved or code != exits.OK else exits.FILES_LOST
+                variables, place = program.environment, program.folder
+                errors = program.errors
+                if program.mirror:
+                    program.mirror.restore(should_stop=self._must_end)
+                    program.mirror.start()
+                    self._mirror = program.mirror
+                say(f"running {' '.join(words)}")
+        except Stopped:
+            return self._ending or exits.FAILED
+        except InputError as error:
+            if os.strerror(errno.ENOSPC) in str(error):  # uv's words, or of a restore
+                raise OSError(errno.ENOSPC, str(error)) from None
+            self._report(f"failed: {error}")
+            raise
+        command = self._start(words, place, variables)
+        self._has_begun = True
+        try:
+            code = self._wait(command)
+        finally:
+            command.end()  # what it has left behind writes no more
+            is_saved = self._save_files()
+        if errors and code != exits.OK and not self._is_told:
+            self._report(cause(errors_in(errors), code=code).reason(spec.run))
+        return code if is_saved or code != exits.OK else exits.FILES_LOST
 
     def _must_end(self) -> bool:
         """Whether there is a reason to end, before the command runs; says it once."""

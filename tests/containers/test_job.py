@@ -2,6 +2,7 @@
 cannot be right. Whole lives of jobs, with a Ray and commands that follow a script on a fake clock.
 What it does with real Ray in real containers: tests/rehearsal."""
 
+import errno
 import functools
 import json
 import math
@@ -445,6 +446,32 @@ def test_a_job_that_can_do_without_a_node_does_not_wait_for_one(order: dict[str,
     life.clock.at(5, life.ray.have, 4)
     life.clock.at(10, life.ray.have, 1 if "recipe" in order else 0)
     assert life.run() == exits.OK
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        InputError(f"requirements.txt cannot be installed:\n{os.strerror(errno.ENOSPC)}"),
+    ],
+    ids=["unpacking", "installing"],
+)
+@pytest.mark.parametrize(("fails", "ended"), [(2, exits.OK), (99, exits.DEADLINE)])
+def test_a_disk_that_is_full_before_the_command_runs_is_tried_again_until_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, fails: int, ended: int
+) -> None:
+    life = Life(recipe="ddp", deadline=900)
+    answers = iter([*[error] * fails, Prepared(folder=None, environment={})])
+
+    def prepare(*_: Any, **__: Any) -> Prepared:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(code, "prepare", prepare)
+    assert life.run() == ended
+    assert life.clock.now == pytest.approx(900 if fails > 2 else 2 * 30 + 30, abs=5)
 
 
 def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
