@@ -89,6 +89,7 @@ class Job:
         spawn: Callable[..., Program] = Program,
         make_mirror: Callable[[dict[str, Path], str], Mirror] = open_mirror,
         find_failure: Callable[[str], str] = user_code.failure_of_worker,
+        forget_failure: Callable[[str], None] = user_code.forget_failure_of_worker,
         clock: Clock = time,
     ) -> None:
         """
@@ -98,15 +99,18 @@ class Job:
             spawn: starts a command.
             make_mirror: of a program's folders and the address of their copy.
             find_failure: of a worker node that could not prepare the code at an address.
+            forget_failure: of an earlier attempt of the job, when another node may do better.
         """
         self._config, self._ray, self._clock = config, ray, clock
         self._spawn, self._make_mirror = spawn, make_mirror
         self._find_failure, self._ask_worker_at = find_failure, 0.0
+        self._forget_failure = forget_failure
         self._trains = environment.get(ENV_TRAINS, "1") == "1"
         self._storage = environment.get(ENV_STORAGE, "")
         self._environment = environment
         self._is_stopped = False
         self._has_begun = False  # the command
+        self._own_code = 0  # of the command itself
         # None while there are as many worker nodes as it needs.
         self._short_since: float | None = clock.monotonic()
         self._capacity_at: float | None = None  # when there first were
@@ -118,6 +122,8 @@ class Job:
 
     def run(self) -> int:
         """Return the container's exit code."""
+        if self._config.spec.code:
+            self._forget_failure(self._config.spec.code)
         self._ray.start()
         try:
             code = self._bring_up()
@@ -213,8 +219,9 @@ class Job:
                 ) as folder:
                     return self._run_in(Path(folder))
             except OSError as error:
-                if error.errno != errno.ENOSPC or self._has_begun:
+                if self._has_begun or not _is_full(error):
                     raise
+            cache.start_trimming()
             say(f"the head's disk is full: trying again in {times.STORAGE_RETRY_S} s")
             until = self._clock.monotonic() + times.STORAGE_RETRY_S
             while self._clock.monotonic() < until:
@@ -254,11 +261,17 @@ class Job:
         except Stopped:
             return self._ending or exits.FAILED
         except InputError as error:
-            if os.strerror(errno.ENOSPC) in str(error):  # uv's words, or of a restore
+            if _is_full(error):
                 raise OSError(errno.ENOSPC, str(error)) from None
             self._report(f"failed: {error}")
             raise
-        command = self._start(words, place, variables)
+        try:
+            command = self._start(words, place, variables)
+        except InputError as error:
+            if self._mirror:
+                self._mirror.close()  # or it would save that the folder is gone
+            self._report(f"failed: {error}")
+            raise
         self._has_begun = True
         try:
             code = self._wait(command)
@@ -266,7 +279,7 @@ class Job:
             command.end()  # what it has left behind writes no more
             is_saved = self._save_files()
         if errors and code != exits.OK and not self._is_told:
-            self._report(cause(errors_in(errors), code=code).reason(spec.run))
+            self._report(cause(errors_in(errors), code=self._own_code).reason(spec.run))
         return code if is_saved or code != exits.OK else exits.FILES_LOST
 
     def _must_end(self) -> bool:
@@ -346,7 +359,7 @@ class Job:
             command.wait(lambda: until)
             command.end(lambda: until)
             return code
-        own = command.end()
+        own = self._own_code = command.end()
         if own == exits.KILLED:
             # From the head's container it would mean that the head was killed, and be tried again.
             say(f"the command was killed (exit code {own}), maybe for its memory: the job fails")
@@ -406,7 +419,7 @@ class Job:
         if not needed or (has_lost and not self._config.spec.recipe):
             return None
         if (reason := self._failure_of_worker(now)) is not None:
-            say(f"a worker node cannot prepare the code: {reason}")
+            self._report(f"failed: a worker node cannot prepare the code: {reason}")
             return exits.BAD_INPUT
         waited = now - self._short_since
         if waited <= self._config.spec.capacity_wait_s:
@@ -425,6 +438,11 @@ class Job:
 
     def _say_of_ray(self, what: str) -> None:
         say("\n".join([f"{what}; it said last:", *self._ray.last_lines()]))
+
+
+def _is_full(error: Exception) -> bool:
+    """Whether a disk was full; uv, a restore and ``copytree`` say so in words only."""
+    return os.strerror(errno.ENOSPC) in str(error)
 
 
 def described(environment: Mapping[str, str]) -> tuple[JobConfig, NodeConfig]:

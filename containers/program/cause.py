@@ -62,7 +62,7 @@ class Error:
 
 def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
     """What the processes of a program have noted in a folder."""
-    found = []
+    found: dict[str, tuple[str, Error]] = {}  # process -> its parent, and its error
     for path in folder.glob("*.json"):
         # Any process of a user's can write there.
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -74,8 +74,12 @@ def errors_in(folder: Path, node: int | None = None) -> tuple[Error, ...]:
                 rank=str(noted["rank"])[:9],
                 attempt=str(noted["attempt"])[:9],
             )
-            found.append(error)
-    return tuple(found)
+            found[path.stem] = str(noted["parent"]), error
+    # A program that fails has got over the errors of processes it had started, as to try an import;
+    # unless it only tells of their ends.
+    return tuple(
+        error for parent, error in found.values() if parent not in found or found[parent][1].is_felt
+    )
 
 
 def cause(
@@ -98,6 +102,8 @@ def cause(
     first = min(counts, key=lambda error: (error.is_felt, error.at), default=None)
     if last_error and (first is None or first.is_felt):
         return Error(line=last_error, node=node)
+    if first and first.is_felt and first.node != node:
+        first = None  # it was killed, or ended without an exception: its exit code tells more
     killed = " (killed, maybe for its memory)" if code == exits.KILLED else ""
     return first or Error(line=f"exit code {code}{killed}", node=node)
 

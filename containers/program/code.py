@@ -7,6 +7,7 @@ whatever cache they come from.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -114,8 +115,9 @@ def prepare_worker(
 ) -> None:
     """Fetch the code of a job on one of its worker nodes, and install its requirements.
 
-    Without ``ENV_CODE`` in the node's environment there is nothing to do. What fails is left in the
-    bucket for the head (``failure_of_worker``), for which this node would be one that never came.
+    Without ``ENV_CODE`` in the node's environment there is nothing to do. Why an installation has
+    failed is left in the bucket for the head (``failure_of_worker``), for which this node would be
+    one that never came.
 
     Args:
         folder: an empty one, of which the requirements are read.
@@ -129,14 +131,16 @@ def prepare_worker(
     place = place or Path(PROGRAM_DIR)
     sha256 = environment.get(ENV_CODE_SHA256, "")
     client = client or _client
+    # What fails here may work on the node that comes next.
+    unpack(fetch(address, sha256, place, client=client), folder)
     try:
-        archive = fetch(address, sha256, place, client=client)
-        unpack(archive, folder)
         requirements.install(folder, place / PACKAGES, should_stop=should_stop)
     except InputError as error:
-        bucket, key = _parts(address)
-        with contextlib.suppress(ClientError, BotoCoreError):
-            client("s3").put_object(Bucket=bucket, Key=key + _FAILED, Body=str(error).encode())
+        # Another host may have room on its disk.
+        if os.strerror(errno.ENOSPC) not in str(error):
+            bucket, key = _parts(address)
+            with contextlib.suppress(ClientError, BotoCoreError):
+                client("s3").put_object(Bucket=bucket, Key=key + _FAILED, Body=str(error).encode())
         raise
 
 
@@ -148,6 +152,13 @@ def failure_of_worker(address: str, *, client: Callable[[str], Any] | None = Non
         return str(found["Body"].read().decode())
     except (ClientError, BotoCoreError):
         return ""
+
+
+def forget_failure_of_worker(address: str, *, client: Callable[[str], Any] | None = None) -> None:
+    """Remove what a worker node has left there in an earlier attempt of the job."""
+    bucket, key = _parts(address)
+    with contextlib.suppress(ClientError, BotoCoreError):
+        (client or _client)("s3").delete_object(Bucket=bucket, Key=key + _FAILED)
 
 
 def _parts(address: str) -> tuple[str, str]:

@@ -281,7 +281,7 @@ class Group:
         while not self._stopped:
             if (code := self._gather()) is not None:
                 return code
-            self._began = time.monotonic()
+            self._ran_s = 0.0
             if self._begin():
                 code = self._watch()
             else:
@@ -306,9 +306,10 @@ class Group:
 
     def _is_in_vain(self) -> bool:
         """Whether the program, which has lost a node, is not worth another start."""
+        if self._ran_s >= _LONG_RUN_S:
+            self._in_vain = 0
         if self._is_surprised:
-            ran_s = time.monotonic() - self._began
-            self._in_vain = self._in_vain + 1 if ran_s < _LONG_RUN_S else 1
+            self._in_vain += 1
         return self._in_vain >= _STARTS_IN_VAIN
 
     # --- nodes
@@ -416,7 +417,10 @@ class Group:
                 gpus=int(seat.node.gpus),
                 files=restored,
             )
-        return self._on_all("prepare") and self._on_all("start")
+        if not self._on_all("prepare"):
+            return False
+        self._began = time.monotonic()
+        return self._on_all("start")
 
     def _on_all(self, step: str) -> bool:
         """Prepare or start the program on all nodes at once; return whether all did."""
@@ -457,6 +461,7 @@ class Group:
                 lost = self._lost_behind(self._seats[failed])
             ends = [seat.ended for seat in self._seats]
             step = after(ends, is_lost=lost, can_grow=self._can_grow())
+        self._ran_s = time.monotonic() - self._began  # what it writes last may take long
         saved = self._end_all()
         if step is Next.AGAIN:
             return None

@@ -125,8 +125,12 @@ def site_packages(folder: Path) -> Path:
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Environment of uv: pip's settings by uv's names, and the host's cache."""
     of_pip = {uv: environment[pip] for pip, uv in _OF_PIP.items() if pip in environment}
-    if "PIP_NO_INDEX" in environment:
+    if "UV_FIND_LINKS" in of_pip:
+        of_pip["UV_FIND_LINKS"] = ",".join(of_pip["UV_FIND_LINKS"].split())
+    if environment.get("PIP_NO_INDEX", "0").lower() not in ("", "0", "false", "no", "off"):
         of_pip["UV_OFFLINE"] = "1"
+    # Twice as often as by default, in about a minute: an installation that fails ends the job.
+    of_pip["UV_HTTP_RETRIES"] = "6"
     return {**cache.variables(), **of_pip, **environment}
 
 

@@ -5,6 +5,7 @@ How requirements are installed, and kept: ``test_requirements``.
 Across nodes, with real Ray: ``tests/rehearsal/test_jobs.py``.
 """
 
+import errno
 import hashlib
 import io
 import json
@@ -49,6 +50,9 @@ class Client:
         if f"s3://{Bucket}/{Key}" not in self.put:
             raise ClientError({"Error": {"Code": "NoSuchKey", "Message": ""}}, "GetObject")
         return {"Body": io.BytesIO(self.put[f"s3://{Bucket}/{Key}"])}
+
+    def delete_object(self, Bucket: str, Key: str) -> None:  # noqa: N803
+        self.put.pop(f"s3://{Bucket}/{Key}", None)
 
     def get_secret_value(self, SecretId: str) -> dict[str, str]:  # noqa: N803
         if SecretId != "training/key":
@@ -236,6 +240,24 @@ def test_the_head_learns_why_a_worker_node_cannot_prepare(tmp_path: Path) -> Non
         code.prepare_worker(told, tmp_path / "worker", client=client, place=tmp_path / "place")
     assert "there-is-no-such-package" in str(raised.value)
     assert code.failure_of_worker(CODE.code, client=client) == str(raised.value)
+    code.forget_failure_of_worker(CODE.code, client=client)
+    assert code.failure_of_worker(CODE.code, client=client) == ""
+
+
+def test_a_worker_whose_disk_is_full_does_not_end_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> bool:
+        raise InputError(f"requirements.txt cannot be installed:\n{os.strerror(errno.ENOSPC)}")
+
+    monkeypatch.setattr(requirements, "install", fail)
+    client = Client(archive(tmp_path))
+    (tmp_path / "worker").mkdir()
+    with pytest.raises(InputError):
+        code.prepare_worker(
+            code.for_workers(CODE), tmp_path / "worker", client=client, place=tmp_path / "place"
+        )
+    assert code.failure_of_worker(CODE.code, client=client) == ""
 
 
 def test_a_node_without_code_fetches_nothing(tmp_path: Path) -> None:

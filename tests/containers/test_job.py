@@ -305,13 +305,14 @@ class Life:
         own = replace(ordered(**order), deadline=deadline)
         self.clock, self.ray, self.commands = FakeClock(), Ray(own, fails=fails), list[Command]()
         self._codes, self._lasts, self._stops_in = codes, lasts, stops_in
-        self.failure = ""
+        self.failure, self.forgotten = "", list[str]()
         self.job = job.Job(
             own,
             self.ray,
             {},
             spawn=self._spawn,
             find_failure=lambda _code: self.failure,
+            forget_failure=self.forgotten.append,
             clock=self.clock,
         )
 
@@ -486,6 +487,7 @@ def test_a_worker_that_cannot_prepare_ends_the_job_at_once_with_its_words(
 
     life.clock.at(20, fail)
     assert life.run() == exits.BAD_INPUT
+    assert life.forgotten == ["s3://bucket/code.zip"], "of an earlier attempt"
     assert life.clock.now < 30
     said = capsys.readouterr().err
     assert "a worker node cannot prepare the code: requirements.txt cannot be installed" in said

@@ -72,6 +72,7 @@ def _note_errors(folder: str) -> None:
             place = f" ({Path(own[-1][0]).name}:{own[-1][1]})" if own else ""
             noted = {
                 "at": time.time(),
+                "parent": os.getppid(),
                 "rank": rank,
                 "attempt": os.environ.get("TORCHELASTIC_RESTART_COUNT", ""),
                 "line": f"{name}{said[:200]}{place}",

@@ -1,6 +1,7 @@
 """Why a program failed: the first error of all nodes, told by its own processes or by its log; and
 what the processes of a real torchrun on two nodes note."""
 
+import json
 import os
 import socket
 import subprocess
@@ -23,7 +24,7 @@ FELT = Error(line="RuntimeError: [gloo] Connection closed by peer", at=1.0, node
     [
         ([FELT, SHAPES], SHAPES),
         ([replace(SHAPES, at=3.0, rank="2"), SHAPES], SHAPES),
-        ([FELT], FELT),
+        ([replace(FELT, node=0)], FELT),
         # torchrun has started the processes again: what they failed of before was got over.
         (
             [replace(SHAPES, at=1.0, rank="0", attempt="9"), replace(SHAPES, attempt="10")],
@@ -45,7 +46,8 @@ def test_where_no_process_tells_the_log_does_or_the_exit_code() -> None:
     )
     assert cause([SHAPES], code=1, node=0, last_error="KeyError") == SHAPES
     assert cause([], code=7).reason("r1") == "failed: exit code 7; trainctl logs r1"
-    assert "(killed, maybe for its memory)" in cause([], code=137, node=0).line
+    for errors in ([], [replace(FELT, node=1)]):
+        assert "(killed, maybe for its memory)" in cause(errors, code=137, node=0).line
 
 
 def test_the_last_traceback_of_a_log_that_is_not_felt_is_found() -> None:
@@ -63,6 +65,19 @@ def test_the_last_traceback_of_a_log_that_is_not_felt_is_found() -> None:
     ):
         log.hear(line)
     assert log.line == "ValueError: no such shape (train.py:5)"
+
+
+def test_the_error_of_a_process_that_its_parent_got_over_is_left_out(tmp_path: Path) -> None:
+    def note(pid: int, parent: int, line: str) -> None:
+        noted = {"at": pid, "parent": parent, "rank": "0", "attempt": "", "line": line}
+        (tmp_path / f"{pid}.json").write_text(json.dumps(noted))
+
+    note(3, 4, "ImportError: no flash_attn")  # tried by process 4
+    note(4, 5, "ValueError: no such shape")
+    note(5, 1, "ChildFailedError: rank 0")  # the launcher
+    note(6, 5, "KeyError: 'x'")
+    lines = {error.line.partition(":")[0] for error in errors_in(tmp_path)}
+    assert lines == {"ValueError", "ChildFailedError", "KeyError"}
 
 
 def test_what_is_no_note_is_left_out(tmp_path: Path) -> None:
