@@ -462,7 +462,8 @@ def test_a_disk_that_is_full_before_the_command_runs_is_tried_again_until_the_de
     monkeypatch: pytest.MonkeyPatch, error: Exception, fails: int, ended: int
 ) -> None:
     life = Life(recipe="ddp", deadline=900)
-    answers = iter([*[error] * fails, Prepared(folder=None, environment={})])
+    last = Prepared(folder=None, environment={})
+    answers: Iterator[Exception | Prepared] = iter([*[error] * fails, last])
 
     def prepare(*_: Any, **__: Any) -> Prepared:
         answer = next(answers)

@@ -602,7 +602,7 @@ def test_the_reason_of_a_program_that_fails_is_the_first_error_on_any_node(
     ray: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Node 0 ends first, and with what it feels of node 1.
-    noted = '{"rank": "%s", "at": %s, "parent": 1, "attempt": "", "line": "%s"}'
+    noted = '{"rank": "%s", "at": %s, "parent": 0, "attempt": "", "line": "%s"}'
     felt = noted % (0, 1, "RuntimeError: Connection closed by peer")
     own = noted % (1, 2, "ValueError: shapes do not match (train.py:5)")
     script = f"trap 'exit 1' TERM; test $NODE_RANK = 1 && echo '{own}' > $TRAIN_ERRORS/1.json "
