@@ -37,10 +37,9 @@ DEV := $(NODE) $(LAPTOP) -r requirements-dev.txt
 # pip: for you, in an active shell.
 VENV := sh .ci/venv .venv -c requirements.lock -e . pip
 CDK := node_modules/.bin/cdk
-# Tests with these markers, a process for each processor; each of them takes whole files, whose tests
-# share what is slow to make, the longest ones first. More than four would need more memory than they
-# save time.
-parallel = $(PYTHON) -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(call marked,$(1))
+# Tests with these markers, in three processes, which keep two processors busy: tests often wait. Each
+# takes whole files, whose tests share what is slow to make, the longest ones first.
+parallel = $(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(call marked,$(1))
 marked = -m "$(1)"
 # One process, because they share one deployment. A test keeps them in this folder.
 in_containers = $(PYTHON) -m pytest tests/rehearsal

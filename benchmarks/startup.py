@@ -23,7 +23,6 @@ from typing import Any, Final
 import psutil
 
 from benchmarks.output import command_line, report, say
-from contract.runs import METRICS_FILE
 from training.record import reader
 from training.record.events import Evaluation, Step
 
@@ -62,10 +61,10 @@ def busy_s() -> float:
 def first_step(folder: Path, recipe: str) -> tuple[float, float]:
     """Seconds and CPU seconds to the first step of a run, which is ended then."""
     with tempfile.TemporaryDirectory(prefix="st-", ignore_cleanup_errors=True) as scratch:
-        metrics = Path(scratch, "runs", _RUN, METRICS_FILE)
+        run = str(Path(scratch, "runs", _RUN))
         began, busy = time.monotonic(), busy_s()
         with start(folder, recipe, Path(scratch, "runs")) as process:
-            while not any(isinstance(each, Step) for each in reader.read_events(metrics)):
+            while not reader.read_metrics(run).of(Step):
                 if process.poll() is not None or time.monotonic() - began > _TIMEOUT_S:
                     os.killpg(process.pid, signal.SIGKILL)
                     raise SystemExit(Path(scratch, "errors").read_text()[-2000:])

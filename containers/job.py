@@ -143,7 +143,7 @@ class Job:
         """End the job soon: this container has been told to stop."""
         self._is_stopped = True
         if self._mirror:
-            self._mirror.hurry(times.COMMAND_STOP_S + times.FILES_SAVE_S)
+            self._mirror.hurry(self._config.spec.grace_s + times.FILES_SAVE_S)
 
     def leave_host(self) -> None:
         """End the job soon: the head's own host is not fit."""
@@ -320,6 +320,7 @@ class Job:
             archive=f"{PROGRAM_DIR}/{user_code.ARCHIVE}" if spec.code else "",
             storage=self._storage,
             deadline=self._config.deadline,
+            grace_s=spec.grace_s,
         )
 
     def _release_unused(self) -> None:
@@ -376,8 +377,15 @@ class Job:
             return times.RECIPE_STOP_S  # it saves a checkpoint
         if self._config.spec.on == Placement.NODES:
             # The programs end, and then their files are saved.
-            return times.COMMAND_STOP_S + times.FILES_SAVE_S + times.FILES_SLACK_S
-        return times.COMMAND_STOP_S
+            return self._config.spec.grace_s + times.FILES_SAVE_S + times.FILES_SLACK_S
+        return self._config.spec.grace_s
+
+    @property
+    def _early_s(self) -> int:
+        """How long before the deadline the command is told to end, in seconds; a recipe saves
+        after it. A short job loses at most a quarter of its time."""
+        spec = self._config.spec
+        return 0 if spec.recipe else min(spec.grace_s, spec.max_seconds // 4)
 
     def _reason_to_end(self) -> int | None:
         """Exit code of a job that must not go on; None while it may."""
@@ -387,8 +395,12 @@ class Job:
         if self._mirror is not None and self._mirror.is_replaced:
             say("another job has taken over the files of this run: the command is ended")
             return exits.FILES_LOST
-        if self._clock.time() > self._config.deadline:
-            say("the deadline has come")
+        if self._clock.time() > self._config.deadline - self._early_s:
+            say(
+                f"the deadline comes in {self._early_s} s"
+                if self._early_s
+                else "the deadline has come"
+            )
             return exits.DEADLINE
         if (code := self._ray.poll()) is not None:
             self._say_of_ray(f"Ray ended on its own (exit code {code})")

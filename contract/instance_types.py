@@ -55,7 +55,7 @@ class EfaInterface:
     device: int
     """Its number on that card."""
     has_ip: bool
-    """Whether it carries IP too: the host's own interface. The others are for EFA only, and need
+    """True if it carries IP too: the host's own interface. The others are for EFA only, and need
     no address of the subnet."""
 
 
@@ -70,7 +70,7 @@ class InstanceType:
     gpu: Gpu | None
     num_gpus: int
     network_gbps: float
-    """What the host can sustain, all network cards together; bursts ("up to") are not counted."""
+    """Sustained bandwidth, all network cards together; bursts ("up to") are not counted."""
     efa_interfaces: int
     """Most EFA interfaces over all network cards; 0: no EFA."""
     purchase: str
@@ -144,23 +144,23 @@ class InstanceType:
 
     @property
     def has_rdma(self) -> bool:
-        """Whether its EFA reads and writes the memory of GPUs on other hosts by itself."""
+        """True if its EFA reads and writes the memory of GPUs on other hosts by itself."""
         return self.name.startswith("p") and self.efa_interfaces > 0
 
     @property
     def copies_through_host(self) -> bool:
-        """Whether its GPUs exchange data through the host's memory: there is no NVLink."""
+        """True if its GPUs exchange data through the host's memory: there is no NVLink."""
         return self.num_gpus > 1 and not self.name.startswith("p")
 
     @property
     def tcp_gbps(self) -> float:
-        """What one container gets of the network without EFA."""
+        """Network bandwidth of one container without EFA."""
         # An awsvpc task has one interface, on network card 0; the other cards are for EFA only.
         return min(self.network_gbps, CARD_GBPS)
 
     @property
     def needs_efa(self) -> bool:
-        """Whether only EFA reaches the bandwidth that the host is sold with."""
+        """True if only EFA reaches the bandwidth that the host is sold with."""
         return self.tcp_gbps < self.network_gbps
 
 
@@ -412,7 +412,7 @@ class FileSystem:
 
     @property
     def mbps(self) -> float:
-        """What all hosts together read or write, in MB/s."""
+        """Throughput of all hosts together, in MB/s."""
         is_scratch = self.deployment == SCRATCH
         return (
             (SCRATCH_MBPS_PER_TIB if is_scratch else self.mbps_per_tib) * self.capacity_gib / 1024
@@ -444,7 +444,7 @@ class FileSystem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostPrice:
-    """What one host costs."""
+    """Price of one host."""
 
     type: str
     """Instance type."""
@@ -455,7 +455,7 @@ class HostPrice:
 
     @classmethod
     def of(cls, machine: InstanceType, *, region: str, disk_gib: int = 0) -> Self:
-        """Of a type in a region.
+        """Price of an instance type in a region.
 
         Args:
             disk_gib: root volume; 0: as large as the type has it by default.
@@ -469,13 +469,13 @@ class HostPrice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prices:
-    """What the hosts of a job cost. On demand: spot instances usually cost less."""
+    """Prices of a job's hosts. On demand: spot instances usually cost less."""
 
     region: str
     head: HostPrice
     worker: HostPrice
     spot: bool
-    """Whether worker hosts are spot instances."""
+    """True if worker hosts are spot instances."""
     nat_usd_per_hour: float | None
     """The deployment's NAT gateway; None: not known."""
     shared_usd_per_hour: float | None = 0.0
@@ -504,26 +504,17 @@ class Prices:
             shared_usd_per_hour=round(usd_shared, 6) if is_priced or not shared else None,
         )
 
-    def hosts_usd_per_hour(self, num_nodes: int) -> float | None:
-        """Of a head and ``num_nodes`` worker nodes."""
-        if self.head.usd_per_hour is None:
-            return None
-        if not num_nodes:
-            return self.head.usd_per_hour
-        if self.worker.usd_per_hour is None:
-            return None
-        return self.head.usd_per_hour + num_nodes * self.worker.usd_per_hour
-
     def usd_per_hour(self, num_nodes: int) -> float | None:
-        """The same, with the NAT gateway and the shared file system."""
-        hosts = self.hosts_usd_per_hour(num_nodes)
-        if hosts is None or self.standing_usd_per_hour is None:
+        """Price of a head, ``num_nodes`` worker nodes, NAT gateway and shared file system."""
+        worker = self.worker.usd_per_hour if num_nodes else 0.0
+        head, standing = self.head.usd_per_hour, self.standing_usd_per_hour
+        if head is None or worker is None or standing is None:
             return None
-        return hosts + self.standing_usd_per_hour
+        return head + num_nodes * worker + standing
 
     @property
     def standing_usd_per_hour(self) -> float | None:
-        """Of what the deployment has with and without jobs: NAT gateway, shared file system."""
+        """Price of what the deployment always has: NAT gateway, shared file system."""
         if self.nat_usd_per_hour is None or self.shared_usd_per_hour is None:
             return None
         return self.nat_usd_per_hour + self.shared_usd_per_hour
@@ -570,7 +561,7 @@ class Prices:
 
 
 def disk_usd_per_hour(machine: InstanceType, gib: int) -> float:
-    """Of a root volume of ``gib`` GiB with the throughput that hosts of this type have."""
+    """Price of a root volume of ``gib`` GiB with the throughput that hosts of this type have."""
     throughput = max(0, machine.root_volume_mibps - _GP3_FREE_MIBPS)
     operations = max(0, machine.root_volume_iops - _GP3_FREE_IOPS)
     month = gib * _GP3_GIB + throughput * _GP3_MIBPS + operations * _GP3_IOPS

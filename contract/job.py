@@ -20,13 +20,14 @@ from contract.errors import InputError
 from contract.instance_types import Prices
 from contract.nodes import CONTAINER, ENV_DEADLINE, ENV_JOB, ENV_JOB_SPEC, Range
 from contract.runs import check_run_name
+from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
 
 JOB_GROUP: Final = "job:"  # before a job's id: the group of its ECS tasks
 SECRETS_PREFIX: Final = "training/"  # only secrets with such names can be given to a job
 MAX_JOB_ID: Final = 36  # characters of ECS's startedBy, and so of a job's id
 #: Version of ``JobSpec``'s JSON. Raise it with every change; trainctl refuses to start jobs on a
 #: deployment that has another one.
-ORDER_VERSION: Final = 5
+ORDER_VERSION: Final = 6
 MAX_OVERRIDES: Final = 8192  # characters that ECS accepts of what a task is started with
 #: First parts of variable names that belong to this project, Ray and AWS.
 RESERVED: Final = ("TRAIN_", "RAY_", "AWS_", "ECS_")
@@ -76,6 +77,9 @@ class JobSpec:
     """From the submission to the deadline, waiting for hosts included."""
     capacity_wait_s: int = DEFAULT_CAPACITY_WAIT_S
     """How long the job waits for its head's host, and then for MIN worker nodes."""
+    grace_s: int = DEFAULT_GRACE_S
+    """Seconds between SIGTERM and SIGKILL for a program of the user's at a stop; and SIGTERM comes
+    this long before the deadline. A recipe saves a checkpoint instead."""
     idle_s: int = DEFAULT_IDLE_S
     """A worker node that has had nothing to do for this long is released."""
     recipe: str = ""
@@ -111,6 +115,7 @@ class JobSpec:
             raise _wrong("command", [*self.command], "a list whose first word is a program")
         self._check_number("max_seconds", 1, MAX_SECONDS)
         self._check_number("capacity_wait_s", 0, MAX_SECONDS)
+        self._check_number("grace_s", 0, MAX_GRACE_S)
         self._check_number("idle_s", 1, MAX_SECONDS)
         self._check_number("attempts", 1, MAX_ATTEMPTS)
         if self.on not in {*Placement}:

@@ -90,12 +90,6 @@ def checkpoint_key(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2] or 1)) if match else None
 
 
-def checkpoint_step(name: str) -> int | None:
-    """Step of a checkpoint's name, or None when ``name`` is not one."""
-    key = checkpoint_key(name)
-    return key[0] if key else None
-
-
 def check_relative(name: str, *, what: str = "name") -> str:
     """Return ``name`` if it names a file below a folder, whatever the folder is.
 

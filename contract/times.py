@@ -9,13 +9,15 @@ from typing import Final
 
 # --- a node that is told to end: SIGTERM, then SIGKILL --------------------------------------------
 PROCESS_GROUP_STOP_S: Final = 5  # workers that are about to be killed leave their process group
-COMMAND_STOP_S: Final = 20  # a user's program ends; its files are saved after that
+COMMAND_STOP_S: Final = 20  # a program that has failed, or lost a node: nothing it saves now counts
+DEFAULT_GRACE_S: Final = 60  # a program that is stopped may save; its files are copied after that
+MAX_GRACE_S: Final = 180
 CHECKPOINT_STOP_S: Final = 75  # the workers of a recipe save a checkpoint, of many GB maybe
 RECIPE_STOP_S: Final = 92  # a recipe's command: the checkpoint, then result and report
 RAY_STOP_S: Final = 10  # Ray on a job's head, after the command: its workers go with the job
 RAY_DRAIN_S: Final = 30  # Ray on a node that trains hands over what runs there; Ray's default
 COORDINATOR_DRAIN_S: Final = 1  # Ray on a head that does not train would only wait for itself
-STOP_TIMEOUT_S: Final = 110  # ECS kills a container that was told to stop; the agent allows 120
+STOP_TIMEOUT_S: Final = 270  # the ECS agent kills a container that was told to stop
 SPOT_NOTICE_S: Final = 120  # EC2 takes a spot host; the time that AWS announces
 SPOT_POLL_S: Final = 5  # between two questions whether there is such a notice; AWS's advice
 SPOT_MARGIN_S: Final = (
@@ -32,7 +34,7 @@ FILES_REFUSED_S: Final = 120  # S3 refuses a node's files for so long: time will
 
 # --- a job that reaches its deadline --------------------------------------------------------------
 HEAD_GRACE_S: Final = 120  # the head ends the job itself; after this the state machine ends it
-SWEEP_GRACE_S: Final = 300  # an execution cleans up; after this the sweep ends what is left
+SWEEP_GRACE_S: Final = 420  # an execution cleans up; after this the sweep ends what is left
 SWEEP_EVERY_S: Final = 300  # what escapes is found within this, and a day of it costs nothing
 CONSISTENT_S: Final = 10  # answers of ECS and Step Functions show what has just changed
 IDLE_HOST_S: Final = 300  # a host without a task is terminated; another job may come before

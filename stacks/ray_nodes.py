@@ -180,7 +180,8 @@ class RayNodes(Construct):
             memory_limit_mib=machine.container_memory_mib,
             gpu_count=machine.num_gpus or None,
             linux_parameters=linux,
-            stop_timeout=Duration.seconds(times.STOP_TIMEOUT_S),
+            # No stop_timeout, of which ECS documents 120 s as the most: that of the host's agent
+            # counts (stacks/host_setup.py).
             health_check=ecs.HealthCheck(
                 command=["CMD", "python", "-m", "containers.health"],
                 interval=Duration.seconds(times.HEALTH_EVERY_S),

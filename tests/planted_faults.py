@@ -120,9 +120,9 @@ FAULTS: Final = (
     ),
     Fault(
         name="ended-nodes-billed-twice",
-        file="trainctl/pricing.py",
-        old="        if task.id in known:\n            continue\n",
-        new="",
+        file="trainctl/aws/jobs.py",
+        old="[*{task.id: task for task in tasks}.values()]",
+        new="tasks",
         felt="`trainctl cost` counts a node twice for the hour in which ECS still shows it",
         tests="tests/trainctl/test_costs.py",
     ),

@@ -221,6 +221,8 @@ class Options(TypedDict, total=False):
     """What must succeed before the command starts: the network between the nodes is measured."""
     wait_minutes: float
     """How long to wait for hosts."""
+    grace: int
+    """Seconds that the command of ``code`` has to save at a stop, and before the deadline."""
     spot: bool
     """Refuse a deployment that has not spot (True) or on-demand (False) instances."""
     env: Mapping[str, str | float | Path]
@@ -244,6 +246,7 @@ _TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
     "max_cost": ((int, float), "a number"),
     "before": ((str,), "text"),
     "wait_minutes": ((int, float), "a number"),
+    "grace": ((int,), "a whole number"),
     "spot": ((bool,), "True or False"),
     "env": ((Mapping,), "a dictionary"),
     "secret": ((Mapping,), "a dictionary"),

@@ -24,17 +24,15 @@ _QUALIFIER_KEY: Final = "@aws-cdk/core:bootstrapQualifier"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Planned:
-    """Settings, and where they came from."""
+    """Settings of a deployment, and the name of the CDK's bootstrap."""
 
     settings: "Settings"
-    given: dict[str, str]
-    """By ``-c``."""
     qualifier: str
-    """Of the CDK's bootstrap."""
+    """Qualifier of the CDK's bootstrap."""
 
     @property
     def shape(self) -> Shape:
-        """What ``trainctl`` would read from the outputs."""
+        """The shape that ``trainctl`` would read from the outputs."""
         found = self.settings
         return Shape(
             preset=found.preset,
@@ -114,6 +112,4 @@ def read(folder: Path, given: dict[str, str], *, region: str = "") -> Planned:
     if not isinstance(context, dict):
         raise InputError(f"{file}: its context is no table of settings")
     found = load({**context, **given}, region=region)
-    return Planned(
-        settings=found, given=given, qualifier=str(context.get(_QUALIFIER_KEY) or _QUALIFIER)
-    )
+    return Planned(settings=found, qualifier=str(context.get(_QUALIFIER_KEY) or _QUALIFIER))

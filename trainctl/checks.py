@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from contract import nodes
 from contract import outputs as stack_outputs
 from contract.instance_types import PERSISTENT, SCRATCH, FileSystem, InstanceType
-from trainctl.aws.account import Account
+from trainctl.aws.account import Account, SharedFiles
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError, explained
 from trainctl.aws.shape import Shape
@@ -145,7 +145,7 @@ class Place:
 def of_hosts(
     place: Place, shape: Shape, zone: Zone, *, context: Mapping[str, str], is_deployed: bool
 ) -> Checks:
-    """What hosts of these types and numbers need.
+    """Checks for hosts of these types and numbers.
 
     Args:
         context: settings of the deployment that were given by ``-c``.
@@ -191,7 +191,7 @@ def of_a_deploy(
     context: Mapping[str, str],
     there: FileSystem | None,
 ) -> Checks:
-    """What a deploy needs of an account besides what its hosts need.
+    """Checks of an account for a deploy, besides those for its hosts.
 
     Args:
         missing: stacks that are not there yet.
@@ -217,7 +217,7 @@ def of_a_deploy(
 
 
 def of_a_deployment(place: Place, deployment: Deployment) -> Checks:
-    """What a job needs of the stacks that are there."""
+    """Checks of existing stacks for a job."""
     checks: Checks = {
         f"image of the {node}": partial(image, place, repository, deployment.shape.image_tag)
         for node, repository in repositories(deployment).items()
@@ -448,14 +448,14 @@ def file_system(place: Place, deployment: Deployment) -> Finding:
             place.make("deploy", {"preset": preset, "shared_storage": "none"}),
         )
     subnet = deployment.output(stack_outputs.SUBNET)
-    if subnet not in found.subnets:
+    if subnet not in found.places:
         return bad(
-            f"{name} is in {', '.join(found.subnets)}, and the hosts are in {subnet}: "
+            f"{name} is in {', '.join(found.places)}, and the hosts are in {subnet}: "
             "traffic between zones is slow and is billed",
             f"{place.make('destroy')} && {place.make('deploy', {'preset': preset})}",
         )
     fix = place.aws(f"fsx describe-file-systems --file-system-ids {name}")
-    return _of_state(name, found.lifecycle, found.reason, fix)
+    return _of_state(name, found, fix)
 
 
 def link(place: Place, deployment: Deployment) -> Finding:
@@ -470,14 +470,14 @@ def link(place: Place, deployment: Deployment) -> Finding:
     fix = place.aws(
         f"fsx describe-data-repository-associations --filters Name=file-system-id,Values={name}"
     )
-    return _of_state(found.place, found.lifecycle, found.reason, fix)
+    return _of_state(found.places[0], found, fix)
 
 
-def _of_state(name: str, lifecycle: str, reason: str, fix: str) -> Finding:
+def _of_state(name: str, found: SharedFiles, fix: str) -> Finding:
     """A finding from the ``Lifecycle`` of FSx."""
-    said = f"{name} is {lifecycle}"
-    if lifecycle in ("AVAILABLE", "UPDATING"):  # updating, it works
+    said = f"{name} is {found.lifecycle}"
+    if found.lifecycle in ("AVAILABLE", "UPDATING"):  # updating, it works
         return ok(said)
-    if lifecycle == "CREATING":
+    if found.lifecycle == "CREATING":
         return Finding("next", f"{said}: wait until it is AVAILABLE")
-    return bad(f"{said}{': ' if reason else ''}{reason}", fix)
+    return bad(f"{said}{': ' if found.reason else ''}{found.reason}", fix)

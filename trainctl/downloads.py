@@ -1,4 +1,4 @@
-"""What a run's program wrote, fetched from the bucket: its nodes' files, and what Ray saved.
+"""Download of the files that a run's program wrote: its nodes' files, and what Ray saved.
 
 Any job may write into the bucket, so the names in it become paths only through ``safe_join``, and
 all of them are checked before the first file is written.
@@ -31,9 +31,9 @@ class Wanted:
     """Bytes."""
     target: Path
     key: str = ""
-    """Of what Ray saved; empty for a node's file."""
+    """Key of what Ray saved; empty for a node's file."""
     file: SavedFile | None = None
-    """What the node's list has of it; None for what Ray saved."""
+    """Its entry in the node's list; None for what Ray saved."""
 
 
 def find(
@@ -45,7 +45,7 @@ def find(
     node: int | None = None,
     note: Callable[[str], None] = lambda _text: None,
 ) -> list[Wanted]:
-    """What there is of a run's files; links are left out.
+    """Find a run's files; links are left out.
 
     Args:
         to: folder under which they will lie, by source: ``node-0/work/last.pt``.
@@ -131,35 +131,6 @@ def _of_node(content: FileList, number: int, to: Path) -> list[Wanted]:
     ]
 
 
-def fetch(
-    bucket: Bucket,
-    run: str,
-    wanted: list[Wanted],
-    report: Callable[[int, int], None] = lambda *_: None,
-) -> None:
-    """Fetch files; what lies there already is replaced.
-
-    Args:
-        report: called before each file with the numbers of files and bytes that have been fetched.
-
-    Raises:
-        CliError: a file differs from its node's list: its job is running, and has changed it.
-        InputError: a file cannot be written.
-    """
-    done = 0
-    for number, each in enumerate(wanted):
-        report(number, done)
-        try:
-            _fetch_one(bucket, run, each)
-        except OSError as error:
-            raise InputError(
-                f"cannot write {each.target}: {error.strerror or error}. Remove what is in its "
-                "way, or give another folder"
-            ) from error
-        done += each.size
-    report(len(wanted), done)
-
-
 def _fetch_one(bucket: Bucket, run: str, wanted: Wanted) -> None:
     target = wanted.target
     folder = target.parents[wanted.name.count("/")]
@@ -203,14 +174,16 @@ def download(
     report: Callable[[str], None] = lambda _text: None,
     note: Callable[[str], None] = lambda _text: None,
 ) -> list[Wanted]:
-    """Find and fetch; return what was fetched.
+    """Find and fetch files; return what was fetched. What lies there already is replaced.
 
     Args:
         report: called with how far it is, in words.
         note: as for ``find``.
 
     Raises:
-        as ``find`` and ``fetch``.
+        UsageError: there is no such file.
+        CliError: a file differs from its node's list: its job is running, and has changed it.
+        InputError: a name in the bucket leads out of ``to``, or a file cannot be written.
     """
     try:
         is_usable = to.is_dir() or not to.exists()
@@ -224,7 +197,18 @@ def download(
     def say(files: int, size: int) -> None:
         report(f"{files} of {len(wanted)} files, {_mib(size)} of {_mib(total)} MiB")
 
-    fetch(bucket, run, wanted, say)
+    done = 0
+    for number, each in enumerate(wanted):
+        say(number, done)
+        try:
+            _fetch_one(bucket, run, each)
+        except OSError as error:
+            raise InputError(
+                f"cannot write {each.target}: {error.strerror or error}. Remove what is in its "
+                "way, or give another folder"
+            ) from error
+        done += each.size
+    say(len(wanted), total)
     return wanted
 
 

@@ -1,4 +1,4 @@
-"""Watching a job: what it waits for, what it logs, how it ended."""
+"""Watch a job: its state, its log, its end."""
 
 import contextlib
 import time
@@ -30,52 +30,40 @@ COMPLETE_AFTER: Final = timedelta(minutes=1)
 
 
 class Watch:
-    """A job that is looked at until it ends, no more often than needed."""
+    """A job that is polled until it ends, no more often than needed."""
 
     def __init__(self, deployment: Deployment, name: str) -> None:
         self._deployment, self._name = deployment, name
-        self._looked_at_nodes = False
         self.has_new_nodes = False
-        """Whether the last look has asked for its nodes."""
-        self._workers: dict[str, Task] = {}
-        self.heads: list[Task] = []
+        """True if the last look asked for its nodes."""
+        self._nodes: dict[str, Task] = {}
         self.waits = ""
-        """What it waits for, in words; empty when it runs with all that it asked for."""
+        """Reason why it waits, in words; empty when it runs with all that it asked for."""
         self._polling = Polling(is_local=deployment.is_local)
         self._changed = True
 
     def look(self) -> Job:
         """The job as it is now. Its nodes are asked for less often."""
-        jobs = self._deployment.jobs
-        job = jobs.find(self._name)
-        self.has_new_nodes = False
-        if not self._looked_at_nodes:
-            self._keep(jobs.all_nodes(job))
-        elif job.is_over or self._polling.nodes_are_due():
-            self._keep([*jobs.heads(job), *jobs.workers(job)])
+        job = self._deployment.jobs.find(self._name)
+        self.has_new_nodes = job.is_over or self._polling.nodes_are_due()
+        if self.has_new_nodes:
+            jobs = self._deployment.jobs
+            tasks = [*jobs.heads(job), *jobs.workers(job)] if self._nodes else jobs.all_nodes(job)
+            # Those that ECS has forgotten since have logs all the same.
+            self._nodes |= {task.id: task for task in tasks}
         before = self.waits
-        self.waits = "" if job.is_over else waiting(self._deployment, job, self.heads, self.workers)
+        self.waits = "" if job.is_over else waiting(self._deployment, job, self.nodes)
         self._changed = self.waits != before
         return job
+
+    @property
+    def nodes(self) -> list[Task]:
+        """All tasks that the job has had."""
+        return [*self._nodes.values()]
 
     def pause(self, *, changed: bool = False) -> None:
         """Wait until the next look; ``changed``: the caller has seen something new."""
         self._polling.wait(changed=changed or self._changed)
-
-    def _keep(self, tasks: Sequence[Task]) -> None:
-        self._looked_at_nodes = self.has_new_nodes = True
-        self.heads = [task for task in tasks if task.node != nodes.WORKER]
-        # Those that ECS has forgotten since have logs all the same.
-        self._workers |= {task.id: task for task in tasks if task.node == nodes.WORKER}
-
-    @property
-    def workers(self) -> list[Task]:
-        return [*self._workers.values()]
-
-    @property
-    def nodes(self) -> list[Task]:
-        """All tasks that the job has had, heads first."""
-        return [*self.heads, *self.workers]
 
 
 def follow(
@@ -125,10 +113,11 @@ def _follow(
     with output.Progress(clock=clock) as progress:
         while True:
             job = watch.look()
-            if len(watch.heads) > max(1, num_heads):
-                output.say("the head was lost; another one takes over")
-            num_heads = len(watch.heads)
             seen = watch.nodes
+            heads = sum(task.node != nodes.WORKER for task in seen)
+            if heads > max(1, num_heads):
+                output.say("the head was lost; another one takes over")
+            num_heads = heads
             lines = log.new(job, seen) if tail is None else log.last(job, seen, tail)
             printer.print(lines)
             tail = None
@@ -159,15 +148,15 @@ def _figures(usd: float | None, reached: Progress | None) -> str:
     return ", ".join(figures)
 
 
-def waiting(
-    deployment: Deployment, job: Job, heads: Sequence[Task], workers: Sequence[Task]
-) -> str:
-    """What a running job waits for, in words; "" when it has all that it asked for.
+def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> str:
+    """Reason why a running job waits, in words; "" when it has all that it asked for.
 
     Args:
-        workers: all that it has had. Those that have ended are replaced, and so waited for, only
+        tasks: all that it has had. Workers that have ended are replaced, and so waited for, only
             where the head has asked ECS for others.
     """
+    heads = [task for task in tasks if task.node != nodes.WORKER]
+    workers = [task for task in tasks if task.node == nodes.WORKER]
     # Those of its order: the deployment may have other hosts by now.
     own = job.spec.prices if job.spec else None
     hosts = own or deployment.shape.prices(deployment.region)
@@ -231,17 +220,15 @@ def wait_until_gone(
 
 
 def ending(deployment: Deployment, job: Job) -> str:
-    """How a job ended, in a line or two."""
-    assert job.ended is not None
-    lasted = duration(round((job.ended - job.began).total_seconds()))
+    """End of a job, its duration and its cost, in a line."""
+    found = f"{job.id}: {job.reason}, after {lasted(job)}"
     with contextlib.suppress(Exception):  # how it ended matters more than its price
-        cost = cost_of(deployment, job)
-        return f"{job.id}: {job.reason}, after {lasted}, cost {dollars(cost.usd)}"
-    return f"{job.id}: {job.reason}, after {lasted}"
+        found += f", cost {dollars(cost_of(deployment, job).usd)}"
+    return found
 
 
 def progress_of(deployment: Deployment, job: Job) -> Progress | None:
-    """How far a running job's run is; None where it has not written that, or is over."""
+    """Progress of a running job's run; None if it has written none, or is over."""
     if job.is_over or not job.run:
         return None
     content = deployment.bucket.read_of_run(job.run, PROGRESS_FILE)
@@ -253,7 +240,7 @@ def progress_of(deployment: Deployment, job: Job) -> Progress | None:
 
 
 def lasted(job: Job) -> str:
-    """How long a job has run so far, or ran."""
+    """Duration of a job so far, or in all."""
     return duration(round(((job.ended or datetime.now(tz=UTC)) - job.began).total_seconds()))
 
 

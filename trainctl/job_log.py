@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from contract import nodes
 from trainctl import output
 from trainctl.aws.jobs import Job
-from trainctl.aws.logs import PAGE_LINES, LogLine, NodeLogs
+from trainctl.aws.logs import LogLine, NodeLogs
 from trainctl.aws.tasks import Task
 
 if TYPE_CHECKING:
@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 #: Lines may come to CloudWatch later than newer ones of other nodes, by as much as this. Lines
 #: that were read before are known by their ids.
 _LATE_MS: Final = 30_000
-#: So many lines of a node are read at least, that those with the same time are known.
-_END_LINES: Final = 100
-#: Clocks of this machine and of AWS may differ by as much as this.
+#: Clocks of this machine and of AWS may differ by as much as this. The end of a log is looked for
+#: in this time before now, and then in ten times as much.
 _SKEW_MS: Final = 600_000
 #: States of a task in which it cannot have written yet.
 _NOT_STARTED: Final = ("PROVISIONING", "PENDING", "ACTIVATING")
@@ -50,7 +49,7 @@ class Wanted:
 
     @property
     def filter(self) -> str:
-        """What of it CloudWatch can do; it may let more lines pass."""
+        """Filter pattern for CloudWatch, which may let more lines pass."""
         if self.pattern is None or self.pattern.flags & re.IGNORECASE:
             return ""
         return f"%{self.pattern.pattern}%" if _PLAIN.fullmatch(self.pattern.pattern) else ""
@@ -60,7 +59,7 @@ ALL: Final = Wanted()
 
 
 class JobLog:
-    """What the nodes of a job have written, each line once.
+    """Lines of all nodes of a job, each once.
 
     Lines are in the order of their times, as far as they were there at the same call.
     """
@@ -70,71 +69,61 @@ class JobLog:
         self._known: set[str] = set()
         self._newest = 0
         self._seen: dict[str, int] = {}
-        self._ends: dict[str, int] = {}
-        """Of nodes of which only the end was read: the time of the last line of it."""
-        self._of_ends: set[tuple[str, int, str]] = set()
 
     def new(self, job: Job, tasks: Sequence[Task]) -> list[LogLine]:
-        """What is new since the last call. ``tasks``: the job's nodes."""
-        wanted = self._wanted
-        began = _ms(max(job.began, wanted.since) if wanted.since else job.began)
-        # A node's clock may differ; what must not be shown is only what a user has excluded.
-        first = began if wanted.since else began - _SKEW_MS
+        """Lines that are new since the last call. ``tasks``: the job's nodes."""
+        first = self._first(job)
         again = max(first, self._newest, _ms(datetime.now(tz=UTC)) - _SKEW_MS)
-        read = [task for task in tasks if self._has_started(task)]
+        read = self._started(tasks)
         lines: list[LogLine] = []
         for since, some in (
             (first, [task for task in read if task.id not in self._known]),
             (again - _LATE_MS, [task for task in read if task.id in self._known]),
         ):
             if some:
-                lines += self._logs.lines(some, since=max(first, since), pattern=wanted.filter)
-        self._known |= {task.id for task in read}
-        fresh = [
-            line for line in lines if line.id not in self._seen and not self._is_of_an_end(line)
+                lines += self._lines(some, since=max(first, since))
+        return self._fresh(read, lines)
+
+    def last(self, job: Job, tasks: Sequence[Task], number: int) -> list[LogLine]:
+        """The last ``number`` of the lines that are wanted; ``new`` continues after them."""
+        first, end = self._first(job), _ms(job.ended or datetime.now(tz=UTC))
+        read, since = self._started(tasks), end - _SKEW_MS
+        lines = self._lines(read, since=max(first, since))
+        while sum(map(self._wanted.has, lines)) < number and since > first:
+            since = end - 10 * (end - since)
+            lines = self._lines(read, since=max(first, since))
+        self._newest = since + _LATE_MS  # nothing before that is read again
+        fresh = self._fresh(read, lines)
+        return fresh[max(0, len(fresh) - number) :]
+
+    def _first(self, job: Job) -> int:
+        """Time of the first line that may be shown."""
+        if self._wanted.since:
+            return _ms(max(job.began, self._wanted.since))
+        # A node's clock may differ, and only what a user has excluded must not be shown.
+        return _ms(job.began) - _SKEW_MS
+
+    def _started(self, tasks: Sequence[Task]) -> list[Task]:
+        """Those of the wanted nodes that can have written something."""
+        only = self._wanted.task
+        return [
+            task
+            for task in tasks
+            if task.status not in _NOT_STARTED and (only is None or task.id == only)
         ]
+
+    def _lines(self, tasks: Sequence[Task], *, since: int) -> list[LogLine]:
+        return self._logs.lines(tasks, since=since, pattern=self._wanted.filter)
+
+    def _fresh(self, read: Sequence[Task], lines: Sequence[LogLine]) -> list[LogLine]:
+        """The wanted ones of the lines that were not read before, in the order of their times."""
+        self._known |= {task.id for task in read}
+        fresh = [line for line in lines if line.id not in self._seen]
         self._newest = max([self._newest, *(line.at for line in fresh)])
         self._seen |= {line.id: line.at for line in fresh}
         oldest = self._newest - _LATE_MS
         self._seen = {name: at for name, at in self._seen.items() if at >= oldest}
-        return [line for line in sorted(fresh, key=lambda line: line.at) if wanted.has(line)]
-
-    def last(self, job: Job, tasks: Sequence[Task], number: int) -> list[LogLine]:
-        """The last ``number`` lines of those that are wanted; ``new`` goes on after them."""
-        wanted = self._wanted
-        if wanted.node is not None or wanted.pattern is not None or number > PAGE_LINES:
-            return end_of(self.new(job, tasks), number)
-        since = _ms(wanted.since) if wanted.since else 0
-        ends: list[LogLine] = []
-        for task in tasks:
-            if self._has_started(task):
-                found = self._logs.last(task, max(number, _END_LINES), since=since)
-                ends += found
-                if found:
-                    self._known.add(task.id)
-                    self._ends[task.id] = max(line.at for line in found)
-        self._newest = max([self._newest, *self._ends.values()])
-        self._of_ends = {_key(line) for line in ends}
-        return end_of(sorted(ends, key=lambda line: line.at), number)
-
-    def _is_of_an_end(self, line: LogLine) -> bool:
-        """Whether ``last`` has passed it already; its lines have no ids."""
-        end = self._ends.get(line.task.id, -1)
-        return line.at < end or (line.at == end and _key(line) in self._of_ends)
-
-    def _has_started(self, task: Task) -> bool:
-        if task.status in _NOT_STARTED:
-            return False
-        return self._wanted.task is None or task.id == self._wanted.task
-
-
-def end_of(lines: Sequence[LogLine], number: int) -> list[LogLine]:
-    """The last ``number`` lines."""
-    return [*lines[max(0, len(lines) - number) :]]
-
-
-def _key(line: LogLine) -> tuple[str, int, str]:
-    return line.task.id, line.at, line.text
+        return [line for line in sorted(fresh, key=lambda line: line.at) if self._wanted.has(line)]
 
 
 def _ms(moment: datetime) -> int:
@@ -142,7 +131,7 @@ def _ms(moment: datetime) -> int:
 
 
 def label(line: LogLine) -> str:
-    """What a line begins with: nothing on the head, and the node's number, which it has already,
+    """Prefix of a line: nothing on the head, and the node's number, which it has already,
     where a program runs on all nodes."""
     if line.task.node != nodes.WORKER or nodes.labelled_node(line.text) is not None:
         return ""

@@ -18,6 +18,7 @@ from contract.job import (
     SECRETS_PREFIX,
 )
 from contract.nodes import Range
+from contract.times import DEFAULT_GRACE_S, MAX_GRACE_S
 from trainctl import bandwidth_gate, completion
 from trainctl.aws.errors import UsageError
 from trainctl.aws.shape import Shape
@@ -122,6 +123,15 @@ class JobOptions:
             help="How long to wait for hosts; then it ends as no capacity.",
         ),
     ] = DEFAULT_CAPACITY_WAIT_S / 60
+    grace: Annotated[
+        int,
+        typer.Option(
+            "--grace",
+            metavar="SECONDS",
+            help="Time that the command of --code has to save when it is told to end (SIGTERM): "
+            f"at a stop, and before the deadline; at most {MAX_GRACE_S}.",
+        ),
+    ] = DEFAULT_GRACE_S
     spot: Annotated[
         bool | None,
         typer.Option(
@@ -172,6 +182,13 @@ class JobOptions:
             raise UsageError(
                 f"--wait-minutes is {self.wait_minutes:g}: it must be above 0 and at most "
                 f"{_MAX_WAIT_MINUTES:g}"
+            )
+        if not 0 <= self.grace <= MAX_GRACE_S:
+            raise UsageError(f"--grace is {self.grace}: it must be from 0 to {MAX_GRACE_S} seconds")
+        if self.grace != DEFAULT_GRACE_S and not self.code:
+            raise UsageError(
+                "--grace is for programs of your own (--code): a recipe saves a checkpoint when it "
+                "is told to end"
             )
         if self.spot is not None and self.spot != shape.spot:
             has, wanted = ("spot", "on-demand") if shape.spot else ("on-demand", "spot")

@@ -235,6 +235,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         on=on,
         max_seconds=max_seconds,
         capacity_wait_s=min(round(given.wait_minutes * 60), max_seconds),
+        grace_s=given.grace,
         variables=from_here,
         secrets=from_secrets,
         prices=prices,

@@ -1,4 +1,4 @@
-"""What a job can cost before it starts, and what it has cost: at list prices.
+"""Maximum cost of a job before it starts, and its cost so far, at list prices.
 
 ``docs/cost.md`` explains the figures, and a test computes its example with this module.
 """
@@ -12,7 +12,7 @@ from contract import nodes, times
 from contract.instance_types import PRICED_REGION, Prices
 from contract.job import JobStatus
 from trainctl.aws.deployment import Deployment
-from trainctl.aws.jobs import EndedTask, Job
+from trainctl.aws.jobs import Job
 from trainctl.aws.shape import Shape
 from trainctl.aws.tasks import Task
 
@@ -31,68 +31,64 @@ class Maximum:
 
     usd_per_hour: float | None
     """With all worker nodes and the NAT gateway."""
-    surplus_usd: float | None
-    """Of the hosts that managed scaling may start too many."""
+    surplus_usd: float
+    """Cost of the hosts that managed scaling may start too many."""
     max_seconds: int
     """Deadline after the submission."""
 
     @classmethod
     def of(cls, prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> "Maximum":
-        """Of a job with up to ``num_nodes`` worker nodes."""
+        """Maximum cost of a job with up to ``num_nodes`` worker nodes."""
         # A group that is full cannot start one more.
         heads = min(1, shape.max_heads - 1)
         workers = min(1, shape.max_workers - num_nodes) if num_nodes else 0
-        hours = times.SURPLUS_HOST_S / 3600
-        surplus: float | None = 0.0
-        for number, host in ((heads, prices.head), (workers, prices.worker)):
-            if number and surplus is not None:
-                hourly = host.usd_per_hour
-                surplus = None if hourly is None else surplus + number * hourly * hours
+        hourly = heads * (prices.head.usd_per_hour or 0)
+        hourly += workers * (prices.worker.usd_per_hour or 0)
         return cls(
             usd_per_hour=prices.usd_per_hour(num_nodes),
-            surplus_usd=surplus,
+            surplus_usd=hourly * times.SURPLUS_HOST_S / 3600,
             max_seconds=max_seconds,
         )
 
     @property
     def usd(self) -> float | None:
-        if self.usd_per_hour is None or self.surplus_usd is None:
+        if self.usd_per_hour is None:
             return None
         return self.usd_per_hour * (self.max_seconds + times.JOB_TAIL_S) / 3600 + self.surplus_usd
 
     def seconds_for(self, usd: float) -> int | None:
         """The longest deadline, in seconds after the submission, with which the maximum stays
         within ``usd``; may be 0 or less. None where a price is missing."""
-        if self.usd_per_hour is None or self.surplus_usd is None:
+        if self.usd_per_hour is None:
             return None
         return int((usd - self.surplus_usd) / self.usd_per_hour * 3600 - times.JOB_TAIL_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What a job has cost so far."""
+    """Cost of a job so far."""
 
     usd: float | None
-    """Of its hosts while its nodes ran, disks included; None: not known."""
+    """Cost of its hosts while its nodes ran, disks included; None: not known."""
     nat_usd: float | None
-    """Of the NAT gateway in the meantime."""
+    """Cost of the NAT gateway in the meantime."""
     shared_usd: float | None
-    """Of the shared file system in the meantime."""
+    """Cost of the shared file system in the meantime."""
     seconds: dict[str, float] | None
-    """How long its nodes ran, by kind; None: not known."""
+    """Run time of its nodes, by kind; None: not known."""
     why_unknown: str = ""
     """Why ``usd`` is None, in a phrase."""
 
 
 def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = None) -> Cost:
-    """What a job has cost so far, with the hosts and prices of its order.
+    """Cost of a job so far, with the hosts and prices of its order.
 
     Args:
         deployment: where it ran.
         job: which.
-        tasks: its nodes, where they have been asked for already.
+        tasks: all nodes that it has had, where they have been asked for already.
     """
-    jobs, now = deployment.jobs, datetime.now(tz=UTC)
+    now = datetime.now(tz=UTC)
     prices = job.spec.prices if job.spec else None
     ran_s = ((job.ended or now) - job.began).total_seconds()
     hourly = (prices.nat_usd_per_hour, prices.shared_usd_per_hour) if prices else (None, None)
@@ -100,11 +96,10 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
     kept = timedelta(days=deployment.shape.log_retention_days)
     seconds = None
     if now - job.began < kept:
-        seen = [*jobs.heads(job), *jobs.workers(job)] if tasks is None else tasks
-        ended = jobs.ended_tasks(job)  # after them: what ends in between is among these
+        tasks = deployment.jobs.all_nodes(job) if tasks is None else tasks
         # A job without any node has cost nothing, but none succeeds without one.
-        if ended or seen or job.status != JobStatus.SUCCEEDED:
-            seconds = _seconds(ended, seen, now=now)
+        if tasks or job.status != JobStatus.SUCCEEDED:
+            seconds = _seconds(tasks, now=now)
     why = ""
     if seconds is None:
         why = (
@@ -123,9 +118,9 @@ def cost_of(deployment: Deployment, job: Job, tasks: Sequence[Task] | None = Non
 
 
 def usd_so_far(job: Job, tasks: Sequence[Task], *, now: datetime) -> float | None:
-    """What a running job's hosts have cost, in US dollars, by the nodes that it has had; None: not
+    """Cost of a running job's hosts, in US dollars, by the nodes that it has had; None: not
     known. Asks AWS for nothing."""
-    prices, seconds = job.spec and job.spec.prices, _seconds((), tasks, now=now)
+    prices, seconds = job.spec and job.spec.prices, _seconds(tasks, now=now)
     return _usd(prices, seconds) if prices and seconds else None
 
 
@@ -141,22 +136,10 @@ def _usd(prices: Prices, seconds: Mapping[str, float]) -> float | None:
     return usd
 
 
-def _seconds(
-    ended: Sequence[EndedTask], seen: Sequence[Task], *, now: datetime
-) -> dict[str, float] | None:
-    """How long nodes ran, by kind; None where one of them ended and nothing tells when.
-
-    Args:
-        ended: from ECS's events, which come within seconds of an end.
-        seen: what ECS knows now; of tasks that it has forgotten, only the id.
-    """
+def _seconds(tasks: Sequence[Task], *, now: datetime) -> dict[str, float] | None:
+    """Run time of nodes, by kind; None if one has ended at an unknown time."""
     seconds = {nodes.HEAD: 0.0, nodes.WORKER: 0.0}
-    for each in ended:
-        seconds[each.node] += each.seconds
-    known = {each.id for each in ended}
-    for task in seen:
-        if task.id in known:
-            continue
+    for task in tasks:
         if task.has_stopped and task.stopped is None:
             return None
         if task.pulled is not None:

@@ -35,12 +35,12 @@ class Checkpoint:
     size: int
     """In bytes."""
     is_complete: bool
-    """Whether all of its files are there; only such a checkpoint is used."""
+    """True if all of its files are there; only such a checkpoint is used."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What the bucket has of a run."""
+    """Summary of a run from its files in the bucket."""
 
     name: str
     recipe: str
@@ -54,7 +54,7 @@ class Run:
     updated: datetime
     """When its newest file was written."""
     size: int
-    """Of all its files, in bytes."""
+    """Size of all its files, in bytes."""
 
 
 def newest(bucket: Bucket, *, limit: int, running: Collection[str]) -> list[Run]:
@@ -100,7 +100,7 @@ def _run(bucket: Bucket, name: str, *, running: Collection[str]) -> Run:
         recipe=str(config.get("recipe", "")),
         state=RUNNING if name in running else _ended(bucket, prefix, files, result),
         step=max([*steps, *(each for each in done if isinstance(each, int))], default=None),
-        measure=_main_measure(result),
+        measure=next(iter(measures(result)), ""),
         updated=max(each.modified for each in files),
         size=sum(each.size for each in files),
     )
@@ -109,7 +109,7 @@ def _run(bucket: Bucket, name: str, *, running: Collection[str]) -> Run:
 def _ended(
     bucket: Bucket, prefix: str, files: Sequence[Stored], result: Mapping[str, object]
 ) -> str:
-    """How the run's last job ended; its result where no job trained it."""
+    """End of the run's last job; the run's result where no job trained it."""
     folder = f"{prefix}{runs.JOBS_DIR}/"
     records = [each for each in files if each.key.startswith(folder) and each.key.endswith(".json")]
     if records:
@@ -121,13 +121,14 @@ def _ended(
     return str(result.get("status", ""))
 
 
-def _main_measure(result: Mapping[str, object]) -> str:
+def measures(result: Mapping[str, object]) -> list[str]:
+    """The measures of a ``result.json`` in words, those that its recipe declares first."""
+    # A run may be of a recipe that this version does not know.
     known = [recipe for recipe in recipes.ALL if recipe.name == result.get("recipe")]
     declared = [measure for recipe in known for measure in recipe.measures]
     found = measures_of(result)
-    order = [*(each.name for each in declared), *found]
-    name = next((each for each in order if each in found), None)
-    return "" if name is None else described(name, declared).phrase(found[name])
+    names = dict.fromkeys([*(each.name for each in declared), *found])
+    return [described(name, declared).phrase(found[name]) for name in names if name in found]
 
 
 def checkpoints(bucket: Bucket, run: str) -> list[Checkpoint] | None:
@@ -162,7 +163,7 @@ def _checkpoints(bucket: Bucket, prefix: str, files: Sequence[Stored]) -> list[C
 
 
 def _is_complete(bucket: Bucket, parts: Mapping[str, Stored]) -> bool:
-    """Whether a checkpoint has its manifest, which is written last, and every file in it.
+    """Check that a checkpoint has its manifest, which is written last, and every file in it.
 
     Contents are not compared: training does that before it uses one.
     """

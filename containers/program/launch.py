@@ -81,6 +81,8 @@ class LaunchSpec:
     """``s3://bucket`` in which the program's files are kept; empty: nowhere."""
     deadline: float = math.inf
     """Unix time at which the job is told to end."""
+    grace_s: int = times.DEFAULT_GRACE_S
+    """Seconds between SIGTERM and SIGKILL where what the program saves then counts."""
 
     def to_json(self) -> str:
         values = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -174,13 +174,14 @@ def unfit(seats: Sequence[Seat]) -> list[Seat]:
     return found
 
 
-def end_programs(seats: Sequence[Seat]) -> None:
-    """Tell a program to end, and wait until it has on all nodes that are still there."""
+def end_programs(seats: Sequence[Seat], within_s: float) -> None:
+    """Tell a program to end, and wait until it has on all nodes that are still there; SIGKILL comes
+    after ``within_s`` seconds."""
     waits = {seat.wait: seat for seat in seats if seat.wait is not None}
     for seat in waits.values():
-        seat.launcher.stop.remote(times.COMMAND_STOP_S)
+        seat.launcher.stop.remote(within_s)
     if waits:
-        ray.wait([*waits], num_returns=len(waits), timeout=times.COMMAND_STOP_S + ANSWER_S)
+        ray.wait([*waits], num_returns=len(waits), timeout=within_s + ANSWER_S)
     for wait, seat in waits.items():
         with contextlib.suppress(RayError):  # lost, or about to be
             seat.ended = ray.get(wait, timeout=0)
@@ -462,7 +463,9 @@ class Group:
             ends = [seat.ended for seat in self._seats]
             step = after(ends, is_lost=lost, can_grow=self._can_grow())
         self._ran_s = time.monotonic() - self._began  # what it writes last may take long
-        saved = self._end_all()
+        # After a failure, or a loss without notice, what the program saves now does not count.
+        counts = step in (Next.WAIT, Next.AGAIN) and not self._is_surprised
+        saved = self._end_all(self._told.grace_s if counts else times.COMMAND_STOP_S)
         if step is Next.AGAIN:
             return None
         if step is Next.FAILED:
@@ -539,13 +542,16 @@ class Group:
         self._is_surprised |= is_lost
         return is_lost
 
-    def _end_all(self) -> list[str]:
+    def _end_all(self, within_s: float = times.COMMAND_STOP_S) -> list[str]:
         """End the program wherever it runs, and save its files: all, unless the job must end.
+
+        Args:
+            within_s: seconds between SIGTERM and SIGKILL.
 
         Returns:
             What is lost, as ``save_all``.
         """
-        end_programs(self._seats)
+        end_programs(self._seats, within_s)
         return save_all(self._seats, lambda: self._stopped, self._told.deadline)
 
 

@@ -10,10 +10,12 @@ Unlike AWS: every task has a host at once, unless a file says how many there are
 time, and all tasks share one machine's processors. See docs/limits.md.
 """
 
+import base64
 import json
 import logging
 import math
 import os
+import re
 import resource
 import threading
 import time
@@ -31,7 +33,14 @@ from contract.nodes import CONTAINER_USER, ENV_NUM_GPUS
 from contract.runs import safe_join
 from rehearsal.engine import LABEL
 from rehearsal.ministack import ecs_hosts, ecs_runtime
-from rehearsal.ministack.internals import concurrency, ecs, eventbridge, responses, servicediscovery
+from rehearsal.ministack.internals import (
+    concurrency,
+    ec2,
+    ecs,
+    eventbridge,
+    responses,
+    servicediscovery,
+)
 from rehearsal.ministack.switches import Strict, is_strict
 
 log = logging.getLogger("ecs-runtime")
@@ -74,7 +83,18 @@ def stop_timeout(task: Task) -> int:
     """Seconds between SIGTERM and SIGKILL: the longest of a task's containers."""
     key = ecs._resolve_td_key(task["taskDefinitionArn"])
     definitions = (ecs._task_defs.get(key) or {}).get("containerDefinitions", [])
-    return max(int(each.get("stopTimeout") or STOP_TIMEOUT_S) for each in definitions)
+    of_agent = agent_stop_timeout()
+    return max(int(each.get("stopTimeout") or of_agent) for each in definitions)
+
+
+def agent_stop_timeout() -> int:
+    """The setting of the ECS agent in the user data of hosts, which is the same for all of them."""
+    for template in ec2._launch_templates.values():
+        for version in template["Versions"]:
+            script = base64.b64decode(version["LaunchTemplateData"].get("UserData", "")).decode()
+            if found := re.search(r"ECS_CONTAINER_STOP_TIMEOUT=(\d+)s", script):
+                return int(found[1])
+    return STOP_TIMEOUT_S
 
 
 def say(service: dict[str, Any], message: str) -> None:

@@ -101,6 +101,7 @@ ec2 = _module(
     "_delete_placement_group",
     "_flow_logs",
     "_instances",
+    "_launch_templates",
     "_lt_data_xml",
     "_nat_gateways",
     "_network_interfaces",

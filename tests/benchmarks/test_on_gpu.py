@@ -41,5 +41,7 @@ def test_a_step_that_hangs_is_ended_with_what_it_started_and_the_reason_is_kept(
 
 
 def test_a_step_that_fails_says_so(tmp_path: Path) -> None:
-    outcome = on_gpu.run([sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log", limit_s=9)
+    outcome = on_gpu.run(
+        [sys.executable, "-c", "raise SystemExit(3)"], tmp_path / "log", limit_s=120
+    )
     assert on_gpu.in_words(outcome).startswith("failed with exit code 3")

@@ -361,19 +361,25 @@ def test_a_job_ends_for_a_reason_with_a_code_of_its_own(code: int) -> None:
     ("recipe", "on", "seconds"),
     [
         ("fsdp", Placement.HEAD, times.RECIPE_STOP_S),
-        ("", Placement.HEAD, times.COMMAND_STOP_S),
-        ("", Placement.NODES, 90),  # 20 s to end, and then its files are saved
+        ("", Placement.HEAD, 100),
+        ("", Placement.NODES, 170),  # and then its files are saved
     ],
 )
-def test_a_recipe_that_is_told_to_stop_has_time_for_its_checkpoint(
-    recipe: str, on: Placement, seconds: int
-) -> None:
-    life = Life(lasts=math.inf, stops_in=math.inf, recipe=recipe, on=on)
+def test_what_is_told_to_stop_has_time_to_save(recipe: str, on: Placement, seconds: int) -> None:
+    life = Life(lasts=math.inf, stops_in=math.inf, recipe=recipe, on=on, grace_s=100)
     life.clock.at(10, life.job.stop)
     assert life.run() == exits.TERMINATED
     (command,) = life.commands
     assert command.told is not None
     assert command.killed == pytest.approx(command.told + seconds, abs=0.2)
+
+
+@pytest.mark.parametrize(("max_seconds", "told"), [(900, 810), (200, 850)])
+def test_a_program_is_told_to_end_before_the_deadline(max_seconds: int, told: float) -> None:
+    life = Life(lasts=math.inf, stops_in=50, deadline=900, grace_s=90, max_seconds=max_seconds)
+    assert life.run() == exits.DEADLINE
+    assert life.commands[0].told == pytest.approx(told, abs=0.3)
+    assert life.commands[0].killed is None
 
 
 @pytest.mark.parametrize(
@@ -576,7 +582,9 @@ def on_head(
     monkeypatch.setattr(
         code, "prepare", lambda _spec, folder, **_: Prepared(folder=folder, environment={})
     )
-    own = replace(ordered(command=words, on=Placement.HEAD), deadline=time.time() + lasts)
+    own = replace(
+        ordered(command=words, on=Placement.HEAD, max_seconds=lasts), deadline=time.time() + lasts
+    )
     every_s, quiet_s = (0.05, 0) if clock is time else (30, 5)
     return job.Job(
         own,

@@ -1,10 +1,9 @@
-"""A head and a worker on two hosts: they find each other, train together, and end as they should.
+"""A head and a worker on two hosts: they find each other, and end as they should.
 
 The hosts are network namespaces of this machine, each with an address and an interface of its own,
-so that nothing can work by accident over loopback. Real Ray, real entry point, real training.
+so that nothing can work by accident over loopback. Real Ray, real entry point.
 """
 
-import json
 import os
 import secrets
 import shutil
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from contract import exits, runs
+from contract import exits
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
@@ -143,34 +142,13 @@ def wait_for_health(host: Host, kind: str) -> None:
 
 
 @pytest.mark.long
-def test_two_nodes_train_one_model_and_leave_when_told_or_without_a_head(
-    hosts: tuple[Host, Host], tmp_path: Path
-) -> None:
+def test_two_nodes_leave_when_told_or_without_a_head(hosts: tuple[Host, Host]) -> None:
     head, worker = hosts
     first = worker.start("worker")
     wait_until(lambda: "waiting for the head" in worker.said(), seconds=60, what="worker waits")
     coordinator = head.start("head")
     wait_for_health(head, "head")
     wait_for_health(worker, "worker")
-
-    def nodes() -> int:
-        status = head.run("ray.scripts.scripts", "status", "--address", f"{HEAD}:6379")
-        return status.stdout.count("\n 1 node_")
-
-    # `ray status` looks every few seconds.
-    wait_until(lambda: nodes() == 2, seconds=60, what="ray status shows both nodes")
-
-    # One CPU on each: the two ranks cannot be on the same node.
-    run = head.run(
-        *("training.launch", "ddp", "--workers", "2", "--preset", "digits", "--epochs", "4"),
-        *("--storage", str(tmp_path / "runs"), "--run", "two"),
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    result = json.loads((tmp_path / "runs" / "two" / runs.RESULT_FILE).read_text())
-    assert result["status"] == "succeeded"
-    assert result["world_size"] == 2
-    assert result["accuracy"] >= 0.95
-    assert (tmp_path / "runs" / "two" / runs.REPORT_FILE).is_file()
 
     # A node with another token is refused, and says that it is the token.
     stranger = worker.run("containers", "worker", RAY_AUTH_TOKEN="another-token-of-20-chars")

@@ -33,17 +33,13 @@ IN_ORDER = [
         "a job's head releases its workers before ECS kills it",
     ),
     (
-        times.COMMAND_STOP_S + times.RAY_STOP_S,
-        times.STOP_TIMEOUT_S,
-        "a job's head ends by itself before ECS kills it",
-    ),
-    (
-        times.COMMAND_STOP_S + times.FILES_SAVE_S + times.FILES_SLACK_S + times.RAY_STOP_S,
+        times.MAX_GRACE_S + times.FILES_SAVE_S + times.FILES_SLACK_S + times.RAY_STOP_S,
         times.STOP_TIMEOUT_S,
         "a program's files are saved before ECS kills the container",
     ),
     (
-        times.COMMAND_STOP_S + times.FILES_SAVE_S + times.FILES_SLACK_S + times.RAY_STOP_S,
+        # SIGTERM comes so long before the deadline.
+        times.FILES_SAVE_S + times.FILES_SLACK_S + times.RAY_STOP_S,
         times.HEAD_GRACE_S,
         "a program's files are saved before the state machine ends a job at its deadline",
     ),
@@ -52,7 +48,11 @@ IN_ORDER = [
     (checks._DRIVER_S, times.HOST_CHECK_S - 15, "a driver that hangs is reported in time"),
     (times.RAY_DRAIN_S, times.STOP_TIMEOUT_S, "Ray drains before ECS kills the container"),
     (times.COORDINATOR_DRAIN_S, times.RAY_STOP_S, "a job's Ray drains before the head kills it"),
-    (times.STOP_TIMEOUT_S, times.SPOT_NOTICE_S, "ECS stops a task before its host goes"),
+    (
+        times.RECIPE_STOP_S + times.RAY_STOP_S,
+        times.SPOT_NOTICE_S,
+        "a service's task that ECS stops for a notice ends before its host goes",
+    ),
     (
         times.SPOT_POLL_S + times.RAY_DRAIN_S + times.SPOT_MARGIN_S,
         times.SPOT_NOTICE_S,

@@ -12,7 +12,7 @@ from contract.files import Claim, FileList, SavedFile, base_from_json, base_to_j
 from contract.instance_types import HostPrice, Prices
 from contract.job import JobSpec, JobStatus, Outcome, record_json
 from contract.nodes import ClusterSize, Range
-from contract.runs import check_relative, check_run_name, checkpoint_step
+from contract.runs import check_relative, check_run_name, checkpoint_key
 from tests.fuzzing import TooLongError, fuzz, fuzz_text
 
 HOST = HostPrice(type="g5.xlarge", disk_gib=200, usd_per_hour=1.0)
@@ -64,7 +64,7 @@ def test_no_reader_hides_a_hang(reader: Callable[[Callable[[], None]], None]) ->
 
 def test_names() -> None:
     fuzz_text("my-run.1", check_run_name, InputError)
-    fuzz_text("step-00000010", checkpoint_step)
+    fuzz_text("step-00000010", checkpoint_key)
     fuzz_text("a/b/c.txt", check_relative, InputError)
 
 

@@ -33,10 +33,12 @@ IDLE_S = 10
 GO = "/tmp/go"
 
 
-def submit(rehearsal: Rehearsal, code: Path, run: str, *words: str) -> str:
-    """Start a program on two nodes; return the job's id."""
+def submit(
+    rehearsal: Rehearsal, code: Path, run: str, *words: str, more: Sequence[str] = ()
+) -> str:
+    """Start a program on two nodes, with more options; return the job's id."""
     options = ("--code", str(code), "--nodes", "2", "--run", run, "--env", "OMP_NUM_THREADS=1")
-    done = trainctl(rehearsal, "submit", *options, "--yes", "--", *words)
+    done = trainctl(rehearsal, "submit", *options, *more, "--yes", "--", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -149,7 +151,7 @@ def start_sleeping(rehearsal: Rehearsal, like: str, *, then: Sequence[str]) -> s
     ("words", "file", "victim"),
     [
         pytest.param(
-            ("torchrun", "train.py", "--save-every", "200", "--steps", "8000"),
+            ("torchrun", "train.py", "--save-every", "200", "--steps", "20000"),
             "work/checkpoint.pt",
             WORKER,
             id="ddp",
@@ -191,3 +193,20 @@ def test_a_program_that_loses_a_node_resumes_from_what_it_has_saved(
     result = json.loads(re.findall(r"result (\{.*\})", log)[-1])
     assert result["world_size"] == 2
     assert str(max(result.get("steps", 0), result.get("epoch", 0))) == words[-1]
+
+
+@pytest.mark.timeout(900)
+def test_a_program_that_is_stopped_has_the_time_that_it_was_given(
+    deployment: Rehearsal, tmp_path: Path
+) -> None:
+    """More than the 30 s after which ECS kills a container by default, and than ECS's 120 s less
+    what copying the files may take."""
+    (tmp_path / "train.sh").write_text(
+        "trap 'sleep 75; echo done >late; exit 0' TERM; echo up; while :; do sleep 0.2; done"
+    )
+    job = submit(deployment, tmp_path, "late", "sh", "train.sh", more=("--grace", "90"))
+    watch = Watch(deployment, job)
+    watch.wait_for("up", times=2)
+    stopped = trainctl(deployment, "stop", job, "--yes", timeout_s=400)
+    assert stopped.returncode == exits.OK, stopped.stderr
+    assert watch.is_saved("late", "work/late")

@@ -94,7 +94,8 @@ def containers_run(rehearsal: Rehearsal) -> bool:
         pytest.param(
             "deploy CoreStack", cloudformation_makes_a_stack, 0.0, marks=pytest.mark.night
         ),
-        pytest.param(SUBMIT, containers_run, 1.0, marks=pytest.mark.night),
+        # Without a network it trains on digits: the start of the command is the same.
+        pytest.param(SUBMIT.partition(" --data")[0], containers_run, 1.0, marks=pytest.mark.night),
     ],
     ids=["emulator starts", "stack is made", "job starts"],
 )

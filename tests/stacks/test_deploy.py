@@ -354,6 +354,7 @@ def worker_interfaces() -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.night
 def test_a_shared_file_system_grows_in_place_and_is_not_destroyed_before_all_is_exported(
     tmp_path: Path, synth: Synth
 ) -> None:

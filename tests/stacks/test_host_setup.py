@@ -122,7 +122,7 @@ def test_a_gpu_host_joins_measures_its_gpus_and_pulls_its_image(tmp_path: Path) 
         "ECS_CLUSTER": "training",
         "ECS_INSTANCE_ATTRIBUTES": '{"training.node": "worker"}',
         "ECS_IMAGE_PULL_BEHAVIOR": "prefer-cached",
-        "ECS_CONTAINER_STOP_TIMEOUT": "110s",
+        "ECS_CONTAINER_STOP_TIMEOUT": "270s",
         "ECS_ENABLE_TASK_IAM_ROLE": "true",
         "ECS_AWSVPC_BLOCK_IMDS": "true",
         "ECS_ENABLE_GPU_SUPPORT": "true",

@@ -846,7 +846,7 @@ def test_no_task_keeps_the_sweep_from_the_others(
     keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aws.tasks["own-head"]["overrides"] = started_with(TRAIN_DEADLINE="never")
-    late = str(int(time.time()) - 400)
+    late = str(int(time.time()) - 500)
     for name in ("own-1", "other-1"):
         aws.tasks[name]["overrides"] = started_with(TRAIN_DEADLINE=late)
     stop_task = aws.stop_task
@@ -919,7 +919,7 @@ def test_a_head_on_a_bad_host_is_started_again_elsewhere(keeper: ModuleType, aws
 
 
 def test_the_sweep_ends_what_is_long_over_its_deadline(keeper: ModuleType, aws: Aws) -> None:
-    late, soon = str(int(time.time()) - 400), str(int(time.time()) - 100)
+    late, soon = str(int(time.time()) - 500), str(int(time.time()) - 100)
     aws.tasks["own-1"]["overrides"] = started_with(TRAIN_DEADLINE=late)
     aws.tasks["other-1"]["overrides"] = started_with(TRAIN_DEADLINE=soon)
     assert keeper.handler({}, None)["stopped"] == ["own-1"]

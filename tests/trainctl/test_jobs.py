@@ -101,7 +101,7 @@ def test_what_a_job_waits_for_is_shown(account: Account) -> None:
     def waits() -> str:
         job = deployment.jobs.find("job")
         jobs = deployment.jobs
-        return follow.waiting(deployment, job, jobs.heads(job), jobs.workers(job))
+        return follow.waiting(deployment, job, [*jobs.heads(job), *jobs.workers(job)])
 
     assert waits() == "waiting for the head to be started"
     account.add_head("job", "head", lastStatus="PROVISIONING")

@@ -14,23 +14,19 @@ from torch import nn
 
 from contract.errors import InputError
 from training.checkpoint import checkpoints
-from training.checkpoint.checkpoints import MODEL_FILE, Layout, Position, Snapshot
+from training.checkpoint.checkpoints import MODEL_FILE, Position, Snapshot
 from training.models import classifiers as models
 from training.system import storage
 
 
-def trained(layout: str, steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer, Layout]:
+def trained(steps: int = 3) -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
     model = models.resnet18(width=8)
-    kept = Layout(
-        cut=models.keep_live_taps(model, image_size=28) if layout == "live" else {},
-        to_standard=models.full_state,
-        from_standard=models.live_state,
-    )
+    models.keep_live_taps(model, image_size=28)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     for number in range(steps):
         step(model, optimizer, number)
-    return model, optimizer, kept
+    return model, optimizer
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> float:
@@ -44,13 +40,10 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> flo
     return loss.item()
 
 
-def snapshot_of(
-    model: nn.Module, optimizer: torch.optim.Optimizer, layout: Layout, number: int = 3
-) -> Snapshot:
+def snapshot_of(model: nn.Module, optimizer: torch.optim.Optimizer, number: int = 3) -> Snapshot:
     return checkpoints.take_snapshot(
         model,
         optimizer,
-        layout=layout,
         position=Position(step=number, epoch_loss_sum=1.5, epoch_items=24, seconds=2.0),
         config={"lr": 1e-3},
         data="fingerprint",
@@ -59,60 +52,52 @@ def snapshot_of(
 
 @pytest.fixture(scope="module")
 def snapshot() -> Snapshot:
-    return snapshot_of(*trained("live", steps=1))
+    return snapshot_of(*trained(steps=1))
 
 
 def with_step(snapshot: Snapshot, number: int) -> Snapshot:
     return replace(snapshot, position=Position(step=number))
 
 
-@pytest.mark.parametrize("saved", ["live", "full"])
-@pytest.mark.parametrize("loaded", ["live", "full"])
-def test_training_goes_on_as_if_it_had_not_stopped_in_either_layout(
-    tmp_path: Path, saved: str, loaded: str
-) -> None:
-    model, optimizer, layout = trained(saved)
-    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer, layout), keep=1)
+def test_training_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+    model, optimizer = trained()
+    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer), keep=1)
     expected = [step(model, optimizer, number) for number in range(3, 6)]
 
-    fresh, fresh_optimizer, fresh_layout = trained(loaded, steps=0)
+    fresh, fresh_optimizer = trained(steps=0)
     found = checkpoints.newest(str(tmp_path), pytest.fail)
     assert found is not None
-    checkpoints.apply(found, fresh, fresh_optimizer, layout=fresh_layout)
+    checkpoints.apply(found, fresh, fresh_optimizer)
     assert found.position == Position(step=3, epoch_loss_sum=1.5, epoch_items=24, seconds=2.0)
     assert (found.config, found.data) == ({"lr": 1e-3}, "fingerprint")
-    continued = [step(fresh, fresh_optimizer, number) for number in range(3, 6)]
-    tolerance = 0 if saved == loaded else 2e-4
-    assert continued == pytest.approx(expected, abs=tolerance, rel=0)
+    assert [step(fresh, fresh_optimizer, number) for number in range(3, 6)] == expected
 
 
 def test_a_model_whose_kernels_are_channels_last_is_saved_and_goes_on_alike(tmp_path: Path) -> None:
-    model, _, layout = trained("live", steps=0)
+    model, _ = trained(steps=0)
     models.channels_last(model)
     # Fused, as on a GPU: it trusts that moments lie in memory as their weights do.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     assert any(not each.is_contiguous() for each in model.parameters())
     for number in range(3):
         step(model, optimizer, number)
-    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer, layout), keep=1)
+    checkpoints.save(str(tmp_path), snapshot_of(model, optimizer), keep=1)
     expected = [step(model, optimizer, number) for number in range(3, 6)]
 
-    fresh, _, fresh_layout = trained("live", steps=0)
+    fresh, _ = trained(steps=0)
     models.channels_last(fresh)
     fresh_optimizer = torch.optim.AdamW(fresh.parameters(), lr=1e-3, fused=True)
     found = checkpoints.newest(str(tmp_path), pytest.fail)
     assert found is not None
-    checkpoints.apply(found, fresh, fresh_optimizer, layout=fresh_layout)
+    checkpoints.apply(found, fresh, fresh_optimizer)
     assert any(not each.is_contiguous() for each in fresh.parameters())
     assert [step(fresh, fresh_optimizer, number) for number in range(3, 6)] == expected
 
 
 def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
-    model, optimizer, layout = trained("live", steps=1)
+    model, optimizer = trained(steps=1)
     position = Position(step=1)
-    taken = checkpoints.take_snapshot(
-        model, optimizer, layout=layout, position=position, config={}, data=""
-    )
+    taken = checkpoints.take_snapshot(model, optimizer, position=position, config={}, data="")
     position.step = 2
     assert taken.position.step == 1
     before = {name: tensor.clone() for name, tensor in taken.model.items()}
@@ -121,15 +106,15 @@ def test_a_snapshot_does_not_change_while_training_goes_on() -> None:
 
 
 def test_the_random_state_is_restored(tmp_path: Path) -> None:
-    model, optimizer, layout = trained("live", steps=1)
+    model, optimizer = trained(steps=1)
     torch.manual_seed(42)
-    taken = snapshot_of(model, optimizer, layout)
+    taken = snapshot_of(model, optimizer)
     expected = torch.rand(3)
     checkpoints.save(str(tmp_path), taken, keep=1)
     torch.manual_seed(7)
     found = checkpoints.newest(str(tmp_path), pytest.fail)
     assert found is not None
-    checkpoints.apply(found, model, optimizer, layout=layout)
+    checkpoints.apply(found, model, optimizer)
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -112,16 +112,17 @@ def test_a_resumed_run_keeps_its_learning_rate_unless_another_is_given(made: Any
 
 
 def test_checkpoint_names_sort_by_step_and_say_it() -> None:
-    names = [runs.checkpoint_name(step) for step in (2, 10, 900, 12_345_678, 123_456_789)]
+    steps = (2, 10, 900, 12_345_678, 123_456_789)
+    names = [runs.checkpoint_name(step) for step in steps]
     assert names[:4] == sorted(names[:4])
-    assert [runs.checkpoint_step(name) for name in names] == [2, 10, 900, 12345678, 123456789]
+    assert [runs.checkpoint_key(name) for name in names] == [(step, 1) for step in steps]
     # The writers without a lease and with the first one add nothing.
     assert runs.checkpoint_name(2, 1) == runs.checkpoint_name(2) == "step-00000002"
     assert runs.checkpoint_key(runs.checkpoint_name(2, 1)) == (2, 1)
     assert runs.checkpoint_key(runs.checkpoint_name(2, 12)) == (2, 12)
     others = ("step-12", "damaged-step-00000012", "step-0000001x", ".step-00000001")
     for other in (*others, "step-00000012-lease", "step-00000012-lease-1"):
-        assert runs.checkpoint_step(other) is None
+        assert runs.checkpoint_key(other) is None
 
 
 def test_a_layout_that_does_not_divide_is_refused_with_one_that_does() -> None:

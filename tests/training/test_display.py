@@ -125,7 +125,7 @@ def test_a_terminal_shows_how_fast_it_goes_and_what_is_left() -> None:
     text = file.getvalue()
     assert "epoch 1/2" in text
     assert "step 4/8" in text
-    assert "64 images/s  4.0 s left" in text
+    assert "64 images/s, 4 s left" in text
 
 
 def test_the_result_is_a_table_for_people() -> None:

@@ -22,6 +22,7 @@ from training.record.events import (
     Evaluation,
     Event,
     Finished,
+    Process,
     RankTimes,
     Step,
     parse_metrics,
@@ -87,6 +88,7 @@ def any_classification() -> st.SearchStrategy[Classification]:
 
 KINDS[Classification] = any_classification()
 KINDS[HeldOutText] = any_of(HeldOutText)
+KINDS[tuple[Process, ...]] = st.lists(any_of(Process)).map(tuple)
 KINDS[Table] = st.integers(1, 3).flatmap(
     lambda num: st.builds(
         Table,
@@ -196,7 +198,6 @@ def test_steps_that_were_done_again_count_once() -> None:
 
 def test_nothing_is_read_where_there_is_nothing(tmp_path: Path) -> None:
     assert reader.read_metrics(str(tmp_path)).events == []
-    assert reader.read_events(tmp_path / "metrics.jsonl") == []
     assert reader.read_result(str(tmp_path)) is None
     assert evaluated_from_json({"of_a_later_version": 1}) is None
 

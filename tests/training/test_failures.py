@@ -78,7 +78,7 @@ class RayTrain:
             environment={},
             folder="",
         )
-        return trainer._fit(submission, events)
+        return trainer.fit(submission, events)
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def lab(color: str, vision: str) -> np.ndarray[Any, np.dtype[np.float64]]:
 @pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
 def test_parts_of_a_step_are_told_apart_with_every_kind_of_vision(vision: str, theme: int) -> None:
     # 2.3 is just noticeable side by side.
-    for one, other in itertools.combinations(plots._COLORS.values(), 2):
+    for one, other in itertools.combinations([*plots.PART_COLORS, plots.OTHER_COLOR], 2):
         colors = [plots.COLORS[name][theme] for name in (one, other)]
         first, second = (lab(color, vision) for color in colors)
         assert np.linalg.norm(first - second) > 17, (one, other)
@@ -77,5 +77,6 @@ def test_of_equal_values_the_last_one_is_marked_as_the_best(
     monkeypatch.setattr(Axes, "plot", seen)
     with plots.drawing():
         drawn = plots.measure_plot(run, accuracy)
+    assert drawn is not None
     assert drawn.text == "90.00% after the last epoch, the best."
     assert marked == [4.0]

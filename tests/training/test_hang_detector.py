@@ -15,13 +15,14 @@ from training.record.events import (
     Event,
     Finished,
     Joined,
+    Process,
     Saving,
     Silent,
     Start,
     Step,
 )
 from training.runtime.hang_detector import HangDetector, Watch
-from training.runtime.processes import Process, Seen
+from training.runtime.processes import Seen
 from training.system import storage
 
 LEAST_S = 300.0
@@ -173,7 +174,7 @@ def test_workers_are_ended_before_their_stacks_are_written_with_few_tries(
         "s3://b/runs/r", look=lambda _: [seen], end=lambda _: done.append("ended"), clock=clock
     )
     process = Process(rank=0, node="n", pid=1, born="1", stacks=3)
-    watch.hear(Joined(processes=(process.as_text(),)))
+    watch.hear(Joined(processes=(process,)))
     watch.hear(start(4))
     clock.now += 9
     assert watch.restart_if_silent() is None
@@ -260,5 +261,4 @@ def test_a_stopped_rank_is_named_and_all_start_again_each_time_one_failure(
 
 
 def silences(command: Command) -> list[Silent]:
-    file = command.run_folder / "metrics.jsonl"
-    return [event for event in reader.read_events(file) if isinstance(event, Silent)]
+    return reader.read_metrics(str(command.run_folder)).of(Silent)

@@ -202,7 +202,7 @@ def test_in_s3_too(s3_endpoint: str) -> None:
 
 
 def test_who_lost_the_run_saves_nothing_and_what_it_saved_late_is_removed(run: str) -> None:
-    snapshot = snapshot_of(*trained("live"))
+    snapshot = snapshot_of(*trained())
     checkpoints.save(run, with_step(snapshot, 10), keep=2, fence=1)
     old, new = Lease.take(run), Lease.take(run)
     checkpoints.save(run, with_step(snapshot, 20), keep=2, fence=new.number)

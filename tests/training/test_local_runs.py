@@ -47,7 +47,7 @@ class Run:
         return self.folder / "runs" / self.run
 
     def steps_done(self) -> int:
-        events = reader.read_events(self.run_folder / "metrics.jsonl")
+        events = reader.read_metrics(str(self.run_folder)).events
         return max((event.step for event in events if isinstance(event, Step)), default=0)
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = 240) -> None:
@@ -165,16 +165,6 @@ def assert_nothing_is_left(command: Command, within_s: float = 30) -> None:
     while left := command.processes():
         assert time.monotonic() < deadline, [psutil.Process(pid).name() for pid in left]
         time.sleep(0.1)
-
-
-def test_processes_of_a_run_are_not_those_of_another_with_its_name(tmp_path: Path) -> None:
-    sleeping = [sys.executable, "-c", "import time; time.sleep(60)"]
-    with launcher(tmp_path, "ddp") as start:
-        first, second = (start("same", under=sleeping) for _ in range(2))
-        assert first.processes() == [first.process.pid]
-        second.process.kill()
-        second.process.wait()
-        assert_nothing_is_left(second, within_s=5)
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +356,6 @@ def test_without_a_cluster_the_remedy_is_named(start: Callable[..., Command]) ->
     assert "Traceback" not in err
 
 
-@pytest.mark.long
 @pytest.mark.long
 def test_a_run_kept_in_s3_leaves_its_record_there_and_is_known_when_started_again(
     start: Callable[..., Command], s3_endpoint: str, tmp_path: Path

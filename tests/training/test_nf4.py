@@ -136,11 +136,6 @@ def test_what_cannot_be_packed_is_refused_or_left_in_full() -> None:
     narrow = built({**TINY_LLAMA, "hidden_size": 32, "intermediate_size": 96})
     with pytest.raises(InputError, match="no linear layer with a multiple of 64 inputs"):
         nf4.replace(language_models.blocks(narrow))
-    settings: dict[str, Any] = {"recipe": "fsdp", "run": "r", "storage": "/s", "data": "d"}
-    with pytest.raises(InputError, match="give --lora-rank too"):
-        FsdpConfig(**settings, lora_bits=4)
-    with pytest.raises(InputError, match="choose 4 or 16"):
-        FsdpConfig(**settings, lora_bits=8, lora_rank=4)
 
 
 def check(model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from training.record import page, plots, reader
+from training.record import page, plots
 from training.record.page import write_report
 
 PLOTS = {"loss", "accuracy", "throughput", "learning_rate", "step_time", "confusion_matrix"}
@@ -299,24 +299,6 @@ def test_an_unfinished_run_shows_its_figures_so_far(run_dir: Path) -> None:
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_failed_run_says_why(run_dir: Path) -> None:
-    change(run_dir / "result.json", {"status": "failed", "error": "loss is nan\nat step 17"})
-    page = read(run_dir)
-    assert "loss is nan\nat step 17" in page.words
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_torn_last_line_is_ignored_and_damage_elsewhere_is_told(run_dir: Path) -> None:
-    path = run_dir / "metrics.jsonl"
-    whole = path.read_text()
-    expected = write_report(run_dir).read_bytes()
-    path.write_text(whole + '{"type": "step", "step": 61, "lo')
-    assert write_report(run_dir).read_bytes() == expected
-    path.write_text('{"type": "st\n[]\n' + whole)
-    assert "metrics.jsonl: 2 damaged lines were left out." in read(run_dir).text
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_damaged_files_are_left_out_and_told(run_dir: Path) -> None:
     (run_dir / "result.json").write_text('{"status": ')
     (run_dir / "config.json").write_text("[1, 2]")
@@ -339,17 +321,6 @@ def test_numbers_that_are_not_finite_leave_gaps(run_dir: Path) -> None:
     page = read(run_dir)
     assert "nan" not in page.text.lower().split()
     assert "(smoothed) at step 60." in page.text
-
-
-def test_steps_that_a_resume_did_again_count_once(run_dir: Path) -> None:
-    once = metrics(3)
-    lost = [{"type": "step", "step": step, "epoch": 2, "loss": 99.0} for step in range(31, 36)]
-    resume = {"type": "resume", "step": 30}
-    at = next(i for i, line in enumerate(once) if line.get("step") == 31)
-    write_lines(run_dir / "metrics.jsonl", [*once[:at], *lost, resume, *once[at:]])
-    run = reader.read_run(run_dir)
-    assert [step.step for step in run.steps] == list(range(1, 61))
-    assert plots.column(run.steps, "loss").max() < 99
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -21,7 +21,7 @@ from training.record import reader
 from training.record.events import Step
 from training.system import storage
 
-pytestmark = [pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.slow, pytest.mark.night]
 
 BUCKET = "s3://weather-test"
 

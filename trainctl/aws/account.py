@@ -1,10 +1,10 @@
 """Look-ups in an account and region, for the checks of ``doctor`` and ``submit``."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, Self
 
 from contract import outputs
 from trainctl.aws.clients import Clients, code_of
@@ -16,23 +16,20 @@ _GITHUB: Final = "token.actions.githubusercontent.com"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedFiles:
-    """What FSx says of a file system."""
+    """State of a file system of FSx, or of its link with a bucket."""
 
     lifecycle: str
     """``AVAILABLE``, or what it is instead."""
     reason: str
     """Why it is not; empty where FSx does not say."""
-    subnets: tuple[str, ...]
+    places: tuple[str, ...]
+    """Subnets of a file system; ``s3://`` and what is linked."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BucketLink:
-    """What FSx says of a file system's link with a bucket."""
-
-    lifecycle: str
-    reason: str
-    place: str
-    """``s3://`` and what is linked."""
+    @classmethod
+    def of(cls, found: Mapping[str, Any], places: Sequence[str]) -> Self:
+        """From an answer of FSx."""
+        reason = found.get("FailureDetails", {}).get("Message", "")
+        return cls(lifecycle=found["Lifecycle"], reason=reason, places=tuple(places))
 
 
 @contextmanager
@@ -59,7 +56,7 @@ class Account:
         return self._clients.sts.get_caller_identity()["Account"]
 
     def has_image(self, repository: str, tag: str) -> bool:
-        """Whether a repository of ECR has an image with this tag."""
+        """Check that a repository of ECR has an image with this tag."""
         with _unless("ImageNotFoundException"):
             found = self._clients.ecr.describe_images(
                 repositoryName=repository, imageIds=[{"imageTag": tag}]
@@ -107,7 +104,7 @@ class Account:
         return {each["Location"] for page in pages for each in page["InstanceTypeOfferings"]}
 
     def efa_interfaces(self, instance_type: str) -> int:
-        """How many EFA interfaces an instance type may have in the region; 0: none."""
+        """Maximum number of EFA interfaces of an instance type in the region; 0: none."""
         found = self._clients.ec2.describe_instance_types(
             Filters=[{"Name": "instance-type", "Values": [instance_type]}]
         )
@@ -131,25 +128,16 @@ class Account:
         """A file system of FSx; None when there is none with this id."""
         with _unless("FileSystemNotFound"):
             (found,) = self._clients.fsx.describe_file_systems(FileSystemIds=[name])["FileSystems"]
-            return SharedFiles(
-                lifecycle=found["Lifecycle"],
-                reason=found.get("FailureDetails", {}).get("Message", ""),
-                subnets=tuple(found["SubnetIds"]),
-            )
+            return SharedFiles.of(found, found["SubnetIds"])
         return None
 
-    def link(self, file_system: str) -> BucketLink | None:
+    def link(self, file_system: str) -> SharedFiles | None:
         """The link of a file system with a bucket, if it has one."""
         only = [{"Name": "file-system-id", "Values": [file_system]}]
         answer = self._clients.fsx.describe_data_repository_associations(Filters=only)
-        if not answer["Associations"]:
-            return None
-        found = answer["Associations"][0]
-        return BucketLink(
-            lifecycle=found["Lifecycle"],
-            reason=found.get("FailureDetails", {}).get("Message", ""),
-            place=found["DataRepositoryPath"],
-        )
+        for found in answer["Associations"]:
+            return SharedFiles.of(found, [found["DataRepositoryPath"]])
+        return None
 
     def parameter(self, name: str) -> str | None:
         """A parameter of Systems Manager; None when there is none with this name."""
@@ -188,7 +176,7 @@ class Account:
         return next((each["Arn"] for each in found if each["Arn"].endswith(_GITHUB)), None)
 
     def protects_hosts(self, provider: str) -> bool:
-        """Whether a capacity provider keeps scale-in from terminating hosts in use.
+        """Check that a capacity provider keeps scale-in from terminating hosts in use.
 
         Raises:
             CliError: there is no such provider.

@@ -1,7 +1,6 @@
 """Clients of boto3, one per service, created on first use: a command pays only for its own."""
 
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from boto3 import Session
@@ -20,9 +19,31 @@ if TYPE_CHECKING:
     from mypy_boto3_stepfunctions import SFNClient
     from mypy_boto3_sts import STSClient
 
+#: Services that boto3 calls by another name.
+_SERVICES: Final = {
+    "functions": "lambda",
+    "secrets": "secretsmanager",
+    "service_quotas": "service-quotas",
+}
+
 
 class Clients:
     """Typed clients of one session, all with the same retries and timeouts."""
+
+    cloudformation: "CloudFormationClient"
+    ec2: "EC2Client"
+    fsx: Any  # its types are not among the development requirements
+    ecr: "ECRClient"
+    ecs: "ECSClient"
+    iam: "IAMClient"
+    functions: "LambdaClient"
+    logs: "CloudWatchLogsClient"
+    s3: "S3Client"
+    secrets: "SecretsManagerClient"
+    service_quotas: "ServiceQuotasClient"
+    ssm: "SSMClient"
+    stepfunctions: "SFNClient"
+    sts: "STSClient"
 
     def __init__(self, session: "Session") -> None:
         from botocore.config import Config
@@ -36,61 +57,14 @@ class Clients:
             read_timeout=30,
         )
 
-    @cached_property
-    def cloudformation(self) -> "CloudFormationClient":
-        return self._session.client("cloudformation", config=self._config)
-
-    @cached_property
-    def ec2(self) -> "EC2Client":
-        return self._session.client("ec2", config=self._config)
-
-    @cached_property
-    def fsx(self) -> Any:  # its types are not among the development requirements
-        return self._session.client("fsx", config=self._config)
-
-    @cached_property
-    def ecr(self) -> "ECRClient":
-        return self._session.client("ecr", config=self._config)
-
-    @cached_property
-    def ecs(self) -> "ECSClient":
-        return self._session.client("ecs", config=self._config)
-
-    @cached_property
-    def iam(self) -> "IAMClient":
-        return self._session.client("iam", config=self._config)
-
-    @cached_property
-    def functions(self) -> "LambdaClient":
-        return self._session.client("lambda", config=self._config)
-
-    @cached_property
-    def logs(self) -> "CloudWatchLogsClient":
-        return self._session.client("logs", config=self._config)
-
-    @cached_property
-    def s3(self) -> "S3Client":
-        return self._session.client("s3", config=self._config)
-
-    @cached_property
-    def secrets(self) -> "SecretsManagerClient":
-        return self._session.client("secretsmanager", config=self._config)
-
-    @cached_property
-    def service_quotas(self) -> "ServiceQuotasClient":
-        return self._session.client("service-quotas", config=self._config)
-
-    @cached_property
-    def ssm(self) -> "SSMClient":
-        return self._session.client("ssm", config=self._config)
-
-    @cached_property
-    def stepfunctions(self) -> "SFNClient":
-        return self._session.client("stepfunctions", config=self._config)
-
-    @cached_property
-    def sts(self) -> "STSClient":
-        return self._session.client("sts", config=self._config)
+    def __getattr__(self, name: str) -> Any:
+        """Make the client of a service when it is first used."""
+        if name not in Clients.__annotations__:
+            raise AttributeError(name)
+        session: Any = self._session  # its types know services by literal names only
+        client = session.client(_SERVICES.get(name, name), config=self._config)
+        setattr(self, name, client)
+        return client
 
 
 def code_of(error: "ClientError") -> str:

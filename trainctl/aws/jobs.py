@@ -4,7 +4,7 @@ import difflib
 import re
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -23,7 +23,7 @@ from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, code_of
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import json_object
-from trainctl.aws.tasks import Task, Tasks, address_in
+from trainctl.aws.tasks import Task, Tasks
 
 if TYPE_CHECKING:
     from mypy_boto3_stepfunctions.type_defs import (
@@ -53,11 +53,11 @@ class Job:
 
     id: str
     outcome: Outcome
-    """How it ended; while it has not, its status is ``running``."""
+    """Its end; while it runs, its status is ``running``."""
     began: datetime
     ended: datetime | None
     spec: JobSpec | None
-    """What was submitted; None where this version does not understand it."""
+    """Its order; None where this version does not understand it."""
 
     @property
     def run(self) -> str:
@@ -82,14 +82,14 @@ class Job:
 
     @property
     def shell_code(self) -> int:
-        """What ``trainctl wait`` exits with."""
+        """Exit code of ``trainctl wait``."""
         if self.status == JobStatus.SUCCEEDED:
             return exits.OK
         return self.outcome.exit_code or _SHELL_CODES.get(self.status, exits.FAILED)
 
     @classmethod
     def from_execution(cls, found: "DescribeExecutionOutputTypeDef") -> Self:
-        """What Step Functions describes."""
+        """Make a job from the answer of Step Functions."""
         try:
             spec = JobSpec.from_json(found.get("input", ""))
         except InputError:
@@ -128,36 +128,15 @@ def _read(text: str | None, otherwise: Outcome) -> Outcome:
         return otherwise
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndedTask:
-    """A task of a job that is over: what it was, and for how long it ran."""
-
-    id: str
-    node: str
-    seconds: float
-    """From when its host began to fetch the image; before that there may have been no host."""
-    address: str = ""
-    stopped_reason: str = ""
-
-    @classmethod
-    def from_event(cls, event: Mapping[str, object], job: str) -> Self:
-        """From the event that ECS sends when a task stops."""
-        detail: dict[str, Any] = {**event}
-        times = [detail.get(name) for name in ("pullStartedAt", "startedAt")]
-        began = next((_time(each) for each in times if each), None)
-        ended = _time(detail.get("stoppedAt") or detail["updatedAt"])
-        container: dict[str, Any] = next(iter(detail.get("containers") or []), {})
-        return cls(
-            id=str(detail["taskArn"]).rpartition("/")[2],
-            node=nodes.WORKER if detail.get("startedBy") == job else nodes.HEAD,
-            seconds=(ended - began).total_seconds() if began else 0.0,
-            address=address_in(detail.get("attachments") or []),
-            stopped_reason=str(container.get("reason") or detail.get("stoppedReason") or ""),
-        )
-
-
-def _time(value: object) -> datetime:
-    return datetime.fromisoformat(str(value).replace("Z", "+00:00"))
+def _ended(event: Mapping[str, Any], job: str) -> Task:
+    """The task of a job whose end ECS reports by this event."""
+    moments = {
+        name: datetime.fromisoformat(str(event[name]))
+        for name in ("createdAt", "pullStartedAt", "startedAt", "stoppedAt", "updatedAt")
+        if event.get(name)
+    }
+    task: Any = {"stoppedAt": moments.get("updatedAt"), **event, **moments, "lastStatus": "STOPPED"}
+    return Task.from_ecs(nodes.WORKER if event.get("startedBy") == job else nodes.JOB, task)
 
 
 class Jobs:
@@ -251,20 +230,11 @@ class Jobs:
         return tasks.described(nodes.WORKER, [*dict.fromkeys(arns)])
 
     def all_nodes(self, job: Job) -> list[Task]:
-        """All tasks that a job has had, heads first; of those that ECS has forgotten, the id and
-        what the log of its events tells: the address and why they ended."""
-        found = {task.id: task for task in self.heads(job)}
-        present = {task.id: task for task in self.workers(job)}
-        for each in self.ended_tasks(job):
-            task = found.get(each.id) or present.get(each.id)
-            if task is None:
-                task = Task.from_ecs(nodes.WORKER, {"taskArn": each.id, "lastStatus": "STOPPED"})
-            found[each.id] = replace(
-                task,
-                address=task.address or each.address,
-                stopped_reason=task.stopped_reason or each.stopped_reason,
-            )
-        return [*found.values(), *(task for name, task in present.items() if name not in found)]
+        """All tasks that a job has had, heads first; those that have ended as ECS reported it."""
+        heads, workers = self.heads(job), self.workers(job)
+        ended = self.ended_tasks(job)  # after them: what ends in between is among these
+        tasks = [*heads, *ended, *workers, *ended]  # of each the last one
+        return [*{task.id: task for task in tasks}.values()]
 
     def alive(self, job: Job) -> list[Task]:
         """The tasks of a job that have not ended yet, heads first."""
@@ -287,7 +257,7 @@ class Jobs:
         for head in heads:
             self._tasks.stop(head, STOPPED_BY_USER)
 
-    def ended_tasks(self, job: Job) -> list[EndedTask]:
+    def ended_tasks(self, job: Job) -> list[Task]:
         """All tasks of a job that ended, from the log that outlives ECS's memory of them."""
         group = f"{JOB_GROUP}{job.id}"
         pages = self._clients.logs.get_paginator("filter_log_events").paginate(
@@ -295,12 +265,12 @@ class Jobs:
             startTime=int(job.began.timestamp() * 1000),
             filterPattern=f'{{ $.detail.group = "{group}" }}',
         )
-        found: dict[str, EndedTask] = {}
+        found: dict[str, Task] = {}
         for page in pages:
             for event in page["events"]:
                 detail = json_object(event.get("message")).get("detail")
                 if isinstance(detail, dict) and detail.get("group") == group:
-                    task = EndedTask.from_event(detail, job.id)
+                    task = _ended(detail, job.id)
                     found[task.id] = task
         return [*found.values()]
 

@@ -1,4 +1,4 @@
-"""What nodes write: their log streams in CloudWatch."""
+"""Logs of nodes: their log streams in CloudWatch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,17 +10,12 @@ from trainctl.aws.clients import Clients, code_of
 from trainctl.aws.tasks import Task
 
 if TYPE_CHECKING:
-    from mypy_boto3_logs.type_defs import (
-        FilterLogEventsRequestPaginateTypeDef,
-        GetLogEventsRequestTypeDef,
-    )
+    from mypy_boto3_logs.type_defs import FilterLogEventsRequestPaginateTypeDef
 
 #: Lines of the head's newest log that may stand between two of the cluster's sizes.
 _SIZE_WITHIN_LINES: Final = 500
 #: As many streams as one FilterLogEvents takes.
 _STREAMS_MOST: Final = 100
-#: As many lines as one GetLogEvents returns.
-PAGE_LINES: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +27,7 @@ class LogLine:
     """When it was written: Unix time in milliseconds."""
     text: str
     id: str
-    """CloudWatch's; empty where it was not asked for."""
+    """CloudWatch's."""
 
 
 class NodeLogs:
@@ -44,7 +39,7 @@ class NodeLogs:
         self._never: set[str] = set()
 
     def lines(self, tasks: Sequence[Task], *, since: int, pattern: str = "") -> list[LogLine]:
-        """What several nodes have written, in the order of the times.
+        """Read the lines of several nodes, in the order of their times.
 
         One call for up to 100 nodes, and one more for each further megabyte.
 
@@ -90,37 +85,26 @@ class NodeLogs:
                 task=of_stream[event["logStreamName"]],
                 at=event["timestamp"],
                 text=event["message"].rstrip(),
-                id=event.get("eventId", ""),
+                id=event["eventId"],
             )
             for page in pages
             for event in page["events"]
         ]
 
     def _exists(self, name: str, task: Task) -> bool:
-        """Whether a stream is there; asked until it is, or will never be."""
+        """Check that a stream exists; asks until it does, or never will."""
         if name not in self._exist:
             there = self._read(name, limit=1) is not None
             if there or task.has_stopped:
                 (self._exist if there else self._never).add(name)
         return name in self._exist
 
-    def last(self, task: Task, number: int, *, since: int = 0) -> list[LogLine]:
-        """The end of a node's log, up to ``PAGE_LINES`` lines of it, at most one call.
-
-        Args:
-            task: the node.
-            number: of lines.
-            since: Unix time in milliseconds.
-        """
-        found = self._read(self.stream(task), limit=min(number, PAGE_LINES), since=since) or []
-        return [LogLine(task=task, at=at, text=text, id="") for at, text in found]
-
     def last_lines(self, task: Task, number: int = 5) -> list[str]:
-        """The same, only what they say; empty when it has none."""
-        return [line.text for line in self.last(task, number)]
+        """The end of a node's log; empty when it has none. One call."""
+        return self._read(self.stream(task), limit=number) or []
 
     def ray_size(self, head: Task) -> ClusterSize | None:
-        """What the head's log reports that Ray has; None while it has reported nothing."""
+        """Size of the Ray cluster in the head's log; None while it reports nothing."""
         lines = self.last_lines(head, _SIZE_WITHIN_LINES)
         sizes = (ClusterSize.from_line(line) for line in reversed(lines))
         return next((size for size in sizes if size), None)
@@ -130,22 +114,16 @@ class NodeLogs:
         it cannot hold the job's id."""
         return f"{task.node}/{nodes.CONTAINER}/{task.id}"
 
-    def _read(self, stream: str, *, limit: int, since: int = 0) -> list[tuple[int, str]] | None:
-        """Time and text of the last lines; None where there is no such stream."""
+    def _read(self, stream: str, *, limit: int) -> list[str] | None:
+        """The last lines; None where there is no such stream."""
         from botocore.exceptions import ClientError
 
-        request: GetLogEventsRequestTypeDef = {
-            "logGroupName": self.group,
-            "logStreamName": stream,
-            "startFromHead": False,
-            "limit": limit,
-        }
-        if since:
-            request["startTime"] = max(since, 0)
         try:
-            found = self._clients.logs.get_log_events(**request)
+            found = self._clients.logs.get_log_events(
+                logGroupName=self.group, logStreamName=stream, startFromHead=False, limit=limit
+            )
         except ClientError as error:
             if code_of(error) == "ResourceNotFoundException":
                 return None  # the container has not written a line yet
             raise
-        return [(each["timestamp"], each["message"].rstrip()) for each in found["events"]]
+        return [each["message"].rstrip() for each in found["events"]]

@@ -1,7 +1,9 @@
 """Shells and tunnels: sessions for the Session Manager plug-in."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from contract import nodes
 from trainctl.aws.clients import Clients
@@ -13,9 +15,9 @@ class Session:
     """An open session, in the form in which the plug-in takes it."""
 
     answer: str
-    """What AWS has answered, JSON."""
+    """Answer of AWS, JSON."""
     request: str
-    """What AWS was asked, JSON."""
+    """Request to AWS, JSON."""
 
 
 class Sessions:
@@ -40,27 +42,17 @@ class Sessions:
 
     def tunnel(self, task: Task, *, port: int, local_port: int) -> Session:
         """A port of a node on this machine."""
-        document = "AWS-StartPortForwardingSession"
-        parameters = {"portNumber": [str(port)], "localPortNumber": [str(local_port)]}
-        answer = self._clients.ssm.start_session(
-            Target=self.target(task), DocumentName=document, Parameters=parameters
-        )
-        request = {
+        request: dict[str, Any] = {
             "Target": self.target(task),
-            "DocumentName": document,
-            "Parameters": parameters,
+            "DocumentName": "AWS-StartPortForwardingSession",
+            "Parameters": {"portNumber": [str(port)], "localPortNumber": [str(local_port)]},
         }
+        answer: Mapping[str, Any] = self._clients.ssm.start_session(**request)
+        names = ("SessionId", "StreamUrl", "TokenValue")
         return Session(
-            answer=json.dumps(
-                {
-                    "SessionId": answer["SessionId"],
-                    "StreamUrl": answer["StreamUrl"],
-                    "TokenValue": answer["TokenValue"],
-                }
-            ),
-            request=json.dumps(request),
+            answer=json.dumps({name: answer[name] for name in names}), request=json.dumps(request)
         )
 
     def target(self, task: Task) -> str:
-        """What Systems Manager calls a node's container."""
+        """Name of a node's container in Systems Manager."""
         return f"ecs:{self._cluster}_{task.id}_{task.runtime_id}"

@@ -65,10 +65,14 @@ def put(
 
 def _shown(progress: output.Progress, what: str) -> data_sets.Report:
     def show(done: int, total: int) -> None:
-        # In tenths: where stderr is no terminal, each change is a line.
-        progress.update(f"{what}: {10 * (10 * done // max(total, 1))}% of {byte_size(total)}")
+        progress.update(f"{what}: {_tenths(done, total)} of {byte_size(total)}")
 
     return show
+
+
+def _tenths(done: int, total: int) -> str:
+    """A share in tenths: where stderr is no terminal, each change is a line."""
+    return f"{10 * (10 * done // max(total, 1))}%"
 
 
 _PUBLISHED: Final = "published"
@@ -171,8 +175,7 @@ def prepare(
     with output.Progress() as progress:
 
         def show(what: str, done: int, total: int) -> None:
-            # In tenths: where stderr is no terminal, each change is a line.
-            share = f"{10 * (10 * done // total)}% of {total:,} pictures" if total else f"{done:,}"
+            share = f"{_tenths(done, total)} of {total:,} pictures" if total else f"{done:,}"
             progress.update(f"{what}: {share}")
 
         try:
@@ -211,7 +214,7 @@ def verify(
     with output.Progress() as progress:
 
         def show(done: int, total: int) -> None:
-            progress.update(f"reading: {10 * (10 * done // max(total, 1))}% of {total:,} files")
+            progress.update(f"reading: {_tenths(done, total)} of {total:,} files")
 
         verdict = verification.verify(at, report=show)
     index = verdict.index

@@ -6,16 +6,13 @@ from dataclasses import asdict
 from contract.nodes import JOB, WORKER
 from contract.runs import RESULT_FILE
 from contract.text import significant, utc
-from trainctl import follow, output
+from trainctl import follow, output, run_list
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.files import json_object
 from trainctl.aws.jobs import Job
 from trainctl.aws.tasks import Task
 from trainctl.options import AsJson, JobName, Profile, Region
 from trainctl.pricing import cost_of, dollars
-from training import recipes
-from training.record.events import described
-from training.record.result import measures_of
 
 
 def show(
@@ -25,14 +22,12 @@ def show(
     deployment = Deployment.find(profile=profile, region=region)
     job = deployment.jobs.find(name)
     tasks = deployment.jobs.all_nodes(job)
-    heads = [task for task in tasks if task.node != WORKER]
     record, result = "", {}
     if job.run:
         bucket = deployment.bucket
         record = bucket.run(job.run).uri
         result = json_object(bucket.read_of_run(job.run, RESULT_FILE))
-    workers = [task for task in tasks if task.node == WORKER]
-    waits = "" if job.is_over else follow.waiting(deployment, job, heads, workers)
+    waits = "" if job.is_over else follow.waiting(deployment, job, tasks)
     reached = follow.progress_of(deployment, job)
     cost = cost_of(deployment, job, tasks)
     if as_json:
@@ -78,7 +73,7 @@ def show(
 
 
 def _nodes(job: Job, tasks: Sequence[Task]) -> str:
-    """How many worker nodes; of a range, how many there are or were too."""
+    """Number of worker nodes; for a range, also how many run or were started."""
     if job.spec is None:
         return ""
     ordered = job.spec.nodes
@@ -92,16 +87,10 @@ def _nodes(job: Job, tasks: Sequence[Task]) -> str:
 
 def _reached(result: Mapping[str, object]) -> list[str]:
     """The figures of a ``result.json``: its measures, loss and steps."""
-    # A run may be of a recipe that this version does not know.
-    known = [recipe for recipe in recipes.ALL if recipe.name == result.get("recipe")]
-    declared = [measure for recipe in known for measure in recipe.measures]
-    measures = [
-        described(name, declared).phrase(value) for name, value in measures_of(result).items()
-    ]
     loss, steps = result.get("loss"), result.get("steps")
     others = [f"loss {significant(loss)}"] if isinstance(loss, int | float) else []
     others += [f"steps {steps:,}"] if isinstance(steps, int) and steps else []
-    return [*measures, *others]
+    return [*run_list.measures(result), *others]
 
 
 def _row(task: Task) -> list[str]:

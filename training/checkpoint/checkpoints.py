@@ -40,26 +40,6 @@ STATE_FILE: Final = "state.pt"
 _NO_ARCHIVE: Final = "PytorchStreamReader"
 
 T = TypeVar("T")
-State = Mapping[str, torch.Tensor]
-
-
-def _as_it_is(state: State, _: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    return dict(state)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """Shapes in which a recipe trains its model; by default the standard ones."""
-
-    cut: Mapping[str, Any] = field(default_factory=dict)
-    """Note of what the trained shapes leave out, kept in each checkpoint: plain values."""
-    to_standard: Callable[[State, Mapping[str, Any]], dict[str, torch.Tensor]] = _as_it_is
-    """Standard shapes of a state dict, which has the shapes that the note describes."""
-    from_standard: Callable[[State, Mapping[str, Any]], dict[str, torch.Tensor]] = _as_it_is
-    """The inverse of ``to_standard``."""
-
-
-STANDARD: Final = Layout()
 
 
 @dataclass(kw_only=True)
@@ -104,13 +84,11 @@ class Snapshot:
     """A copy of all that a checkpoint holds, in host memory; training continues meanwhile."""
 
     model: dict[str, torch.Tensor]
-    """State dict in standard shapes."""
+    """State dict, in standard shapes."""
     model_config: str
     """Hugging Face ``config.json``."""
     optimizer: dict[str, dict[str, torch.Tensor]]
-    """Moments and step count by parameter name, in the shapes that were trained."""
-    cut: Mapping[str, Any]
-    """Note of the shapes that were trained: ``Layout.cut``."""
+    """Moments and step count by parameter name, in the shapes that are trained."""
     rng: torch.Tensor
     """State of torch's CPU generator, uint8; all ranks hold the same."""
     position: Position
@@ -119,8 +97,8 @@ class Snapshot:
     data: str
     """Fingerprint of the data set."""
     average: dict[str, torch.Tensor] = field(default_factory=dict)
-    """The running average of the model's weights in standard shapes, where a recipe keeps one: it
-    is what becomes of the model in the end."""
+    """The running average of the model's weights, where a recipe keeps one: it becomes the model
+    in the end."""
 
     def check_data(self, fingerprint: str, *, run: str, data: str) -> None:
         """
@@ -141,7 +119,6 @@ def take_snapshot(
     position: Position,
     config: Mapping[str, Any],
     data: str,
-    layout: Layout = STANDARD,
     average: Mapping[str, torch.Tensor] | None = None,
 ) -> Snapshot:
     """Copy the state to host memory: the only part of a save that training waits for."""
@@ -153,10 +130,9 @@ def take_snapshot(
     }
     model_config: Any = model.config
     return Snapshot(
-        model=layout.to_standard(state, layout.cut),
+        model=state,
         model_config=model_config.to_json_string(),
         optimizer=moments,
-        cut=layout.cut,
         rng=torch.get_rng_state(),
         position=replace(position),
         config=dict(config),
@@ -183,7 +159,6 @@ def write(snapshot: Snapshot, folder: Path) -> None:
     write_model(snapshot, folder)
     state = {
         "optimizer": snapshot.optimizer,
-        "cut": snapshot.cut,
         "rng": snapshot.rng,
         "position": asdict(snapshot.position),
         "config": snapshot.config,
@@ -307,7 +282,6 @@ class Saver:
         data: str,
         newest: Snapshot | None,
         keep: int,
-        layout: Layout = STANDARD,
         average: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """
@@ -316,7 +290,6 @@ class Saver:
             data: fingerprint of what it is trained on.
             newest: the snapshot that the run resumes from.
             keep: newest checkpoints that stay.
-            layout: shapes in which the model is trained.
             average: of the weights, updated in place.
         """
         self._worker, self._newest, self._keep = worker, newest, keep
@@ -326,7 +299,6 @@ class Saver:
             optimizer,
             config=settings,
             data=data,
-            layout=layout,
             average=average,
         )
 
@@ -462,7 +434,6 @@ def read(folder: Path) -> Snapshot:
             model=load_file(folder / MODEL_FILE),
             model_config=(folder / MODEL_CONFIG_FILE).read_text(encoding="utf-8"),
             optimizer=state["optimizer"],
-            cut=state["cut"],
             rng=state["rng"],
             position=Position.from_values(state["position"]),
             config=state["config"],
@@ -585,31 +556,16 @@ def _is_distributed() -> bool:
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
-def apply(
-    snapshot: Snapshot,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    layout: Layout = STANDARD,
-) -> None:
-    """Put a snapshot into a model and its optimizer, in whichever layout it was trained."""
-    model.load_state_dict(layout.from_standard(snapshot.model, layout.cut))
-
-    fitted: dict[str, dict[str, torch.Tensor]] = {}
-    for name, moments in snapshot.optimizer.items():
-        # Moments have their weight's shape; the step count is a scalar.
-        fitted[name] = dict(moments)
-        for key, value in moments.items():
-            if value.ndim:
-                standard = layout.to_standard({name: value}, snapshot.cut)
-                fitted[name][key] = layout.from_standard(standard, layout.cut)[name]
+def apply(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put a snapshot into a model and its optimizer."""
+    model.load_state_dict(snapshot.model)
     # torch numbers the parameters in the order of the groups.
     by_parameter = {parameter: name for name, parameter in model.named_parameters()}
     ordered = [p for group in optimizer.param_groups for p in group["params"]]
     state = {
-        number: fitted[by_parameter[parameter]]
+        number: snapshot.optimizer[by_parameter[parameter]]
         for number, parameter in enumerate(ordered)
-        if by_parameter[parameter] in fitted
+        if by_parameter[parameter] in snapshot.optimizer
     }
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -1,19 +1,15 @@
-"""Models, and what can be left out of them without changing what they compute.
+"""ResNet18, and what can be left out of it without changing what it computes.
 
 ResNet18 has transformers' layout, so that a saved model loads with
 ``ResNetForImageClassification.from_pretrained``; one with the small stem, with ``resnet.load``.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
 from training.models.resnet import ResNet18, ResNet18Config
-
-Window = tuple[int, int]
-"""First and one-past-last live row (and column) of a square kernel."""
 
 
 def resnet18(
@@ -44,59 +40,64 @@ def num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def keep_live_taps(model: nn.Module, *, image_size: int) -> dict[str, tuple[Window, int]]:
-    """Cut from every square convolution the taps that only ever meet padding, in place.
+def keep_live_taps(model: nn.Module, *, image_size: int) -> None:
+    """Cut the taps that only ever meet padding from the convolutions with one position, in place.
 
-    Where feature maps are smaller than the kernel's reach, some taps multiply zeros for every
+    Where a feature map is smaller than the kernel's reach, some taps multiply zeros for every
     output: their gradient is zero, always. At 28 x 28, ResNet18's last stage works on 1 x 1 maps
     and 62.2 % of all gradient elements are such zeros, which a data-parallel step would still
     sum over the network. Leaving the taps out changes neither loss nor gradient of the others.
 
-    Returns:
-        For each cut weight, by parameter name: its live window and the full kernel size, which is
-        what ``full_state`` needs to put the taps back.
+    The state dict of the model keeps the standard shapes: see ``LiveConv2d``.
     """
-    cut: dict[str, tuple[Window, int]] = {}
-    for name, module, height, out_height in _convolutions(model, image_size):
-        kernel, stride, padding = module.kernel_size[0], module.stride[0], module.padding
-        if isinstance(padding, str) or module.kernel_size != (kernel, kernel):
+    for _, module, given, returned in _layers(model, image_size):
+        if not isinstance(module, nn.Conv2d) or module.groups > 1:
             continue
-        top = int(padding[0])
-        live = [
-            tap
-            for tap in range(kernel)
-            if any(0 <= out * stride - top + tap < height for out in range(out_height))
-        ]
-        first, end = live[0], live[-1] + 1
-        # What remains must be expressible as an ordinary convolution with symmetric padding.
-        keeps_size = (height + 2 * (top - first) - (end - first)) // stride + 1 == out_height
-        if end - first == kernel or first > top or not keeps_size or module.groups > 1:
+        kernel, height, padding = module.kernel_size[0], given[-1], int(module.padding[0])
+        has_one_position = returned[-1] == 1 and padding + height <= kernel
+        if not has_one_position or kernel == height or module.kernel_size != (kernel, kernel):
             continue
-        weight = module.weight.detach()[:, :, first:end, first:end]
-        module.weight = nn.Parameter(weight.clone(memory_format=torch.contiguous_format))
-        module.kernel_size = (end - first, end - first)
-        module.padding = (top - first, top - first)
-        cut[f"{name}.weight"] = ((first, end), kernel)
-        if out_height == 1 and end - first == height:
-            # Only its forward changes: parameters, names and shapes are the convolution's.
-            module.__class__ = _WholeMapConv2d
-    return cut
+        # Parameters, names and random numbers drawn stay the convolution's.
+        live: Any = module
+        live.__class__ = LiveConv2d
+        live.live = slice(padding, padding + height)
+        live.weight = nn.Parameter(live.cut(live.weight.detach()))
 
 
-class _WholeMapConv2d(nn.Conv2d):
-    """A convolution whose kernel covers its whole input: one matrix product, which a CPU does
-    four times as fast as the convolution that it is equal to (oneDNN, 512 channels, 1 x 1)."""
+class LiveConv2d(nn.Conv2d):
+    """A convolution at a single position that has only the taps over its input.
+
+    It is one matrix product, which a CPU does four times as fast as the convolution that it is
+    equal to (oneDNN, 512 channels, 1 x 1). State dicts hold its weight in the standard shape, with
+    zeros, which is what the other taps contribute; random leftovers of the initialization would
+    only be noise to those who use the model on larger images.
+    """
+
+    live: slice
+    """Rows, and columns, of the standard kernel that are kept."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         product = nn.functional.linear(input.flatten(1), self.weight.flatten(1), self.bias)
         return product[:, :, None, None]
 
+    def whole(self, weight: torch.Tensor) -> torch.Tensor:
+        """A weight, or its gradient, in the standard shape."""
+        full = weight.new_zeros(*weight.shape[:2], *self.kernel_size)
+        full[:, :, self.live, self.live] = weight
+        return full
 
-def _convolutions(model: nn.Module, image_size: int) -> Iterator[tuple[str, nn.Conv2d, int, int]]:
-    """Yield name, module, input height and output height of each convolution on square images."""
-    for name, module, given, returned in _layers(model, image_size):
-        if isinstance(module, nn.Conv2d):
-            yield name, module, given[-1], returned[-1]
+    def cut(self, weight: torch.Tensor) -> torch.Tensor:
+        """The inverse of ``whole``: a copy of the kept taps."""
+        return weight[:, :, self.live, self.live].clone(memory_format=torch.contiguous_format)
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.whole(destination[f"{prefix}weight"])
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        name = f"{prefix}weight"
+        own = {**state_dict, name: self.cut(state_dict[name])}
+        super()._load_from_state_dict(own, prefix, *others)
 
 
 def _layers(
@@ -127,37 +128,6 @@ def _layers(
     for hook in hooks:
         hook.remove()
     return found
-
-
-def full_state(
-    state: Mapping[str, torch.Tensor], cut: Mapping[str, tuple[Window, int]]
-) -> dict[str, torch.Tensor]:
-    """Return a state dict in the standard shapes: the taps left out come back as zeros.
-
-    Zeros are what they contributed; random leftovers of the initialisation would only be noise
-    to those who use the model on larger images.
-    """
-    whole = dict(state)
-    for name, ((first, end), kernel) in cut.items():
-        if name in whole:
-            live = whole[name]
-            full = live.new_zeros(*live.shape[:2], kernel, kernel)
-            full[:, :, first:end, first:end] = live
-            whole[name] = full
-    return whole
-
-
-def live_state(
-    state: Mapping[str, torch.Tensor], cut: Mapping[str, tuple[Window, int]]
-) -> dict[str, torch.Tensor]:
-    """The inverse of ``full_state``: cut standard weights to the windows a model has kept."""
-    live = dict(state)
-    for name, ((first, end), _) in cut.items():
-        if name in live:
-            live[name] = live[name][:, :, first:end, first:end].clone(
-                memory_format=torch.contiguous_format
-            )
-    return live
 
 
 def forward_flops(model: nn.Module, *, image_size: int) -> int:

@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a live bar on a terminal, plain lines elsewhere.
+"""Display of a run while it trains: a live bar on a terminal, plain lines elsewhere.
 
 All of it goes to stderr; stdout is for results.
 """
@@ -86,8 +86,7 @@ class LiveDisplay:
                     self._task,
                     completed=event.step,
                     description=_epoch_of(event.epoch, self._start),
-                    figures=f"step {event.step}/{self._start.total_steps}  "
-                    f"loss {event.loss:.4f}  {_pace_text(self._pace, self._start, event)}",
+                    figures=self._pace.progress(self._start, event).line(),
                 )
             case _:
                 if line := _line_of(event, self._measures):
@@ -181,14 +180,6 @@ def result_table(
     for name, value in {**rows, **places}.items():
         table.add_row(name, value)
     return table
-
-
-def _pace_text(pace: Pace, start: Start, event: Step) -> str:
-    """``64 images/s  4.0 s left``; empty before that is known."""
-    left = pace.left_s(start, event)
-    if left is None:
-        return ""
-    return "  ".join([*_rate(pace.rate(start)), f"{duration(left)} left"])
 
 
 def _start_line(event: Start) -> str:

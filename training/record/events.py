@@ -34,14 +34,12 @@ class Measure:
     """Key of its values in evaluations and in ``result.json``: ``accuracy``."""
     label: str = ""
     """What people read in its place; empty: the name in words."""
-    meaning: str = ""
-    """What it is, in a phrase."""
     form: str = "number"
     """How values are written: ``number``, or ``percent`` for a share from 0 to 1."""
     unit: str = ""
     """Written after a value: ``GB/s``."""
     higher_is_better: bool = True
-    """Whether the best value is the largest or the smallest."""
+    """True if the largest value is the best."""
 
     @property
     def is_usable(self) -> bool:
@@ -72,16 +70,10 @@ class Measure:
         return f"{self.phrase_label} {self.words(value)}"
 
 
-ACCURACY: Final = Measure(
-    name="accuracy",
-    meaning="share of the test images that were classified right, 0 to 1",
-    form="percent",
-)
-PERPLEXITY: Final = Measure(
-    name="perplexity",
-    meaning="``exp(loss)`` of a language model",
-    higher_is_better=False,
-)
+#: Share of the test images that were classified right.
+ACCURACY: Final = Measure(name="accuracy", form="percent")
+#: ``exp(loss)`` of a language model.
+PERPLEXITY: Final = Measure(name="perplexity", higher_is_better=False)
 
 
 def described(name: str, declared: Sequence[Measure]) -> Measure:
@@ -93,7 +85,7 @@ def described(name: str, declared: Sequence[Measure]) -> Measure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
-    """How far the start of a run has come. A line of ``metrics.jsonl``."""
+    """A stage of a run's start. A line of ``metrics.jsonl``."""
 
     name: str
     """``ray_ready``, ``workers_ready`` or ``model_ready``."""
@@ -113,7 +105,7 @@ class Start:
     step: int
     """Optimizer steps done before."""
     resumed: bool
-    """Whether a checkpoint was loaded."""
+    """True if a checkpoint was loaded."""
     world_size: int
     """Number of workers."""
     global_batch: int = 0
@@ -234,7 +226,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """How a language model continues a text. A line of ``metrics.jsonl``."""
+    """Continuation of a text by a language model. A line of ``metrics.jsonl``."""
 
     step: int
     """Optimizer steps done before."""
@@ -312,11 +304,25 @@ class Saving:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Joined:
-    """The workers are there; where their processes are found is for ``training.runtime``."""
+class Process:
+    """A worker, as it is found again from outside."""
 
-    processes: tuple[str, ...]
-    """Each as ``training.runtime.processes`` writes it, in the order of the ranks."""
+    rank: int
+    node: str
+    """Ray's name of its node."""
+    pid: int
+    born: str
+    """When it began, in the machine's own count: a number may be given to another process."""
+    stacks: int
+    """Number of the open file to which it writes its stacks."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """The workers are there, and can be looked at from outside (``training.runtime.processes``)."""
+
+    processes: tuple[Process, ...]
+    """In the order of the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -326,7 +332,7 @@ class Evaluating:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How much of the data has been read before the workers start."""
+    """Amount of data that has been read before the workers start."""
 
     done: int
     """Bytes."""

@@ -22,6 +22,7 @@ from contract.runs import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     EVALUATION_FILE,
+    METRICS_FILE,
     PLOTS_DIR,
     REPORT_FILE,
     RESULT_FILE,
@@ -52,11 +53,9 @@ def write_report(run_dir: Path) -> Path:
     run = read_run(run_dir)
     with plots.drawing():
         drawn = draw(run)
-        drawings = {plot.name: plots.svg(plot) for plot in drawn if plot.figure}
+        drawings = {plot.name: plots.svg(plot) for plot in drawn}
         for plot in drawn:
-            if plot.figure:
-                name = str(run_dir / PLOTS_DIR / f"{plot.name}.png")
-                storage.write_bytes(name, plots.png(plot))
+            storage.write_bytes(str(run_dir / PLOTS_DIR / f"{plot.name}.png"), plots.png(plot))
     path = run_dir / REPORT_FILE
     storage.write_bytes(str(path), page(run, drawn, drawings).encode("utf-8", "replace"))
     return path
@@ -102,6 +101,7 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
             "config": CONFIG_FILE,
             "environment": ENVIRONMENT_FILE,
             "evaluation": EVALUATION_FILE,
+            "metrics": METRICS_FILE,
             "result": RESULT_FILE,
         },
     )
@@ -176,7 +176,7 @@ def _resumes(run: RecordedRun) -> list[str]:
 
 
 def _evaluations(run: RecordedRun) -> dict[str, list[str] | list[list[str]]]:
-    """What the curves show, as numbers: a table of the fields that some evaluation has."""
+    """Table of the numbers behind the curves: the fields that any evaluation has."""
     columns: list[tuple[str, str, Callable[[float], str]]] = [
         ("Epoch", "epoch", significant),
         ("Step", "step", compact),
@@ -210,7 +210,7 @@ def _held_out(run: RecordedRun) -> str:
 
 
 def _texts(samples: Iterable[Sample]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """What the model made of each prompt, and when."""
+    """Continuations of each prompt, and when they were made."""
     by_prompt: dict[str, list[tuple[str, str]]] = {}
     for sample in samples:
         when = f"after {sample.step:,} steps" if sample.step else "before training"
@@ -218,18 +218,9 @@ def _texts(samples: Iterable[Sample]) -> list[tuple[str, list[tuple[str, str]]]]
     return [*by_prompt.items()]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClassAccuracy:
-    """How well one class is told from the others."""
-
-    name: str
-    percent: str
-    taken_for: str
-    """The class it is most often mistaken for."""
-
-
-def _classes(run: RecordedRun) -> list[ClassAccuracy]:
-    """Every class, the hardest first."""
+def _classes(run: RecordedRun) -> list[tuple[str, str, str]]:
+    """Every class, its percentage of right answers, and the class that it is most often taken for;
+    the hardest first."""
     if not isinstance(run.evaluated, Classification) or not run.evaluated.class_names:
         return []
     names, counts = run.evaluated.class_names, np.array(run.evaluated.confusion_matrix)
@@ -240,7 +231,7 @@ def _classes(run: RecordedRun) -> list[ClassAccuracy]:
         worst = int(wrong.argmax())
         share = 100 * counts[i, i] / max(counts[i].sum(), 1)
         taken_for = f"{names[worst]} ({wrong[worst]:.0f})" if wrong[worst] else "-"
-        found.append(ClassAccuracy(name=names[i], percent=f"{share:.1f}", taken_for=taken_for))
+        found.append((names[i], f"{share:.1f}", taken_for))
     return found
 
 

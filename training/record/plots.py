@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import html
 import io
+import itertools
 import logging
 import math
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from contract.runs import METRICS_FILE
 from contract.text import compact
 from training.record.events import Evaluation, Measure, RankTimes, Step
 from training.record.fields import number
@@ -57,8 +58,8 @@ class Plot:
     """File name of the image, without its ending."""
     title: str
     text: str
-    """What the figure shows; or, without a figure, why there is none."""
-    figure: Figure | None = None
+    """Description of the figure."""
+    figure: Figure
 
 
 @contextmanager
@@ -86,36 +87,30 @@ def _style() -> Any:  # Matplotlib types its settings by a literal of all their 
         "text.parse_math": False,  # a class may be called "$x"
         "axes.edgecolor": light("line"),
         "axes.labelcolor": light("muted"),
-        "axes.labelsize": 11,
         "axes.axisbelow": True,
         "axes.grid": True,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.spines.left": False,
         "grid.color": light("line"),
-        "grid.linewidth": 0.8,
         "xtick.color": light("line"),
         "xtick.labelcolor": light("muted"),
         "ytick.color": light("line"),
         "ytick.labelcolor": light("muted"),
         "ytick.major.size": 0,
         "legend.frameon": False,
-        "legend.fontsize": 11,
         "svg.fonttype": "none",
     }
 
 
-def new_axes(
-    width: int, height: int, *, left: int = 54, right: int = 12, top: int = 28, bottom: int = 42
-) -> tuple[Figure, Axes]:
-    """A figure with one set of axes; sizes and margins in CSS pixels."""
+def new_axes(width: int, height: int) -> tuple[Figure, Axes]:
+    """A figure with one set of axes; sizes in CSS pixels."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     # A point of Matplotlib is a unit of the SVG, and that is a pixel of the page.
-    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
-    inner = (width - left - right) / width, (height - top - bottom) / height
-    axes = figure.add_axes((left / width, bottom / height, *inner))
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout="constrained")
+    axes = figure.add_subplot()
     axes.xaxis.set_major_locator(MaxNLocator(nbins=max(5, width // 100), integer=True))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
@@ -142,7 +137,6 @@ def svg(plot: Plot) -> str:
     """The figure as an ``<svg>`` element whose colors follow the page's theme."""
     import matplotlib
 
-    assert plot.figure
     # Names of shapes are hashes of this and the shape: the same in every run of the program,
     # and not the same in two figures of one page.
     matplotlib.rcParams["svg.hashsalt"] = plot.name
@@ -163,7 +157,6 @@ def svg(plot: Plot) -> str:
 
 def png(plot: Plot) -> bytes:
     """The figure with its title as an image of 150 dpi. Changes the figure: draw the SVG first."""
-    assert plot.figure
     plot.figure.text(0, 1.02, f" {plot.title}", fontsize=14, weight="bold")
     file = io.BytesIO()
     plot.figure.savefig(
@@ -192,9 +185,6 @@ def gray_png(pixels: bytes, height: int, width: int) -> bytes:
     return file.getvalue()
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 Floats = npt.NDArray[np.float64]
 Record = Step | RankTimes | Evaluation
 
@@ -205,40 +195,29 @@ CONFUSION: Final = "confusion_matrix"
 
 MAX_MEASURES: Final = 8  # plots of what a run is judged by
 OTHER: Final = "other"  # what is left of a step beside its parts
-# Parts of a step that most recipes have; those that others have take what is left of the colors.
-_COLORS: Final = {
-    "data": "orange",
-    "forward": "sky",
-    "backward": "navy",
-    "optimizer": "umber",
-    "checkpoint": "signal",
-    OTHER: "grey",
-}
-_SPARE: Final = ("signal", "blue", "umber", "orange", "sky", "navy", "muted")
+#: Colors of the parts of a step, in their order.
+PART_COLORS: Final = ("orange", "sky", "navy", "umber", "signal")
+OTHER_COLOR: Final = "grey"
 
 
 def draw(run: RecordedRun) -> list[Plot]:
-    """All plots in the order of the page."""
-    return [
+    """The plots of what there is, in the order of the page."""
+    drawn = [
         loss_plot(run),
         *(measure_plot(run, measure) for measure in run.measures[:MAX_MEASURES]),
         throughput_plot(run),
         learning_rate_plot(run),
         step_time_plot(run),
-        *([confusion_plot(run.evaluated)] if isinstance(run.evaluated, Classification) else []),
+        confusion_plot(run),
     ]
+    return [plot for plot in drawn if plot is not None]
 
 
-def _without(name: str, title: str, what: str) -> Plot:
-    """A plot that cannot be drawn yet."""
-    return Plot(name=name, title=title, text=f"{METRICS_FILE} has no {what} yet.")
-
-
-def loss_plot(run: RecordedRun) -> Plot:
+def loss_plot(run: RecordedRun) -> Plot | None:
     steps, losses = curve(run.steps, "step", "loss")
     eval_steps, eval_losses = curve(run.evaluations, "step", "loss")
     if not len(steps):
-        return _without("loss", "Loss", "steps")
+        return None
     every, last_step = math.ceil(len(steps) / MAX_POINTS), steps[-1]
     steps, losses = bucket_means(steps), bucket_means(losses)
     smoothed = smooth(losses)
@@ -273,7 +252,7 @@ def loss_plot(run: RecordedRun) -> Plot:
     return Plot(name="loss", title="Loss", text=text, figure=figure)
 
 
-def measure_plot(run: RecordedRun, measure: Measure) -> Plot:
+def measure_plot(run: RecordedRun, measure: Measure) -> Plot | None:
     """One of the figures by which the run is judged: accuracy, perplexity."""
     evaluations = run.evaluations
     if not measure.higher_is_better:
@@ -281,7 +260,7 @@ def measure_plot(run: RecordedRun, measure: Measure) -> Plot:
         evaluations = [each for each in evaluations if each.step != 0]
     places, values = curve(evaluations, run.clock, measure.name)
     if not len(values):
-        return _without(measure.name, measure.title, measure.name)
+        return None
     figure, axes = new_axes(468, 280)
     _line(axes, places, values)
     # Of equal ones the last: if that is the end of the run, the text says so.
@@ -311,10 +290,10 @@ def measure_plot(run: RecordedRun, measure: Measure) -> Plot:
     return Plot(name=measure.name, title=measure.title, text=text, figure=figure)
 
 
-def throughput_plot(run: RecordedRun) -> Plot:
+def throughput_plot(run: RecordedRun) -> Plot | None:
     places, rates = curve(run.evaluations, run.clock, "items_per_s")
     if not len(rates):
-        return _without("throughput", "Throughput", f"{run.items} per second")
+        return None
     figure, axes = new_axes(468, 280)
     _line(axes, places, rates)
     axes.fill_between(places, rates, color=light("blue"), alpha=0.1, linewidth=0)
@@ -327,28 +306,26 @@ def throughput_plot(run: RecordedRun) -> Plot:
     return Plot(name="throughput", title="Throughput", text=text, figure=figure)
 
 
-def learning_rate_plot(run: RecordedRun) -> Plot:
-    name, title = "learning_rate", "Learning rate"
+def learning_rate_plot(run: RecordedRun) -> Plot | None:
     steps, rates = curve(run.steps, "step", "lr")
     if not len(rates):
-        return _without(name, title, "learning rate")
+        return None
     peak = int(rates.argmax())
     text = f"Highest {rates[peak]:.3g} at step {steps[peak]:,.0f}; {rates[-1]:.3g} at the last."
     steps, rates = bucket_means(steps), bucket_means(rates)
-    figure, axes = new_axes(468, 280, left=66)
+    figure, axes = new_axes(468, 280)
     axes.plot(steps, rates, color=light("blue"), linewidth=2)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     _finish(axes, run, "step", top=float(rates.max()))
-    return Plot(name=name, title=title, text=text, figure=figure)
+    return Plot(name="learning_rate", title="Learning rate", text=text, figure=figure)
 
 
-def step_time_plot(run: RecordedRun) -> Plot:
+def step_time_plot(run: RecordedRun) -> Plot | None:
     """Bars per rank, one part of a step behind the other; the slowest rank sets the pace."""
-    name, title = "step_time", "Time per step"
     ranks = run.ranks
     epochs = {number(each.epoch) for each in ranks}
     if not ranks:
-        return _without(name, title, "times per rank")
+        return None
     stretch = "epoch" if run.clock == "epoch" else "stretch between evaluations"
     text = f"Mean per rank over the only {stretch}."
     if len(epochs) > 1:  # the first one pays for warming up
@@ -356,20 +333,20 @@ def step_time_plot(run: RecordedRun) -> Plot:
         ranks = [each for each in ranks if number(each.epoch) != first]
         text = f"Mean per rank without the first {stretch}."
 
-    colors = _part_colors(ranks)
     numbers = np.array(sorted({each.rank for each in ranks}))
     own = [[each for each in ranks if each.rank == rank] for rank in numbers]
     # Milliseconds of each part, by rank.
+    names = dict.fromkeys(part for each in ranks for part in each.phases if part != OTHER)
     parts = {
-        part: np.array([mean(array(each.phases.get(part) for each in one)) * 1e3 for one in own])
-        for part in colors
-        if part != OTHER
+        part: np.array([mean(each.phases.get(part) for each in one) for one in own]) * 1e3
+        for part in names
     }
     known = sum(parts.values(), np.zeros(len(own)))
-    totals = np.maximum([mean(column(one, "step_time_s")) * 1e3 for one in own], known)
-    parts[OTHER] = totals - known
+    colors = dict(zip(parts, itertools.cycle(PART_COLORS), strict=False))
+    totals = np.maximum([mean(each.step_time_s for each in one) * 1e3 for one in own], known)
+    parts[OTHER], colors[OTHER] = totals - known, OTHER_COLOR
     text += f" Slowest {totals.max():,.0f} ms."
-    talking = mean(column(ranks, "communication_s")) * 1e3
+    talking = mean(each.communication_s for each in ranks) * 1e3
     if talking:
         text += f" Collectives were at work for {talking:,.0f} ms of it, much of that beside "
         text += "forward and backward (one profiled step of each stretch)."
@@ -404,25 +381,15 @@ def step_time_plot(run: RecordedRun) -> Plot:
     axes.set_ylim(len(shown) - 0.4 + spare, -0.6 - spare)
     axes.set_xlim(0, 1.17 * longest)
     axes.set_xlabel("ms per step")
-    return Plot(name=name, title=title, text=text, figure=figure)
+    return Plot(name="step_time", title="Time per step", text=text, figure=figure)
 
 
-def _part_colors(ranks: Sequence[RankTimes]) -> Mapping[str, str]:
-    """The parts of a step in their order, what is left of it last, and the color of each."""
-    found = dict.fromkeys(part for each in ranks for part in each.phases)
-    parts = [part for part in found if part != OTHER]
-    used = {_COLORS[part] for part in parts if part in _COLORS}
-    spare = [color for color in _SPARE if color not in used] or [*_SPARE]
-    strange = [part for part in parts if part not in _COLORS]
-    chosen = {part: spare[number % len(spare)] for number, part in enumerate(strange)}
-    return {part: chosen.get(part) or _COLORS[part] for part in [*parts, OTHER]}
-
-
-def confusion_plot(found: Classification) -> Plot:
-    title, names = "Confusion matrix", found.class_names
-    if not 0 < len(names) <= MAX_CLASSES:
-        return Plot(name=CONFUSION, title=title, text=f"{len(names)} classes cannot be drawn.")
-    figure, axes = new_axes(468, 468, left=88, right=6, top=6, bottom=88)
+def confusion_plot(run: RecordedRun) -> Plot | None:
+    found = run.evaluated
+    if not isinstance(found, Classification) or not 0 < len(found.class_names) <= MAX_CLASSES:
+        return None
+    names = found.class_names
+    figure, axes = new_axes(468, 468)
     counts = np.array(found.confusion_matrix, dtype=np.float64)
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     from matplotlib.patches import Rectangle
@@ -448,7 +415,7 @@ def confusion_plot(found: Classification) -> Plot:
     axes.spines[:].set_visible(True)
     text = f"{np.trace(counts):,.0f} of {counts.sum():,.0f} right. Each row is a true class, each "
     text += "shade the square root of the share of its row: rare mistakes show."
-    return Plot(name=CONFUSION, title=title, text=text, figure=figure)
+    return Plot(name=CONFUSION, title="Confusion matrix", text=text, figure=figure)
 
 
 def _line(axes: Axes, places: Floats, values: Floats) -> None:
@@ -460,7 +427,7 @@ def _line(axes: Axes, places: Floats, values: Floats) -> None:
 
 
 def _finish(axes: Axes, run: RecordedRun, clock: str, *, top: float | None = None) -> None:
-    """What all curves have: marks where the run resumed, a legend, and the name of their axis.
+    """Add what all curves have: marks where the run resumed, a legend, the name of their axis.
 
     Args:
         clock: ``step`` or ``epoch``, by which the curve counts.
@@ -486,13 +453,7 @@ def _ms(value: float) -> str:
 
 def column(records: Iterable[Record], key: str) -> Floats:
     """One field, or one measure, of all records; NaN where it is missing or not finite."""
-    return array(figure(record, key) for record in records)
-
-
-def array(values: Iterable[float | None]) -> Floats:
-    """Numbers as an array, NaN where one is missing or not finite."""
-    finite = (number(value) for value in values)
-    return np.array([math.nan if value is None else value for value in finite], dtype=np.float64)
+    return np.array([figure(record, key) for record in records], dtype=np.float64)
 
 
 def curve(records: Sequence[Record], x: str, y: str) -> tuple[Floats, Floats]:
@@ -521,7 +482,7 @@ def smooth(values: Floats) -> Floats:
     return np.asarray(np.convolve(values, kernel, "same") / weights, dtype=np.float64)
 
 
-def mean(values: Floats) -> float:
-    """Mean of what is there; 0 when nothing is."""
-    there = values[np.isfinite(values)]
-    return float(there.mean()) if len(there) else 0.0
+def mean(values: Iterable[float | None]) -> float:
+    """Mean of the finite ones; 0 when there are none."""
+    there = [value for value in map(number, values) if value is not None]
+    return statistics.fmean(there) if there else 0.0

@@ -1,4 +1,4 @@
-"""How far a run is: a line of a plain log, and at the same pace ``progress.json`` in the bucket."""
+"""Progress of a run: a line of a plain log, and as often ``progress.json`` in the bucket."""
 
 import os
 import time
@@ -23,7 +23,7 @@ _REPORTS: Final = 13
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """How far a run is. ``progress.json``."""
+    """Progress of a run. ``progress.json``."""
 
     time: float
     """Unix time in seconds."""
@@ -34,7 +34,7 @@ class Progress:
     total_steps: int
     """The whole run's."""
     loss: float
-    """Of that step."""
+    """Loss of that step."""
     rate: Rate | None = None
     """Items per second of all workers together, over the last reports."""
     left_s: float | None = None
@@ -94,17 +94,25 @@ class Pace:
         (t0, s0), (t1, s1) = self._seen[0], self._seen[-1]
         return (s1 - s0) / (t1 - t0) if t1 > t0 and s1 > s0 else None
 
-    def rate(self, start: Start) -> Rate | None:
-        """Items per second; None before it is known."""
-        per_s = self.steps_per_s
-        if per_s is None or not start.items:
-            return None
-        return Rate(items=start.items, per_s=per_s * start.items_per_step)
-
-    def left_s(self, start: Start, event: Step) -> float | None:
-        """Seconds until the last step; None before that is known."""
-        per_s = self.steps_per_s
-        return None if per_s is None else (start.total_steps - event.step) / per_s
+    def progress(
+        self, start: Start, last: Step, *, job: str = "", usd: float | None = None
+    ) -> Progress:
+        """Progress of a run after its last step."""
+        per_s, rate, left_s = self.steps_per_s, None, None
+        if per_s is not None:
+            left_s = (start.total_steps - last.step) / per_s
+            if start.items:
+                rate = Rate(items=start.items, per_s=per_s * start.items_per_step)
+        return Progress(
+            time=time.time(),
+            job=job,
+            step=last.step,
+            total_steps=start.total_steps,
+            loss=last.loss,
+            rate=rate,
+            left_s=left_s,
+            usd=usd,
+        )
 
 
 class Spending:

@@ -17,7 +17,6 @@ from contract.runs import (
 )
 from training.record.events import (
     Evaluation,
-    Event,
     Measure,
     Metrics,
     RankTimes,
@@ -34,11 +33,6 @@ from training.system import storage
 def read_metrics(run_uri: str) -> Metrics:
     """Read the ``metrics.jsonl`` of a run; without one, there are no lines."""
     return parse_metrics(storage.read_bytes(storage.join(run_uri, METRICS_FILE)) or b"")
-
-
-def read_events(file: Path) -> list[Event]:
-    """The events in a ``metrics.jsonl`` on disk; none while there is no such file."""
-    return parse_metrics(file.read_bytes()).events if file.exists() else []
 
 
 def read_json(
@@ -91,7 +85,7 @@ class RecordedRun:
     """Details of the last evaluation."""
     metrics: Metrics
     notes: Sequence[str]
-    """What could not be read, a sentence each."""
+    """Files and lines that could not be read, a sentence each."""
 
     @property
     def steps(self) -> list[Step]:
@@ -111,7 +105,7 @@ class RecordedRun:
 
     @property
     def clock(self) -> str:
-        """What evaluations are counted by: epochs, or steps where some lie within an epoch."""
+        """Unit that counts evaluations: epochs, or steps where some lie within an epoch."""
         epochs = [each.epoch for each in self.evaluations if math.isfinite(each.epoch)]
         if epochs and not any(epochs):
             return "step"  # there are no epochs
@@ -119,7 +113,7 @@ class RecordedRun:
 
     @property
     def items(self) -> str:
-        """What the run trained on: images, tokens."""
+        """Kind of data that the run trained on: images, tokens."""
         records = [self.result, *self.evaluations, *self.ranks]
         rates = [each.rate for each in records if each is not None and each.rate is not None]
         return rates[0].items if rates else "items"

@@ -99,7 +99,6 @@ class RunRecord:
         self.is_finished = False
         self._run, self._recipe = run, recipe
         self._clock = clock
-        self._is_flushed = True
         self._flush_at = clock() + FLUSH_EVERY_S
         self._job, self._spending = job, spending
         self._pace = Pace()
@@ -119,7 +118,8 @@ class RunRecord:
             )
             if earlier:
                 self._metrics.write_bytes(earlier)
-        self._unsent: dict[str, bytes] = {}
+        # Content of what S3 lacks; None: as it is on this machine's disk.
+        self._unsent: dict[str, bytes | None] = {}
         self._is_failing = self._is_disk_failing = False
         self._write_json(runs.CONFIG_FILE, settings)
         self._write_json(runs.ENVIRONMENT_FILE, environment)
@@ -206,7 +206,7 @@ class RunRecord:
         if self._start is not None:
             if not self.is_finished:
                 status: Status = "stopped" if self.error is None else "failed"
-                self._write_result(status, self._evaluations[-1] if self._evaluations else None)
+                self._write_result(status, self._last_evaluation)
             from training.record.page import write_report  # takes as long to load as all else
 
             report = self._on_disk(lambda: write_report(self.folder))
@@ -246,15 +246,13 @@ class RunRecord:
 
     def flush(self) -> None:
         """Bring S3 up to date; a folder on disk always is."""
-        if not self._in_s3 or (self._is_flushed and not self._unsent):
+        if not self._in_s3 or not self._unsent:
             return
         if self._is_failing and self._clock() < self._flush_at:
             return  # each try holds up what else this process does
         began = self._clock()
-        names = {*self._unsent, *([runs.METRICS_FILE] if self._metrics.exists() else [])}
-        sent = [self._send(name) for name in sorted(names)]
-        if all(sent):
-            self._is_flushed, self._is_failing = True, False
+        if all(self._send(name) for name in sorted(self._unsent)):
+            self._is_failing = False
         ended = self._clock()
         self._flush_at = ended + max(FLUSH_EVERY_S, (ended - began) / _FLUSH_SHARE)
 
@@ -290,7 +288,7 @@ class RunRecord:
     def _warn(self, error: Exception) -> None:
         """Say once that the storage fails."""
         if not self._is_failing:
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            reason = storage.first_line(error)
             message = f"the record cannot be written to {self.run_uri} for now ({reason})"
             self._display.show(Warned(message=f"{message}: it is tried again every minute"))
         self._is_failing = True
@@ -309,16 +307,8 @@ class RunRecord:
         """Say and write down how far the run is."""
         assert self._start is not None
         self._shown_step = last.step
-        progress = Progress(
-            time=time.time(),
-            job=self._job,
-            step=last.step,
-            total_steps=self._start.total_steps,
-            loss=last.loss,
-            rate=self._pace.rate(self._start),
-            left_s=self._pace.left_s(self._start, last),
-            usd=None if self._spending is None else self._spending.usd(),
-        )
+        usd = None if self._spending is None else self._spending.usd()
+        progress = self._pace.progress(self._start, last, job=self._job, usd=usd)
         self._display.progress(progress)
         # A disk, or S3, that fails for a moment must not end the training.
         with contextlib.suppress(Exception):
@@ -353,7 +343,8 @@ class RunRecord:
         texts = [*(line.text for line in kept), *map(_line, added)]
         content = "".join(f"{text}\n" for text in texts).encode()
         self._on_disk(lambda: storage.write_bytes(str(self._metrics), content))
-        self._is_flushed, self._is_starting = False, True
+        self._note_lines()
+        self._is_starting = True
         # A worker lost on the way starts again within this attempt: the first start counts.
         if self._start is None and event.resumed:
             self._resumed_from = event.step
@@ -364,14 +355,14 @@ class RunRecord:
         self._evaluations = [line.event for line in kept if isinstance(line.event, Evaluation)]
         self._num_skipped = sum(isinstance(line.event, Skipped) for line in kept)
 
-    def _write_result(self, status: Status, last: Finished | Evaluation | None) -> None:
+    def _write_result(self, status: Status, last: Finished | Evaluation) -> None:
         """Write ``result.json``.
 
         Args:
             last: what knows the model's quality best.
         """
         assert self._start is not None
-        evaluation = self._evaluations[-1] if self._evaluations else None
+        evaluation = self._last_evaluation
         # Before the first step there is no rate.
         rates = [each.rate.per_s for each in self._evaluations if each.rate and each.rate.per_s]
         median = statistics.median(rates) if rates else None
@@ -379,12 +370,9 @@ class RunRecord:
             run=self._run,
             recipe=self._recipe,
             status=status,
-            loss=None if last is None else last.loss,
-            measures={
-                **{each.name: None for each in self._measures},
-                **({} if last is None else last.measures),
-            },
-            seconds=None if last is None else last.seconds,
+            loss=last.loss,
+            measures={**{each.name: None for each in self._measures}, **last.measures},
+            seconds=last.seconds,
             steps=self._step,
             rate=Rate(items=self._start.items, per_s=median) if self._start.items else None,
             world_size=self._start.world_size,
@@ -394,14 +382,19 @@ class RunRecord:
             skipped_steps=self._num_skipped,
             damaged_lines=self._num_damaged,
             parameters=self._start.parameters,
-            flops_per_s=None if evaluation is None else evaluation.flops_per_s,
-            mfu=None if evaluation is None else evaluation.mfu,
-            memory_bytes=None if evaluation is None else evaluation.memory_bytes,
+            flops_per_s=evaluation.flops_per_s,
+            mfu=evaluation.mfu,
+            memory_bytes=evaluation.memory_bytes,
             device=self._start.device,
             precision=self._start.precision,
             error=self.error,
         )
         self._write_json(runs.RESULT_FILE, self.result.to_json())
+
+    @property
+    def _last_evaluation(self) -> Evaluation:
+        """One that knows nothing where there is none."""
+        return self._evaluations[-1] if self._evaluations else Evaluation(step=0, epoch=0)
 
     def _read(self) -> Metrics:
         return reader.read_metrics(str(self.folder))
@@ -412,7 +405,12 @@ class RunRecord:
                 file.write(_line(event) + "\n")
 
         self._on_disk(append)
-        self._is_flushed = False
+        self._note_lines()
+
+    def _note_lines(self) -> None:
+        """Have the lines sent with the next flush."""
+        if self._in_s3 and self._metrics.exists():
+            self._unsent[runs.METRICS_FILE] = None
 
     def _write_json(self, name: str, values: Mapping[str, object]) -> None:
         content = (json.dumps(values, indent=1) + "\n").encode()

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from contract import exits
@@ -21,12 +20,11 @@ from training.recipes.command import Command
 from training.recipes.settings import RunConfig
 from training.record import progress
 from training.record.display import make_display
-from training.record.events import Event, Failed, Reading, Warned
-from training.record.result import Result
+from training.record.events import Event, Failed, Process, Reading, Warned
 from training.record.writer import RunRecord
 from training.runtime.hang_detector import Watch
 from training.runtime.outcome import print_result
-from training.runtime.processes import Process, Seen
+from training.runtime.processes import Seen
 from training.system.lease import Lease
 from training.system.machine import environment
 from training.system.storage import UnreachableError
@@ -210,7 +208,14 @@ class Driver:
         report = record.close()
         self._display.close()
         if record.is_finished and record.result is not None:
-            self._print_result(record.result, report)
+            options = self._options
+            print_result(
+                record.result,
+                options.recipe,
+                self._run_uri,
+                report=report,
+                as_json=options.json,
+            )
             if record.error is not None:
                 print(f"error: {record.error}", file=sys.stderr)
             return record.exit_code
@@ -236,12 +241,3 @@ class Driver:
         )
         terminated = self._signals[:1] == [signal.SIGTERM]
         return exits.TERMINATED if terminated else exits.INTERRUPTED
-
-    def _print_result(self, result: Result, report: Path | None = None) -> None:
-        print_result(
-            result,
-            self._options.recipe,
-            self._run_uri,
-            report=report,
-            as_json=self._options.json,
-        )

@@ -15,8 +15,18 @@ from typing import Final
 from contract.nodes import ENV_SILENCE
 from contract.runs import STACKS_DIR
 from contract.times import SILENCE_S
-from training.record.events import Evaluating, Event, Finished, Joined, Saving, Silent, Start, Step
-from training.runtime.processes import Process, Seen
+from training.record.events import (
+    Evaluating,
+    Event,
+    Finished,
+    Joined,
+    Process,
+    Saving,
+    Silent,
+    Start,
+    Step,
+)
+from training.runtime.processes import Seen
 from training.system import storage
 
 #: So many steps of usual length without a word are too many.
@@ -33,7 +43,7 @@ _REMEMBERED: Final = 200
 
 
 class HangDetector:
-    """How long a run may be silent: learns it from the run's own events."""
+    """Limit of a run's silence, learned from the run's own events."""
 
     def __init__(self, least_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         """
@@ -46,19 +56,15 @@ class HangDetector:
         self._saving: Saving | None = None
         self._is_save_stuck = False
         self._heard_at = self._looked_at = clock()
-        self._step = 0
+        self.step = 0
+        """The last step that was heard of."""
         self._total = 0
         self._longest_s = 0.0
         self._per_step: deque[float] = deque(maxlen=_REMEMBERED)
 
     @property
-    def step(self) -> int:
-        """The last step that was heard of."""
-        return self._step
-
-    @property
     def seconds(self) -> float:
-        """How long nothing has been heard."""
+        """Duration of the silence so far."""
         return self._clock() - self._heard_at
 
     def hear(self, *events: Event) -> None:
@@ -72,7 +78,7 @@ class HangDetector:
             return
         is_apart = self._is_evaluating or self._is_save_stuck  # such a pause is not one of steps
         self._is_save_stuck = False
-        paused_s, before = self.seconds, self._step
+        paused_s, before = self.seconds, self.step
         self._heard_at += paused_s
         for event in events:
             match event:
@@ -80,17 +86,17 @@ class HangDetector:
                     self._is_training = False
                 case Start():
                     self._is_training, self._has_stepped = True, False
-                    self._step = before = event.step
+                    self.step = before = event.step
                     self._total = event.total_steps
                 case Step():
-                    self._step = event.step
-        stepped = self._step - before
+                    self.step = event.step
+        stepped = self.step - before
         if stepped > 0 and self._has_stepped and not is_apart:
             self._per_step.append(paused_s / stepped)
             self._longest_s = max(self._longest_s, paused_s)
         self._has_stepped = self._has_stepped or stepped > 0
         self._is_evaluating = isinstance(events[-1], Evaluating)
-        if self._step >= self._total:
+        if self.step >= self._total:
             self._is_training = False  # what follows may take long, and is not repeated
 
     def wait_again(self) -> None:
@@ -102,7 +108,7 @@ class HangDetector:
         self._is_training = self._is_save_stuck = False
 
     def limit_s(self) -> float:
-        """How long the run may be silent now."""
+        """Maximum duration of a silence at this moment."""
         has_pace = self._has_stepped and self._per_step
         if self._is_evaluating or self._is_save_stuck or not has_pace:
             return _PATIENCE * self._least_s
@@ -110,7 +116,7 @@ class HangDetector:
         return max(self._least_s, _STEPS * usual_s, _PAUSES * self._longest_s)
 
     def is_too_long(self) -> bool:
-        """Whether it is now; to be asked every few seconds."""
+        """Check the silence against its limit; call this every few seconds."""
         now = self._clock()
         if now - self._looked_at > _STOOD_STILL_S:
             self._heard_at += now - self._looked_at
@@ -143,7 +149,7 @@ class Watch:
         """Take note of events that came together."""
         for event in events:
             if isinstance(event, Joined):
-                self._processes = [Process.from_text(each) for each in event.processes]
+                self._processes = [*event.processes]
         self._silence.hear(*events)
 
     def restart_if_silent(self) -> Silent | None:

@@ -28,10 +28,10 @@ from contract.errors import InputError
 from training import recipes
 from training.recipes.recipe import Recipe
 from training.recipes.settings import RunConfig
-from training.record.events import Event, Failed, Reading, Start, Warned
+from training.record.events import Event, Failed, Process, Reading, Start, Warned
 from training.runtime import processes
 from training.runtime.outcome import Failures
-from training.runtime.processes import Process, Seen
+from training.runtime.processes import Seen
 from training.system import machine, storage
 from training.system.storage import UnreachableError
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from training.record.events import Joined, phase
+from training.record.events import Joined, Process, phase
 from training.system import machine
 
 if TYPE_CHECKING:
@@ -41,30 +41,8 @@ _FILES: Final[list[Any]] = []  # kept open as long as this process
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Process:
-    """A worker, as it is found again from outside."""
-
-    rank: int
-    node: str
-    """Ray's name of its node."""
-    pid: int
-    born: str
-    """When it began, in the machine's own count: a number may be given to another process."""
-    stacks: int
-    """Number of the open file to which it writes its stacks."""
-
-    def as_text(self) -> str:
-        return f"{self.rank} {self.node} {self.pid} {self.born} {self.stacks}"
-
-    @classmethod
-    def from_text(cls, text: str) -> "Process":
-        rank, node, pid, born, stacks = text.split()
-        return cls(rank=int(rank), node=node, pid=int(pid), born=born, stacks=int(stacks))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """What a process was doing."""
+    """State of a process that was looked at."""
 
     rank: int
     state: str
@@ -106,7 +84,7 @@ def introduce(worker: "Worker", *, node: str, host: str) -> list[str]:
     found: list[Any] = [None] * worker.world_size
     dist.all_gather_object(found, (host, this_one(worker.rank, node)))
     hosts, of_ranks = zip(*found, strict=True)
-    known = tuple(each.as_text() for each in of_ranks if each is not None)
+    known = tuple(each for each in of_ranks if each is not None)
     worker.emit(Joined(processes=known), phase("workers_ready", hosts=hosts))
     return list(hosts)
 
@@ -247,7 +225,8 @@ def _written(file: str, begin: int) -> str:
 
 
 def _py_spy(pid: int) -> str:
-    program = shutil.which("py-spy", path=f"{os.path.dirname(sys.executable)}:{os.get_exec_path()}")
+    places = (os.path.dirname(sys.executable), *os.get_exec_path())
+    program = shutil.which("py-spy", path=os.pathsep.join(places))
     if program is None:
         return ""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -265,7 +244,7 @@ def _py_spy(pid: int) -> str:
 
 
 def _threads(pid: int) -> str:
-    """How many threads are in which state, and where in the kernel they wait."""
+    """Number of threads in each state, and where in the kernel they wait."""
     kinds: Counter[str] = Counter()
     for folder in Path(f"/proc/{pid}/task").glob("*"):
         where = ""

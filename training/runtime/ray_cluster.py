@@ -16,9 +16,9 @@ from contract.job import JobSpec
 from contract.nodes import Gpus, Range
 from contract.times import CHECKPOINT_STOP_S, WORKER_ANSWER_S
 from training.recipes.settings import RunConfig
-from training.record.events import Event, phase
+from training.record.events import Event, Process, phase
 from training.runtime import processes, trainer
-from training.runtime.processes import Process, Seen
+from training.runtime.processes import Seen
 from training.runtime.trainer import Submission
 from training.system.storage import UnreachableError
 
@@ -62,12 +62,12 @@ class RayWorkers:
         self._events = trainer.start_events()
 
     def prepare(self, config: RunConfig) -> None:
-        self._task = trainer.start_prepare(self._submission(config), self._events)
+        self._task = trainer.start(trainer.prepare, self._submission(config), self._events)
 
     def train(self, config: RunConfig, run_uri: str, fence: int) -> None:
         self._is_training, self.is_done = True, False
         submission = self._submission(config, run_uri, fence)
-        self._task = trainer.start_fit(submission, self._events)
+        self._task = trainer.start(trainer.fit, submission, self._events)
         self._joined = [phase("ray_ready")]
 
     def _submission(self, config: RunConfig, run_uri: str = "", fence: int = 0) -> Submission:
@@ -91,19 +91,16 @@ class RayWorkers:
             if has_ended:
                 # What was asked for before the end may not have the last events.
                 events += self._take(timeout_s=_LAST_EVENTS_S)
-                self._end_with(ray.get(self._task))
+                self.is_done, result = True, ray.get(self._task)
+                if self._is_training:
+                    self.failure = result
+                else:
+                    self.found = result
             return [*joined, *events]
         except ray.exceptions.RayError as error:
             # Ray colors the traceback of a task, also for files and pipes.
             self.failure, self.is_done = re.sub(r"\x1b\[[0-9;]*m", "", str(error)), True
             return []
-
-    def _end_with(self, result: Any) -> None:
-        self.is_done = True
-        if self._is_training:
-            self.failure = result
-        else:
-            self.found = result
 
     def _take(self, *, timeout_s: float) -> list[Event]:
         import ray

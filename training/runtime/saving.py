@@ -104,11 +104,6 @@ class Saves:
         self._emit(
             Warned(
                 message=f"the checkpoint of step {self._step} could not be saved "
-                f"({_first_line(error)}): training goes on, and the next one is tried"
+                f"({storage.first_line(error)}): training goes on, and the next one is tried"
             )
         )
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -76,7 +76,7 @@ def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> in
                 lease.confirm()
         if kept is not None and lease is not None and lease.lost:
             kept.abandon()  # another process writes the record now
-        elif kept is not None and display is not None:
+        elif kept is not None:
             report = kept.close()
         if display is not None:
             display.close()
@@ -135,7 +135,7 @@ class TorchrunWorker:
             self._saves.start(step, write)
 
     def is_saving(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """True while a checkpoint is being written."""
         return self._saves.is_saving
 
     def finish_saves(self, *, retry: bool = False) -> None:

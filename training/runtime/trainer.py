@@ -1,4 +1,4 @@
-"""What of a run happens inside Ray, outside its workers: looking at the data, and Ray Train's fit.
+"""Tasks of a run inside Ray, outside its workers: preparing the data, and Ray Train's fit.
 
 Both are tasks on the node of the command and not its own code, so that the command imports neither
 torch nor Ray Train.
@@ -7,7 +7,7 @@ torch nor Ray Train.
 import contextlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submission:
-    """What a task is told of a run."""
+    """Arguments of a run for its tasks."""
 
     config: RunConfig
     run_uri: str
@@ -68,18 +68,11 @@ def start_events() -> Any:
     return actor.options(**here()).remote()
 
 
-def start_prepare(submission: Submission, events: Any) -> Any:
-    """Start ``_prepare``; return what to get its result by."""
+def start(task: Callable[[Submission, Any], object], submission: Submission, events: Any) -> Any:
+    """Start ``prepare`` or ``fit`` on this node; return what to get its result by."""
     import ray
 
-    return ray.remote(_prepare).options(**here(), max_retries=0).remote(submission, events)
-
-
-def start_fit(submission: Submission, events: Any) -> Any:
-    """Start ``_fit``; return what to get its result by."""
-    import ray
-
-    return ray.remote(_fit).options(**here(), max_retries=0).remote(submission, events)
+    return ray.remote(task).options(**here(), max_retries=0).remote(submission, events)
 
 
 class _Events:
@@ -109,7 +102,7 @@ class _Events:
         self._stop = True
 
 
-def _prepare(submission: Submission, events: Any) -> RunConfig | InputError | UnreachableError:
+def prepare(submission: Submission, events: Any) -> RunConfig | InputError | UnreachableError:
     """Look at the data; return the settings with what was decided, or what is wrong."""
     _take_over(submission)
 
@@ -121,13 +114,13 @@ def _prepare(submission: Submission, events: Any) -> RunConfig | InputError | Un
 
     try:
         config = submission.config
-        prepare = recipes.by_name(config.recipe).prepare
-        return storage.retried(lambda: prepare(config, report), say=warn)
+        recipe = recipes.by_name(config.recipe)
+        return storage.retried(lambda: recipe.prepare(config, report), say=warn)
     except (InputError, UnreachableError) as error:
         return error.with_traceback(None)
 
 
-def _fit(submission: Submission, events: Any) -> str:
+def fit(submission: Submission, events: Any) -> str:
     """Train; return why that failed, or nothing.
 
     Failures are counted here. Ray Train 2.60 counts those of a run's whole life; it forgets a group
@@ -174,7 +167,7 @@ def _free_places() -> None:
 
 
 def _waits_for_hosts(error: Exception) -> bool:
-    """Whether there were too few hosts to start on, for as long as Ray Train waits for them."""
+    """Check if there were too few hosts to start on, for as long as Ray Train waits for them."""
     reason = getattr(error, "controller_failure", None)
     return type(reason).__name__ == "WorkerGroupStartupTimeoutError"
 
@@ -211,7 +204,7 @@ def _take_over(submission: Submission) -> None:
 
 def _trainer(submission: Submission, events: Any) -> Any:
     import ray
-    from ray.train import CheckpointConfig, FailureConfig, ScalingConfig
+    from ray.train import FailureConfig, ScalingConfig
     from ray.train import RunConfig as RayRunConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
@@ -256,7 +249,6 @@ def _trainer(submission: Submission, events: Any) -> Any:
             name=config.run,
             storage_path=config.storage,
             failure_config=failure_config(max_failures=0, controller_failure_limit=0),
-            checkpoint_config=CheckpointConfig(),
             worker_runtime_env={"env_vars": {**recipes.by_name(config.recipe).variables}},
         ),
     )

@@ -194,11 +194,12 @@ def retried(
         except Exception as error:
             if ENV_JOB not in os.environ or not is_trouble(error):
                 raise
-            say(f"{_first_line(error)}: trying again in {STORAGE_RETRY_S} s")
+            say(f"{first_line(error)}: trying again in {STORAGE_RETRY_S} s")
         sleep(STORAGE_RETRY_S)
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An error's first line, or the name of its class where it has no text."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 

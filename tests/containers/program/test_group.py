@@ -455,11 +455,38 @@ def test_a_stop_does_not_wait_for_files_that_are_restored(
     assert "started again" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("script", "within_s"),
+    [("sleep 1000", 60), ("test $NODE_RANK = 1 && exit 7; sleep 1000", times.COMMAND_STOP_S)],
+    ids=["stopped", "failed elsewhere"],
+)
+def test_a_program_has_its_grace_where_what_it_saves_counts(
+    ray: Ray, script: str, within_s: int
+) -> None:
+    given: list[float] = []
+    running = group(script)
+
+    def prepare(_name: str, actor: Actor) -> None:
+        stop = actor.launcher.stop
+
+        def noted(within_s: float) -> None:
+            given.append(within_s)
+            stop(within_s)
+
+        actor.launcher.stop = noted  # type: ignore[method-assign]
+        if within_s == 60:
+            actor.before["wait"] = running.stop
+
+    add(ray, "a", "b")
+    ray.prepare = prepare
+    running.run()
+    assert {*given} == {within_s}
+
+
 def test_nodes_that_do_not_answer_are_waited_for_together(
     ray: Ray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add(ray, "a")
-    monkeypatch.setattr(times, "COMMAND_STOP_S", 1.0)
     monkeypatch.setattr(nodes, "ANSWER_S", 1.0)
     told, (node,) = group("true")._told, ray.alive()
     some = [
@@ -469,7 +496,7 @@ def test_nodes_that_do_not_answer_are_waited_for_together(
     last = Ended(code=0, at=0.0, was_told=True)
     some[-1].wait.set_result(last)
     began = time.monotonic()
-    nodes.end_programs(some)
+    nodes.end_programs(some, 1.0)
     assert time.monotonic() - began < 15, "each by itself would take 38 s together"
     assert [seat.ended for seat in some] == [None] * 19 + [last]
     assert not any(seat.wait for seat in some)

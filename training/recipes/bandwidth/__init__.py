@@ -6,24 +6,12 @@ from training.recipes.bandwidth.settings import PRESETS, BandwidthConfig
 from training.recipes.recipe import Model, Recipe
 from training.record.events import Measure
 
-ALL_REDUCE: Final = Measure(
-    name="all_reduce", meaning="bus bandwidth of the all-reduce", label="all-reduce", unit="GB/s"
-)
-ALL_GATHER: Final = Measure(
-    name="all_gather", meaning="bus bandwidth of the all-gather", label="all-gather", unit="GB/s"
-)
-REDUCE_SCATTER: Final = Measure(
-    name="reduce_scatter",
-    meaning="bus bandwidth of the reduce-scatter",
-    label="reduce-scatter",
-    unit="GB/s",
-)
-ALL_TO_ALL: Final = Measure(
-    name="all_to_all", meaning="bus bandwidth of the all-to-all", label="all-to-all", unit="GB/s"
-)
-SLOWEST_LINK: Final = Measure(
-    name="slowest_link", meaning="the slowest way between two hosts, one at a time", unit="GB/s"
-)
+# Bus bandwidth of each collective, and of the slowest way between two hosts, one at a time.
+ALL_REDUCE: Final = Measure(name="all_reduce", label="all-reduce", unit="GB/s")
+ALL_GATHER: Final = Measure(name="all_gather", label="all-gather", unit="GB/s")
+REDUCE_SCATTER: Final = Measure(name="reduce_scatter", label="reduce-scatter", unit="GB/s")
+ALL_TO_ALL: Final = Measure(name="all_to_all", label="all-to-all", unit="GB/s")
+SLOWEST_LINK: Final = Measure(name="slowest_link", unit="GB/s")
 
 RECIPE: Final = Recipe(
     name="bandwidth",

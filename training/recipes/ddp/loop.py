@@ -65,11 +65,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     num_parameters = models.num_parameters(model)
     # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them. With
     # the small stem there are none.
-    layout = checkpoints.Layout(
-        cut=models.keep_live_taps(model, image_size=images.IMAGE_SIZE),
-        to_standard=models.full_state,
-        from_standard=models.live_state,
-    )
+    models.keep_live_taps(model, image_size=images.IMAGE_SIZE)
     course = metrics.Course(
         items="images",
         items_per_step=order.global_batch,
@@ -92,7 +88,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     snapshot = checkpoints.shared_newest(worker, from_scratch=config.from_scratch)
     if snapshot is not None:
         snapshot.check_data(image_set.fingerprint, run=config.run, data=config.data)
-        checkpoints.apply(snapshot, model, optimizer, layout=layout)
+        checkpoints.apply(snapshot, model, optimizer)
         position = snapshot.position
 
     worker.emit(phase("model_ready"))
@@ -117,7 +113,6 @@ def train(worker: Worker, config: DdpConfig) -> None:
         data=image_set.fingerprint,
         newest=snapshot,
         keep=config.checkpoints_to_keep,
-        layout=layout,
     )
     books = Bookkeeping(
         worker,

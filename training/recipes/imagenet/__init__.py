@@ -7,12 +7,8 @@ from training.recipes.imagenet.settings import PRESETS, SYNTHETIC, ImagenetConfi
 from training.recipes.recipe import Recipe
 from training.record.events import ACCURACY, Measure
 
-TOP5: Final = Measure(
-    name="top5",
-    label="top-5",
-    meaning="share of the pictures whose class is among the five most likely, 0 to 1",
-    form="percent",
-)
+#: Share of the pictures whose class is among the five most likely.
+TOP5: Final = Measure(name="top5", label="top-5", form="percent")
 
 RECIPE: Final = Recipe(
     name="imagenet",
