@@ -230,6 +230,7 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
         grown = recorded(watch, rehearsal, "resume", 1)[-1]
         assert grown["world_size"] == 2
         assert grown["step"] > 0
+        assert there.call_keeper()["stopped"] == [], "a sweep leaves a job that runs"
 
         # --- a worker's host goes, with notice
         have(1)
