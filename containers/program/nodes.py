@@ -250,7 +250,7 @@ class Group:
         self._start = -1
         self._began = 0.0
         self._stopped = False
-        self._is_surprised = False  # by the loss of a node since the last start, without notice
+        self._is_surprised = False  # since the last start: a loss without notice, or a bad disk
         self._in_vain = 0  # starts in a row that ended so, soon
         self._nodes = told.workers  # with a head that trains, one more
         self._num_seen, self._seen_at = 0, 0.0
@@ -293,10 +293,10 @@ class Group:
                 break
             if self._is_in_vain():
                 self.report(
-                    f"failed: nodes were lost without notice {self._in_vain} times in a row, each "
-                    f"time within {_LONG_RUN_S / 60:.0f} minutes of a start: the program may need "
-                    "more memory than a node has. Submit the run again with larger nodes or less "
-                    "memory in use"
+                    "failed: nodes were lost without notice, or could not be prepared, "
+                    f"{self._in_vain} times in a row, each time within {_LONG_RUN_S / 60:.0f} minutes "
+                    "of a start: the program may need more memory or disk than a node has. Submit the "
+                    "run again with larger nodes, or let it use less"
                 )
                 return exits.FAILED
             say(
@@ -442,8 +442,13 @@ class Group:
                     is_done = False
                     self._is_surprised |= seat.node.id not in self._leaving
                     continue
-                except (InputError, RayError) as error:
-                    failure = failure or error  # after the others, which may have started
+                except (InputError, RayError, OSError) as error:
+                    told = getattr(error, "cause", error)
+                    if isinstance(told, OSError):  # a disk in trouble: tried again, some times
+                        say(f"node {seat.number} ({seat.node.address}) cannot {step}: {told}")
+                        is_done, self._is_surprised = False, True
+                    else:
+                        failure = failure or error  # after the others, which may have started
                     continue
                 if step == "start":
                     seat.wait = seat.launcher.wait.remote()

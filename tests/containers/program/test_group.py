@@ -1,6 +1,7 @@
 """What a job does about its nodes, with real launchers and programs and no Ray: threads stand in
 for its actors, so that a node can be lost at any moment, also between two calls."""
 
+import errno
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -241,6 +242,28 @@ def test_a_node_that_goes_after_its_program_has_ended_is_no_loss(
     assert codes == [exits.OK]
     assert count.read_text().count("up") == 2
     assert "started again" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("times_bad", "code"), [(2, exits.OK), (9, exits.FAILED)])
+def test_a_disk_in_trouble_is_tried_again_some_times(
+    ray: Ray, capfd: pytest.CaptureFixture[str], times_bad: int, code: int
+) -> None:
+    errors = iter([OSError(errno.ENOSPC, "No space left on device")] * times_bad)
+
+    def prepare(name: str, actor: Actor) -> None:
+        def fail() -> None:
+            if error := next(errors, None):
+                raise error
+
+        if name == "b":
+            actor.before["prepare"] = fail
+
+    add(ray, "a", "b")
+    ray.prepare = prepare
+    assert group("true").run() == code
+    said = capfd.readouterr().err
+    assert said.count("cannot prepare: [Errno 28] No space left") == min(times_bad, 5)
+    assert ("5 times in a row" in said) == (code == exits.FAILED)
 
 
 def test_nodes_that_are_lost_at_each_start_end_the_job(
