@@ -294,9 +294,9 @@ class Group:
             if self._is_in_vain():
                 self.report(
                     "failed: nodes were lost without notice, or could not be prepared, "
-                    f"{self._in_vain} times in a row, each time within {_LONG_RUN_S / 60:.0f} minutes "
-                    "of a start: the program may need more memory or disk than a node has. Submit the "
-                    "run again with larger nodes, or let it use less"
+                    f"{self._in_vain} times in a row, each time within {_LONG_RUN_S / 60:.0f} "
+                    "minutes of a start: the program may need more memory or disk than a node has. "
+                    "Submit the run again with larger nodes, or let it use less"
                 )
                 return exits.FAILED
             say(
