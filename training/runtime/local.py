@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
@@ -124,12 +124,16 @@ class LocalWorkers:
         os.environ.update(self._recipe.variables)
         if _METHOD != "forkserver":
             return
-        # The server inherits that it ignores these: a terminal's Ctrl-C goes to the whole group,
-        # and the command decides what becomes of its workers.
-        with _ignored(signal.SIGINT, signal.SIGTERM):
+        # The server inherits that these are blocked: a terminal's Ctrl-C goes to the whole group,
+        # and the command decides what becomes of its workers. To the command they come later.
+        resource_tracker.ensure_running()  # which would unblock them, if the server started it
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        try:
             first = ("training.runtime.ends_with_command", "training.runtime.torchrun")
             _CONTEXT.set_forkserver_preload([*first, *self._recipe.preloads])
             forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def prepare(self, config: RunConfig) -> None:
         """Begin to look at the data; ``found`` has the result.
@@ -254,16 +258,6 @@ class LocalWorkers:
         self._ranks = []
         if self._logs and not self.failure:
             shutil.rmtree(self._logs, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _ignored(*numbers: int) -> Iterator[None]:
-    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 # --- in the forked processes --------------------------------------------------------------------

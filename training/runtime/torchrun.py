@@ -106,6 +106,8 @@ class TorchrunWorker:
         self._saves = Saves(self.emit)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._ask_to_stop)
+        # A worker of ``--local`` starts with these blocked, so that none comes too early.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
         dist.init_process_group(
             "nccl" if self.device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=COLLECTIVE_START_S),
