@@ -19,7 +19,7 @@ def test_a_signal_comes_after_the_server_was_started_and_is_not_lost(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
     def ensure_running() -> None:
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         came.append("started")
 
     monkeypatch.setattr(forkserver, "ensure_running", ensure_running)
