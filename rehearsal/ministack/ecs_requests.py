@@ -1,6 +1,6 @@
 """Requests that ECS refuses and the emulator takes, and answers that lag behind.
 
-RunTask         of a revision that was replaced, and while ECS throttles; answers that are lost
+RunTask         of a revision that was replaced, and while ECS throttles
 ListTasks       by ``startedBy`` and anything else
 ExecuteCommand  in a task that was started without it
 
@@ -9,10 +9,10 @@ while. Here it is up to ``DELAY_S``, or ``REHEARSAL_DELAY_S``: a part of it for 
 execution, which ``REHEARSAL_SEED`` decides together with its ARN. Inside ``.venv-aws`` only.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-import threading
 import time
 from datetime import datetime
 from pathlib import Path
@@ -30,22 +30,18 @@ NO_EXEC = (
     "the execute command agent isn't running. Wait and try again or run a new task with execute "
     "command enabled and try again."
 )
-_fault = threading.Lock()
-#: How many of a group's faults have happened.
-_past: dict[str, int] = {}
 
 
 def run_task(request: Request) -> Any:
     """RunTask, as requests and state machines ask for it."""
-    fault = next_fault(request)
-    if fault == "throttled":
+    # Where this file lies in the local AWS's folder, the next request is throttled.
+    with contextlib.suppress(FileNotFoundError):
+        Path(os.environ["REHEARSAL_FOLDER"], "throttle").unlink()
         return refuse("ThrottlingException", "Rate exceeded")
     definition = ecs._task_defs.get(ecs._resolve_td_key(request.get("taskDefinition", ""))) or {}
     if definition.get("status") == "INACTIVE" and is_strict(Strict.REVISIONS):
         return refuse("ClientException", "TaskDefinition is inactive")
-    answer = _stock["RunTask"](request)
-    # The task is there, and who has asked for it does not hear of it.
-    return refuse("ServerException", "Service Unavailable", 500) if fault == "lost" else answer
+    return _stock["RunTask"](request)
 
 
 def list_tasks(request: Request) -> Any:
@@ -64,23 +60,6 @@ def execute_command(request: Request) -> Any:
     if task and not task.get("enableExecuteCommand") and is_strict(Strict.EXEC):
         return refuse("InvalidParameterException", NO_EXEC)
     return _stock["ExecuteCommand"](request)
-
-
-def next_fault(request: Request) -> str:
-    """What goes wrong with this request: ``faults.json`` in the local AWS's folder has a list of
-    ``throttled`` and ``lost`` for each group of tasks, or for ``*``; each happens once."""
-    file = Path(os.environ["REHEARSAL_FOLDER"]) / "faults.json"
-    try:
-        planned = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return ""
-    group = request.get("group", "")
-    group = group if group in planned else "*"
-    with _fault:
-        left = planned.get(group, [])[_past.get(group, 0) :]
-        if left:
-            _past[group] = _past.get(group, 0) + 1
-    return str(left[0]) if left else ""
 
 
 def refuse(kind: str, message: str, status: int = 400) -> Any:

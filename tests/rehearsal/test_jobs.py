@@ -29,7 +29,7 @@ from tests.eventually import eventually
 from tests.rehearsal import conftest
 from tests.rehearsal.conftest import LAPTOP, command, show, trainctl
 from tests.rehearsal.watch import Watch
-from tests.stacks.orders import Stage
+from tests.stacks.stage import Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine]
 

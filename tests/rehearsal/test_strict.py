@@ -536,7 +536,7 @@ def test_throttling_has_the_name_in_a_state_machine_that_it_has_on_aws(
             definition=json.dumps(machine),
             roleArn=make_role(each, "busy", "states.amazonaws.com", rights),
         )
-        (each.log.parent / "faults.json").write_text('{"*": ["throttled"]}')
+        (each.log.parent / "throttle").touch()
         execution = states.start_execution(stateMachineArn=made["stateMachineArn"])
         found = ended(states, execution["executionArn"])
         assert (found["error"], found["cause"]) == (expected[each.endpoint], "Rate exceeded")

@@ -19,7 +19,7 @@ import pytest
 from contract import nodes
 from contract import outputs as stack_outputs
 from contract.instance_types import instance_type
-from contract.job import DEFAULT_ATTEMPTS, JobSpec
+from contract.job import JobSpec
 from contract.nodes import Range
 from rehearsal.cdk import Cdk
 from rehearsal.inventory import difference, inventory
@@ -27,7 +27,7 @@ from rehearsal.local_aws import REGION, LocalAws, local_aws
 from rehearsal.processes import CommandError
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates
-from tests.stacks.orders import ABORTED_LATE, Order, Stage
+from tests.stacks.stage import Stage
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -141,37 +141,6 @@ def test_a_deployment_starts_nothing_and_a_second_one_would_change_nothing(
 
     shown = deployed.account.cdk("diff", "--fail", app=synth(**deployed.settings))
     assert "Number of stacks with differences: 0" in shown
-
-
-@pytest.mark.parametrize(
-    "seeds",
-    [
-        # Two lost heads, then an abort; a lost answer, and one beside a throttled request.
-        pytest.param(range(5, 6), id="one order"),
-        pytest.param(range(20), id="twenty orders", marks=pytest.mark.night),
-    ],
-)
-def test_a_disturbed_job_has_one_record_which_is_true_and_leaves_nothing(
-    deployed: Deployed, seeds: range
-) -> None:
-    """Throttled requests, lost answers, lost hosts and aborts, as ECS and Step Functions show them.
-
-    ``test_simulated_jobs`` plays hundreds of orders in virtual time.
-    """
-    stage = deployed.stage
-    orders = [Order.from_seed(seed, most=DEFAULT_ATTEMPTS) for seed in seeds]
-    faults = {fault for order in orders for each in order.attempts for fault in each.faults}
-    assert len(faults) == 2, "every kind is among them"
-    stage.play_all(orders)
-    stage.clean_up()
-    for order in orders:
-        (record,) = stage.records(order.job)
-        assert record["status"] in order.statuses, order
-        if record["status"] != "stopped":
-            assert record["attempts"] == len(order.attempts), order
-        expected = {"succeeded": "SUCCEEDED", "stopped": "ABORTED"}.get(record["status"], "FAILED")
-        late = order.attempts[-1].end == ABORTED_LATE
-        assert stage.status(order.job) in {expected, *(["ABORTED"] if late else [])}, order
 
 
 def test_jobs_queue_for_a_host_for_longer_than_ecs_waits(deployed: Deployed) -> None:

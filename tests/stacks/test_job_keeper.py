@@ -420,10 +420,14 @@ def ended(task: dict[str, Any], **more: Any) -> dict[str, Any]:
 def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
     keeper: ModuleType, aws: Aws
 ) -> None:
+    # Step Functions heard of a fault, and asked for another one.
+    aws.add("twin", family="head", group="job:j1", host="h9")
     found = keeper.handler(ended(head(3, ContainerInstanceArn="h1")), None)
     assert found["reason"] == "failed: user code exit 3"
     assert aws.running() == {"other-head", "other-1", "standing"}
-    assert sorted(aws.terminated) == ["i-h1", "i-h1", "i-h2"], "given by the task and by the cause"
+    assert sorted(aws.terminated) == ["i-h1", "i-h1", "i-h2", "i-h9"], (
+        "given by the task and by the cause"
+    )
     assert aws.states["shared"] == ["DRAINING", "ACTIVE"], "another job's task runs there"
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert record["exit_code"] == 3

@@ -4,24 +4,19 @@ Each node is a Ray node of its own with a temporary folder of its own, by which 
 is found, so that it can be lost as a host is: everything at once, by SIGKILL.
 """
 
-import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-import ray
 from ray.cluster_utils import Cluster
 
 from containers.host import machine
-from containers.host.machine import say
-from containers.program import nodes as group
 from containers.program.launch import ENV_PROGRAM, LaunchSpec
 from containers.program.process import Lines
 from contract import nodes
@@ -33,19 +28,37 @@ PATH: Final = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PAT
 
 
 class Run:
-    """A program on the nodes, and what it and its head say."""
+    """A program on the nodes, ``python -m containers.program.nodes`` as a job's head runs it, and
+    what both say."""
 
-    def __init__(self, log: list[str]) -> None:
+    def __init__(self, told: LaunchSpec, address: str, log: list[str]) -> None:
         self._log, self._first = log, len(log)
         self.said: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "containers.program.nodes"],
+            cwd=ROOT,
+            env={**os.environ, ENV_PROGRAM: told.to_json(), "RAY_ADDRESS": address},
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
-    def is_over(self) -> bool:
-        """Whether it has ended, and all that it said has been read."""
-        raise NotImplementedError
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said.append(line.rstrip())
+        self.process.stderr.close()
 
     def wait(self, seconds: float = 300) -> int:
         """Its exit code."""
-        raise NotImplementedError
+        try:
+            code = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {seconds} s:\n{self}") from None
+        self._reader.join(5)
+        return code
 
     def lines(self, number: int | None = None) -> list[str]:
         """What the program has printed on one node, or on all, without the labels."""
@@ -60,88 +73,19 @@ class Run:
         deadline = time.monotonic() + seconds
         while sum(text in line for line in [*self.lines(), *self.said]) < times:
             # What the program printed last may be read a moment after its end.
-            if self.is_over():
+            if self.process.poll() is not None:
                 deadline = min(deadline, time.monotonic() + 5)
             assert time.monotonic() < deadline, f"no {times} x {text!r}:\n{self}"
             time.sleep(0.1)
 
-    def __str__(self) -> str:
-        return "\n".join([*self.said, *(f"  {line}" for line in self._log[self._first :])])
-
-
-class RunInProcess(Run):
-    """``python -m containers.program.nodes``, as a job's head runs it."""
-
-    def __init__(self, told: LaunchSpec, address: str, log: list[str]) -> None:
-        super().__init__(log)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "containers.program.nodes"],
-            cwd=ROOT,
-            env={**os.environ, ENV_PROGRAM: told.to_json(), "RAY_ADDRESS": address},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.said.append(line.rstrip())
-        self.process.stdout.close()
-
-    def is_over(self) -> bool:
-        return self.process.poll() is not None and not self._reader.is_alive()
-
-    def wait(self, seconds: float = 300) -> int:
-        try:
-            code = self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"still running after {seconds} s:\n{self}") from None
-        self._reader.join(5)
-        return code
-
-
-class RunInThread(Run):
-    """The same in a thread of this process, which need not import Ray and torch for each run."""
-
-    def __init__(self, told: LaunchSpec, address: str, log: list[str]) -> None:
-        super().__init__(log)
-        before = signal.getsignal(signal.SIGTERM)
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        signal.signal(signal.SIGTERM, before)
-        self._group = group.Group(told)
-        self._code: int | None = None
-        self._before: Any = say
-        self.reasons: list[str] = []
-        setattr(group, "say", lambda text: self.said.append(f"node: {text}"))  # noqa: B010
-        self._group.report = self.reasons.append  # type: ignore[method-assign, assignment]
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        self._code = group.run(self._group)
-
-    def is_over(self) -> bool:
-        return not self._thread.is_alive()
-
-    def wait(self, seconds: float = 300) -> int:
-        self._thread.join(seconds)
-        assert self.is_over(), f"still running after {seconds} s:\n{self}"
-        self.close()
-        assert self._code is not None, self
-        return self._code
-
     def close(self) -> None:
         """End it, and its connection to Ray, which ends its launchers."""
-        if self._before:
-            self._group.stop()
-            self._thread.join(60)
-            ray.shutdown()
-            setattr(group, "say", self._before)  # noqa: B010
-        self._before = None
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.wait()
+
+    def __str__(self) -> str:
+        return "\n".join([*self.said, *(f"  {line}" for line in self._log[self._first :])])
 
 
 class LocalNodes:
@@ -150,7 +94,7 @@ class LocalNodes:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._number = 0
-        self._run: RunInThread | None = None
+        self._run: Run | None = None
         self.log: list[str] = []
         os.mkfifo(folder / "log")
         # Open at both ends, so that it never ends while launchers come and go.
@@ -175,7 +119,7 @@ class LocalNodes:
         place.mkdir()
         return {
             "TMPDIR": str(place),
-            nodes.ENV_NOTICE: str(place / "notice"),
+            nodes.ENV_NOTICE: str(place / "notice"),  # each its own: none has one
             nodes.ENV_LOG_PIPE: str(self.folder / "log"),
             # As on a node: else programs get what other processes leave of the processors.
             "RAY_worker_niceness": "0",
@@ -205,39 +149,22 @@ class LocalNodes:
         machine.kill_marked("TMPDIR", str(self.folder / name))
         self.cluster.remove_node(node, allow_graceful=False)
 
-    def notice(self, name: str, seconds: float) -> None:
-        """As a spot host hears that it must go."""
-        (self.folder / name / "notice").write_text(str(time.time() + seconds))
-
     def running_on(self, name: str) -> list[int]:
         return machine.marked("TMPDIR", str(self.folder / name))
 
-    def start(self, *words: str, **given: Any) -> RunInThread:
-        """Run a program; one at a time. Arguments as those of ``told``."""
+    def start(self, *words: str, capacity_wait_s: float = 60) -> Run:
+        """Run a program; one at a time."""
         self.close()
-        self._run = RunInThread(self.told(*words, **given), self.address, self.log)
-        return self._run
-
-    def start_process(self, *words: str, **given: Any) -> RunInProcess:
-        """The same in a process of its own."""
-        self.close()
-        return RunInProcess(self.told(*words, **given), self.address, self.log)
-
-    def told(
-        self,
-        *words: str,
-        workers: str = "2",
-        variables: Mapping[str, str] | None = None,
-        capacity_wait_s: float = 60,
-    ) -> LaunchSpec:
-        return LaunchSpec(
+        told = LaunchSpec(
             run="r1",
             words=words,
-            workers=Range.parse(workers, option="workers"),
-            variables={"OMP_NUM_THREADS": "1", "PATH": PATH, **(variables or {})},
+            workers=Range(2, 2),
+            variables={"OMP_NUM_THREADS": "1", "PATH": PATH},
             capacity_wait_s=capacity_wait_s,
             address=self.address.rpartition(":")[0],
         )
+        self._run = Run(told, self.address, self.log)
+        return self._run
 
     def close(self) -> None:
         """End what a test that failed has left running."""

@@ -1,6 +1,8 @@
-"""Programs on several nodes, with real Ray, real torchrun and real losses: each rank once, the exit
-code of the first to fail, and a start anew, or on, after a node is gone. Also what Ray reports of a
-program that asks it for too much."""
+"""Programs on several nodes, with real Ray, real torchrun and a real loss: each rank once, and a
+start anew after a node is gone. Also what Ray reports of a program that asks it for too much.
+
+``test_group`` has what else may happen, without Ray.
+"""
 
 import os
 import subprocess
@@ -14,7 +16,6 @@ import pytest
 import ray
 
 from containers import demand
-from containers.program import nodes
 from contract import exits
 from tests.containers.program.nodes_here import LocalNodes, local_nodes
 
@@ -86,33 +87,9 @@ def test_torchrun_alone_makes_one_group_of_all_nodes(here: LocalNodes, tmp_path:
         assert sum(line.startswith("rank") for line in run.lines(node)) == 2
 
 
-def test_a_plain_program_makes_one_group_of_all_nodes(here: LocalNodes, tmp_path: Path) -> None:
-    run = here.start("python", script(tmp_path, GROUP))
-    assert run.wait() == exits.OK, run
-    assert run.lines(0) == ["rank 0 of 2 on node 0"]
-    assert run.lines(1) == ["rank 1 of 2 on node 1"]
-
-
-def test_the_first_node_to_fail_ends_the_program_with_its_exit_code(here: LocalNodes) -> None:
-    words = (
-        "test $NODE_RANK = 1 && exit 7; trap 'echo told; exit 9' TERM; while :; do sleep 0.1; done"
-    )
-    run = here.start("sh", "-c", words)
-    assert run.wait() == 7, run
-    assert run.lines(0) == ["told"]
-    reason = "failed on node 1: exit code 7; trainctl logs r1 --node 1"
-    assert run.reasons == [reason]
-
-
-def test_a_program_that_does_not_exist_ends_the_job_in_one_sentence(here: LocalNodes) -> None:
-    run = here.start("nosuch")
-    assert run.wait() == exits.BAD_INPUT
-    assert run.reasons == ["failed: nosuch cannot be run: No such file or directory"]
-
-
 def test_a_program_that_is_stopped_gets_sigterm_on_all_nodes(here: LocalNodes) -> None:
     words = "trap 'echo told; exit 0' TERM; echo up; while :; do sleep 0.1; done"
-    run = here.start_process("sh", "-c", words)
+    run = here.start("sh", "-c", words)
     run.wait_for("up", times=2)
     run.process.terminate()
     assert run.wait() == exits.TERMINATED, run
@@ -179,50 +156,3 @@ def test_what_is_lost_with_a_node_is_started_again_with_another_one(
     assert run.wait() == exits.OK, run
     assert run.lines().count("done as one of 2") == 2
     assert not here.running_on(lost)
-
-
-def test_after_a_notice_the_program_moves_to_another_node(here: LocalNodes, tmp_path: Path) -> None:
-    end = tmp_path / "end"
-    words = "trap 'echo told; exit 0' TERM; echo up; "
-    words += f"until test -e {end}; do sleep 0.1; done; echo done"
-    run = here.start("sh", "-c", words)
-    run.wait_for("up", times=2)
-    leaves = [*here.nodes][-1]
-    here.notice(leaves, 60)
-    run.wait_for("must end in")
-    new = here.add()
-    run.wait_for("up", times=4)
-    here.lose(leaves)
-    end.touch()
-    assert run.wait() == exits.OK, run
-    assert run.lines().count("told") == 2
-    assert run.lines().count("done") == 2
-    assert new[0] in here.nodes
-
-
-def test_a_range_of_nodes_shrinks_with_a_loss_and_grows_again(
-    here: LocalNodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(nodes, "_SETTLE_S", 2.0)
-    monkeypatch.setattr(nodes, "_GROW_AFTER_S", 5.0)
-    end = tmp_path / "end"
-    words = ("torchrun", script(tmp_path, UNTIL_TOLD), str(end))
-    run = here.start(*words, workers="1:2")
-    run.wait_for("of 2 on node", times=2)
-    here.lose([*here.nodes][-1])
-    run.wait_for("of 1 on node")
-    here.add()
-    run.wait_for("of 2 on node", times=4)
-    end.touch()
-    assert run.wait() == exits.OK, run
-    assert run.lines().count("done as one of 2") == 2
-
-
-def test_too_few_nodes_after_a_loss_are_no_capacity(here: LocalNodes) -> None:
-    run = here.start("sleep", "1000", capacity_wait_s=2)
-    run.wait_for("running sleep 1000 on 2 nodes")
-    time.sleep(1)
-    here.lose([*here.nodes][-1])
-    assert run.wait() == exits.NO_CAPACITY, run
-    assert "no capacity" in run.said[-1]
-    here.add()

@@ -1,75 +1,17 @@
-"""Jobs on a deployed local AWS without containers, whose heads a test ends as it likes.
-
-An ``Order`` is what happens to one job: which requests for its head ECS refuses or does not answer,
-how each of its heads ends, and whether it is aborted. A seed makes it.
-"""
+"""Jobs on a deployed local AWS without containers, whose heads a test ends as it likes."""
 
 import json
-import random
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from threading import Lock
-from typing import Any, Self
+from typing import Any
 
 import boto3
 
 from contract import outputs as stack_outputs
 from contract import runs
-from contract.job import JOB_GROUP, STOP_ERROR, STOPPED_BY_USER, JobSpec, execution_arn
+from contract.job import JOB_GROUP, JobSpec, execution_arn
 from contract.nodes import Range
-
-KILLED, ABORTED, ABORTED_LATE = "killed", "aborted", "aborted at its end"
-#: By itself, on a host that a test has made one.
-BAD_HOST = "bad host"
-SUCCEEDS, FAILS = "exit 0", "exit 3"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Attempt:
-    """One head: the faults of the requests for it, and how it ends."""
-
-    faults: tuple[str, ...]
-    end: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """What happens to a job."""
-
-    job: str
-    attempts: tuple[Attempt, ...]
-
-    @classmethod
-    def from_seed(cls, seed: int, *, most: int) -> Self:
-        """``most``: heads that a job may have."""
-        chance = random.Random(seed)
-        lost = chance.choice([0, 0, 1, 1, 2, most])
-        ends = [KILLED] * lost
-        if lost < most:
-            ends.append(chance.choice([SUCCEEDS, FAILS, ABORTED, ABORTED_LATE]))
-        kinds = ["throttled", "lost"]
-        attempts = [
-            Attempt(faults=tuple(chance.choices(kinds, k=chance.choice([0, 0, 1, 2]))), end=end)
-            for end in ends
-        ]
-        return cls(job=f"order-{seed}", attempts=tuple(attempts))
-
-    @property
-    def statuses(self) -> set[str]:
-        """What its record may say."""
-        last = self.attempts[-1].end
-        return {
-            KILLED: {"host_lost"},
-            BAD_HOST: {"host_lost"},
-            ABORTED: {"stopped"},
-            # Which of the two comes first, the end or the abort, is open.
-            ABORTED_LATE: {"succeeded", "stopped"},
-            SUCCEEDS: {"succeeded"},
-            FAILS: {"failed"},
-        }[last]
 
 
 class Stage:
@@ -88,7 +30,7 @@ class Stage:
         client: Any = boto3.client,
     ) -> None:
         """``folder``: of the local AWS."""
-        self._folder, self._lock = folder, Lock()
+        self._folder = folder
         self._bucket = core[stack_outputs.BUCKET]
         self._machine = training[stack_outputs.JOBS]
         self._cluster = training[stack_outputs.CLUSTER]
@@ -120,24 +62,14 @@ class Stage:
         """So many of the next new hosts of a capacity provider never join their cluster."""
         self._write("unjoined_hosts.json", {of: number})
 
-    def plan(self, job: str, faults: Sequence[str]) -> None:
-        """Faults of the next requests for a job's head."""
-        with self._lock:
-            planned, group = self._read("faults.json"), f"{JOB_GROUP}{job}"
-            self._write("faults.json", planned | {group: [*planned.get(group, []), *faults]})
-
     def exit(self, task: str, code: int) -> None:
         """End a task by itself."""
-        with self._lock:
-            self._write("ends.json", self._read("ends.json") | {task: code})
-
-    def kill(self, task: str) -> None:
-        """Take a task's host away."""
-        (found,) = self._ecs.describe_tasks(cluster=self._cluster, tasks=[task])["tasks"]
-        self.take_host(found["containerInstanceArn"])
+        file = self._folder / "ends.json"
+        ends = json.loads(file.read_text()) if file.exists() else {}
+        self._write("ends.json", ends | {task: code})
 
     def take_host(self, host: str) -> None:
-        """The same by its ARN; one that has gone already stays so."""
+        """Take a host away, by its ARN; one that has gone already stays so."""
         found = self._ecs.describe_container_instances(
             cluster=self._cluster, containerInstances=[host]
         )["containerInstances"]
@@ -146,27 +78,10 @@ class Stage:
                 InstanceId=each["ec2InstanceId"], ShouldDecrementDesiredCapacity=False
             )
 
-    def abort(self, job: str) -> None:
-        """As ``trainctl stop`` does; a job that has just ended stays as it is."""
-        try:
-            self._states.stop_execution(
-                executionArn=execution_arn(self._machine, job),
-                error=STOP_ERROR,
-                cause=STOPPED_BY_USER,
-            )
-        except self._states.exceptions.ClientError as error:
-            if "not running" not in str(error):
-                raise
-
     def call_keeper(self, **event: str) -> Any:
         """What the function answers."""
         answer = self._lambda.invoke(FunctionName=self._keeper, Payload=json.dumps(event).encode())
         return json.loads(answer["Payload"].read())
-
-    def _read(self, name: str) -> dict[str, Any]:
-        file = self._folder / name
-        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        return found
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         new = self._folder / f"{name}.new"
@@ -229,9 +144,6 @@ class Stage:
         found = self._ecs.list_container_instances(cluster=self._cluster)
         return [*found["containerInstanceArns"]]
 
-    def wait_until_it_runs(self, task: str) -> None:
-        """A task that is only a record may end at any time."""
-
     # --- the two together -----------------------------------------------------------------------
     def eventually(self, what: str, condition: Callable[[], Any]) -> Any:
         """What it is, once it is true."""
@@ -240,50 +152,6 @@ class Stage:
             assert time.monotonic() < deadline, f"not within {self.patience_s} s: {what}"
             time.sleep(0.1)
         return found
-
-    def wait_for_heads(self, job: str, number: int) -> list[str]:
-        """ARNs of the heads of a job, once there have been so many."""
-
-        def look() -> list[str]:
-            heads = self.heads(job)
-            return heads if len(heads) >= number else []
-
-        found: list[str] = self.eventually(f"head {number} of {job}", look)
-        return found
-
-    def play(self, order: Order) -> None:
-        """Let it happen, and wait for the job's end and its record."""
-        job = order.job
-        self.plan(job, order.attempts[0].faults)
-        self.start(job)
-        for number, attempt in enumerate(order.attempts, start=1):
-            heads = self.wait_for_heads(job, number)
-            assert len(heads) == number
-            after = order.attempts[number] if number < len(order.attempts) else None
-            self.plan(job, after.faults if after else ())
-            if attempt.end == BAD_HOST:
-                continue
-            self.wait_until_it_runs(heads[-1])
-            if attempt.end == KILLED:
-                self.kill(heads[-1])
-            elif attempt.end == ABORTED:
-                self.abort(job)
-            else:
-                self.exit(heads[-1], 3 if attempt.end == FAILS else 0)
-            if attempt.end == ABORTED_LATE:
-                time.sleep(random.Random(job).random())
-                self.abort(job)
-        self.eventually(f"{job} ends", lambda: self.status(job) not in ("", "RUNNING"))
-        self.eventually(f"{job} has a record", lambda: self.records(job))
-
-    def play_all(self, orders: Sequence[Order]) -> None:
-        """All of them, several at a time, while the keeper sweeps as if minutes went by."""
-        with ThreadPoolExecutor(8) as pool:
-            played = [pool.submit(self.play, order) for order in orders]
-            while not all(each.done() for each in played):
-                self.call_keeper()
-            for each in played:
-                each.result()
 
     def clean_up(self) -> None:
         """As the sweeps of the next minutes do."""
