@@ -28,7 +28,7 @@ _TOGETHER: Final = (
     # The CDK's process, and templates; test_deploy has deployments of its own.
     re.compile(r"tests/stacks/test_(?!deploy\.py)"),
     # The process with torch that others are forked from.
-    re.compile(r"tests/training/test_(data|ddp|metrics|process_group|recipe_steps)\.py"),
+    re.compile(r"tests/training/test_(ddp|lease|metrics|process_group|recipe_steps)\.py"),
 )
 
 _seconds: defaultdict[str, float] = defaultdict(float)

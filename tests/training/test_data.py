@@ -3,11 +3,9 @@ on the step and the seed alone."""
 
 import gzip
 import hashlib
-import http.server
-import os
 import struct
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ import pytest
 import torch
 
 from contract.errors import InputError
-from tests.forks import FORKS
+from tests.training.mirror import Mirror, served
 from training.data import download, idx, images, sources
 from training.data.catalog import IDX_FILES
 from training.data.images import BatchOrder, DeviceImages
@@ -173,51 +171,11 @@ def test_an_idx_header_with_too_many_dimensions_is_refused() -> None:
 # ---- fetching ------------------------------------------------------------------------------
 
 
-class Mirror(http.server.SimpleHTTPRequestHandler):
-    """Serves a folder, counts requests, and can break off or fail at first."""
-
-    requests: list[str]
-    break_off = False
-    failures = 0
-
-    def do_GET(self) -> None:
-        self.requests.append(self.path + self.headers.get("Range", ""))
-        if type(self).failures:
-            type(self).failures -= 1
-            self.send_error(503)
-            return
-        if not self.break_off:
-            super().do_GET()
-            return
-        content = Path(self.translate_path(self.path)).read_bytes()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content[: len(content) // 2])
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
-
-
 @pytest.fixture
 def mirror(tmp_path: Path) -> Iterator[tuple[str, type[Mirror]]]:
     folder = write_images(tmp_path / "mirror")
-
-    class Handler(Mirror):
-        requests: list[str] = []  # noqa: RUF012 - one list per mirror is the point
-        break_off = False
-        failures = 0
-
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args, directory=str(folder))  # type: ignore[arg-type]
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", Handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served({f"/{each.name}": each.read_bytes() for each in folder.iterdir()}) as found:
+        yield found
 
 
 @pytest.fixture
@@ -226,21 +184,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def _load_in_process(source: str, cache: Path) -> str:
-    os.environ[sources.CACHE_VARIABLE] = str(cache)
-    return images.load(source).fingerprint
-
-
 def test_a_mirror_is_asked_once_per_file_however_many_workers_load(
     mirror: tuple[str, type[Mirror]], cache: Path
 ) -> None:
     url, handler = mirror
-    with FORKS.Pool(3) as pool:
-        fingerprints = pool.starmap(_load_in_process, [(url, cache)] * 3)
+    with ThreadPoolExecutor(3) as pool:  # a lock keeps threads apart as it does processes
+        fingerprints = [each.fingerprint for each in pool.map(images.load, [url] * 3)]
     assert len(set(fingerprints)) == 1
-    assert sorted(handler.requests) == sorted(f"/{name}" for name in IDX_FILES)
+    assert sorted(handler.asked) == sorted((f"/{name}", "") for name in IDX_FILES)
     assert images.load(url + "/").fingerprint == fingerprints[0]
-    assert len(handler.requests) == len(IDX_FILES)
+    assert len(handler.asked) == len(IDX_FILES)
     left_over = [path.name for path in cache.rglob("*") if path.is_file()]
     assert sorted(left_over) == sorted([".lock", *IDX_FILES])
 
@@ -250,31 +203,13 @@ def test_a_download_that_breaks_off_leaves_nothing_and_the_next_try_works(
 ) -> None:
     monkeypatch.setattr(download, "_PAUSES_S", (0.0, 0.0))
     url, handler = mirror
-    handler.break_off = True
+    handler.break_off_after = [1000] * 3
     with pytest.raises(UnreachableError, match=r"broke off|could not be fetched"):
         images.load(url)
     assert [path.name for path in cache.rglob("*") if path.is_file()] == [".lock"]
     # Always from the beginning: the file may have changed, and nothing tells.
-    assert handler.requests == [f"/{IDX_FILES[0]}"] * 3
-    handler.break_off = False
+    assert handler.asked == [(f"/{IDX_FILES[0]}", "")] * 3
     assert len(images.load(url).train_images) == 40
-
-
-def test_a_mirror_that_is_busy_for_a_moment_is_asked_again(
-    mirror: tuple[str, type[Mirror]], cache: Path
-) -> None:
-    del cache
-    url, handler = mirror
-    handler.failures = 2
-    assert len(images.load(url).test_images) == 10
-
-
-def test_a_file_that_the_mirror_does_not_have_is_named(
-    mirror: tuple[str, type[Mirror]], cache: Path
-) -> None:
-    del cache
-    with pytest.raises(InputError, match=f"nothing-here/{IDX_FILES[0]} could not be fetched.*404"):
-        images.load(f"{mirror[0]}/nothing-here")
 
 
 def test_a_folder_of_pictures_is_another_recipes(tmp_path: Path) -> None:
@@ -284,18 +219,17 @@ def test_a_folder_of_pictures_is_another_recipes(tmp_path: Path) -> None:
         images.load(str(tmp_path))
 
 
-def test_a_damaged_download_is_forgotten(
-    mirror: tuple[str, type[Mirror]], cache: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_download_is_forgotten(mirror: tuple[str, type[Mirror]], cache: Path) -> None:
     url, handler = mirror
-    good = (tmp_path / "mirror" / IDX_FILES[0]).read_bytes()
-    (tmp_path / "mirror" / IDX_FILES[0]).write_bytes(good[:-100])
+    name = f"/{IDX_FILES[0]}"
+    good = handler.files[name]
+    handler.files[name] = good[:-100]
     with pytest.raises(InputError, match="truncated"):
         images.load(url)
     assert not list(cache.rglob(IDX_FILES[0]))
-    (tmp_path / "mirror" / IDX_FILES[0]).write_bytes(good)
+    handler.files[name] = good
     assert len(images.load(url).train_images) == 40
-    assert handler.requests.count(f"/{IDX_FILES[0]}") == 2
+    assert handler.asked.count((name, "")) == 2
 
 
 def test_a_cache_that_cannot_be_written_is_named(

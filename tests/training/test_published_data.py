@@ -3,8 +3,6 @@ download broke off; and the same name is right or wrong on the laptop and on the
 
 import gzip
 import hashlib
-import http.server
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -13,6 +11,7 @@ import pytest
 
 from contract.errors import InputError
 from contract.nodes import Range
+from tests.training.mirror import Mirror, served
 from training import launch
 from training.data import catalog, documents, download, images, sources
 from training.data.catalog import DataSet
@@ -23,66 +22,13 @@ PLAIN: Final = bytes(range(256)) * 4000
 PACKED: Final = b"a label\n" * 1000
 
 
-class Mirror(http.server.BaseHTTPRequestHandler):
-    """Serves files from memory, with ranges, and fails as it is told."""
-
-    files: dict[str, bytes]
-    asked: list[tuple[str, str]]
-    break_off_after: list[int]
-    """Bytes after which each of the next answers breaks off."""
-    answers: list[int]
-    """Status of each of the next answers, instead of a file."""
-    has_ranges = True
-
-    def do_GET(self) -> None:
-        wanted = self.headers.get("Range", "")
-        self.asked.append((self.path, wanted))
-        if self.answers:
-            self.send_error(self.answers.pop(0))
-            return
-        content = self.files.get(self.path)
-        if content is None:
-            self.send_error(404)
-            return
-        if wanted and self.has_ranges:
-            first = int(wanted.removeprefix("bytes=").removesuffix("-"))
-            if first >= len(content):
-                self.send_error(416)
-                return
-            content = content[first:]
-            self.send_response(206)
-        else:
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        if self.break_off_after:
-            content = content[: self.break_off_after.pop(0)]
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        del format, args
-
-
 @pytest.fixture
 def mirror(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[type[Mirror]]:
-    class Handler(Mirror):
-        files = {  # noqa: RUF012
-            "/set/plain.bin": PLAIN,
-            "/set/packed.gz": gzip.compress(PACKED, compresslevel=1),
-        }
-        asked: list[tuple[str, str]] = []  # noqa: RUF012
-        break_off_after: list[int] = []  # noqa: RUF012
-        answers: list[int] = []  # noqa: RUF012
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv(catalog.MIRROR_VARIABLE, f"http://127.0.0.1:{server.server_address[1]}/")
-    monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
-    yield Handler
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    packed = gzip.compress(PACKED, compresslevel=1)
+    with served({"/set/plain.bin": PLAIN, "/set/packed.gz": packed}) as (address, handler):
+        monkeypatch.setenv(catalog.MIRROR_VARIABLE, f"{address}/")
+        monkeypatch.setenv(download.CACHE_VARIABLE, str(tmp_path / "cache"))
+        yield handler
 
 
 DATA: Final = DataSet(
