@@ -99,6 +99,7 @@ def test_the_losses_are_those_stored(whole: Command) -> None:
         assert losses(whole)[step] == pytest.approx(loss, abs=tolerance)
 
 
+@pytest.mark.long
 def test_killed_and_stopped_and_resumed_a_run_takes_the_same_steps(
     ranks: Callable[..., RankedRun], whole: Command
 ) -> None:

@@ -231,6 +231,7 @@ def test_a_third_recipe_trains_is_checked_is_listed_and_has_a_report(project: Pa
     assert 0 < result["mean_error"] < 0.1
 
 
+@pytest.mark.long
 def test_a_mistake_is_one_sentence_and_a_bug_is_tried_again_and_has_a_log(project: Path) -> None:
     launch = ("-m", "training.launch", "toy", "--local", "--workers", "2", "--max-failures", "1")
     mistake = python(project, *launch, "--run", "mistake", "--fault", "mistake")
