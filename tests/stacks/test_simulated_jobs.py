@@ -19,6 +19,7 @@ import pytest
 from contract import job_outcome
 from contract.job import DEFAULT_ATTEMPTS, DEFAULT_MAX_SECONDS, MAX_SECONDS, JobSpec, JobStatus
 from contract.nodes import Range
+from tests.clock import FakeClock
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth
 from tests.stacks.test_job_keeper import Aws, definition
@@ -63,20 +64,6 @@ def started(order: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- a life ---------------------------------------------------------------------------------------
-class Clock:
-    """Stands for the module ``time``."""
-
-    now = BEGAN
-
-    def time(self) -> float:
-        return self.now
-
-    monotonic = time
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 NO_HOST: Final = {
     "StopCode": "TaskFailedToStart",
     "StoppedReason": "Capacity is unavailable at this time",
@@ -125,7 +112,7 @@ class Life:
 
 
 def play(
-    states: dict[str, Any], keeper: ModuleType, spec: JobSpec, life: Life, clock: Clock
+    states: dict[str, Any], keeper: ModuleType, spec: JobSpec, life: Life, clock: FakeClock
 ) -> str:
     """Run the machine to its end, and return the name of its last state."""
     variables = started(json.loads(spec.to_json()))
@@ -167,7 +154,7 @@ def play(
 def test_every_life_of_a_job_ends_with_one_true_record(
     keeper: ModuleType, synth: Synth, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    states, aws, clock = definition(synth)["States"], Aws(), Clock()
+    states, aws, clock = definition(synth)["States"], Aws(), FakeClock()
     monkeypatch.setattr(keeper.boto3, "client", aws.client)
     monkeypatch.setattr(keeper, "time", clock)
     monkeypatch.setattr(job_outcome, "time", clock)

@@ -14,6 +14,7 @@ from rich.status import Status
 
 from contract.job import JobSpec, Placement
 from contract.nodes import Range
+from tests.clock import FakeClock
 from tests.trainctl.account import PRICES, Account, refused
 from trainctl import follow, output, polling
 from trainctl.__main__ import main
@@ -273,24 +274,13 @@ def test_cloudwatch_searches_for_what_means_the_same_to_it(
     assert log.get("filterPattern", "") == sent
 
 
-class Clock:
-    """A clock that only moves when something sleeps; ``at`` are things that happen then."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.at: list[tuple[float, Callable[[], None]]] = []
-        monkeypatch.setattr("time.sleep", self.sleep)
-        monkeypatch.setattr("time.monotonic", lambda: self.now)
-        monkeypatch.setattr(polling, "SHORTEST_S", 5.0)
-        monkeypatch.setattr(polling, "LONGEST_S", 15.0)
-
-    def sleep(self, seconds: float) -> None:
-        until = self.now + seconds
-        while self.at and self.at[0][0] <= until:
-            at, happens = self.at.pop(0)
-            self.now = max(self.now, at)
-            happens()
-        self.now = until
+def ticking(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    found = FakeClock()
+    monkeypatch.setattr("time.sleep", found.sleep)
+    monkeypatch.setattr("time.monotonic", found.monotonic)
+    monkeypatch.setattr(polling, "SHORTEST_S", 5.0)
+    monkeypatch.setattr(polling, "LONGEST_S", 15.0)
+    return found
 
 
 def running(account: Account, *, num_workers: int = 2) -> None:
@@ -306,10 +296,10 @@ def running(account: Account, *, num_workers: int = 2) -> None:
 def test_a_line_that_comes_late_is_shown_and_none_is_shown_twice(
     account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch)
+    clock = ticking(monkeypatch)
     running(account)
     account.logs["job/ray/head"] += [(590, "one"), (599, "two")]
-    clock.at = [
+    clock.script = [
         (8, lambda: account.logs["worker/ray/w0"].append((580, "late"))),
         (20, lambda: account.logs["job/ray/head"].append((600, "three"))),
         (60, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
@@ -321,13 +311,13 @@ def test_a_line_that_comes_late_is_shown_and_none_is_shown_twice(
 def test_following_the_end_of_a_long_log_does_not_read_it_whole(
     account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch)
+    clock = ticking(monkeypatch)
     running(account)
     account.executions["job"]["startDate"] -= timedelta(hours=9)
     account.logs["job/ray/head"] = [(i - 20_000, f"{i}") for i in range(20_000)]
     account.logs["job/ray/head"] += [(590, "a"), (599, "b"), (599, "c")]
     account.logs["worker/ray/w0"] = [(595, "bye")]
-    clock.at = [
+    clock.script = [
         (8, lambda: account.logs["worker/ray/w0"].append((597, "late"))),
         (20, lambda: account.logs["job/ray/head"].extend([(599, "d"), (600, "e")])),
         (60, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
@@ -370,7 +360,7 @@ def test_the_line_below_the_log_shows_what_is_true_at_any_moment(
     """The job began ten minutes before the clock does. Its worker comes in second 40, and it is at
     step 20 in second 100. Nodes and steps are asked for every 30 s, the job every 15 s."""
     seen = range(40 + 45, 300)
-    clock, drawn = Clock(monkeypatch), draws(monkeypatch)
+    clock, drawn = ticking(monkeypatch), draws(monkeypatch)
     running(account, num_workers=1)
     spec = json.loads(account.executions["job"]["input"])
     account.executions["job"]["input"] = json.dumps({**spec, "recipe": "ddp", "nodes": "1"})
@@ -389,13 +379,13 @@ def test_the_line_below_the_log_shows_what_is_true_at_any_moment(
     def note() -> None:
         lines[clock.now] = drawn()
 
-    clock.at = [
+    clock.script = [
         (40, come),
         (100, write_progress),
         *((second, note) for second in (4, 39, *seen)),
         (300, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
     ]
-    clock.at.sort(key=lambda each: each[0])
+    clock.script.sort(key=lambda each: each[0])
     deployment = Deployment.find(profile=None, region=None)
     follow._follow(
         deployment,
@@ -425,10 +415,10 @@ def test_the_line_below_the_log_shows_what_is_true_at_any_moment(
 def test_where_there_is_no_terminal_a_line_is_printed_only_when_something_else_happens(
     account: Account, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = Clock(monkeypatch)
+    clock = ticking(monkeypatch)
     running(account)
     account.tasks["w0"]["lastStatus"] = "PROVISIONING"
-    clock.at = [
+    clock.script = [
         (60, lambda: account.tasks["w0"].update(lastStatus="RUNNING")),
         (600, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now)),
     ]
@@ -466,7 +456,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
     most: float,
 ) -> None:
     """docs/operations.md states these figures. CloudWatch allows 5 FilterLogEvents a second."""
-    clock = Clock(monkeypatch)
+    clock = ticking(monkeypatch)
     running(account, num_workers=16)
     minutes = 10
     if state == "without hosts":
@@ -478,9 +468,9 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
     if state == "prints":
         for second in range(0, 60 * minutes, 2):
             line = (600 + second, f"step {second}")
-            clock.at.append((second, lambda line=line: account.logs["job/ray/head"].append(line)))  # type: ignore[misc]
-    end = (60 * minutes, lambda: account.executions["job"].update(SUCCEEDED, stopDate=account.now))
-    clock.at.append(end)
+            clock.at(second, account.logs["job/ray/head"].append, line)
+    end = account.executions["job"].update
+    clock.at(60 * minutes, lambda: end(SUCCEEDED, stopDate=account.now))
     assert main(words) == 0
     assert 60 * minutes <= clock.now <= 60 * minutes + polling.LONGEST_S + follow.LAST_LINES_S
     calls = per_minute(account, minutes)
@@ -489,7 +479,7 @@ def test_ten_people_can_follow_their_jobs_in_one_account(
 
 
 def test_a_local_aws_is_asked_every_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
+    clock = ticking(monkeypatch)
     local = polling.Polling(is_local=True)
     for _ in range(10):
         assert local.nodes_are_due()

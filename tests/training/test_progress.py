@@ -9,6 +9,7 @@ import pytest
 from contract.instance_types import Prices, instance_type
 from contract.job import JobSpec
 from contract.nodes import ENV_JOB, ENV_JOB_SPEC, ENV_NUM_GPUS, ENV_TRAINS, Range
+from tests.clock import FakeClock
 from tests.training.sample_events import start
 from tests.training.test_record import Silent
 from training.record import progress
@@ -25,19 +26,11 @@ PRICES = Prices.of(
 )
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Run:
     """A record, and a clock that passes with its steps."""
 
     def __init__(self, folder: Path, *, job: str = "", spending: Spending | None = None) -> None:
-        self.clock, self.display, self.folder = Clock(), Silent(), folder
+        self.clock, self.display, self.folder = FakeClock(1000.0), Silent(), folder
         self.last = 0
         folder.mkdir(exist_ok=True)
         self.record = RunRecord(
@@ -49,7 +42,7 @@ class Run:
             display=self.display,
             job=job,
             spending=spending,
-            clock=self.clock,
+            clock=self.clock.time,
         )
         self.record.handle(start())
 
@@ -119,8 +112,8 @@ def test_a_storage_that_fails_does_not_end_the_run(
 
 
 def test_the_cost_so_far_follows_the_hosts_that_train() -> None:
-    clock = Clock()
-    spending = Spending(PRICES, head_trains=False, clock=clock)
+    clock = FakeClock(1000.0)
+    spending = Spending(PRICES, head_trains=False, clock=clock.time)
     head, worker = 0.096 + 9.8 / 730 + 0.05, 1.006 + 35 / 730
     clock.now += 360  # the head waits for its workers
     spending.set_hosts(("10.0.0.1", "10.0.0.1", "10.0.0.2"))
@@ -134,8 +127,8 @@ def test_the_cost_so_far_follows_the_hosts_that_train() -> None:
 def test_a_head_that_takes_over_counts_on_and_another_job_begins_anew(tmp_path: Path) -> None:
     usd = []
     for job in ("j1", "j1", "j2"):
-        clock = Clock()
-        spending = Spending(PRICES, head_trains=False, clock=clock)
+        clock = FakeClock(1000.0)
+        spending = Spending(PRICES, head_trains=False, clock=clock.time)
         run = Run(tmp_path / "r", job=job, spending=spending)
         run.record.handle(Phase(name="workers_ready", time=1.0, hosts=("10.0.0.1",)))
         clock.now += 3600
