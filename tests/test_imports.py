@@ -315,6 +315,13 @@ def test_no_modules_of_this_project_import_each_other() -> None:
     assert cycle(project_sources()) == []
 
 
+def test_one_module_reaches_into_the_emulator() -> None:
+    sources = project_sources()
+    reach = {each.importer for each in imports(sources) if top(each.target) == "ministack"}
+    reach |= {name for name, source in sources.items() if '"ministack.' in source}
+    assert reach == {"rehearsal.ministack.internals", "tests.test_imports"}
+
+
 def test_no_folders_import_each_other() -> None:
     assert pairs(project_sources()) == set()
 

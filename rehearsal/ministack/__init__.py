@@ -4,7 +4,7 @@ It runs in ``.venv-aws``, where MiniStack is installed: the project's own enviro
 purpose, since both pin different botocores. ``rehearsal.local_aws`` starts ``server`` as a child
 process; nothing in the project's environment imports the modules in here.
 
-    internals.py          the names of MiniStack's that are used, checked when it is imported
+    internals.py          MiniStack's modules, of the one version that this was written for
     server.py             the process: checks, ``install()``, MiniStack's own main
     install.py            every fix, in one call
     cloudformation.py     fixes of the resource types that it has, and the order of deletions
