@@ -431,6 +431,8 @@ class Mirror:
                 continue  # not kept, not there at T, or not this node's own
             if self._has(name, then):
                 entries[name] = self._known[name][1]
+                if now != then and self._waits.get(name, 0) >= _PATIENCE:
+                    waits[name] = self._waits[name]  # saved as it is, and still without rest
             elif now == then and then.changed_ns <= moment.at_ns:
                 due[name] = then
             else:

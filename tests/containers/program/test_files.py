@@ -36,6 +36,10 @@ ADDRESS = "s3://bucket/runs/r/output"
 AGO_S = 100
 
 
+def nothing() -> None:
+    pass
+
+
 @dataclass
 class Node:
     """A node at one start: fresh folders, with the code in them."""
@@ -78,13 +82,15 @@ class Node:
 
     def copy(
         self,
-        meanwhile: Callable[[], object] = lambda: None,
-        before_look: Callable[[], object] = lambda: None,
+        meanwhile: Callable[[], object] = nothing,
+        before_look: Callable[[], object] = nothing,
     ) -> bool:
         """A round of what is here now; ``meanwhile`` happens after its moment, ``before_look`` also
         before the node has looked."""
         time.sleep(self.mirror.until_next_round())
-        before_look()
+        if before_look is not nothing:
+            time.sleep(0.02)  # the clock of the file system is up to 4 ms behind
+            before_look()
         moment = self.mirror.look()
         meanwhile()
         return self.mirror.round(moment)
@@ -248,16 +254,12 @@ def test_what_happens_until_the_node_has_looked_is_after_the_moment(start: Start
     model = node.write("work/step-1/model", "1")
     node.write("work/latest", "1")
 
-    def later(happens: Callable[[], object]) -> None:
-        time.sleep(0.02)  # the clock of the file system is up to 4 ms behind
-        happens()
-
     assert node.copy()
     change = functools.partial(node.write, "work/latest", "2")
-    assert not node.copy(before_look=lambda: later(change))
+    assert not node.copy(before_look=change)
     assert saved(s3)["work/latest"] == "1"
     assert node.copy()
-    assert node.copy(before_look=lambda: later(model.unlink))
+    assert node.copy(before_look=model.unlink)
     assert saved(s3) == {"work/step-1/model": "1", "work/latest": "2"}
 
 
@@ -284,7 +286,7 @@ def test_a_file_that_never_rests_is_saved_as_it_is_unless_it_is_large(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files_of_program, "_LOG", 16)
-    node = start()
+    node = start(every_s=0.1)
 
     def change() -> None:
         with (node.work / "log").open("a") as log:
