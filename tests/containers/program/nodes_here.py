@@ -119,7 +119,7 @@ class LocalNodes:
         place.mkdir()
         return {
             "TMPDIR": str(place),
-            nodes.ENV_NOTICE: str(place / "notice"),  # each its own: none has one
+            nodes.ENV_NOTICE: str(place / "notice"),
             nodes.ENV_LOG_PIPE: str(self.folder / "log"),
             # As on a node: else programs get what other processes leave of the processors.
             "RAY_worker_niceness": "0",
@@ -131,17 +131,13 @@ class LocalNodes:
         while chunk := os.read(self._pipe.fileno(), 65_536):
             lines.feed(chunk, now=time.monotonic())
 
-    def add(self, num: int = 1, *, cpus: int = 1) -> list[str]:
-        """Add worker nodes; return their names."""
-        names = []
-        for _ in range(num):
-            self._number += 1
-            name = f"n{self._number}"
-            self.nodes[name] = self.cluster.add_node(
-                num_cpus=cpus, num_gpus=0, env_vars=self._variables(name), wait=True
-            )
-            names.append(name)
-        return names
+    def add(self) -> None:
+        """Add a worker node."""
+        self._number += 1
+        name = f"n{self._number}"
+        self.nodes[name] = self.cluster.add_node(
+            num_cpus=1, num_gpus=0, env_vars=self._variables(name), wait=True
+        )
 
     def lose(self, name: str) -> None:
         """What a lost host does: everything on it is gone at once."""
@@ -182,7 +178,8 @@ class LocalNodes:
 def local_nodes(folder: Path, num: int) -> Iterator[LocalNodes]:
     here = LocalNodes(folder)
     try:
-        here.add(num)
+        for _ in range(num):
+            here.add()
         yield here
     finally:
         here.stop()

@@ -36,10 +36,6 @@ ADDRESS = "s3://bucket/runs/r/output"
 AGO_S = 100
 
 
-def nothing() -> None:
-    pass
-
-
 @dataclass
 class Node:
     """A node at one start: fresh folders, with the code in them."""
@@ -82,13 +78,13 @@ class Node:
 
     def copy(
         self,
-        meanwhile: Callable[[], object] = nothing,
-        before_look: Callable[[], object] = nothing,
+        meanwhile: Callable[[], object] = lambda: None,
+        before_look: Callable[[], object] | None = None,
     ) -> bool:
         """A round of what is here now; ``meanwhile`` happens after its moment, ``before_look`` also
         before the node has looked."""
         time.sleep(self.mirror.until_next_round())
-        if before_look is not nothing:
+        if before_look:
             time.sleep(0.02)  # the clock of the file system is up to 4 ms behind
             before_look()
         moment = self.mirror.look()
