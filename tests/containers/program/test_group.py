@@ -244,6 +244,26 @@ def test_a_node_that_goes_after_its_program_has_ended_is_no_loss(
     assert "started again" not in capfd.readouterr().err
 
 
+def test_a_program_moves_away_from_a_node_that_has_notice(ray: Ray, tmp_path: Path) -> None:
+    add(ray, "a", "b")
+    end, count = tmp_path / "end", tmp_path / "count"
+    script = f"trap 'echo told >> {count}; exit 0' TERM; echo up >> {count}; "
+    script += f"until test -e {end}; do sleep 0.05; done"
+    running = group(script)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(running.run()), daemon=True)
+    thread.start()
+    wait_until(lambda: count.exists() and count.read_text().count("up") == 2)
+    add(ray, "c")
+    ray.actors[1].launcher._notice_file.write_text(str(time.time() + 60))
+    wait_until(lambda: count.read_text().count("up") == 4)
+    assert count.read_text().count("told") == 2
+    assert [seat.node.id for seat in running._seats] == ["a", "c"]
+    end.touch()
+    thread.join(30)
+    assert codes == [exits.OK]
+
+
 @pytest.mark.parametrize(("times_bad", "code"), [(2, exits.OK), (9, exits.FAILED)])
 def test_a_disk_in_trouble_is_tried_again_some_times(
     ray: Ray, capfd: pytest.CaptureFixture[str], times_bad: int, code: int
