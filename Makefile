@@ -95,6 +95,7 @@ destroy: venv-laptop node ## remove both stacks, running hosts too; the bucket s
 check: venv-dev venv-aws node ## lint, format, types, rules of the templates and the quick tests
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+	.venv/bin/lint-imports --no-logo --no-cache
 	@sh .ci/beside '$(PYTHON) -m mypy' '$(call parallel,not slow and not night) -q'
 
 test: venv-dev venv-aws node ## the tests that need no Docker Engine, but for the longest (minutes)

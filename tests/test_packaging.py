@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+import grimp
 import pytest
 
 from contract import exits
@@ -23,6 +24,9 @@ NOTEBOOK = "containers/notebook-requirements.txt"
 REHEARSAL = "rehearsal/requirements.txt"
 AUDIT = ".ci/audit-requirements.txt"
 LOCK = "requirements.lock"
+COMPILE = "containers/requirements-compile.txt"
+#: Packages of this project.
+OURS = {"app", "contract", "training", "containers", "stacks", "rehearsal", "trainctl", "examples"}
 
 _PIN = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(\[[a-z0-9,-]+\])?==(?P<version>[A-Za-z0-9.]+)")
 
@@ -76,6 +80,33 @@ def test_a_pin_that_is_not_exact_is_found(tmp_path: Path) -> None:
         (tmp_path / "requirements.txt").write_text(line)
         with pytest.raises(AssertionError, match="torch"):
             pins(tmp_path / "requirements.txt")
+
+
+@pytest.mark.parametrize(
+    ("packages", "files"),
+    [
+        (["contract", "training", "containers"], ["containers/requirements.txt", COMPILE]),
+        (["contract", "trainctl", "stacks"], ["requirements.txt"]),
+        (["rehearsal"], ["requirements.txt", REHEARSAL]),
+        (["benchmarks", "tests"], [*SOURCES, COMPILE]),
+    ],
+)
+def test_what_is_imported_is_asked_for_by_name(packages: list[str], files: list[str]) -> None:
+    graph = grimp.build_graph(
+        *packages,
+        include_external_packages=True,
+        exclude_type_checking_imports=True,
+        cache_dir=None,
+    )
+    imported = {name for name in graph.modules if graph.is_module_squashed(name)}
+    # Lambda puts cfnresponse beside code in a template.
+    imported -= {*sys.stdlib_module_names, *OURS, "cfnresponse"}
+    found = metadata.packages_distributions()
+    # What is not installed here goes by its own name.
+    needed = {name: {canonical(each) for each in found.get(name, [name])} for name in imported}
+    declared = {name for file in files for name in pins(ROOT / file)}
+    assert needed
+    assert {name for name, any_of in needed.items() if not any_of & declared} == set()
 
 
 def test_every_file_beside_the_code_is_shipped_with_it() -> None:
