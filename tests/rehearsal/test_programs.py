@@ -34,10 +34,15 @@ GO = "/tmp/go"
 
 
 def submit(
-    rehearsal: Rehearsal, code: Path, run: str, *words: str, more: Sequence[str] = ()
+    rehearsal: Rehearsal,
+    code: Path,
+    run: str,
+    *words: str,
+    on: int = 2,
+    more: Sequence[str] = (),
 ) -> str:
-    """Start a program on two nodes, with more options; return the job's id."""
-    options = ("--code", str(code), "--nodes", "2", "--run", run, "--env", "OMP_NUM_THREADS=1")
+    """Start a program on so many nodes, with more options; return the job's id."""
+    options = ("--code", str(code), "--nodes", str(on), "--run", run, "--env", "OMP_NUM_THREADS=1")
     done = trainctl(rehearsal, "submit", *options, *more, "--yes", "--", *words)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -193,6 +198,64 @@ def test_a_program_that_loses_a_node_resumes_from_what_it_has_saved(
     result = json.loads(re.findall(r"result (\{.*\})", log)[-1])
     assert result["world_size"] == 2
     assert str(max(result.get("steps", 0), result.get("epoch", 0))) == words[-1]
+
+
+@pytest.mark.timeout(900)
+def test_a_sharded_program_that_loses_both_nodes_goes_on_with_two_others_and_then_with_one(
+    deployment: Rehearsal, tmp_path: Path
+) -> None:
+    shutil.copy(Path(__file__).with_name("sharded_program.py"), tmp_path / "train.py")
+    job = submit(deployment, tmp_path, "sharded-own", "torchrun", "train.py", "6000")
+    watch = Watch(deployment, job)
+    eventually(
+        "shards of both nodes are in the bucket",
+        lambda: all(watch.is_saved("sharded-own", f"__{rank}_0.distcp") for rank in (0, 1)),
+        timeout_s=300,
+        every_s=1,
+        over=watch.over,
+    )
+    for node in (HEAD, WORKER):
+        deployment.engine("kill", "--signal", "KILL", watch.wait_for_node(node))
+    exit_code, log = ended(deployment, job)
+    assert exit_code == exits.OK, log
+    told = r"rank (\d) of (\d) {} at step (\d+) with loss ([\d.]+)"
+    starts = re.findall(told.format("starts"), log)
+    assert sorted(rank for rank, *_ in starts[-2:]) == ["0", "1"], log
+    assert 0 < int(starts[-1][2]) < 6000, log
+    end = re.findall(told.format("ends"), log)[-1]
+
+    # Another job of the same run, on one node.
+    job = submit(deployment, tmp_path, "sharded-own", "torchrun", "train.py", "6500", on=1)
+    exit_code, log = ended(deployment, job)
+    assert exit_code == exits.OK, log
+    assert re.findall(told.format("starts"), log) == [("0", "1", *end[2:])], log
+
+
+def test_a_program_that_fails_says_where_and_why_in_one_line(
+    deployment: Rehearsal, tmp_path: Path
+) -> None:
+    shutil.copy(Path(__file__).with_name("sharded_program.py"), tmp_path / "train.py")
+    job = submit(
+        deployment, tmp_path, "fails", "torchrun", "train.py", "10", more=("--env", "FAIL=1")
+    )
+    exit_code, log = ended(deployment, job)
+    assert exit_code == exits.FAILED, log
+    line = r"failed on node [01], rank 1: ValueError: shapes do not match \(train\.py:\d+\)"
+    assert re.fullmatch(
+        rf"{line}; trainctl logs fails --node [01]", show(deployment, job)["reason"]
+    )
+
+
+def test_packages_that_cannot_be_installed_end_a_job_in_the_installers_words(
+    deployment: Rehearsal, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "requirements.txt").write_text("./lost-1.0-py3-none-any.whl\n")
+    job = submit(deployment, tmp_path, "packages", "python", "train.py")
+    exit_code, log = ended(deployment, job)
+    assert exit_code == exits.FAILED, log
+    assert "lost-1.0-py3-none-any.whl" in show(deployment, job)["reason"]
+    assert "no capacity" not in log
 
 
 @pytest.mark.timeout(900)
