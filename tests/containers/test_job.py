@@ -711,6 +711,18 @@ def test_a_program_on_the_head_gets_back_what_it_wrote_at_an_earlier_attempt(
     assert lines.count("s3://bucket/runs/r1/ray") == 2, "of the output, and of this attempt"
 
 
+def test_a_command_that_cannot_be_run_leaves_what_an_earlier_attempt_has_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    s3 = S3()
+    assert on_head(s3, monkeypatch, "sh", "-c", "echo 1 > step").run() == 0
+    with pytest.raises(InputError, match="no-such-command cannot be run"):
+        on_head(s3, monkeypatch, "no-such-command").run()
+    time.sleep(0.5)  # several rounds, if the files were still copied
+    assert saved(s3) == {"work/step": "1\n"}
+    assert told(s3).startswith("failed: no-such-command cannot be run")
+
+
 def test_files_are_saved_while_the_program_on_the_head_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
