@@ -63,8 +63,10 @@ from contract.text import listed
 
 #: A file that has kept so many rounds in a row from being complete never rests.
 _PATIENCE: Final = 3
-#: The largest file that is read at T, while others wait; of larger ones, descriptors are kept open.
+#: The largest file that is read at T, while others wait.
 _LOG: Final = 64 * 2**20
+#: So many files of an upload, the largest, are open from its beginning. A process may have 1,024.
+_OPEN: Final = 256
 #: A thread may wake up so much too early.
 _TOLERANCE_S: Final = 0.01
 #: Uploads see at once that there is no time left, unless they hang.
@@ -84,6 +86,11 @@ class Moment:
     at_ns: float
     """T in Unix nanoseconds; infinite once the program has ended."""
     look: Look
+
+    @property
+    def changed(self) -> list[str]:
+        """Folders in which files have come or gone since T: one that was there at T may be gone."""
+        return [name for name, at_ns in self.look.folders.items() if at_ns > self.at_ns]
 
 
 def open_mirror(
@@ -314,8 +321,6 @@ class Mirror:
         with self._busy:
             number = self._number()
             moment = Moment(number, number * self._every_s * 1e9, self._disk.look())
-            # Unless a file may have been removed between T and the look.
-            is_exact = max(moment.look.folders.values(), default=0) <= moment.at_ns
             # Files of changing names were gone before they were read: read all that is new at T.
             come_and_go = "" in self._waits
             due, as_they_are = {}, set()
@@ -325,7 +330,7 @@ class Mirror:
                     continue
                 if (num or 0) >= _PATIENCE:
                     as_they_are.add(name)
-                elif not is_exact or seen.changed_ns > moment.at_ns:
+                elif moment.changed or seen.changed_ns > moment.at_ns:
                     continue
                 if self._given.get(name) != seen:
                     due[name] = seen
@@ -424,9 +429,13 @@ class Mirror:
         due: dict[str, Seen] = {}
         late: set[str] = set()
         waits = {name: 0 for name in self._waits if name in look.files}
-        names = look.files.keys() | moment.look.files.keys()
-        for name in names if is_final else names | self._known.keys():
-            now, then = look.files.get(name), self._at(moment, name)
+        # Files of changing names may come and go all the time.
+        if moment.changed:
+            waits[""] = self._waits.get("", 0) + 1
+            if waits[""] <= _PATIENCE:
+                late.update(moment.changed)
+        for name in look.files.keys() | moment.look.files.keys():
+            now, then = look.files.get(name), moment.look.files.get(name)
             if name in left_out or then is None or then == self._given.get(name):
                 continue  # not kept, not there at T, or not this node's own
             if self._has(name, then):
@@ -436,7 +445,6 @@ class Mirror:
             elif now == then and then.changed_ns <= moment.at_ns:
                 due[name] = then
             else:
-                # Files of changing names may come and go all the time.
                 key = name if now else ""
                 waits[key] = self._waits.get(key, 0) + 1
                 if waits[key] <= _PATIENCE:
@@ -480,14 +488,6 @@ class Mirror:
     def _has(self, name: str, seen: Seen) -> bool:
         """Whether a file has been sent as it was seen."""
         return name in self._known and self._known[name][0] == seen
-
-    def _at(self, moment: Moment, name: str) -> Seen | None:
-        """A file as it was at T; None if it was not there."""
-        if (then := moment.look.files.get(name)) is not None:
-            return then
-        # Removed, or replaced, between T and the moment at which the look had come to its folder?
-        is_fresh = moment.look.changed_above_ns(name) > moment.at_ns
-        return self._known[name][0] if is_fresh and name in self._known else None
 
     def _above_limits(self, own: Mapping[str, Seen]) -> set[str]:
         """Names of files that are not kept: ``OUTPUT`` comes first, and then the newest folders."""
@@ -542,9 +542,9 @@ class Mirror:
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: pool.shutdown(self._has_time(), cancel_futures=True))
             opened: dict[str, Content] = {}
-            for name in [name for name, seen in due.items() if seen.size > _LOG]:
+            # By descriptor: a rename or removal during a long upload does no harm.
+            for name in sorted(due, key=lambda name: -due[name].size)[:_OPEN]:
                 with contextlib.suppress(OSError):
-                    # By descriptor: a rename or removal during a long upload does no harm.
                     opened[name] = stack.enter_context(contextlib.closing(self._disk.open(name)))
 
             def send(name: str, offset: int) -> str | None:
