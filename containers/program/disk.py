@@ -58,13 +58,6 @@ class Look:
     refused: list[str] = field(default_factory=list)
     """Sentences about names that cannot be saved."""
 
-    def changed_above_ns(self, name: str) -> int:
-        """When the nearest folder above a file that is not there last changed."""
-        folder = name.rpartition("/")[0]
-        while folder and folder not in self.folders:
-            folder = folder.rpartition("/")[0]
-        return self.folders.get(folder, 0)
-
 
 class Content:
     """A file that was opened: stays readable when another one takes its name."""

@@ -11,10 +11,11 @@
 **A round** has each file as it was at Unix time T, which is the same for all nodes, so that a
 restore finds what a power cut at T would have left on all of them. The node looks at its folders at
 T and ``times.FILES_QUIET_S`` later. A file whose ctime shows no change since T is read then. One
-that has changed keeps the round from being one: files of two moments could be halves of a
-checkpoint. From the next round on, such a file is read at T itself (up to ``_LOG`` bytes). After
-``_PATIENCE`` rounds in a row, a file that never rests is the one exception: it is saved as it is
-when it is read at T; a larger one stays as it was saved last.
+that has changed keeps the round from being one, as a folder does in which files have come or gone
+between T and the look: files of two moments could be halves of a checkpoint. From the next round
+on, such a file is read at T itself (up to ``_LOG`` bytes). After ``_PATIENCE`` rounds in a row, a
+file that never rests is the one exception: it is saved as it is when it is read at T; a larger one
+stays as it was saved last.
 
 **A start**: ``begin`` chooses the newest round that all nodes of the start before have, and each
 node restores it: its own files, then those of the other nodes where it has none. So a checkpoint

@@ -1,9 +1,10 @@
 """A program's files survive, whatever the bucket and the hosts do: lives of jobs by seed.
 
 The real starts, rounds and restores run against disks and a bucket in memory. Time moves only
-inside calls and between events, so other nodes act in the middle of a call. A call may be late,
-fail, take effect although it failed, even minutes later, or be the last of its process. Hosts are
-lost; what was cut off goes on for a while as if nothing had happened.
+inside calls and between events, so other nodes act in the middle of a call. A call may be late (in
+half of the lives, often), fail, take effect although it failed, even minutes later, or be the last
+of its process. Hosts are lost; what was cut off goes on for a while as if nothing had happened.
+Each round that all nodes have is looked at, and not only those that are restored.
 
 The program saves sharded checkpoints as DCP does: shards in place, then node 0 the metadata, then
 ``latest``; only the newest is kept. It is started again on one to three nodes.
@@ -13,7 +14,7 @@ import functools
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ class World:
 
     def __init__(self, seed: int, *, has_faults: bool = True) -> None:
         self.random, self.has_faults = random.Random(seed), has_faults
+        self.is_slow = self.random.random() < 0.5
         self.now, self.objects = 1_000_000.0, dict[str, bytes]()
         self.wrong: list[str] = []
         self.sent = self.largest = self.restores = self.rounds = 0
@@ -111,8 +113,8 @@ class MemoryBucket(Bucket):
             self._crash()
         elif 0.004 < fate < 0.006:
             self._wait(chance.choice([20, 90, 400, 1500]))
-        elif fate < 0.05:
-            self._wait(chance.uniform(0.1, 8))
+        elif fate < 0.05 or (world.is_slow and world.has_faults and chance.random() < 0.3):
+            self._wait(chance.uniform(0.1, 40))
         else:
             self._wait(chance.uniform(0.01, 0.05))
         if 0.05 < fate < 0.08 or (world.has_faults and self._actor.is_in_storm(world.now)):
@@ -272,6 +274,7 @@ class Node(Actor):
     def begin(self) -> None:
         self._plan()
         self.write("work/log", b"")
+        self.world.after(1, self.write, "work/node", str(self.number).encode())
         self._log()
 
     def _log(self) -> None:
@@ -333,9 +336,9 @@ class Job:
     def __init__(self, world: World, nums: Sequence[int], every_s: float) -> None:
         self.world, self.nums, self.every_s = world, nums, every_s
         self.nodes: list[Node] = []
-        self.step = self.best = 0
+        self.step = self.best = self._cut_off = 0
         self.is_over = False
-        self._reported: dict[tuple[int, int], dict[int, int]] = {}
+        self._heard: dict[tuple[int, int], set[int]] = {}
         self.launch()
 
     def launch(self) -> None:
@@ -343,8 +346,9 @@ class Job:
         num = self.world.random.choice(self.nums)
         nodes = [Node(self, number) for number in range(num)]
         self.nodes = nodes
-        if self.world.has_faults and self.world.random.random() < 0.2:
+        if self.world.has_faults and self._cut_off < 5 and self.world.random.random() < 0.5:
             # This head is cut off, and goes on beside the next one.
+            self._cut_off += 1
             self.world.after(self.world.random.uniform(0.1, 200), self._launch_instead, nodes)
         try:
             self._restore(nodes)
@@ -366,6 +370,9 @@ class Job:
         for node in nodes:
             node.start = start.number
             node.mirror.restore(start)
+            own = node.disk.text("work/node")
+            if node.number in start.base and own not in ("", str(node.number)):
+                self.world.wrong.append(f"node {node.number} has the file of node {own}")
         if self.nodes is not nodes:
             return  # another head has begun meanwhile
         self.check([node.disk for node in nodes])
@@ -378,42 +385,48 @@ class Job:
 
     def check(self, disks: Sequence[MemoryDisk]) -> None:
         """All nodes have the same whole checkpoint, and none that was reported is lost."""
-        steps = []
-        for disk in disks:
-            metas = {step_of(name): disk.text(name) for name in disk.found if "meta" in name}
-            whole = [
-                step
-                for step, num in metas.items()
-                if all(
-                    disk.text(f"work/step-{step}/{node}") == shard(step, node).decode()
-                    for node in range(int(num))
-                )
-            ]
-            if max(metas, default=0) not in [0, *whole]:
-                self.world.wrong.append(f"a torn checkpoint: {sorted(disk.found)}")
-            if (latest := int(disk.text(LATEST) or 0)) and latest not in whole:
-                self.world.wrong.append(f"latest is {latest}: {sorted(disk.found)}")
-            steps.append(max(whole, default=0))
+        steps = [self._whole({name: disk.text(name) for name in disk.found}) for disk in disks]
         if len({*steps}) > 1:
             self.world.wrong.append(f"nodes restore steps {steps}")
         if min(steps) < self.best:
             self.world.wrong.append(f"steps {steps} restored, {self.best} was saved")
         self.step = min(steps)
 
+    def _whole(self, found: Mapping[str, str]) -> int:
+        """The newest checkpoint that is whole."""
+        metas = {step_of(name): num for name, num in found.items() if "meta" in name}
+        whole = [
+            step
+            for step, num in metas.items()
+            if all(
+                found.get(f"work/step-{step}/{node}") == shard(step, node).decode()
+                for node in range(int(num))
+            )
+        ]
+        if max(metas, default=0) not in [0, *whole]:
+            self.world.wrong.append(f"a torn checkpoint: {sorted(found)}")
+        if (latest := int(found.get(LATEST) or 0)) and latest not in whole:
+            self.world.wrong.append(f"latest is {latest}: {sorted(found)}")
+        return max(whole, default=0)
+
     def hear_of(self, node: Node, number: int) -> None:
-        """A node was told that its round is saved."""
-        objects, metas = self.world.objects, [0]
-        if node.number == 0:
-            # Gone if a newer start has swept meanwhile.
-            key = objects.get(Mark(start=node.start, round=number, node=0).key, b"").decode()
-            found = FileList.from_json(objects[key]).files if key in objects else ()
-            names = [file.name for file in found]
-            metas = [step_of(name) for name in names if "meta" in name] or metas
-        heard = self._reported.setdefault((node.start, number), {})
-        heard[node.number] = max(metas)
+        """A node was told that its round is saved. One of all nodes is what a start restores."""
+        objects, found = self.world.objects, dict[str, str]()
+        heard = self._heard.setdefault((node.start, number), set())
+        heard.add(node.number)
         claim = files.Claim.from_json(objects[files.start_key(node.start)])
-        if heard.keys() == {*claim.nodes}:
-            self.best = max(self.best, heard[0])
+        if heard != {*claim.nodes}:
+            return
+        for each in claim.nodes:
+            key = objects.get(Mark(start=node.start, round=number, node=each).key, b"").decode()
+            if key not in objects:
+                return  # a newer start has swept meanwhile
+            for file in FileList.from_json(objects[key]).files:
+                if any(piece not in objects for piece in file.pieces):
+                    return
+                content = b"".join(objects[piece] for piece in file.pieces).decode()
+                found.setdefault(file.name, content)
+        self.best = max(self.best, self._whole(found))
 
     def lose(self, lost: Sequence[Node]) -> None:
         if lost[0] in self.nodes:
