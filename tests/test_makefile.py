@@ -36,26 +36,6 @@ def fake_python(folder: Path, answer: str) -> str:
     return str(path)
 
 
-def test_make_alone_lists_targets_and_variables() -> None:
-    listing = run("make")
-    assert listing.returncode == 0, listing.stderr
-    for target in [
-        "demo",
-        "test",
-        "night",
-        "test-fast",
-        "check",
-        "bench",
-        "lock",
-        "clean",
-    ]:
-        assert f"\n  make {target} " in listing.stdout
-    for target in ["synth", "diff", "deploy", "images", "destroy", "clean"]:
-        assert f"\n  make {target} " in listing.stdout
-    for variable in ["WORKERS", "TORCH_INDEX", "PYTHON_BIN"]:
-        assert f"\n  {variable} " in listing.stdout
-
-
 @pytest.mark.parametrize(
     ("first", "second", "code"), [("true", "true", 0), ("exit 3", "true", 3), ("true", "exit 4", 4)]
 )

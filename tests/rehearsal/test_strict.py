@@ -546,26 +546,3 @@ def test_throttling_has_the_name_in_a_state_machine_that_it_has_on_aws(
 def test_a_behavior_that_there_is_not_cannot_be_forgiven(tmp_path: Path) -> None:
     with pytest.raises(LocalAwsError, match="'everything' is not a valid Strict"):
         local_aws(tmp_path, forgives=("everything",)).__enter__()
-
-
-def test_what_pyarrow_asks_of_s3_is_answered(
-    aws: LocalAws, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ray keeps the results of programs with it, and its SDK is not botocore."""
-    import pyarrow.fs
-
-    for name, value in aws.environment().items():
-        monkeypatch.setenv(name, value)
-    client(aws, "s3").create_bucket(Bucket="arrow")
-    s3 = pyarrow.fs.S3FileSystem(endpoint_override=aws.endpoint)
-    for size in (0, 10, 300_000):
-        with s3.open_output_stream("arrow/run 1/é+&.json") as file:
-            file.write(b"x" * size)
-        with s3.open_input_stream("arrow/run 1/é+&.json") as file:
-            assert len(file.read()) == size
-        with s3.open_input_file("arrow/run 1/é+&.json") as file:
-            assert file.size() == size
-            assert not size or file.read_at(5, 3) == b"x" * 5
-    found = s3.get_file_info(pyarrow.fs.FileSelector("arrow", recursive=True))
-    assert "arrow/run 1/é+&.json" in [each.path for each in found]
-    s3.delete_dir("arrow/run 1")

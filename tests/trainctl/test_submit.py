@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from contract import exits, nodes
-from contract.errors import InputError
+from contract import exits
 from contract.instance_types import instance_type
 from contract.job import MAX_JOB_ID, MAX_OVERRIDES, ORDER_VERSION, JobSpec, Placement
 from contract.nodes import Range
 from tests.trainctl.account import Account, refused
 from trainctl import code_folder, job_plan, output
 from trainctl.__main__ import main
-from training import launch
 from training.recipes import command
 
 SUBMIT = ["submit", "ddp", "--yes"]
@@ -208,51 +206,6 @@ def test_help_before_a_recipe_is_that_of_the_command(
     assert main(["submit", *arguments]) == exits.OK
     assert "RECIPE [SETTINGS]" in capsys.readouterr().out
     assert account.calls == []
-
-
-@pytest.mark.parametrize(
-    ("recipe", "settings"),
-    [
-        ("fsdp", ["--global-batch", "24"]),
-        ("fsdp", ["--preset", "lora"]),
-        ("ddp", ["--run", "done"]),
-        ("ddp", ["--run", "other"]),
-        ("ddp", ["--run", "half", "--epochs", "9"]),
-        ("ddp", ["--run", "half"]),
-        ("fsdp", ["--epochs", "2"]),
-    ],
-)
-@pytest.mark.usefixtures("runs")
-def test_the_node_would_refuse_the_job_with_the_same_sentence_or_train_it(
-    account: Account,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    recipe: str,
-    settings: list[str],
-) -> None:
-    monkeypatch.setenv(nodes.ENV_WORKER_GPUS, "4")
-    monkeypatch.setenv(nodes.ENV_TRAINS, "0")
-    code = main(["submit", recipe, "--yes", "--nodes", "1:3", *settings])
-    said = capsys.readouterr().err
-    if code == exits.OK:
-        (sent,) = account.sent("start_execution")
-        words = [*JobSpec.from_json(sent["input"]).command][3:]
-    else:
-        name = [] if "--run" in settings else ["--run", "r"]
-        words = [recipe, "--workers", "4:12", *name, *settings]
-    for key, content in account.objects.items():
-        place = tmp_path / "bucket" / key
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
-    storage = ["--storage", str(tmp_path / "bucket" / "runs")]
-    (tmp_path / "bucket" / "runs").mkdir(parents=True, exist_ok=True)
-    if code == exits.OK:
-        launch.configured(command.parse([*words, *storage]))
-    else:
-        with pytest.raises(InputError) as refused_there:
-            launch.configured(command.parse([*words, *storage]))
-        assert said == f"error: {refused_there.value}\n"
 
 
 @pytest.mark.usefixtures("runs")

@@ -195,7 +195,8 @@ CONFUSION: Final = "confusion_matrix"
 
 MAX_MEASURES: Final = 8  # plots of what a run is judged by
 OTHER: Final = "other"  # what is left of a step beside its parts
-#: Colors of the parts of a step, in their order.
+#: Colors of the parts of a step, in their order. Any two of them, and OTHER_COLOR, are at least 17
+#: apart in CIE L*a*b* (2.3 is just noticeable), with each kind of color vision (Machado 2009).
 PART_COLORS: Final = ("orange", "sky", "navy", "umber", "signal")
 OTHER_COLOR: Final = "grey"
 
