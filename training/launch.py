@@ -143,7 +143,7 @@ def _configured(command: Command, workers: Range) -> RunConfig:
             storage.read_bytes(paths.file(runs.CONFIG_FILE)),
             storage.read_bytes(paths.file(runs.RESULT_FILE)),
         )
-    return commands.resume(config, recorded, command, workers=workers, gpus=gpus)
+    return commands.resume(config, recorded, command)
 
 
 def overwrite(paths: RunPaths, command: Command) -> None:

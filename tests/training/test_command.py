@@ -76,6 +76,13 @@ def test_a_damaged_record_counts_as_none(config: bytes | None) -> None:
     assert Recorded.of(config, b'{"status": "failed"}') is None
 
 
+def test_the_batch_of_a_run_may_be_too_small_for_the_workers_that_resume_it() -> None:
+    begun = read_command(["ddp", "--global-batch", "24"], run="r", workers=ONE)
+    recorded = Recorded.of(json.dumps(begun.to_json()).encode(), None)
+    with pytest.raises(InputError, match="24 is too small for 6 workers"):
+        read_command(["ddp"], run="r", workers=Range(1, 6), recorded=recorded)
+
+
 # --- the laptop refuses what the node refuses -----------------------------------------------------
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

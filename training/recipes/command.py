@@ -151,7 +151,7 @@ def read_command(
             )
     command = parse(words)
     config = configure(command, run=run, storage=storage, workers=workers, gpus=gpus)
-    return resume(config, recorded, command, workers=workers, gpus=gpus)
+    return resume(config, recorded, command)
 
 
 def parse(words: Sequence[str]) -> Command:
@@ -231,18 +231,12 @@ def configure(command: Command, *, run: str, storage: str, workers: Range, gpus:
         "preset": command.preset,
     }
     config = command.recipe.config(**values)
-    _check_range(config, workers, gpus)
+    for number in gpus.possible(workers):
+        dataclasses.replace(config, num_workers=number)  # raises where so few do not suit
     return config
 
 
-def resume(
-    config: RunConfig,
-    recorded: Recorded | None,
-    command: Command,
-    *,
-    workers: Range,
-    gpus: Gpus,
-) -> RunConfig:
+def resume(config: RunConfig, recorded: Recorded | None, command: Command) -> RunConfig:
     """Take over from an earlier attempt what must not change.
 
     Args:
@@ -262,7 +256,6 @@ def resume(
             "another --run, or --overwrite to start it afresh"
         )
     config = config.begun({k: value for k, value in earlier.items() if k not in command.settings})
-    _check_range(config, workers, gpus)
     if found := differences(earlier, config):
         raise InputError(
             f"run {config.run!r} cannot be resumed with other settings:\n  "
@@ -275,11 +268,6 @@ def resume(
             f"run {config.run!r} is already complete; --overwrite starts it afresh"
         )
     return config
-
-
-def _check_range(config: RunConfig, workers: Range, gpus: Gpus) -> None:
-    for number in gpus.possible(workers):
-        dataclasses.replace(config, num_workers=number)  # raises where so few do not suit
 
 
 def listed(recipe: Recipe, preset: str) -> list[Setting]:
