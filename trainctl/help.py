@@ -4,7 +4,7 @@ Typer's boxes look no better and cost more than the whole command: drawing them 
 Markdown and the syntax highlighter behind it.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -16,8 +16,28 @@ from training import recipes
 WIDTH = 100
 
 
+#: What people type who know other tools -> what it is called here.
+MEANT: Final = {
+    **dict.fromkeys(("ps", "queue", "squeue", "jobs", "list"), "ls"),
+    **dict.fromkeys(("status", "describe", "job"), "show JOB"),
+    **dict.fromkeys(("cancel", "kill", "rm", "delete", "abort"), "stop JOB"),
+    **dict.fromkeys(("run", "launch", "start", "exec", "train"), "submit"),
+    **dict.fromkeys(("up", "down"), "cluster up, trainctl cluster down"),
+    "ssh": "shell",
+    "help": "--help",
+}
+
+
 class Group(TyperGroup):
     """A group of commands, listed under the headings that they were registered with."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that is meant by the first word. Raises UsageError with another name of it
+        where people know it by this one from elsewhere."""
+        word = args[0]
+        if ctx.parent is None and word in MEANT and self.get_command(ctx, word) is None:
+            raise UsageError(f"there is no command {word!r}: see trainctl {MEANT[word]}")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in their order, each with the first paragraph of its help."""

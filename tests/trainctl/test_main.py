@@ -133,6 +133,7 @@ STATUS = ["cluster", "status"]
     ("argv", "change", "code", "message"),
     [
         (["begin"], {}, 2, "No such command 'begin'"),
+        (["ps"], {}, 2, "there is no command 'ps': see trainctl ls"),
         (["cluster", "up", "--timeout-minutes", "0"], {}, 2, "0.1"),
         ([*STATUS, "--profile", "unknown"], {}, 2, "aws configure list-profiles"),
         (STATUS, {"region": None}, 2, "give --region, or set AWS_REGION"),
