@@ -45,7 +45,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -87,6 +87,8 @@ class Moment:
     at_ns: float
     """T in Unix nanoseconds; infinite once the program has ended."""
     look: Look
+    is_read: bool = True
+    """What had to be read at T has been sent."""
 
     @property
     def changed(self) -> list[str]:
@@ -335,9 +337,8 @@ class Mirror:
                     continue
                 if self._given.get(name) != seen:
                     due[name] = seen
-            if self._is_on:
-                self._upload(due, as_they_are=as_they_are)
-            return moment
+            trouble = self._upload(due, as_they_are=as_they_are) if self._is_on else None
+            return replace(moment, is_read=trouble is None)
 
     def round(self, moment: Moment) -> bool:
         """Save what was there at T; return whether all of it is saved."""
@@ -430,10 +431,12 @@ class Mirror:
         due: dict[str, Seen] = {}
         late: set[str] = set()
         waits = {name: 0 for name in self._waits if name in look.files}
+        # A bucket in trouble makes no file one that never rests.
+        patience = _PATIENCE if moment.is_read else math.inf
         # Files of changing names may come and go all the time.
         if moment.changed:
             waits[""] = self._waits.get("", 0) + 1
-            if waits[""] <= _PATIENCE:
+            if waits[""] <= patience:
                 late.update(moment.changed)
         for name in look.files.keys() | moment.look.files.keys():
             now, then = look.files.get(name), moment.look.files.get(name)
@@ -448,7 +451,7 @@ class Mirror:
             else:
                 key = name if now else ""
                 waits[key] = self._waits.get(key, 0) + 1
-                if waits[key] <= _PATIENCE:
+                if waits[key] <= patience:
                     late.add(name)
                 elif name in self._known:
                     entries[name] = self._known[name][1]
