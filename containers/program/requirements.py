@@ -143,7 +143,7 @@ def _uv(
     """Run uv in the folder of the code; return its exit code and what it printed."""
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "uv", "--no-progress", *words],
+            [sys.executable, "-m", "uv", "--quiet", "--no-progress", *words],
             cwd=code,
             env=variables,
             stdin=subprocess.DEVNULL,

@@ -69,7 +69,7 @@ def main(steps: int) -> None:
         optimizer.zero_grad()
         loss().backward()
         optimizer.step()
-        if step % 250 == 0 or step == steps:
+        if step % 500 == 0 or step == steps:
             save(state, checkpoint_id=f"step-{step:06}")
             # Each node removes what it has of older ones, but for one.
             for old in sorted(Path().glob("step-*"))[:-2]:
