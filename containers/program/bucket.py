@@ -190,6 +190,8 @@ def report(reason: str, *, storage: str, run: str, job: str, client: Any = None)
     if not storage.startswith("s3://"):
         return
     try:
-        Bucket(storage, client).put(runs.job_reason(run, job), " ".join(reason.splitlines()).encode())
+        Bucket(storage, client).put(
+            runs.job_reason(run, job), " ".join(reason.splitlines()).encode()
+        )
     except ERRORS as error:
         say_to_log(f"the outcome cannot tell: {explained(error)}")

@@ -22,7 +22,7 @@ class Strict(StrEnum):
     EXEC = "exec"
     """ECS Exec reaches a task only if it was started for it."""
     REQUESTS = "requests"
-    """Requests in JSON, states of Step Functions and what ECS is to make of a template have what the
+    """Requests in JSON, states of Step Functions and ECS's resources of a template have what the
     model of their service allows, and nothing else."""
     ARCHITECTURE = "architecture"
     """An image for other processors than the hosts' does not start."""
