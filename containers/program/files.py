@@ -324,6 +324,7 @@ class Mirror:
         with self._busy:
             number = self._number()
             moment = Moment(number, number * self._every_s * 1e9, self._disk.look())
+            is_exact = not moment.changed
             # Files of changing names were gone before they were read: read all that is new at T.
             come_and_go = "" in self._waits
             due, as_they_are = {}, set()
@@ -333,7 +334,7 @@ class Mirror:
                     continue
                 if (num or 0) >= _PATIENCE:
                     as_they_are.add(name)
-                elif moment.changed or seen.changed_ns > moment.at_ns:
+                elif not is_exact or seen.changed_ns > moment.at_ns:
                     continue
                 if self._given.get(name) != seen:
                     due[name] = seen
@@ -542,12 +543,15 @@ class Mirror:
             The first error of the bucket.
         """
         trouble: Exception | None = None
+        # Small files first: others may take their names while the large ones are sent.
+        wanted = [name for name, seen in due.items() if not self._has(name, seen)]
+        wanted.sort(key=lambda name: due[name].size)
         pool = self._make_pool()
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: pool.shutdown(self._has_time(), cancel_futures=True))
             opened: dict[str, Content] = {}
             # By descriptor: a rename or removal during a long upload does no harm.
-            for name in sorted(due, key=lambda name: -due[name].size)[:_OPEN]:
+            for name in wanted[-_OPEN:]:
                 with contextlib.suppress(OSError):
                     opened[name] = stack.enter_context(contextlib.closing(self._disk.open(name)))
 
@@ -564,11 +568,9 @@ class Mirror:
                         return None
                 return self._put(data)
 
-            # Small files first: others may take their names while the large ones are sent.
             parts = {
                 name: [pool.submit(send, name, offset) for offset in _offsets(due[name])]
-                for name in sorted(due, key=lambda name: due[name].size)
-                if not self._has(name, due[name])
+                for name in wanted
             }
             pending = {each for futures in parts.values() for each in futures}
             # An upload that hangs, or that botocore tries again, must not keep the list waiting.
