@@ -7,7 +7,7 @@ The SDKs check what their callers give them, and less than a service does: no pa
 an enumeration, no upper limit. Requests made by hand, and the states of Step Functions that call a
 service (``state_faults``), are checked by the service only.
 
-The local AWS asks it for every request, and tests ask it for the synthesized templates.
+The local AWS asks it for every request in JSON, and tests ask it for the synthesized templates.
 """
 
 import functools

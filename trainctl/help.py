@@ -21,9 +21,9 @@ MEANT: Final = {
     **dict.fromkeys(("ps", "queue", "squeue", "jobs", "list"), "ls"),
     **dict.fromkeys(("status", "describe", "job"), "show JOB"),
     **dict.fromkeys(("cancel", "kill", "rm", "delete", "abort"), "stop JOB"),
-    **dict.fromkeys(("run", "launch", "start", "exec", "train"), "submit"),
+    **dict.fromkeys(("run", "launch", "start", "train"), "submit"),
     **dict.fromkeys(("up", "down"), "cluster up, trainctl cluster down"),
-    "ssh": "shell",
+    **dict.fromkeys(("exec", "ssh"), "shell"),
     "help": "--help",
 }
 
