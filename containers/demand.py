@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from contract.nodes import HEAD, WORKER
+from contract.text import counted
 
 POLL_S: Final = 3.0
 #: A program may ask, give up and ask for less; what it asks for this long, it means.
@@ -99,7 +100,7 @@ def impossible(request: Request, capacity: Capacity) -> str | None:
     if at_most >= num:
         return None
     what = words(largest or bundles[0])
-    workers = "a worker" if num == 1 else f"{num} workers"
+    workers = "a worker" if num == 1 else counted(num, "worker")
     each = "" if num == 1 else " each"
     return f"asks for {workers} of {what}{each}; this job has at most {at_most}"
 

@@ -49,7 +49,7 @@ from contract.nodes import (
     PROGRAM_DIR,
     ClusterSize,
 )
-from contract.text import listed
+from contract.text import counted, listed
 
 #: Of things on this machine that cost next to nothing to look at.
 _POLL_S: Final = 0.1
@@ -296,7 +296,7 @@ class Job:
         is_saved = self._mirror.save(max(times.FILES_SAVE_S, left))
         self._mirror.close()
         if not is_saved:
-            what = f"{len(self._mirror.lost):,} files: {listed(self._mirror.lost)}"
+            what = f"{counted(len(self._mirror.lost), 'file')}: {listed(self._mirror.lost)}"
             if self._mirror.is_replaced:
                 what = "another job has taken over the files of the run"
             self._report(f"files lost: {what}")

@@ -40,6 +40,7 @@ from contract.nodes import (
     WORKER,
     ClusterSize,
 )
+from contract.text import counted
 
 if TYPE_CHECKING:
     from containers.autoscaler import ProviderConfig  # which imports Ray
@@ -319,7 +320,7 @@ class RayHead:
         except (ClientError, BotoCoreError) as error:
             say(f"the workers could not be stopped: {error}")
         else:
-            say(f"{len(workers)} workers stopped")
+            say(f"{counted(len(workers), 'worker')} stopped")
 
     def end(self) -> None:
         """End Ray first, which would replace what goes, and then the workers."""

@@ -38,6 +38,11 @@ def compact(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 or value == int(value) else f"{value:.3g}"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 worker`` or ``3,450 workers``."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def byte_size(number: int) -> str:
     """Bytes for people: ``5 B``, ``11.6 MB``, ``1.2 GB``."""
     size = float(number)

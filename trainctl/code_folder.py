@@ -16,6 +16,7 @@ from typing import Final
 from contract import requirements
 from contract.errors import InputError
 from contract.runs import check_relative
+from contract.text import counted
 from trainctl.aws.errors import UsageError
 
 #: Of a code folder: more is data, and belongs into the bucket.
@@ -141,7 +142,7 @@ def look_at(folder: Path) -> str:
             f"--code {folder}: {packages} is ignored by git, so the nodes would not install it"
         )
     installed = f", packages of {packages}" if packages else ""
-    return f"{len(files)} files of {folder}, {max(size, 0.1):.1f} MiB{installed}"
+    return f"{counted(len(files), 'file')} of {folder}, {max(size, 0.1):.1f} MiB{installed}"
 
 
 def is_command(words: Sequence[str]) -> bool:

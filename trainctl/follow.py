@@ -10,7 +10,7 @@ import typer
 
 from contract import exits, nodes
 from contract.runs import PROGRESS_FILE
-from contract.text import duration
+from contract.text import counted, duration
 from contract.times import JOB_STOP_S
 from trainctl import output
 from trainctl.aws.deployment import Deployment
@@ -211,10 +211,10 @@ def wait_until_gone(
             return job
         if time.monotonic() > deadline:
             raise CliError(
-                f"{job.id} still has {len(left)} tasks; the sweep stops orphaned tasks every five "
-                f"minutes. Their state: trainctl show {job.id}"
+                f"{job.id} still has {counted(len(left), 'task')}; the sweep stops orphaned "
+                f"tasks every five minutes. Their state: trainctl show {job.id}"
             )
-        nodes_left = "1 node" if len(left) == 1 else f"{len(left)} nodes"
+        nodes_left = counted(len(left), "node")
         hear(f"waiting for {nodes_left} to save and end")
         polling.wait(changed=True)
 

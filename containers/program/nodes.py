@@ -42,7 +42,7 @@ from containers.program.requirements import Stopped
 from contract import exits, runs, times
 from contract.errors import InputError
 from contract.nodes import ENV_JOB, Range
-from contract.text import listed
+from contract.text import counted, listed
 
 #: A node that does not answer for this long is lost: Ray itself needs up to 24 s to see it.
 _LOST_S: Final = 40.0
@@ -221,7 +221,7 @@ def save_all(
                 lost.append(f"the last files of node {seat.number}, which is lost")
                 continue
             if names:
-                lost.append(f"{len(names):,} files of node {seat.number}: {listed(names)}")
+                lost.append(f"{counted(len(names), 'file')} of node {seat.number}: {listed(names)}")
     lost += [
         f"the last files of node {seat.number}, which does not answer" for seat in saves.values()
     ]

@@ -209,7 +209,7 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
         assert following.stdout is not None
         job = following.stdout.readline().strip()
         for line in following.stdout:
-            if ", 1 workers on" in line:
+            if ", 1 worker on" in line:
                 break
         assert "1 x m5.large" in show(rehearsal, job)["waiting"]
         # A host without its GPU has cost one task, and is gone.
@@ -247,13 +247,13 @@ def test_a_run_outlives_its_laptop_its_hosts_and_its_head_and_is_stopped(
             time.sleep(0.5)
         there.take_host(victim["host"])  # whether its node has ended by then or not
         Metadata.noticed = ""
-        watch.wait_for(", 1 workers on", times=2)
+        watch.wait_for(", 1 worker on", times=2)
         shrunk = recorded(watch, rehearsal, "resume", 2)[-1]
 
         # --- the head's host goes, without
         (head,) = watch.containers(HEAD)
         rehearsal.engine("kill", "--signal", "KILL", head)
-        watch.wait_for(", 1 workers on", times=3)
+        watch.wait_for(", 1 worker on", times=3)
         run = trainctl(rehearsal, "stop", job, "--yes")
         assert run.returncode == 0, run.stderr
         nothing_is_left(rehearsal)

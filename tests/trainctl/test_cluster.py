@@ -193,13 +193,13 @@ def task(**changed: Any) -> Task:
     ("tasks", "size", "words"),
     [
         ([], None, "waiting for 2 hosts"),
-        ([task(status="PROVISIONING"), task()], None, "waiting for 1 hosts"),
+        ([task(status="PROVISIONING"), task()], None, "waiting for 1 host"),
         ([task(status="ACTIVATING"), task()], None, "1 of 2 nodes to pull their image"),
         ([task(), task()], None, "waiting for Ray on the head"),
         (
             [task(), task()],
             ClusterSize(num_nodes=1, num_cpus=0, num_gpus=0),
-            "join Ray: 1 nodes, 0 CPUs, 0 GPUs of 2 nodes, 4 CPUs, 1 GPUs",
+            "join Ray: 1 node, 0 CPUs, 0 GPUs of 2 nodes, 4 CPUs, 1 GPU",
         ),
         ([task(), task(health="UNKNOWN")], EXPECTED, "waiting for the health checks"),
     ],

@@ -16,7 +16,7 @@ from contract.errors import InputError
 from contract.instance_types import HostPrice, instance_type
 from contract.job_outcome import Ending
 from contract.nodes import ClusterSize, Range
-from contract.text import duration
+from contract.text import counted, duration
 from trainctl import output
 from trainctl.aws.cluster import NODES, UNREGISTERED, Host, Service
 from trainctl.aws.deployment import Deployment
@@ -158,7 +158,8 @@ def waiting_for(
     started = len([task for task in tasks if task.status in ("RUNNING", "ACTIVATING", "PENDING")])
     if started < expected.num_nodes:
         hosts = {shape.head.name, shape.worker.name}
-        return f"waiting for {expected.num_nodes - started} hosts ({', '.join(sorted(hosts))})"
+        missing = counted(expected.num_nodes - started, "host")
+        return f"waiting for {missing} ({', '.join(sorted(hosts))})"
     if pulling := [task for task in tasks if task.status != "RUNNING"]:
         return f"waiting for {len(pulling)} of {len(tasks)} nodes to pull their image and start"
     if size is None:
@@ -254,7 +255,8 @@ def down(
     if not tasks and not any(service.wanted for service in services.values()):
         output.say("The standing cluster is down already.")
         return
-    output.say(f"Stopping {len(tasks)} nodes: {', '.join(f'{t.node} {t.id[:8]}' for t in tasks)}")
+    names = ", ".join(f"{task.node} {task.id[:8]}" for task in tasks)
+    output.say(f"Stopping {counted(len(tasks), 'node')}: {names}")
     output.confirm("Stop them?", yes=yes)
     # Workers first: a worker that loses its head before it has drained cannot leave in order.
     for node in reversed(NODES):
@@ -265,7 +267,7 @@ def down(
     polling, shown = Polling(is_local=deployment.is_local), 0
     with output.Progress() as progress:
         while tasks := cluster.tasks() + _ending(deployment):
-            progress.update(f"waiting for {len(tasks)} nodes to end")
+            progress.update(f"waiting for {counted(len(tasks), 'node')} to end")
             polling.wait(changed=len(tasks) != shown)
             shown = len(tasks)
     output.say(f"Down. {_release(deployment)}; make destroy removes the deployment itself.")
@@ -400,7 +402,8 @@ def _worker_nodes(count: int) -> str:
 def _sized(size: ClusterSize | None) -> str:
     if size is None:
         return "nothing yet"
-    return f"{size.num_nodes} nodes, {size.num_cpus} CPUs, {size.num_gpus} GPUs"
+    nodes, cpus = counted(size.num_nodes, "node"), counted(size.num_cpus, "CPU")
+    return f"{nodes}, {cpus}, {counted(size.num_gpus, 'GPU')}"
 
 
 def _age(since: datetime | None) -> str:

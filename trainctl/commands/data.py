@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import typer
 
 from contract import exits
-from contract.text import byte_size
+from contract.text import byte_size, counted
 from trainctl import data_sets, output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
@@ -57,8 +57,8 @@ def put(
         progress.update("hashing")
         stored = data_sets.put(bucket, called, files, report=_shown(progress, "uploading"))
     output.say(
-        f"data set {stored.name}: {len(stored.files)} files, {byte_size(stored.size)}. Train on "
-        f"it with --data {stored.name}"
+        f"data set {stored.name}: {counted(len(stored.files), 'file')}, {byte_size(stored.size)}. "
+        f"Train on it with --data {stored.name}"
     )
     output.print_text(f"{bucket.uri}/{data_sets.PREFIX}{stored.name}")
 

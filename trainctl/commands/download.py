@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from contract.text import counted
 from trainctl import downloads, output
 from trainctl.aws.deployment import Deployment
 from trainctl.options import Profile, Region, RunName
@@ -49,5 +50,5 @@ def download(
     for source in sorted({each.source for each in found}):
         of_source = [each for each in found if each.source == source]
         size = sum(each.size for each in of_source) / 2**20
-        output.say(f"{source}: {len(of_source)} files, {size:,.1f} MiB")
+        output.say(f"{source}: {counted(len(of_source), 'file')}, {size:,.1f} MiB")
     output.print_text(str(folder))

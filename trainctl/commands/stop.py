@@ -28,7 +28,7 @@ def stop(
     if job.is_over and not left:
         output.say(f"{job.id} has ended already: {job.reason}")
         return
-    what = f"{job.id}, of which {len(left)} nodes are left" if left else job.id
+    what = f"{job.id}, with nodes left: {len(left)}" if left else job.id
     output.confirm(f"Stop {what}?", yes=yes)
     jobs.stop(job)
     if not wait:

@@ -13,6 +13,7 @@ from typing import Any, Final, Self, cast
 
 from contract.errors import InputError
 from contract.runs import check_run_name
+from contract.text import counted
 
 Value = int | float | str | bool
 """What a setting can be."""
@@ -178,7 +179,8 @@ class ReplicaConfig(TrainingConfig):
         TrainingConfig.__post_init__(self)
         if self.global_batch and self.global_batch < 8 * self.num_workers:
             raise InputError(
-                f"global batch {self.global_batch} is too small for {self.num_workers} workers: "
+                f"global batch {self.global_batch} is too small for "
+                f"{counted(self.num_workers, 'worker')}: "
                 "batch normalisation needs at least 8 images per worker; use fewer workers or "
                 f"--global-batch {8 * self.num_workers} or more"
             )

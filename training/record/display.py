@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from contract.text import duration
+from contract.text import counted, duration
 from training.record.events import (
     Evaluation,
     Event,
@@ -166,11 +166,12 @@ def result_table(
         rows["evaluation loss"] = f"{result.loss:.4f}"
     for rate in _rate(result.rate):
         rows["throughput"] = f"{rate} on {result.device}"
-    rows["steps"] = f"{result.steps:,} on {result.world_size} workers"
+    rows["steps"] = f"{result.steps:,} on {counted(result.world_size, 'worker')}"
     if result.resumed_from is not None:
         rows["steps"] += f", resumed from {result.resumed_from:,}"
     if result.skipped_steps:
-        rows["skipped"] = f"{result.skipped_steps:,} steps (loss or gradient was not a number)"
+        steps = counted(result.skipped_steps, "step")
+        rows["skipped"] = f"{steps} (loss or gradient was not a number)"
     if result.preempted:
         rows["preempted"] = f"{result.preempted} (hosts that were taken away)"
     if result.seconds is not None:
@@ -188,7 +189,7 @@ def _start_line(event: Start) -> str:
     batch = f" of {event.items_per_step:,} {event.items}" if event.items_per_step else ""
     figures = [
         f"{event.parameters:,} parameters" if event.parameters else "",
-        f"{event.world_size} workers on {event.device}{precision}",
+        f"{counted(event.world_size, 'worker')} on {event.device}{precision}",
         f"{event.total_steps:,} steps{batch}",
     ]
     return (

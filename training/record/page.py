@@ -27,7 +27,7 @@ from contract.runs import (
     REPORT_FILE,
     RESULT_FILE,
 )
-from contract.text import compact, duration, percent, significant
+from contract.text import compact, counted, duration, percent, significant
 from training.record import plots
 from training.record.events import Sample, Silent
 from training.record.fields import number
@@ -170,7 +170,7 @@ def _resumes(run: RecordedRun) -> list[str]:
     for resume in run.resumes:
         words = f"at step {resume.step:,}"
         if resume.world_size is not None:
-            words += f" on {resume.world_size} workers"
+            words += f" on {counted(resume.world_size, 'worker')}"
         found.append(words)
     return found
 

@@ -334,7 +334,7 @@ def test_the_last_files_have_as_long_as_they_need_unless_the_job_must_end(
     (saved,) = [given for name, given in ray.actors[0].called if name == "save"]
     assert saved == ((60,) if is_told else (None,))
     assert hurried.is_set()
-    what = "not saved: 1 files of node 0: work/last\n"
+    what = "not saved: 1 file of node 0: work/last\n"
     assert (what in capfd.readouterr().err) is not is_told
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import torch
 import torch.distributed as dist
 
-from contract.text import byte_size, significant
+from contract.text import byte_size, counted, significant
 from training.loop import metrics
 from training.loop.worker import Worker
 from training.recipes.bandwidth import links
@@ -85,7 +85,8 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
             measures=measures,
             seconds=time.monotonic() - began,
             evaluation=Table(
-                title=f"{ranks} workers on {num_hosts} hosts, {over}. {_summary(courses)}",
+                title=f"{counted(ranks, 'worker')} on {counted(num_hosts, 'host')}, {over}. "
+                f"{_summary(courses)}",
                 heads=("size (B)", *(f"{name}: {head}" for name in courses for head in _HEADS)),
                 rows=tuple(rows),
             ),

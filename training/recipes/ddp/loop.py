@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from contract.errors import InputError
+from contract.text import counted
 from training.checkpoint import checkpoints
 from training.data import images
 from training.loop import metrics
@@ -55,7 +56,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
     )
     if order.smallest_batch < 2 * world_size:
         raise InputError(
-            f"{config.data} is too small for {world_size} workers: a step of "
+            f"{config.data} is too small for {counted(world_size, 'worker')}: a step of "
             f"{order.smallest_batch} images leaves a worker with fewer than two; use fewer workers"
         )
     total_steps = config.num_steps(order.steps_per_epoch)

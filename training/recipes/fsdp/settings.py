@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from contract.errors import InputError
+from contract.text import counted
 from training.models.estimates import RECOMPUTE, REDUCE, REDUCE_DTYPES
 from training.recipes.settings import TrainingConfig, Value, divisors, option
 
@@ -212,14 +213,14 @@ class FsdpConfig(TrainingConfig):
             )
         if self.num_workers % self.replicas:
             raise InputError(
-                f"--replicas is {self.replicas}, which does not divide {self.num_workers} workers: "
-                f"choose one of {divisors(self.num_workers)}"
+                f"--replicas is {self.replicas}, which does not divide "
+                f"{counted(self.num_workers, 'worker')}: choose one of {divisors(self.num_workers)}"
             )
         if self.global_batch % self.num_workers:
             below = self.global_batch // self.num_workers * self.num_workers
             raise InputError(
                 f"a global batch of {self.global_batch} sequences cannot be shared by "
-                f"{self.num_workers} workers: use a number of workers that divides it "
+                f"{counted(self.num_workers, 'worker')}: use a number of workers that divides it "
                 f"({divisors(self.global_batch)})"
                 + (f", or --global-batch {below + self.num_workers}" if below else "")
             )

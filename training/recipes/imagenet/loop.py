@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from contract.errors import InputError
+from contract.text import counted
 from training.checkpoint import checkpoints
 from training.data import augmentation
 from training.data.images import BatchOrder
@@ -73,7 +74,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
     )
     if order.smallest_batch < 4 * world_size:
         raise InputError(
-            f"{config.data} is too small for {world_size} workers: a step of "
+            f"{config.data} is too small for {counted(world_size, 'worker')}: a step of "
             f"{order.smallest_batch} pictures leaves a worker with fewer than four; use fewer "
             "workers"
         )
