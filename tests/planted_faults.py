@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -309,6 +310,199 @@ STRICT: Final = (
     ),
 )
 
+#: Of the control plane: listed before there was a simulation of jobs' lives. The first twenty were
+#: chosen by reading the product only; the others by what its tests had looked at until then.
+_LIVES: Final = "tests/stacks/test_simulated_jobs.py"
+_keeper = partial(Fault, file="stacks/job_keeper/index.py", tests=_LIVES)
+_verdict = partial(Fault, file="contract/job_outcome.py", tests=_LIVES)
+_machine = partial(Fault, file="stacks/job_machine.py", tests=_LIVES)
+_provider = partial(Fault, file="containers/autoscaler.py", tests=_LIVES)
+_head = partial(Fault, file="containers/job.py", tests=_LIVES)
+CONTROL: Final = (
+    # --- chosen by reading the product only
+    _keeper(
+        name="another-s-drain-undone",
+        old='is_ours = host["containerInstances"][0]["status"] == "ACTIVE"',
+        new="is_ours = True",
+        felt="a host that is being terminated takes the next job's task with it",
+    ),
+    _keeper(
+        name="released-without-drain",
+        old='            set_status(status="DRAINING")\n',
+        new="",
+        felt="a task comes to a host while it is being terminated",
+    ),
+    _keeper(
+        name="pending-task-not-seen",
+        old="if pending <= len(never_ran) and pending + alive <= len(stopping):",
+        new="if alive <= len(stopping):",
+        felt="a host is terminated under a task that is about to start",
+    ),
+    _keeper(
+        name="heads-of-all-jobs-stopped",
+        old="for task in heads if job_of(task) == job}",
+        new="for task in heads}",
+        felt="the end of one job stops the heads of all others",
+    ),
+    _keeper(
+        name="workers-outlive-their-job",
+        old='found = {task["taskArn"]: task for task in running(started_by=job)}',
+        new="found = {}",
+        felt="workers are billed after their job until a sweep finds them",
+    ),
+    _keeper(
+        name="record-written-twice",
+        old='            IfNoneMatch="*",\n',
+        new="",
+        felt="an abort during the clean-up changes how a job is said to have ended",
+    ),
+    _keeper(
+        name="record-of-an-attempt",
+        old="        if not outcome.again:\n            outcome = replace(",
+        new="        if True:\n            outcome = replace(",
+        felt="the record says host_lost of a job that then succeeds",
+    ),
+    _keeper(
+        name="bad-host-kept",
+        old="if (is_bad or not outcome.again) and",
+        new="if not outcome.again and",
+        felt="each attempt begins on the same broken host",
+    ),
+    _keeper(
+        name="new-job-swept",
+        old="if statuses[job] == UNKNOWN and is_new and not is_over:",
+        new="if False:",
+        felt="the sweep stops the head of a job that was just submitted",
+    ),
+    _keeper(
+        name="orphans-not-swept",
+        old='if statuses[job] != "RUNNING":',
+        new="if False:",
+        felt="tasks of an ended job run until its deadline, or for ever",
+    ),
+    _keeper(
+        name="patience-ends-what-runs",
+        old='    if task["lastStatus"] != "PROVISIONING":\n        return ""\n',
+        new="",
+        felt="a head that runs is stopped for want of a host",
+    ),
+    _keeper(
+        name="waiting-task-loses-its-host",
+        old='if wanted.keys() & {"", provider} and host["status"] != "DRAINING":',
+        new="if False:",
+        felt="a host that has just come is taken from the task that waits for it",
+    ),
+    _keeper(
+        name="unjoined-hosts-billed",
+        old="if name in joined or age < times.HOST_JOINS_S:",
+        new="if True:",
+        felt="a host that never joins its cluster is billed for ever",
+    ),
+    _verdict(
+        name="killed-head-fails",
+        old='        Ending.KILLED: "the head was killed",\n',
+        new="",
+        felt="a head that Linux or a host's end has killed is not tried again",
+    ),
+    _verdict(
+        name="one-attempt-more",
+        old="is_again = attempt < attempts and",
+        new="is_again = attempt <= attempts and",
+        felt="a job is tried once more than it may be",
+    ),
+    _machine(
+        name="attempts-not-counted",
+        old='"attempt": _value("$outcome.attempts + 1"),',
+        new='"attempt": _value("$attempt"),',
+        felt="a job whose head is lost again and again never ends",
+    ),
+    _machine(
+        name="head-killed-at-its-deadline",
+        old='"TimeoutSeconds": _value(f"$max([{HEAD_GRACE_S}, {left}])"),',
+        new='"TimeoutSeconds": _value("$max([1, $ceil($deadline - $millis() / 1000)])"),',
+        felt="a head has no time to save at its deadline",
+    ),
+    _provider(
+        name="nodes-started-twice",
+        old="_SETTLES_S: Final = 60.0",
+        new="_SETTLES_S: Final = 0.0",
+        felt="more workers are started, and billed, than the job asks for",
+    ),
+    _head(
+        name="waits-for-ever-after-a-loss",
+        old="if not needed or (has_lost and not self._config.spec.recipe):",
+        new="if not needed or has_lost:",
+        felt="after a lost worker the other hosts are billed until the deadline",
+    ),
+    _head(
+        name="killed-command-tried-again",
+        old="            return exits.FAILED\n        is_program =",
+        new="            return own\n        is_program =",
+        felt="a program that needs too much memory is tried again as if a host were lost",
+    ),
+    # --- by what the tests had looked at
+    _keeper(
+        name="stopped-tasks-count-as-running",
+        old='[task for task in tasks if task["desiredStatus"] != "STOPPED"]',
+        new="tasks",
+        felt="hosts whose tasks end are kept, as if somebody needed them",
+    ),
+    _keeper(
+        name="idle-since-it-joined",
+        old='[host["registeredAt"], *ends]',
+        new='[host["registeredAt"]]',
+        felt="a host is terminated while the next attempt of its job is about to use it",
+    ),
+    _keeper(
+        name="group-lowered-below-a-waiting-task",
+        old='if group["DesiredCapacity"] > there and not wanted.keys() & {"", GROUPS[name]}:',
+        new='if group["DesiredCapacity"] > there:',
+        felt="EC2 stops to look for the host that a task waits for",
+    ),
+    _keeper(
+        name="who-aborted-is-not-known",
+        old='if found.get("status") == "ABORTED" or time.monotonic() > until:',
+        new="if found:",
+        felt="the record does not say that a user has stopped the job",
+    ),
+    _keeper(
+        name="dead-agent-kept",
+        old="if disconnected_s(host) >= times.DISCONNECTED_S:",
+        new="if False:",
+        felt="a host whose agent is dead is billed for ever, with the task on it",
+    ),
+    _verdict(
+        name="no-host-counts-as-an-attempt",
+        old="return replace(found, attempts=attempt - 1)",
+        new="return found",
+        felt="a job that waits for a spot host runs out of attempts before it began",
+    ),
+    _verdict(
+        name="deadline-tried-again",
+        old="if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:",
+        new="if code == exits.DEADLINE or ordered == JobStatus.DEADLINE:",
+        felt="a job goes on after its deadline",
+    ),
+    _machine(
+        name="time-out-without-clean-up",
+        old="    head.add_catch(\n        clean_up,\n        errors=[sfn.Errors.ALL],",
+        new='    head.add_catch(\n        clean_up,\n        errors=["States.TaskFailed"],',
+        felt="a job that is ended by its time limit leaves its workers",
+    ),
+    _provider(
+        name="lost-answer-starts-twice",
+        old='            "clientToken": uuid.uuid4().hex,\n',
+        new="",
+        felt="a lost answer of ECS doubles the workers",
+    ),
+    _head(
+        name="no-word-before-the-deadline",
+        old="if self._clock.time() > self._config.deadline - self._early_s:",
+        new="if self._clock.time() > self._config.deadline + 600:",
+        felt="a program is killed at its deadline, and what it did since it last saved is lost",
+    ),
+)
+
 
 def copied(folder: Path) -> Path:
     """The project as it is now, with the environments and the data of this one."""
@@ -358,7 +552,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="faults to plant [all]")
     parser.add_argument("--all", action="store_true", help="survivors meet every quick test")
     given = parser.parse_args(argv)
-    known = {each.name: each for each in (*FAULTS, *STRICT)}
+    known = {each.name: each for each in (*FAULTS, *STRICT, *CONTROL)}
     if unknown := {*given.names} - known.keys():
         parser.error(f"there is no fault {', '.join(sorted(unknown))}")
 

@@ -2,11 +2,11 @@
 
 from rehearsal.ministack.switches import Strict
 from tests.conftest import ROOT
-from tests.planted_faults import FAULTS, STRICT
+from tests.planted_faults import CONTROL, FAULTS, STRICT
 
 
 def test_each_planted_fault_fits_the_sources() -> None:
-    for fault in (*FAULTS, *STRICT):
+    for fault in (*FAULTS, *STRICT, *CONTROL):
         fault.planted((ROOT / fault.file).read_text())
         assert all((ROOT / name).exists() for name in fault.tests.split()), fault.name
     assert {each.name.removesuffix("-2") for each in STRICT} == {*Strict}
