@@ -194,6 +194,8 @@ class SavedFile:
     """Target of a symbolic link, relative to the link's own folder; empty for a file."""
     code: str = ""
     """SHA-256 that a file of this name had in the code; empty: the code has none."""
+    start: int = 0
+    """Number of the start in which it was written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -253,7 +255,7 @@ def _object(key: str) -> str:
 def _checked(*, pieces: Iterable[str] = (), **values: Any) -> SavedFile:
     """An entry of a list. Raises InputError if it names a place elsewhere."""
     file = SavedFile(pieces=tuple(map(_object, pieces)), **values)
-    for number in (file.size, file.mode, file.modified_ns):
+    for number in (file.size, file.mode, file.modified_ns, file.start):
         if type(number) is not int:
             raise TypeError
     check_relative(file.name, what=f"file in {_WHAT}:")

@@ -18,7 +18,8 @@ file that never rests is the one exception: it is saved as it is when it is read
 stays as it was saved last.
 
 **A start**: ``begin`` chooses the newest round that all nodes of the start before have, and each
-node restores it: its own files, then those of the other nodes where it has none. So a checkpoint
+node restores it: its own files, and those of the other nodes where it has none, or has not written
+to its own since an earlier start, which may be half of an old checkpoint. So a checkpoint
 whose shards lie on several nodes is whole on each of them, also if there are fewer nodes. Nodes
 that have survived begin with new folders too: what they have written since that round has no
 counterpart on the others. Files of the code stay unsaved until the program changes them; a file
@@ -199,8 +200,10 @@ class Mirror:
             self._tell(f"{num} restored from {self.bucket.address}")
 
     def _restore(self, stopped: threading.Event) -> int:
-        """Own files come first, then those of other nodes by number, which are not saved as this
-        node's own. The first node takes over the files of nodes that no longer take part."""
+        """Of a name that several nodes have, the file of the latest start is the program's: with
+        other nodes, other ranks may lie on each. Of one start, own files come first, then those of
+        other nodes by number, which are not saved as this node's own. The first node takes over
+        the files of nodes that no longer take part."""
         base, present = self._start.base, self._start.nodes
         mine = {self._node}
         if self._node == min(present):
@@ -214,8 +217,10 @@ class Mirror:
         wanted: dict[str, tuple[int, SavedFile]] = {}
         for node in sorted(base, key=lambda node: (node != self._node, node)):
             for file in FileList.from_json(self._get(base[node])).files:
-                if not self._is_older_than_its_code(file):
-                    wanted.setdefault(file.name, (node, file))
+                before = wanted.get(file.name)
+                is_newer = before is None or before[1].start < file.start
+                if is_newer and not self._is_older_than_its_code(file):
+                    wanted[file.name] = (node, file)
 
         def fetch(name: str, offset: int, key: str) -> None:
             if stopped.is_set():
@@ -439,7 +444,7 @@ class Mirror:
             waits[""] = self._waits.get("", 0) + 1
             if waits[""] <= patience:
                 late.update(moment.changed)
-        for name in look.files.keys() | moment.look.files.keys():
+        for name in sorted(look.files.keys() | moment.look.files.keys()):
             now, then = look.files.get(name), moment.look.files.get(name)
             if name in left_out or then is None or then == self._given.get(name):
                 continue  # not kept, not there at T, or not this node's own
@@ -592,6 +597,7 @@ class Mirror:
             modified_ns=seen.modified_ns,
             link=seen.link,
             code=(self._code or {}).get(name, ""),
+            start=self._start.number,
         )
         self._known[name] = (seen, file)
 

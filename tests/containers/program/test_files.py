@@ -645,6 +645,27 @@ def test_nodes_restore_the_files_of_all_nodes_and_keep_them_when_there_are_fewer
         assert alone.mirror.save()
 
 
+def test_of_a_file_that_two_nodes_have_that_of_the_latest_start_is_restored(
+    start: Start, s3: S3
+) -> None:
+    alone = start(0)
+    alone.write("work/step-1/shard-1", "half, of both ranks on one node")
+    alone.write("work/mine", "0")
+    assert alone.mirror.save()
+    for _ in range(2):
+        both = begin_on(s3, 0, 1)
+        zero, one = start(0, files=both), start(1, files=both)
+        one.write("work/step-1/shard-1", "whole, of its own node now")
+        assert one.mirror.save()
+        assert zero.mirror.save()
+    both = begin_on(s3, 0, 1)
+    for node in (start(0, files=both), start(1, files=both)):
+        assert node.found() == {
+            "work/step-1/shard-1": "whole, of its own node now",
+            "work/mine": "0",
+        }
+
+
 def test_a_node_that_is_late_removes_nothing_that_a_newer_start_restores(
     start: Start, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:

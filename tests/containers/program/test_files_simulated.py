@@ -411,7 +411,7 @@ class Job:
 
     def hear_of(self, node: Node, number: int) -> None:
         """A node was told that its round is saved. One of all nodes is what a start restores."""
-        objects, found = self.world.objects, dict[str, str]()
+        objects, found = self.world.objects, dict[str, tuple[int, str]]()
         heard = self._heard.setdefault((node.start, number), set())
         heard.add(node.number)
         claim = files.Claim.from_json(objects[files.start_key(node.start)])
@@ -425,8 +425,8 @@ class Job:
                 if any(piece not in objects for piece in file.pieces):
                     return
                 content = b"".join(objects[piece] for piece in file.pieces).decode()
-                found.setdefault(file.name, content)
-        self.best = max(self.best, self._whole(found))
+                found[file.name] = max(found.get(file.name, (-1, "")), (file.start, content))
+        self.best = max(self.best, self._whole({name: text for name, (_, text) in found.items()}))
 
     def lose(self, lost: Sequence[Node]) -> None:
         if lost[0] in self.nodes:
