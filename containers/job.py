@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -37,7 +37,7 @@ from containers.ray_head import JobConfig, RayHead, for_autoscaler, for_ray, wor
 from contract import exits, times
 from contract.errors import InputError
 from contract.files import WORK
-from contract.job import Placement
+from contract.job import JobSpec, Placement
 from contract.nodes import (
     ENV_HOST_CHECK,
     ENV_LOG_PIPE,
@@ -55,6 +55,103 @@ from contract.text import counted, listed
 _POLL_S: Final = 0.1
 
 
+# --- decisions ------------------------------------------------------------------------------------
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seen:
+    """What a head sees of its job at a moment."""
+
+    now: float
+    """Unix time."""
+    monotonic: float
+    """By the clock that only goes forward, in seconds."""
+    num_workers: int | None
+    """Worker nodes that Ray has; None until Ray is up."""
+    ray_code: int | None = None
+    """Of a Ray that has ended by itself."""
+    is_stopped: bool = False
+    """The head was told to end."""
+    is_replaced: bool = False
+    """Another job has taken over the files of the run."""
+    is_unfit: bool = False
+    """The head's own host cannot train."""
+    demand: str = ""
+    """Why the program asks Ray for more than the job can have."""
+    failure: str | None = None
+    """Why a worker node could not prepare."""
+
+
+class Decisions:
+    """Whether a job may go on, from what its head has seen so far."""
+
+    def __init__(self, spec: JobSpec, deadline: float, began: float) -> None:
+        """
+        Args:
+            deadline: Unix time.
+            began: by the monotonic clock.
+        """
+        self._spec, self._deadline = spec, deadline
+        # None while there are as many worker nodes as it needs.
+        self._short_since: float | None = began
+        self.capacity_at: float | None = None
+        """When there first were."""
+
+    @property
+    def early_s(self) -> int:
+        """How long before the deadline the command is told to end, in seconds; a recipe saves
+        after it. A short job loses at most a quarter of its time."""
+        spec = self._spec
+        return 0 if spec.recipe else min(spec.grace_s, spec.max_seconds // 4)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it lacks worker nodes that it needs. A recipe waits for those that it has lost
+        while the others are billed. A program may go on without them, and one on all nodes has its
+        own patience (``containers.program.nodes``)."""
+        has_lost = self.capacity_at is not None
+        may_wait = bool(self._spec.nodes.low) and (bool(self._spec.recipe) or not has_lost)
+        return may_wait and self._short_since is not None
+
+    def decide(self, seen: Seen) -> tuple[int, str] | None:
+        """Exit code of a job that must not go on, and the reason in words; None while it may."""
+        if seen.is_stopped:
+            return exits.TERMINATED, "stopped as told"
+        if seen.is_replaced:
+            text = "another job has taken over the files of this run: the command is ended"
+            return exits.FILES_LOST, text
+        if seen.now > self._deadline - self.early_s:
+            comes = f"the deadline comes in {self.early_s} s"
+            return exits.DEADLINE, comes if self.early_s else "the deadline has come"
+        if seen.ray_code is not None:
+            return exits.RAY_FAILED, f"Ray ended on its own (exit code {seen.ray_code})"
+        if seen.is_unfit:
+            return exits.BAD_HOST, ""
+        if seen.demand:
+            return exits.ASKS_TOO_MUCH, f"the program {seen.demand}"
+        return self._lack_of_capacity(seen)
+
+    def _lack_of_capacity(self, seen: Seen) -> tuple[int, str] | None:
+        there, needed = seen.num_workers or 0, self._spec.nodes.low
+        if seen.num_workers is not None and there >= needed:
+            self._short_since = None
+            if self.capacity_at is None:
+                self.capacity_at = seen.monotonic
+            return None
+        if self._short_since is None:
+            self._short_since = seen.monotonic
+        if not self.waits:
+            return None
+        if seen.failure is not None:
+            text = f"failed: a worker node cannot prepare the code: {seen.failure}"
+            return exits.BAD_INPUT, text
+        waited = seen.monotonic - self._short_since
+        if waited <= self._spec.capacity_wait_s:
+            return None
+        after = "after the start" if self.capacity_at is None else "after a loss"
+        text = f"{there} of {needed} worker nodes, {waited:.0f} s {after}: no capacity"
+        return exits.NO_CAPACITY, text
+
+
+# --- the job --------------------------------------------------------------------------------------
 class Ray(Protocol):
     """What a job asks of its Ray: a ``RayHead``."""
 
@@ -111,9 +208,7 @@ class Job:
         self._is_stopped = False
         self._has_begun = False  # the command
         self._own_code = 0  # of the command itself
-        # None while there are as many worker nodes as it needs.
-        self._short_since: float | None = clock.monotonic()
-        self._capacity_at: float | None = None  # when there first were
+        self._decisions = Decisions(config.spec, config.deadline, clock.monotonic())
         self._has_released = False
         self._mirror: Mirror | None = None
         self._is_told = False  # to end, and has little time left
@@ -326,9 +421,10 @@ class Job:
     def _release_unused(self) -> None:
         """Release worker nodes that have had nothing to do since all had joined."""
         spec = self._config.spec
-        if self._capacity_at is None or self._has_released:
+        began = self._decisions.capacity_at
+        if began is None or self._has_released:
             return
-        if self._clock.monotonic() - self._capacity_at < spec.idle_s:
+        if self._clock.monotonic() - began < spec.idle_s:
             return
         idle = sum(each >= spec.idle_s for each in self._ray.demand.idle_s)
         if not idle:
@@ -380,65 +476,33 @@ class Job:
             return self._config.spec.grace_s + times.FILES_SAVE_S + times.FILES_SLACK_S
         return self._config.spec.grace_s
 
-    @property
-    def _early_s(self) -> int:
-        """How long before the deadline the command is told to end, in seconds; a recipe saves
-        after it. A short job loses at most a quarter of its time."""
-        spec = self._config.spec
-        return 0 if spec.recipe else min(spec.grace_s, spec.max_seconds // 4)
-
     def _reason_to_end(self) -> int | None:
-        """Exit code of a job that must not go on; None while it may."""
-        if self._is_stopped:
-            say("stopped as told")
-            return exits.TERMINATED
-        if self._mirror is not None and self._mirror.is_replaced:
-            say("another job has taken over the files of this run: the command is ended")
-            return exits.FILES_LOST
-        if self._clock.time() > self._config.deadline - self._early_s:
-            say(
-                f"the deadline comes in {self._early_s} s"
-                if self._early_s
-                else "the deadline has come"
+        """Exit code of a job that must not go on, which is said; None while it may."""
+        now = self._clock.monotonic()
+        size = self._ray.size
+        found = self._decisions.decide(
+            Seen(
+                now=self._clock.time(),
+                monotonic=now,
+                num_workers=size.num_nodes - 1 if size else None,
+                ray_code=self._ray.poll(),
+                is_stopped=self._is_stopped,
+                is_replaced=self._mirror is not None and self._mirror.is_replaced,
+                is_unfit=self._is_unfit,
+                demand=self._ray.demand.reason,
+                failure=self._failure_of_worker(now) if self._decisions.waits else None,
             )
-            return exits.DEADLINE
-        if (code := self._ray.poll()) is not None:
-            self._say_of_ray(f"Ray ended on its own (exit code {code})")
-            return exits.RAY_FAILED
-        if self._is_unfit:
-            return exits.BAD_HOST
-        if reason := self._ray.demand.reason:
-            say(f"the program {reason}")
-            return exits.ASKS_TOO_MUCH
-        return self._lack_of_capacity()
-
-    def _lack_of_capacity(self) -> int | None:
-        """Exit code of a job that has waited long enough for worker nodes; None while it may wait.
-
-        A recipe waits for the nodes that it has lost while the others are billed. A program may go
-        on without them, and one on all nodes has its own patience (``containers.program.nodes``).
-        """
-        now, needed = self._clock.monotonic(), self._config.spec.nodes.low
-        there = self._ray.size.num_nodes - 1 if self._ray.size else 0
-        has_lost = self._capacity_at is not None
-        if self._ray.size and there >= needed:
-            self._short_since = None
-            if self._capacity_at is None:
-                self._capacity_at = now
+        )
+        if found is None:
             return None
-        if self._short_since is None:
-            self._short_since = now
-        if not needed or (has_lost and not self._config.spec.recipe):
-            return None
-        if (reason := self._failure_of_worker(now)) is not None:
-            self._report(f"failed: a worker node cannot prepare the code: {reason}")
-            return exits.BAD_INPUT
-        waited = now - self._short_since
-        if waited <= self._config.spec.capacity_wait_s:
-            return None
-        after = "after a loss" if has_lost else "after the start"
-        say(f"{there} of {needed} worker nodes, {waited:.0f} s {after}: no capacity")
-        return exits.NO_CAPACITY
+        code, text = found
+        if code == exits.BAD_INPUT:
+            self._report(text)
+        elif code == exits.RAY_FAILED:
+            self._say_of_ray(text)
+        elif text:
+            say(text)
+        return code
 
     def _failure_of_worker(self, now: float) -> str | None:
         """Why a worker node that has not joined could not prepare; asks the bucket now and then."""

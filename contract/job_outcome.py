@@ -143,7 +143,8 @@ def verdict(
             when there was none.
         error: name of Step Functions' error, with its cause where that is no task.
         deadline: Unix time.
-        patience: Unix time until which a host for the head is asked for.
+        patience: Unix time until which a host for the head is asked for. What counts for both is
+            when the task ended, not when this is asked.
         attempt: number of this attempt, from 1.
         attempts: as many as the job may have.
     """
@@ -161,7 +162,8 @@ def verdict(
         return ended(JobStatus.SUCCEEDED, "succeeded")
     if code == exits.FILES_LOST:  # at the deadline, maybe: the last copy is retried until then
         return ended(JobStatus.FILES_LOST, "files lost")
-    is_late = error.startswith("States.Timeout") or time.time() > deadline
+    ended_at = _ended_at(task)
+    is_late = error.startswith("States.Timeout") or ended_at > deadline
     if code == exits.DEADLINE or ordered == JobStatus.DEADLINE or is_late:
         return ended(JobStatus.DEADLINE, "deadline")
     if code == exits.NO_CAPACITY or ordered == JobStatus.NO_CAPACITY:
@@ -169,7 +171,7 @@ def verdict(
     not_run = how in (Ending.NOT_STARTED, Ending.HOST_FAULT)
     if not_run and re.search(NO_HOST, f"{said} {error}", re.IGNORECASE):
         # It did not run, so it does not count.
-        found = ended(JobStatus.NO_CAPACITY, "no capacity", again=time.time() < patience)
+        found = ended(JobStatus.NO_CAPACITY, "no capacity", again=ended_at < patience)
         return replace(found, attempts=attempt - 1)
     lost = {
         Ending.BAD_HOST: f"its host is not fit: {said}",
@@ -214,6 +216,13 @@ def ending_of(task: Mapping[str, Any], error: str = "") -> Ending:
     return ending(stop_code=text_of(task, "StopCode"), reason=said, exit_code=code)
 
 
+def _ended_at(task: Mapping[str, Any]) -> float:
+    """Unix time of a task's end; now where its description has none. Step Functions tells it in
+    milliseconds."""
+    at = task.get("StoppedAt")
+    return at / 1000 if isinstance(at, int | float) and at else time.time()
+
+
 def text_of(values: Mapping[str, Any], name: str) -> str:
     """A text in what AWS describes; "" where there is none."""
     found = values.get(name)
@@ -247,8 +256,8 @@ def told(task: Mapping[str, Any], name: str) -> str | None:
     """A variable of the environment that a task was started with."""
     for container in (task.get("overrides") or {}).get("containerOverrides") or []:
         for each in container.get("environment") or []:
-            if each["name"] == name:
-                return str(each["value"])
+            if each.get("name") == name:
+                return str(each.get("value", ""))
     return None
 
 

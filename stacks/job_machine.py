@@ -53,6 +53,7 @@ def job_states(
             # As text: the head and the function that cleans up read it as a whole.
             "order": _value("$string($states.input)"),
             "attempt": 1,
+            "token": _value("$states.context.Execution.Name"),
             "began": _value(_STARTED),
             "asked": _value(_STARTED),
             # Enforced here too: an execution can be started without trainctl, with any order.
@@ -105,6 +106,7 @@ def job_states(
         "Again",
         assign={
             "attempt": _value("$outcome.attempts + 1"),
+            "token": _value("$job & '-' & $millis()"),
             "asked": _value(f"{waits} ? $asked : $millis() / 1000"),
         },
     )
@@ -142,6 +144,8 @@ def _head(*, core: CoreStack, cluster: GpuCluster, task: ecs.TaskDefinition) -> 
         "Arguments": {
             "Cluster": cluster.cluster.cluster_arn,
             "TaskDefinition": task.task_definition_arn,
+            # The same in each retry: a head whose start a lost answer hides is not started twice.
+            "ClientToken": _value("$token"),
             "CapacityProviderStrategy": [
                 {"CapacityProvider": cluster.head.capacity_provider.ref, "Weight": 1}
             ],

@@ -222,9 +222,9 @@ def of_keeper(
                 sid="Records", actions=["s3:PutObject"], resources=[bucket.arn_for_objects(record)]
             ),
             iam.PolicyStatement(
-                sid="Reasons",
+                sid="RecordsAndReasons",
                 actions=["s3:GetObject"],
-                resources=[bucket.arn_for_objects(reason)],
+                resources=[bucket.arn_for_objects(each) for each in (record, reason)],
             ),
             iam.PolicyStatement(
                 sid="Jobs",

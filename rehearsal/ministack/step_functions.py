@@ -38,7 +38,12 @@ def current_execution() -> Record:
 def pascal(value: Any) -> Any:
     """The names of an answer of ECS as Step Functions writes them."""
     if isinstance(value, dict):
-        return {name[:1].upper() + name[1:]: pascal(each) for name, each in value.items()}
+        # Times are in milliseconds there.
+        is_time = {name for name in value if name[-2:] == "At" and not isinstance(value[name], str)}
+        return {
+            name[:1].upper() + name[1:]: each * 1000 if name in is_time else pascal(each)
+            for name, each in value.items()
+        }
     return [pascal(each) for each in value] if isinstance(value, list) else value
 
 

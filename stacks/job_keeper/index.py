@@ -353,16 +353,17 @@ def end_tasks(job: str, reason: str, *, hosts: bool) -> None:
         release({arn for task in found.values() if (arn := task.get("containerInstanceArn"))})
 
 
-def write_record(job: str, spec: JobSpec, outcome: Outcome) -> None:
-    """Write down how a job ended, beside what it was.
+def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
+    """Write down how a job ended, beside what it was; return what is written.
 
-    Once: an abort that comes while its end is being cleaned up does not change how it ended.
+    Once: neither an abort that comes while its end is being cleaned up, nor another try of this
+    function, changes how it ended.
     """
-    s3 = boto3.client("s3")
+    s3, key = boto3.client("s3"), runs.job_record(spec.run, job)
     try:
         s3.put_object(
             Bucket=BUCKET,
-            Key=runs.job_record(spec.run, job),
+            Key=key,
             Body=record_json(job, spec, outcome).encode(),
             ContentType="application/json",
             IfNoneMatch="*",
@@ -371,6 +372,10 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> None:
         if error.response["Error"]["Code"] != "PreconditionFailed":
             raise
         print(f"{job} has its record already")
+        body = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
+        with suppress(InputError):  # any job can write there
+            return Outcome.from_json(body.decode(errors="replace"))
+    return outcome
 
 
 def told_by_head(run: str, job: str) -> str:
@@ -409,7 +414,7 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
                 outcome, began=event["Began"], ended=time.time(), deadline=event["Deadline"]
             )
             if spec:
-                write_record(job, spec, outcome)  # before an abort can come
+                outcome = write_record(job, spec, outcome)  # before an abort can come
     finally:
         # Hosts stay for another attempt. The head's own goes with the job's other ones.
         reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")

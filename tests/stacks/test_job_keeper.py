@@ -370,7 +370,9 @@ class Aws:
         if Key not in self.objects:
             error: Any = {"Error": {"Code": "AccessDenied"}}
             raise ClientError(error, "GetObject")
-        return {"Body": io.BytesIO(self.objects[Key].encode())}
+        found = self.objects[Key]
+        text = found if isinstance(found, str) else json.dumps(found)
+        return {"Body": io.BytesIO(text.encode())}
 
     def describe_execution(self, *, executionArn: str) -> Any:  # noqa: N803
         prefix = "arn:aws:states:us-east-1:1:execution:jobs:"

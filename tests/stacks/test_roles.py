@@ -176,7 +176,7 @@ NEEDLESS: Final[list[tuple[str, str, str, dict[str, str]]]] = [
     # The function that cleans up: it ends what is there, and writes records of jobs.
     ("JobsKeeperRole", "ecs:RunTask", "{worker_task}", {"ecs_cluster": "{cluster}"}),
     ("JobsKeeperRole", "s3:PutObject", "{bucket}/runs/r/result.json", {}),
-    ("JobsKeeperRole", "s3:GetObject", "{bucket}/runs/r/jobs/j.json", {}),
+    ("JobsKeeperRole", "s3:GetObject", "{bucket}/runs/r/result.json", {}),
     ("JobsKeeperRole", "autoscaling:SetDesiredCapacity", "{other_group}", {}),
     ("JobsKeeperRole", "ecs:PutAttributes", "{other_host}", {}),
     ("JobsKeeperRole", "states:StopExecution", "{execution}", {}),

@@ -1,0 +1,372 @@
+"""Tasks, hosts and groups of hosts as ECS, EC2 Auto Scaling and EC2 move them: pure rules.
+
+No thread, no network and no clock of its own: time and what happens later are handed in, so that a
+seed can play a month in a second. Records have the shape of the API's answers; fields that begin
+with an underscore are the model's own. Each rule names its source, or the word "assumed".
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Final, Protocol
+
+Record = dict[str, Any]
+
+#: Of a task whose container has ended by itself (API reference of ECS, Task).
+EXITED: Final = ("EssentialContainerExited", "Essential container in task exited")
+#: Of a task that ECS has given up on (containers-roadmap 2381).
+NO_HOST: Final = ("TaskFailedToStart", "EMPTY CAPACITY PROVIDER")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long things take, in seconds: at least, at most."""
+
+    boots: tuple[float, float] = (60, 240)  # assumed
+    starts: tuple[float, float] = (5, 90)  # assumed: pull and start of a container
+    gives_up: tuple[float, float] = (600, 1800)  # on a task without a host: containers-roadmap 2381
+    shows: float = 8  # assumed: until lists show a change; less than contract.times.CONSISTENT_S
+    terminates: tuple[float, float] = (5, 300)  # assumed: EC2 shuts a host down
+    scales: float = 60  # between two looks of managed scaling: its metric is one of a minute
+    surplus: float = 900  # until it takes a host away that has no task: containers-roadmap 1220
+    tries: tuple[float, float] = (20, 60)  # assumed: Auto Scaling tries again to start a host
+    stops: float = 270  # between SIGTERM and SIGKILL: the agent's setting, contract.times
+
+
+class Agent(Protocol):
+    """What happens on hosts."""
+
+    def start(self, task: Record) -> None:
+        """Start a container; ``Model.end`` is told of its end."""
+
+    def terminate(self, task: Record) -> None:
+        """SIGTERM."""
+
+    def kill(self, task: Record) -> None:
+        """SIGKILL, or the host's end."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Group:
+    """An Auto Scaling group and its capacity provider."""
+
+    name: str
+    provider: str
+    most: int
+    desired: int = 0
+    instances: dict[str, Record] = field(default_factory=dict)
+    """By id; those that are being terminated among them."""
+    surplus_since: float | None = None
+    is_trying: bool = False
+
+    @property
+    def there(self) -> int:
+        """How many instances are not being terminated."""
+        return sum(not each["_leaves"] for each in self.instances.values())
+
+
+class Model:
+    """An account with one cluster."""
+
+    def __init__(
+        self,
+        groups: Mapping[str, int],
+        agent: Agent,
+        *,
+        now: Callable[[], float],
+        after: Callable[..., None],
+        random: Random,
+        stamp: Callable[[float], Any],
+        times: Times | None = None,
+        has_room: Callable[[Group], bool] = lambda _: True,
+        fate: Callable[[Group], str] = lambda _: "",
+    ) -> None:
+        """
+        Args:
+            groups: their most hosts, by the name of their capacity provider.
+            after: ``after(seconds, call, *given)`` calls later.
+            stamp: a time as records have it.
+            has_room: whether EC2 has another host for a group now.
+            fate: of a new host: "" or "unjoined", which never joins the cluster; "lacks" what a
+                task needs, so that none is placed there; "bad": tasks end on it.
+        """
+        self.groups = {
+            provider: Group(name=f"group-{provider}", provider=provider, most=most)
+            for provider, most in groups.items()
+        }
+        self.tasks: dict[str, Record] = {}
+        self.hosts: dict[str, Record] = {}
+        """Of the cluster, by ARN."""
+        self.times = times or Times()
+        self._agent, self._now, self._after, self._random = agent, now, after, random
+        self._stamp, self._has_room, self._fate = stamp, has_room, fate
+        self._tokens: dict[str, list[str]] = {}
+        self._number = 0
+        self._is_placing = False
+        for group in self.groups.values():
+            self._after(self._random.uniform(0, self.times.scales), self._scale, group)
+
+    def _id(self) -> int:
+        self._number += 1
+        return self._number
+
+    def _between(self, limits: tuple[float, float]) -> float:
+        return self._random.uniform(*limits)
+
+    # --- tasks
+    def run(self, request: Mapping[str, Any], count: int = 1, token: str = "") -> list[Record]:
+        """RunTask: a client token that is known starts nothing (API reference of ECS)."""
+        if token and token in self._tokens:
+            return [self.tasks[arn] for arn in self._tokens[token]]
+        started = []
+        for _ in range(count):
+            arn = f"arn:aws:ecs:us-east-1:1:task/c/{self._id():06}"
+            task = self.tasks[arn] = {
+                **request,
+                "taskArn": arn,
+                "lastStatus": "PROVISIONING",
+                "desiredStatus": "RUNNING",
+                "createdAt": self._stamp(self._now()),
+                "containers": [{"name": "ray"}],
+                "attachments": [],
+            }
+            self._changed(task)
+            self._after(self._between(self.times.gives_up), self._give_up, task)
+            started.append(task)
+        if token:
+            self._tokens[token] = [task["taskArn"] for task in started]
+        self._place_soon()
+        return started
+
+    def _changed(self, task: Record) -> None:
+        """ListTasks shows it after a while: answers are eventually consistent (API reference)."""
+        task["_shows"] = self._now() + self._random.uniform(0, self.times.shows)
+
+    def _give_up(self, task: Record) -> None:
+        if task["lastStatus"] == "PROVISIONING":
+            self.end(task, None, *NO_HOST)
+
+    def listed(self, desired: str, **fields: str) -> list[str]:
+        """ListTasks: ARNs of the tasks with these fields, as far as lists show them."""
+        now, found = self._now(), []
+        for task in self.tasks.values():
+            is_stopped = task["desiredStatus"] == "STOPPED"
+            if now < task["_shows"]:
+                # A new task is in no list yet; one that was told to stop is where it was.
+                if not is_stopped:
+                    continue
+                is_stopped = False
+            if is_stopped is (desired == "STOPPED") and all(
+                task.get(name) == value for name, value in fields.items()
+            ):
+                found.append(task["taskArn"])
+        return found
+
+    def stop(self, task: Record, reason: str) -> None:
+        """StopTask; the same again changes nothing."""
+        if task["desiredStatus"] == "STOPPED":
+            return
+        task |= {"desiredStatus": "STOPPED", "stopCode": "UserInitiated", "stoppedReason": reason}
+        self._changed(task)
+        if task["lastStatus"] == "PROVISIONING":
+            self.end(task, None)
+        elif task["lastStatus"] == "PENDING":
+            self._after(self._between(self.times.starts), self.end, task, None)
+        elif self.hosts[task["containerInstanceArn"]]["agentConnected"]:
+            self._agent.terminate(task)
+            self._after(self.times.stops, self._kill, task)
+
+    def _kill(self, task: Record) -> None:
+        if task["lastStatus"] == "RUNNING":
+            self._agent.kill(task)
+            self.end(task, 137)
+
+    def end(
+        self, task: Record, code: int | None, stop_code: str = EXITED[0], reason: str = EXITED[1]
+    ) -> None:
+        """A task is over. Why it was told to stop stays its reason (API reference, Task)."""
+        if task["lastStatus"] == "STOPPED":
+            return
+        host = self.hosts.get(task.get("containerInstanceArn", ""))
+        if host and not host["agentConnected"] and not host["_leaves"]:
+            return  # a disconnected agent reports nothing
+        if task["desiredStatus"] == "RUNNING":
+            task |= {"stopCode": stop_code, "stoppedReason": reason}
+            self._changed(task)
+        task |= {"lastStatus": "STOPPED", "desiredStatus": "STOPPED"}
+        task["stoppedAt"] = self._stamp(self._now())
+        if code is not None:
+            task["containers"][0]["exitCode"] = code
+        if hear := task.pop("_hear", None):
+            hear()
+        if host and host["_leaves"] and not self.on(host):
+            self._after(self._between(self.times.terminates), self._gone, host)
+        self._place_soon()
+
+    # --- placement
+    def on(self, host: Record) -> list[Record]:
+        """Tasks on a host that have not stopped."""
+        arn = host["containerInstanceArn"]
+        return [task for task in host["_tasks"] if task["lastStatus"] != "STOPPED"] if arn else []
+
+    def _place_soon(self) -> None:
+        if not self._is_placing:
+            self._is_placing = True
+            self._after(1, self._place)
+
+    def _place(self) -> None:
+        """One task a host: each takes all of it. ECS documents no order of tasks that wait."""
+        self._is_placing = False
+        waiting = [task for task in self.tasks.values() if task["lastStatus"] == "PROVISIONING"]
+        self._random.shuffle(waiting)
+        for task in waiting:
+            free = [
+                host
+                for host in self.hosts.values()
+                if host["capacityProviderName"] == task["capacityProviderName"]
+                and host["status"] == "ACTIVE"
+                and host["agentConnected"]
+                and host["_fate"] != "lacks"
+                and not self.on(host)
+            ]
+            if free:
+                host = self._random.choice(free)
+                task |= {
+                    "containerInstanceArn": host["containerInstanceArn"],
+                    "lastStatus": "PENDING",
+                }
+                host["_tasks"].append(task)
+                self._after(self._between(self.times.starts), self._begin, task)
+
+    def _begin(self, task: Record) -> None:
+        if task["lastStatus"] == "PENDING" and task["desiredStatus"] == "RUNNING":
+            task |= {"lastStatus": "RUNNING", "startedAt": self._stamp(self._now())}
+            self._agent.start(task)
+
+    # --- hosts
+    def _scale(self, group: Group) -> None:
+        """Managed scaling. From zero it asks for two hosts for one task (containers-roadmap 1716);
+        a host is taken away only if it has no task for a quarter of an hour."""
+        self._after(self.times.scales, self._scale, group)
+        mine = [
+            host for host in self.hosts.values() if host["capacityProviderName"] == group.provider
+        ]
+        waiting = sum(
+            task["lastStatus"] == "PROVISIONING" and task["capacityProviderName"] == group.provider
+            for task in self.tasks.values()
+        )
+        needed = sum(bool(self.on(host)) for host in mine) + waiting
+        if waiting and not group.there:
+            needed = max(needed, 2)
+        idle = [host for host in mine if not self.on(host) and not host["_leaves"]]
+        if needed > group.desired:
+            group.desired = min(group.most, needed)
+            self._fill(group)
+        if waiting or not idle:
+            group.surplus_since = None
+        elif group.surplus_since is None:
+            group.surplus_since = self._now()
+        elif self._now() - group.surplus_since >= self.times.surplus:
+            group.surplus_since = None
+            for host in idle:
+                self.terminate(host["ec2InstanceId"], lowers=True)
+
+    def _fill(self, group: Group) -> None:
+        """Auto Scaling starts what is missing, again and again."""
+        missing = group.desired - group.there
+        while missing > 0 and self._has_room(group):
+            instance = f"i-{self._id():06}"
+            group.instances[instance] = {
+                "InstanceId": instance,
+                "LaunchTime": self._stamp(self._now()),
+                "Tags": [{"Key": "aws:autoscaling:groupName", "Value": group.name}],
+                "_leaves": False,
+            }
+            if (fate := self._fate(group)) != "unjoined":
+                self._after(self._between(self.times.boots), self._join, group, instance, fate)
+            missing -= 1
+        if missing > 0 and not group.is_trying:
+            group.is_trying = True
+            self._after(self._between(self.times.tries), self._try, group)
+
+    def _try(self, group: Group) -> None:
+        group.is_trying = False
+        self._fill(group)
+
+    def _join(self, group: Group, instance: str, fate: str) -> None:
+        if instance not in group.instances or group.instances[instance]["_leaves"]:
+            return
+        arn = f"arn:aws:ecs:us-east-1:1:container-instance/c/{instance[2:]}"
+        self.hosts[arn] = {
+            "containerInstanceArn": arn,
+            "ec2InstanceId": instance,
+            "capacityProviderName": group.provider,
+            "status": "ACTIVE",
+            "agentConnected": True,
+            "registeredAt": self._stamp(self._now()),
+            "attributes": [],
+            "_fate": fate,
+            "_leaves": False,
+            "_tasks": [],
+        }
+        self._place_soon()
+
+    def described(self, arn: str) -> Record:
+        """A host as DescribeContainerInstances has it."""
+        host = self.hosts[arn]
+        states = [task["lastStatus"] for task in self.on(host)]
+        return host | {
+            "runningTasksCount": states.count("RUNNING"),
+            "pendingTasksCount": states.count("PENDING"),
+        }
+
+    def set_state(self, arn: str, status: str) -> None:
+        """UpdateContainerInstancesState; assumed: nothing changes while a host is terminated."""
+        if not self.hosts[arn]["_leaves"]:
+            self.hosts[arn]["status"] = status
+            self._place_soon()
+
+    def terminate(self, instance: str, *, lowers: bool) -> None:
+        """TerminateInstanceInAutoScalingGroup.
+
+        Raises:
+            LookupError: there is no such instance.
+            ValueError: its group asks for none already, and cannot ask for less.
+        """
+        group = next(each for each in self.groups.values() if instance in each.instances)
+        if group.instances[instance]["_leaves"]:
+            raise ValueError("ScalingActivityInProgress")
+        if lowers and not group.desired:
+            raise ValueError("ValidationError")
+        group.instances[instance]["_leaves"] = True
+        group.desired -= lowers
+        host = next((h for h in self.hosts.values() if h["ec2InstanceId"] == instance), None)
+        if host is None:
+            self._after(self._between(self.times.terminates), group.instances.pop, instance, None)
+        else:
+            # Managed draining: what was told to stop may end first (developer guide of ECS).
+            host |= {"status": "DRAINING", "_leaves": True}
+            for task in self.on(host):
+                if task["desiredStatus"] == "RUNNING" or not host["agentConnected"]:
+                    self._lose(task, instance)
+            if not self.on(host):
+                self._after(self._between(self.times.terminates), self._gone, host)
+        self._fill(group)
+
+    def lose(self, arn: str) -> None:
+        """EC2 takes a host; its group starts another one."""
+        host = self.hosts[arn]
+        group = self.groups[host["capacityProviderName"]]
+        host["_leaves"] = True
+        for task in self.on(host):
+            self._lose(task, host["ec2InstanceId"])
+        self._gone(host)
+        self._fill(group)
+
+    def _lose(self, task: Record, instance: str) -> None:
+        self._agent.kill(task)
+        self.end(task, None, "TerminationNotice", f"Host EC2 (instance {instance}) terminated.")
+
+    def _gone(self, host: Record) -> None:
+        self.hosts.pop(host["containerInstanceArn"], None)
+        self.groups[host["capacityProviderName"]].instances.pop(host["ec2InstanceId"], None)

@@ -1,0 +1,599 @@
+"""An AWS account for simulated jobs: what clients of boto3 call, Step Functions and Lambda.
+
+Tasks and hosts are ``rehearsal.model``; executions run the synthesized state machine.
+"""
+
+import functools
+import importlib
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
+
+from botocore.exceptions import ClientError, ReadTimeoutError
+from greenlet import getcurrent
+
+from contract import times
+from contract.job import JobSpec, overrides
+from rehearsal.model import Model, Record
+from tests.conftest import ROOT
+from tests.simulation.world import EndedError, World
+
+MACHINE: Final = "arn:aws:states:us-east-1:1:stateMachine:jobs"
+BUCKET: Final = "bucket"
+#: botocore tries a call so often in all.
+ATTEMPTS: Final = 5
+#: The reason with which Step Functions stops the task of an execution that is over.
+MANAGED: Final = "The execution which was managing this resource was aborted"
+
+
+def stamp(at: float) -> datetime:
+    return datetime.fromtimestamp(at, tz=UTC)
+
+
+def refused(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": code}}, "Call")
+
+
+# --- JSONata --------------------------------------------------------------------------------------
+@functools.cache
+def compiled(expression: str) -> Any:
+    """A JSONata expression; its evaluator is installed for the local AWS only."""
+    (packages,) = (ROOT / ".venv-aws" / "lib").glob("python*/site-packages")
+    sys.path.append(str(packages))
+    try:
+        jsonata = importlib.import_module("jsonata.jsonata").Jsonata
+    finally:
+        sys.path.remove(str(packages))
+    return jsonata.jsonata(expression)
+
+
+def evaluate(value: Any, variables: Mapping[str, Any], now: float) -> Any:
+    """A value of the definition, with its expressions evaluated at a time."""
+    if isinstance(value, dict):
+        return {name: evaluate(each, variables, now) for name, each in value.items()}
+    if isinstance(value, list):
+        return [evaluate(each, variables, now) for each in value]
+    if not (isinstance(value, str) and value.startswith("{%")):
+        return value
+    text = value.removeprefix("{%").removesuffix("%}").replace("$millis()", "$virtual_ms")
+    expression = compiled(text)
+    frame = expression.create_frame()
+    for name, each in {**variables, "virtual_ms": now * 1000}.items():
+        frame.bind(name, each)
+    return expression.evaluate({}, frame)
+
+
+class StateError(Exception):
+    """An error of a state, by its name."""
+
+    def __init__(self, name: str, cause: str = "") -> None:
+        super().__init__(name)
+        self.name, self.cause = name, cause
+
+
+# --- clients --------------------------------------------------------------------------------------
+class Client:
+    """A client of any service, as one process has it."""
+
+    def __init__(self, account: "Account", who: str) -> None:
+        self._account, self._who = account, who
+        self.exceptions = SimpleNamespace(
+            ClientError=ClientError, ExecutionDoesNotExist=MissingError
+        )
+
+    def _call(self, effect: Callable[[], Any]) -> Any:
+        """A call takes some time, and may be throttled, fail before or after it took effect, or be
+        the last of its process."""
+        account = self._account
+        world, chance = account.world, account.world.random
+        for _ in range(ATTEMPTS):
+            world.sleep(chance.uniform(0.01, 0.3))
+            process: Any = getcurrent()
+            process.calls_left -= 1
+            fate = chance.random() if account.is_faulty else 1.0
+            if fate < account.trouble / 2:
+                world.sleep(chance.uniform(0.5, 10))
+                continue  # throttled
+            result = effect()
+            if process.calls_left < 0:
+                raise EndedError
+            if fate < account.trouble:
+                world.happened["answer lost"] += 1
+                world.sleep(20)
+                continue
+            return result
+        raise ReadTimeoutError(endpoint_url="https://aws")
+
+    def get_paginator(self, operation: str) -> Any:
+        def paginate(**given: Any) -> Iterator[Any]:
+            yield self._call(lambda: getattr(self, f"_{operation}")(**given))
+
+        return SimpleNamespace(paginate=paginate)
+
+    # --- ECS
+    def _list_tasks(self, cluster: str, desiredStatus: str = "RUNNING", **which: str) -> Any:  # noqa: N803
+        del cluster
+        assert "startedBy" not in which or len(which) == 1
+        keys = {"containerInstance": "containerInstanceArn", "family": "_family"}
+        fields = {keys.get(name, name): value for name, value in which.items()}
+        return {"taskArns": self._account.model.listed(desiredStatus, **fields)}
+
+    def describe_tasks(self, cluster: str, tasks: list[str], include: Any = ()) -> Any:
+        del cluster, include
+        known = self._account.model.tasks
+        return self._call(lambda: {"tasks": [shown(known[arn]) for arn in tasks if arn in known]})
+
+    def run_task(self, **request: Any) -> Any:
+        return self._call(lambda: {"tasks": self._account.run(request), "failures": []})
+
+    def stop_task(self, cluster: str, task: str, reason: str) -> Any:
+        del cluster
+        return self._call(lambda: self._account.stop(task, reason, self._who))
+
+    def _list_container_instances(self, cluster: str) -> Any:
+        del cluster
+        return {"containerInstanceArns": [*self._account.model.hosts]}
+
+    def describe_container_instances(self, cluster: str, containerInstances: list[str]) -> Any:  # noqa: N803
+        del cluster
+        model = self._account.model
+        return self._call(
+            lambda: {
+                "containerInstances": [
+                    shown(model.described(arn)) for arn in containerInstances if arn in model.hosts
+                ]
+            }
+        )
+
+    def update_container_instances_state(
+        self,
+        cluster: str,
+        containerInstances: list[str],  # noqa: N803
+        status: str,
+    ) -> Any:
+        del cluster
+        return self._call(lambda: self._account.set_state(containerInstances[0], status, self._who))
+
+    def put_attributes(self, cluster: str, attributes: list[Record]) -> Any:
+        del cluster
+        (each,) = attributes
+        hosts = self._account.model.hosts
+        self._call(lambda: hosts[each["targetId"]]["attributes"].append(each))
+
+    def delete_attributes(self, cluster: str, attributes: list[Record]) -> Any:
+        del cluster
+        (each,) = attributes
+        hosts = self._account.model.hosts
+        self._call(lambda: hosts[each["targetId"]]["attributes"].clear())
+
+    # --- EC2
+    def terminate_instance_in_auto_scaling_group(
+        self,
+        InstanceId: str,  # noqa: N803
+        ShouldDecrementDesiredCapacity: bool,  # noqa: N803
+    ) -> Any:
+        lowers = ShouldDecrementDesiredCapacity
+        return self._call(lambda: self._account.terminate(InstanceId, lowers, self._who))
+
+    def describe_auto_scaling_groups(self, AutoScalingGroupNames: list[str]) -> Any:  # noqa: N803
+        groups = self._account.model.groups.values()
+        assert {*AutoScalingGroupNames} == {group.name for group in groups}
+        return self._call(
+            lambda: {
+                "AutoScalingGroups": [
+                    {
+                        "AutoScalingGroupName": group.name,
+                        "DesiredCapacity": group.desired,
+                        "Instances": [*group.instances.values()],
+                    }
+                    for group in groups
+                ]
+            }
+        )
+
+    def set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int) -> Any:  # noqa: N803
+        def effect() -> None:
+            for group in self._account.model.groups.values():
+                if group.name == AutoScalingGroupName:
+                    group.desired = DesiredCapacity
+
+        return self._call(effect)
+
+    def _describe_instances(self, Filters: Any) -> Any:  # noqa: N803
+        del Filters
+        instances = [
+            each
+            for group in self._account.model.groups.values()
+            for each in group.instances.values()
+            if not each["_leaves"]
+        ]
+        return {"Reservations": [{"Instances": instances}]}
+
+    # --- Step Functions
+    def describe_execution(self, executionArn: str) -> Any:  # noqa: N803
+        return self._call(lambda: self._account.execution(executionArn).described())
+
+    def _get_execution_history(self, executionArn: str) -> Any:  # noqa: N803
+        number = self._account.execution(executionArn).num_heads
+        event = {"taskSubmittedEventDetails": {"resourceType": "ecs"}}
+        return {"events": [event] * number}
+
+    # --- S3
+    def put_object(self, Bucket: str, Key: str, Body: bytes, **options: Any) -> Any:  # noqa: N803
+        assert Bucket == BUCKET
+        return self._call(lambda: self._account.put(Key, Body, is_new="IfNoneMatch" in options))
+
+    def get_object(self, Bucket: str, Key: str) -> Any:  # noqa: N803
+        assert Bucket == BUCKET
+        objects = self._account.objects
+
+        def effect() -> Any:
+            if Key not in objects:
+                raise refused("NoSuchKey")
+            return {"Body": io.BytesIO(objects[Key])}
+
+        return self._call(effect)
+
+
+class MissingError(Exception):
+    """Of Step Functions: there is no such execution."""
+
+
+def shown(record: Record) -> Record:
+    """A record as AWS shows it at this moment."""
+    copy = {name: each for name, each in record.items() if name[0] != "_"}
+    if "containers" in copy:
+        copy["containers"] = [dict(each) for each in copy["containers"]]
+    return copy
+
+
+# --- the account ----------------------------------------------------------------------------------
+class Account:
+    """Its tasks and hosts, executions, bucket, and the function that cleans up."""
+
+    def __init__(
+        self,
+        world: World,
+        model: Model,
+        *,
+        states: Record,
+        keeper: ModuleType,
+        families: Mapping[str, str],
+    ) -> None:
+        """``families``: of the task definitions, by the capacity provider of their hosts."""
+        self.world, self.model = world, model
+        self.states, self.keeper, self._families = states, keeper, families
+        self.executions: dict[str, Execution] = {}
+        self.objects: dict[str, bytes] = {}
+        self.is_faulty, self.trouble = True, 0.01
+
+    def client(self, who: str) -> Client:
+        return Client(self, who)
+
+    def execution(self, arn: str) -> "Execution":
+        found = self.executions.get(arn.rpartition(":")[2])
+        if found is None or self.world.now < found.shows_at:
+            raise MissingError
+        return found
+
+    def run(self, request: Record) -> list[Record]:
+        """RunTask."""
+        (strategy,) = request["capacityProviderStrategy"]
+        provider = strategy["capacityProvider"]
+        fields = ("startedBy", "group", "overrides")
+        task = {name: request[name] for name in fields} | {
+            "tags": request.get("tags", []),
+            "capacityProviderName": provider,
+            "taskDefinitionArn": f"arn:x:task-definition/{self._families[provider]}:3",
+            "_family": self._families[provider],
+        }
+        started = self.model.run(task, request.get("count", 1), request.get("clientToken", ""))
+        for each in started:
+            self.world.tell(f"{name_of(each)} is asked for")
+        return started
+
+    def job_of(self, task: Record) -> "Execution | None":
+        return self.executions.get(task["group"].removeprefix("job:"))
+
+    def stop(self, arn: str, reason: str, who: str) -> None:
+        task = self.model.tasks[arn]
+        if task["desiredStatus"] != "STOPPED":
+            self.world.tell(f"{who} stops {name_of(task)}: {reason}")
+            self._check_may_end(task, who, reason)
+        self.model.stop(task, reason)
+
+    def _check_may_end(self, task: Record, who: str, reason: str) -> None:
+        """The keeper ends no task of a job that goes on."""
+        job = self.job_of(task)
+        waited = self.world.now - task["createdAt"].timestamp()
+        is_starved = job and task["lastStatus"] == "PROVISIONING" and waited > job.patience_s
+        if who == "keeper" and job and job.is_healthy and not is_starved:
+            self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
+
+    def set_state(self, arn: str, status: str, who: str) -> None:
+        if (host := self.model.hosts.get(arn)) is None:
+            raise refused("InvalidParameterException")
+        self.world.tell(f"{who} makes {host['ec2InstanceId']} {status}")
+        if status == "ACTIVE" and host["_leaves"]:
+            self.world.blame(f"{who} makes {host['ec2InstanceId']} active, which is terminated")
+        self.model.set_state(arn, status)
+
+    def terminate(self, instance: str, lowers: bool, who: str) -> None:
+        hosts = [h for h in self.model.hosts.values() if h["ec2InstanceId"] == instance]
+        for task in [task for host in hosts for task in self.model.on(host)]:
+            job = self.job_of(task)
+            if task["desiredStatus"] == "RUNNING" and job and job.status == "RUNNING":
+                self.world.blame(f"{who} terminates {instance} below {name_of(task)}")
+        try:
+            self.model.terminate(instance, lowers=lowers)
+        except StopIteration:
+            raise refused("ValidationError") from None
+        except ValueError as error:
+            raise refused(str(error)) from None
+        self.world.tell(f"{who} terminates {instance}")
+
+    def put(self, key: str, body: bytes, *, is_new: bool) -> None:
+        if is_new and key in self.objects:
+            raise refused("PreconditionFailed")
+        if key in self.objects and self.objects[key] != body:
+            self.world.blame(f"{key} is written twice")
+        self.objects[key] = body
+        self.world.tell(f"{key}: {json.loads(body)['status']}")
+
+    # --- Lambda
+    def invoke(self, event: Record, hear: Callable[[Any, bool], None] = lambda *_: None) -> None:
+        """Call the keeper in a process of its own; ``hear`` is told its answer, or the failure."""
+        world, chance = self.world, self.world.random
+
+        def call() -> None:
+            answer, is_well = None, False
+            try:
+                # Each invocation has its own copy of what it is given.
+                answer = self.keeper.handler(json.loads(json.dumps(event)), None)
+                is_well = True
+            except EndedError:
+                world.tell("the keeper is killed")
+                world.happened["keeper killed"] += 1
+            except (KeyError, AttributeError, TypeError, IndexError) as error:
+                world.blame(f"the keeper: {error!r}")
+            except Exception as error:
+                world.tell(f"the keeper fails: {error!r:.150}")
+            world.after(0.1, hear, answer, is_well)
+
+        process = world.spawn(call)
+        if self.is_faulty and chance.random() < 0.05:
+            process.calls_left = chance.randint(0, 40)
+        world.after(times.KEEPER_TIMEOUT_S, setattr, process, "is_dead", True)
+
+    def notify(self, event: Record, retries: int = 2) -> None:
+        """Call the keeper for an event: it is tried again, and may come twice."""
+
+        def heard(_answer: Any, is_well: bool) -> None:
+            if not is_well and retries:
+                self.world.after(
+                    self.world.random.uniform(60, 120), self.notify, event, retries - 1
+                )
+
+        self.invoke(event, heard)
+
+    def sweep(self) -> None:
+        self.notify({"Action": "sweep"})
+        self.world.after(times.SWEEP_EVERY_S, self.sweep)
+
+
+def name_of(task: Record) -> str:
+    """A task in words."""
+    return f"{task['_family']} {task['taskArn'][-3:]} of {task['group'].removeprefix('job:')}"
+
+
+class Execution:
+    """A job: one run of the state machine."""
+
+    def __init__(self, account: Account, name: str, order: str) -> None:
+        world = account.world
+        self.account, self.name, self.order = account, name, order
+        self.status, self.error, self.cause, self.output = "RUNNING", "", "", ""
+        self.began, self.ended, self.num_heads = world.now, 0.0, 0
+        self.patience_s = JobSpec.from_json(order).capacity_wait_s
+        self.shows_at = world.now + world.random.uniform(0, account.model.times.shows)
+        self.head: Record | None = None
+        self.is_ending = False
+        """Its last head has ended, or it was told to end."""
+        self.variables: Record = {}
+        account.executions[name] = self
+        world.tell(f"{name} is submitted: {order}")
+        self._process = world.spawn(self._run)
+
+    @property
+    def is_healthy(self) -> bool:
+        """It goes on, for all that anybody can know."""
+        late = self.account.world.now > self.variables.get("deadline", float("inf"))
+        return self.status == "RUNNING" and not self.is_ending and not late
+
+    def described(self) -> Record:
+        found = {"status": self.status, "error": self.error, "cause": self.cause}
+        lag = self.account.model.times.shows
+        if self.status != "RUNNING" and self.account.world.now - self.ended < lag / 2:
+            found = {"status": "RUNNING"}
+        return found
+
+    def _finish(self, status: str) -> None:
+        self.status, self.ended, self.is_ending = status, self.account.world.now, True
+        self.account.world.tell(f"{self.name}: {status} {self.error}")
+        self.account.world.happened[f"execution {status}"] += 1
+
+    def abort(self, error: str = "", cause: str = "") -> None:
+        """StopExecution."""
+        if self.status != "RUNNING":
+            return
+        world = self.account.world
+        self.error, self.cause = error, cause
+        self._finish("ABORTED")
+        self._process.is_dead = True
+        if self.head and self.head["lastStatus"] != "STOPPED":
+            stop = functools.partial(self.account.model.stop, self.head, MANAGED)
+            world.after(world.random.uniform(0, 5), stop)
+        self._notify()
+
+    def _notify(self) -> None:
+        world = self.account.world
+        event = {
+            "detail-type": "Step Functions Execution Status Change",
+            "detail": {
+                "name": self.name,
+                "status": self.status,
+                "input": self.order,
+                "startDate": self.began * 1000,
+                "stopDate": self.ended * 1000,
+            },
+        }
+        world.after(world.random.uniform(0.5, 20), self.account.notify, event)
+        if world.random.random() < 0.2:  # EventBridge delivers at least once
+            world.after(world.random.uniform(0.5, 90), self.account.notify, event)
+
+    # --- states
+    def _run(self) -> None:
+        world, states = self.account.world, self.account.states["States"]
+        start = stamp(self.began).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        context = {"Execution": {"Name": self.name, "StartTime": start}}
+        fixed = {"input": json.loads(self.order), "context": context}
+        variables = self.variables
+        at = self.account.states["StartAt"]
+        while True:
+            state = states[at]
+            world.happened[f"state {at}"] += 1
+            variables["states"] = dict(fixed)
+            match state["Type"]:
+                case "Succeed":
+                    self._finish("SUCCEEDED")
+                    return
+                case "Fail":
+                    self.error = evaluate(state["Error"], variables, world.now)
+                    self._finish("FAILED")
+                    return
+                case "Choice":
+                    chosen = [
+                        each["Next"]
+                        for each in state["Choices"]
+                        if evaluate(each["Condition"], variables, world.now)
+                    ]
+                    at = [*chosen, state["Default"]][0]
+                    continue
+                case "Wait":
+                    world.sleep(evaluate(state["Seconds"], variables, world.now))
+                case "Task":
+                    try:
+                        variables["states"]["result"] = self._task(state)
+                    except StateError as error:
+                        caught = [each for each in state.get("Catch", []) if catches(each, error)]
+                        if not caught:
+                            self.error = error.name
+                            self._finish("FAILED")
+                            return
+                        output = {"Error": error.name, "Cause": error.cause}
+                        variables["states"]["errorOutput"] = output
+                        state = caught[0]
+                case kind:
+                    assert kind == "Pass", kind
+            variables |= evaluate(state.get("Assign", {}), variables, world.now)
+            at = state["Next"]
+
+    def _task(self, state: Record) -> Any:
+        """The result of a state, which is tried again as the definition says."""
+        world, tries = self.account.world, dict[int, int]()
+        while True:
+            arguments = evaluate(state["Arguments"], self.variables, world.now)
+            try:
+                if state["Resource"].endswith("ecs:runTask.sync"):
+                    seconds = evaluate(state["TimeoutSeconds"], self.variables, world.now)
+                    return self._run_and_wait(arguments, seconds)
+                return self._invoke(arguments["Payload"])
+            except StateError as error:
+                for index, each in enumerate(state.get("Retry", [])):
+                    if catches(each, error) and tries.get(index, 0) < each["MaxAttempts"]:
+                        pause = each["IntervalSeconds"] * each["BackoffRate"] ** tries.get(index, 0)
+                        tries[index] = tries.get(index, 0) + 1
+                        world.sleep(pause)
+                        break
+                else:
+                    raise
+
+    def _invoke(self, payload: Record) -> Any:
+        answers: list[tuple[Any, bool]] = []
+
+        def register(wake: Callable[[], None]) -> None:
+            def hear(answer: Any, is_well: bool) -> None:
+                answers.append((answer, is_well))
+                wake()
+
+            self.account.invoke(payload, hear)
+
+        self.account.world.wait(register, 10 * times.KEEPER_TIMEOUT_S)
+        if not answers or not answers[0][1]:
+            raise StateError("Lambda.Unknown", "it failed")
+        return {"Payload": answers[0][0]}
+
+    def _run_and_wait(self, arguments: Record, seconds: float) -> Any:
+        world, account = self.account.world, self.account
+        chance = world.random
+        fate = chance.random() if account.is_faulty else 1.0
+        if fate < account.trouble:
+            raise StateError("ECS.AmazonECSException", "Rate exceeded")
+        (container,) = arguments["Overrides"]["ContainerOverrides"]
+        variables = {each["Name"]: each["Value"] for each in container["Environment"]}
+        self.is_ending = False
+        (task,) = account.run(
+            {
+                # Its name in the synthesized definition is not known before the deployment.
+                "capacityProviderStrategy": [{"capacityProvider": "for-heads"}],
+                "startedBy": "AWS Step Functions",
+                "group": arguments["Group"],
+                "overrides": overrides(variables),
+                "clientToken": arguments.get("ClientToken", ""),
+            }
+        )
+        self._check_alone()
+        if fate < 2 * account.trouble:
+            world.happened["start of a head hidden"] += 1
+            self.is_ending = True
+            raise StateError("ECS.ServerException", "it has started all the same")
+        self.head = task
+        self.num_heads += 1
+        has_ended = task["lastStatus"] == "STOPPED" or world.wait(
+            functools.partial(task.__setitem__, "_hear"), seconds
+        )
+        self.is_ending = True
+        if not has_ended:
+            world.happened["head timed out"] += 1
+            account.model.stop(task, MANAGED.replace("aborted", "timed out"))
+            raise StateError("States.Timeout")
+        (container,) = task["containers"]
+        code = container.get("exitCode")
+        described = {
+            "Containers": [{"Name": "ray"} | ({} if code is None else {"ExitCode": code})],
+            "StopCode": task["stopCode"],
+            "StoppedReason": task["stoppedReason"],
+            "StoppedAt": round(task["stoppedAt"].timestamp() * 1000),
+        }
+        if host := task.get("containerInstanceArn"):
+            described["ContainerInstanceArn"] = host
+        if code != 0 or task["stopCode"] == "TaskFailedToStart":
+            raise StateError("States.TaskFailed", json.dumps(described))
+        return described
+
+    def _check_alone(self) -> None:
+        tasks = self.account.model.tasks.values()
+        group = f"job:{self.name}"
+        heads = [each for each in tasks if each["_family"] == "head" and each["group"] == group]
+        if sum(each["desiredStatus"] == "RUNNING" for each in heads) > 1:
+            self.account.world.blame(f"{self.name} gets a second head")
+
+
+def catches(rule: Record, error: StateError) -> bool:
+    """Whether a retrier or catcher is for an error."""
+    named = rule["ErrorEquals"]
+    return error.name in named or "States.ALL" in named

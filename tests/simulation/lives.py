@@ -1,0 +1,437 @@
+"""Lives of ten hours: jobs of a deployment, what happens to them, and what must hold.
+
+The keeper, the node provider, the head's decisions and the synthesized state machine are the
+product's own. A stand-in for Ray asks for nodes; a stand-in for the program runs for some time.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from types import ModuleType, SimpleNamespace
+from typing import Any, Final
+
+from botocore.exceptions import BotoCoreError, ClientError
+from ray.autoscaler.node_launch_exception import NodeLaunchException
+from ray.autoscaler.tags import NODE_KIND_WORKER, TAG_RAY_NODE_KIND, TAG_RAY_USER_NODE_TYPE
+
+from containers import autoscaler
+from containers.autoscaler import EcsNodeProvider
+from containers.job import Decisions, Seen
+from contract import exits, job_outcome, runs, times
+from contract.job import (
+    STOP_ERROR,
+    STOPPED_BY_USER,
+    JobSpec,
+    JobStatus,
+    Placement,
+)
+from contract.job_outcome import deadline_of, told
+from contract.nodes import ENV_JOB_SPEC, WORKER, Range
+from rehearsal.model import Group, Model, Record
+from tests.simulation.account import BUCKET, MACHINE, Account, Execution, name_of
+from tests.simulation.world import World
+
+HOURS: Final = 10
+#: Nothing goes wrong any more after so many; the rest is for what must come of it.
+QUIET_AFTER_H: Final = 5
+FAMILIES: Final = {"for-heads": "head", "for-workers": "worker"}
+TAGS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
+WORKERS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
+#: Between two looks of a head; Ray's autoscaler has five seconds.
+TICK_S: Final = 10.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """What a job's command does, if it is let."""
+
+    seconds: float
+    code: int
+
+
+class Life:
+    """One deployment, from its first job until nothing may be left."""
+
+    def __init__(self, seed: int, *, states: Record, keeper: ModuleType) -> None:
+        world = self.world = World(seed)
+        self.chance: Random = world.random
+        self.is_rough = True
+        self.max_heads, self.max_workers = self.chance.randint(1, 3), self.chance.randint(1, 4)
+        self._short_until = dict.fromkeys(FAMILIES, 0.0)
+        self._fates: dict[str, list[str]] = {provider: [] for provider in FAMILIES}
+        self.model = Model(
+            {"for-heads": self.max_heads, "for-workers": self.max_workers},
+            self,
+            now=world.time,
+            after=world.after,
+            random=self.chance,
+            stamp=lambda at: _moment(at),
+            has_room=self._has_room,
+            fate=self._fate,
+        )
+        self.account = Account(world, self.model, states=states, keeper=keeper, families=FAMILIES)
+        self.programs: dict[str, Program] = {}
+        self.heads: dict[str, Head] = {}
+        self.ends: dict[str, list[Record]] = {}
+        """Of jobs: their heads that have ended."""
+        _hand_in(world, self.account, keeper)
+
+    # --- what EC2 has
+    def _has_room(self, group: Group) -> bool:
+        return self.world.now >= self._short_until[group.provider]
+
+    def _fate(self, group: Group) -> str:
+        planned = self._fates[group.provider]
+        return planned.pop() if planned else ""
+
+    # --- containers
+    def start(self, task: Record) -> None:
+        host = self.model.hosts[task["containerInstanceArn"]]
+        if host["_fate"] == "bad":
+            self.world.after(5, self.model.end, task, exits.BAD_HOST)
+        elif task["_family"] == "head":
+            head = self.heads[task["taskArn"]] = Head(self, task)
+            head.process = self.world.spawn(head.run)
+        else:
+            task["_joins"] = self.world.now + self.chance.uniform(5, 40)
+
+    def terminate(self, task: Record) -> None:
+        if head := self.heads.get(task["taskArn"]):
+            head.is_stopped = True
+        elif self.chance.random() > 0.05:  # else it hears nothing, and is killed in the end
+            self.world.after(self.chance.choice([1, 5, 30, 110]), self.model.end, task, 143)
+
+    def kill(self, task: Record) -> None:
+        if head := self.heads.get(task["taskArn"]):
+            head.process.is_dead = True
+            self.forsake(head)
+
+    def forsake(self, head: "Head") -> None:
+        """Workers end by themselves when their head is gone."""
+        for task in self.model.tasks.values():
+            if task["_family"] == "worker" and task["startedBy"] == head.job.name:
+                seconds = times.RAY_RECONNECT_S + self.chance.uniform(0, 30)
+                self.world.after(seconds, self._end_alone, task)
+
+    def _end_alone(self, task: Record) -> None:
+        heads = [each for each in self.heads.values() if each.job.name == task["startedBy"]]
+        if task["lastStatus"] == "RUNNING" and not any(each.is_alive for each in heads):
+            self.model.end(task, 1)
+
+    # --- what happens
+    def plan(self) -> None:
+        """Two to five jobs, and at least three faults."""
+        world, chance = self.world, self.chance
+        world.after(chance.uniform(0, times.SWEEP_EVERY_S), self.account.sweep)
+        for number in range(chance.randint(2, 5)):
+            low = chance.randint(0, min(2, self.max_workers))
+            high = chance.randint(low, self.max_workers)
+            spec = JobSpec(
+                run=f"r{number}",
+                command=("x",),
+                nodes=Range(low, high),
+                recipe=chance.choice(["", "ddp"]),
+                on=Placement.HEAD,
+                max_seconds=chance.choice([900, 4000, 9000]),
+                capacity_wait_s=chance.choice([60, 900, 1800]),
+                attempts=chance.choice([1, 3]),
+            )
+            program = Program(
+                seconds=chance.choice([60, 600, 3000]),
+                code=chance.choice([0, 0, 0, 1, 3, exits.KILLED]),
+            )
+            world.after(chance.uniform(0, 7200), self.submit, f"j{number}", spec, program)
+        for _ in range(chance.randint(3, 8)):
+            fault = chance.choice(FAULTS)
+            world.after(chance.uniform(0, QUIET_AFTER_H * 3600), self._befall, fault)
+        world.after(QUIET_AFTER_H * 3600, self._calm_down)
+
+    def submit(self, job: str, spec: JobSpec, program: Program) -> None:
+        self.programs[job] = program
+        Execution(self.account, job, spec.to_json())
+
+    def _befall(self, fault: Callable[["Life"], bool | None]) -> None:
+        if fault(self) is not False:
+            name = fault.__name__.replace("_", " ")
+            self.world.happened[f"fault: {name}"] += 1
+            self.world.tell(f"fault: {name}")
+
+    def _calm_down(self) -> None:
+        self.is_rough = self.account.is_faulty = False
+        self._short_until = dict.fromkeys(FAMILIES, 0.0)
+        for planned in self._fates.values():
+            planned.clear()
+
+    def any_host(self) -> Record | None:
+        hosts = [host for host in self.model.hosts.values() if not host["_leaves"]]
+        return self.chance.choice(hosts) if hosts else None
+
+    def any_job(self) -> Execution | None:
+        running = [job for job in self.account.executions.values() if job.status == "RUNNING"]
+        return self.chance.choice(running) if running else None
+
+    # --- what must hold in the end
+    def check(self) -> None:
+        world, model = self.world, self.model
+        for job in self.account.executions.values():
+            self._check_job(job)
+        for task in model.tasks.values():
+            if task["lastStatus"] != "STOPPED":
+                world.blame(f"{name_of(task)} is left: {task['lastStatus']}")
+        for group in model.groups.values():
+            if group.instances:
+                world.blame(f"hosts are left: {', '.join(group.instances)}")
+            if group.desired:
+                world.blame(f"{group.name} asks for {group.desired}")
+
+    def _check_job(self, job: Execution) -> None:
+        world = self.world
+        spec = JobSpec.from_json(job.order)
+        record = self.account.objects.get(runs.job_record(spec.run, job.name))
+        if job.status == "RUNNING":
+            world.blame(f"{job.name} never ends")
+            return
+        if record is None:
+            world.blame(f"{job.name} has no record")
+            return
+        written = json.loads(record)
+        world.happened[f"job {written['status']}"] += 1
+        if job.status == "ABORTED":
+            return
+        result = JobStatus.SUCCEEDED if job.status == "SUCCEEDED" else job.error
+        if written["status"] != result:
+            world.blame(f"{job.name} is {result}, and its record says {written['status']}")
+        if (written["attempts"] or 0) > spec.attempts:
+            world.blame(f"{job.name} had {written['attempts']} attempts")
+        waited = job.ended - job.began
+        if result == JobStatus.NO_CAPACITY and waited < spec.capacity_wait_s:
+            world.blame(f"{job.name} ends for want of capacity after {waited:.0f} s")
+        self._check_cause(job, written)
+
+    def _check_cause(self, job: Execution, written: Record) -> None:
+        """What is said is what happened: the status is a function of the last head's end."""
+        head = job.head
+        if head is None or head["lastStatus"] != "STOPPED":
+            return
+        code, deadline = head["containers"][0].get("exitCode"), deadline_of(head, default=0)
+        ended = head["stoppedAt"].timestamp()
+        expected = {
+            exits.OK: JobStatus.SUCCEEDED,
+            1: JobStatus.FAILED,
+            3: JobStatus.FAILED,
+            exits.DEADLINE: JobStatus.DEADLINE,
+            exits.NO_CAPACITY: JobStatus.NO_CAPACITY,
+        }.get(code)
+        ended_by_itself = head["stopCode"] == "EssentialContainerExited" and ended < deadline
+        if expected and ended_by_itself and written["status"] != expected:
+            early = f"{deadline - ended:.0f} s before the deadline"
+            said = written["status"]
+            self.world.blame(f"{job.name}: exit code {code} {early} is told as {said}")
+
+
+class Head:
+    """The head of a job: the real provider and decisions, between them what stands for Ray."""
+
+    def __init__(self, life: Life, task: Record) -> None:
+        self.life, self.task, self.world = life, task, life.world
+        job = life.account.job_of(task)
+        assert job is not None
+        self.job = job
+        self.is_stopped = False
+        self.process: Any = None
+        self.spec = JobSpec.from_json(told(task, ENV_JOB_SPEC) or "")
+        client = life.account.client(f"head of {job.name}")
+        config: autoscaler.ProviderConfig = {
+            "cluster": "c",
+            "job": job.name,
+            "head": task["taskArn"],
+            "task_definition": "worker",
+            "capacity_provider": "for-workers",
+            "subnets": [],
+            "security_groups": [],
+        }
+        self.provider = EcsNodeProvider(
+            config, job.name, ecs=client, autoscaling=client, clock=life.world.monotonic
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        return self.task["lastStatus"] == "RUNNING" and not self.process.is_dead
+
+    def run(self) -> None:
+        world, life = self.world, self.life
+        world.sleep(life.chance.uniform(5, 30))  # Ray starts
+        decisions = Decisions(self.spec, deadline_of(self.task, default=0), world.now)
+        began: float | None = None
+        code: int | None = None
+        program = life.programs[self.job.name]
+        while code is None:
+            world.sleep(TICK_S)
+            there = self._reconcile()
+            found = decisions.decide(
+                Seen(
+                    now=world.now,
+                    monotonic=world.now,
+                    num_workers=there,
+                    is_stopped=self.is_stopped,
+                )
+            )
+            if there >= self.spec.nodes.low and began is None:
+                began = world.now
+            if found:
+                code = found[0]
+                world.tell(f"head of {self.job.name}: {found[1]}")
+            elif began is not None and world.now - began > program.seconds:
+                code = program.code
+        if code == exits.KILLED and program.code == exits.KILLED:
+            code = exits.FAILED if life.chance.random() < 0.5 else exits.KILLED
+        if code != exits.KILLED:
+            world.sleep(life.chance.uniform(1, 60))  # it saves
+            self._release()
+        life.model.end(self.task, code)
+        life.forsake(self)
+
+    def _nodes(self) -> list[str]:
+        return self.provider.non_terminated_nodes(WORKERS)
+
+    def _reconcile(self) -> int:
+        """As Ray's autoscaler: what is missing is asked for. Returns how many have joined."""
+        try:
+            nodes = self._nodes()
+            if (missing := self.spec.nodes.high - len(nodes)) > 0:
+                self.provider.create_node({}, TAGS, missing)
+            elif missing < 0:
+                self.provider.terminate_nodes(nodes[self.spec.nodes.high :])
+        except (ClientError, BotoCoreError, NodeLaunchException) as error:
+            self.world.tell(f"head of {self.job.name}: {error!r:.100}")
+        tasks = [self.life.model.tasks[arn] for arn in self.provider._tasks]
+        return sum(
+            each["lastStatus"] == "RUNNING" and each.get("_joins", 1e12) <= self.world.now
+            for each in tasks
+        )
+
+    def _release(self) -> None:
+        try:
+            self.provider.terminate_nodes(self._nodes())
+        except (ClientError, BotoCoreError) as error:
+            self.world.tell(f"head of {self.job.name}: {error!r:.100}")
+
+
+# --- faults ---------------------------------------------------------------------------------------
+def spot_host_is_taken(life: Life) -> bool | None:
+    if not (host := life.any_host()):
+        return False
+    life.model.lose(host["containerInstanceArn"])
+    return None
+
+
+def agent_is_disconnected_for_a_while(life: Life) -> bool | None:
+    if not (host := life.any_host()):
+        return False
+    host["agentConnected"] = False
+    life.world.after(life.chance.uniform(60, 500), host.__setitem__, "agentConnected", True)
+    return None
+
+
+def agent_dies(life: Life) -> bool | None:
+    if not (host := life.any_host()):
+        return False
+    host["agentConnected"] = False
+    return None
+
+
+def next_host_never_joins(life: Life) -> None:
+    life._fates[life.chance.choice([*FAMILIES])].append("unjoined")
+
+
+def next_host_lacks_its_gpu(life: Life) -> None:
+    life._fates[life.chance.choice([*FAMILIES])].append("lacks")
+
+
+def next_host_is_bad(life: Life) -> None:
+    life._fates[life.chance.choice([*FAMILIES])].append("bad")
+
+
+def ec2_has_no_host(life: Life) -> None:
+    provider = life.chance.choice([*FAMILIES])
+    life._short_until[provider] = life.world.now + life.chance.choice([300, 1200, 5000])
+
+
+def aws_is_in_trouble(life: Life) -> None:
+    life.account.trouble = life.chance.choice([0.1, 0.3, 0.6])
+    seconds = life.chance.choice([60, 300, 1500])
+    life.world.after(seconds, setattr, life.account, "trouble", 0.01)
+
+
+def user_stops_a_job(life: Life) -> bool | None:
+    """As ``trainctl stop``."""
+    if not (job := life.any_job()):
+        return False
+    if job.head and job.head["lastStatus"] != "STOPPED":
+        job.is_ending = True
+        life.model.stop(job.head, STOPPED_BY_USER)
+    else:
+        job.abort(STOP_ERROR, STOPPED_BY_USER)
+    return None
+
+
+def job_is_aborted(life: Life) -> bool | None:
+    if not (job := life.any_job()):
+        return False
+    job.abort()
+    return None
+
+
+def head_is_killed(life: Life) -> bool | None:
+    alive = [each for each in life.heads.values() if each.is_alive]
+    if not alive:
+        return False
+    head = life.chance.choice(alive)
+    life.kill(head.task)
+    life.model.end(head.task, exits.KILLED)
+    return None
+
+
+FAULTS: Final = (
+    spot_host_is_taken,
+    spot_host_is_taken,
+    agent_is_disconnected_for_a_while,
+    agent_dies,
+    next_host_never_joins,
+    next_host_lacks_its_gpu,
+    next_host_is_bad,
+    ec2_has_no_host,
+    aws_is_in_trouble,
+    user_stops_a_job,
+    job_is_aborted,
+    head_is_killed,
+)
+
+
+# --- one life -------------------------------------------------------------------------------------
+def _moment(at: float) -> Any:
+    from tests.simulation.account import stamp
+
+    return stamp(at)
+
+
+def _hand_in(world: World, account: Account, keeper: ModuleType) -> None:
+    """Give the keeper this world's time and account."""
+    for module in (keeper, job_outcome):
+        module.time = world  # type: ignore[attr-defined]
+    keeper.boto3 = SimpleNamespace(client=lambda _: account.client("keeper"))  # type: ignore[attr-defined]
+    keeper.print = world.tell  # type: ignore[attr-defined]
+    keeper.CLUSTER, keeper.BUCKET, keeper.HEAD_FAMILY = "c", BUCKET, "head"  # type: ignore[attr-defined]
+    keeper.STATE_MACHINE = MACHINE  # type: ignore[attr-defined]
+    keeper.GROUPS = {f"group-{each}": each for each in FAMILIES}  # type: ignore[attr-defined]
+    keeper.FAMILIES = ["head", "standing", "worker"]  # type: ignore[attr-defined]
+
+
+def live(seed: int, *, states: Record, keeper: ModuleType) -> Life:
+    life = Life(seed, states=states, keeper=keeper)
+    began = life.world.now
+    life.plan()
+    life.world.run(began + HOURS * 3600)
+    life.check()
+    return life
