@@ -5,6 +5,7 @@ provider (autoscaler v2, ``type: external``). The provider keeps no state of its
 tasks carry the job and Ray's tags, so a head that comes back finds what the one before has started.
 """
 
+import json
 import sys
 import threading
 import time
@@ -30,15 +31,14 @@ from contract.job_outcome import Ending, ending
 from contract.nodes import CONTAINER, HEAD
 
 if TYPE_CHECKING:
-    from mypy_boto3_autoscaling import AutoScalingClient
     from mypy_boto3_ecs import ECSClient
     from mypy_boto3_ecs.type_defs import (
-        ContainerInstanceTypeDef,
         KeyValuePairTypeDef,
         RunTaskRequestTypeDef,
         TagTypeDef,
         TaskTypeDef,
     )
+    from mypy_boto3_lambda import LambdaClient
 
 RUN_TASK_MOST: Final = 10  # tasks that ECS starts in a call
 DESCRIBE_MOST: Final = 100
@@ -62,6 +62,7 @@ class ProviderConfig(TypedDict, total=False):
     head: str
     task_definition: str
     capacity_provider: str
+    keeper: str
     subnets: list[str]
     security_groups: list[str]
     environment: dict[str, str]
@@ -80,6 +81,8 @@ class WorkerSettings:
     task_definition: str
     capacity_provider: str
     """Empty: the cluster's default."""
+    keeper: str
+    """Function that ends hosts; empty: they are left to its sweep."""
     subnets: tuple[str, ...]
     security_groups: tuple[str, ...]
     environment: Mapping[str, str]
@@ -93,6 +96,7 @@ class WorkerSettings:
             head=values["head"],
             task_definition=values["task_definition"],
             capacity_provider=values.get("capacity_provider", ""),
+            keeper=values.get("keeper", ""),
             subnets=tuple(values["subnets"]),
             security_groups=tuple(values["security_groups"]),
             environment=dict(values.get("environment", {})),
@@ -108,14 +112,14 @@ class EcsNodeProvider(NodeProvider):
         cluster_name: str,
         *,
         ecs: "ECSClient | None" = None,
-        autoscaling: "AutoScalingClient | None" = None,
+        functions: "LambdaClient | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``ecs`` and ``autoscaling`` are clients of boto3; a test gives others."""
+        """``ecs`` and ``functions`` are clients of boto3; a test gives others."""
         super().__init__(dict(provider_config), cluster_name)
         self._settings = WorkerSettings.from_provider(provider_config)
         self._ecs = ecs if ecs is not None else ecs_client()
-        self._autoscaling = autoscaling if autoscaling is not None else autoscaling_client()
+        self._functions = functions if functions is not None else lambda_client()
         self._clock = clock
         # Ray launches from several threads at once.
         self._lock = threading.Lock()
@@ -146,9 +150,11 @@ class EcsNodeProvider(NodeProvider):
             # Started a moment ago, and ECS does not know it everywhere yet.
             tasks.setdefault(arn, {"taskArn": arn, "lastStatus": "PROVISIONING", "tags": _to(tags)})
         ended = {arn for arn, task in tasks.items() if _has_ended(task)}
-        for arn in ended:
-            if arn not in self._ended and _bad_host(tasks[arn]):
-                self._end_bad_host(arn)  # before Ray asks for a node that would come to it
+        bad = [tasks[arn] for arn in ended - self._ended if _bad_host(tasks[arn])]
+        if bad:
+            _say("a host is asked to end: its GPUs or EFA devices are not healthy")
+            # Waited for: else the node that Ray asks for next would come to it.
+            self._release(bad, is_waited_for=True)
         with self._lock:
             for arn in ended:
                 self._started.pop(arn, None)
@@ -277,80 +283,53 @@ class EcsNodeProvider(NodeProvider):
 
     # --- fewer --------------------------------------------------------------------------------
     def terminate_node(self, node_id: str) -> None:
-        """Stop a node's task and terminate its host at once.
+        self.terminate_nodes([node_id])
 
-        The keeper's sweep would let the host idle for some minutes first; it stays as the
-        safety net for what goes wrong here.
+    def terminate_nodes(self, node_ids: list[str]) -> None:
+        """Stop nodes' tasks, and have their hosts terminated at once where no other task has come.
+
+        The keeper's sweep would let the hosts idle for some minutes first; it stays as the safety
+        net for what goes wrong here.
         """
-        if node_id == self._settings.head:
-            return
-        # That of a node that has ended may run another job's task by now; the keeper ends it.
-        instance = self._host_of(node_id, has_ended=False)
-        if instance:
-            self._drain(instance)  # or another job's task comes to a host that is about to end
+        stopped: list[TaskTypeDef] = []
         try:
-            self._ecs.stop_task(
+            for node_id in node_ids:
+                if node_id != self._settings.head:
+                    stopped += self._stop(node_id)
+                    with self._lock:
+                        self._tasks.pop(node_id, None)
+                        self._started.pop(node_id, None)
+        finally:
+            self._release(stopped)
+
+    def _stop(self, node_id: str) -> "list[TaskTypeDef]":
+        """The task that is told to stop; none where it is gone already."""
+        try:
+            answer = self._ecs.stop_task(
                 cluster=self._settings.cluster,
                 task=node_id,
                 reason="Ray's autoscaler: not needed any more",
             )
         except ClientError as error:
-            if _code(error) != "InvalidParameterException":  # it is gone already
+            if _code(error) != "InvalidParameterException":
                 raise
-        with self._lock:
-            self._tasks.pop(node_id, None)
-            self._started.pop(node_id, None)
-        if instance:
-            self._end_host(instance)
+            return []
+        return [answer["task"]]
 
-    def terminate_nodes(self, node_ids: list[str]) -> None:
-        for node_id in node_ids:
-            self.terminate_node(node_id)
-
-    def _host_of(self, node_id: str, *, has_ended: bool) -> "ContainerInstanceTypeDef | None":
-        """The container instance under a task that has ended, or has not; None where there is none,
-        or ECS cannot say."""
+    def _release(self, tasks: "Sequence[TaskTypeDef]", *, is_waited_for: bool = False) -> None:
+        """Ask the keeper to end the hosts of tasks that have ended, or were told to: it alone ends
+        hosts, and sees what else has come to them."""
+        hosts = sorted({arn for task in tasks if (arn := task.get("containerInstanceArn"))})
+        if not hosts or not self._settings.keeper:
+            return
         try:
-            tasks = [each for each in self._described([node_id]) if _has_ended(each) is has_ended]
-            arns = [arn for task in tasks if (arn := task.get("containerInstanceArn"))]
-            if not arns:
-                return None
-            page = self._ecs.describe_container_instances(
-                cluster=self._settings.cluster, containerInstances=arns
+            self._functions.invoke(
+                FunctionName=self._settings.keeper,
+                InvocationType="RequestResponse" if is_waited_for else "Event",
+                Payload=json.dumps({"Action": "release", "Hosts": hosts}).encode(),
             )
         except (ClientError, BotoCoreError) as error:
-            _say(f"the host of {node_id} is left to the keeper: {error}")
-            return None
-        found = page["containerInstances"]
-        return found[0] if found else None
-
-    def _end_bad_host(self, node_id: str) -> None:
-        """Terminate the host of a task that found its GPUs not fit to train."""
-        instance = self._host_of(node_id, has_ended=True)
-        if instance:
-            host = instance["ec2InstanceId"]
-            _say(f"the host {host} is terminated: its GPUs or EFA devices are not healthy")
-            self._drain(instance)
-            self._end_host(instance)
-
-    def _drain(self, instance: "ContainerInstanceTypeDef") -> None:
-        try:
-            self._ecs.update_container_instances_state(
-                cluster=self._settings.cluster,
-                containerInstances=[instance["containerInstanceArn"]],
-                status="DRAINING",
-            )
-        except (ClientError, BotoCoreError) as error:
-            _say(f"the host {instance.get('ec2InstanceId')} does not drain: {error}")
-
-    def _end_host(self, instance: "ContainerInstanceTypeDef") -> None:
-        try:
-            self._autoscaling.terminate_instance_in_auto_scaling_group(
-                InstanceId=instance["ec2InstanceId"],
-                ShouldDecrementDesiredCapacity=True,
-            )
-        except (ClientError, BotoCoreError) as error:
-            _say(f"the host {instance['ec2InstanceId']} is left to the keeper: {error}")
+            _say(f"{', '.join(hosts)}: left to the keeper's sweep: {error}")
 
 
 def ecs_client() -> "ECSClient":
@@ -360,11 +339,11 @@ def ecs_client() -> "ECSClient":
     return boto3.client("ecs", config=_RETRIES)
 
 
-def autoscaling_client() -> "AutoScalingClient":
-    """The same, of EC2 Auto Scaling."""
+def lambda_client() -> "LambdaClient":
+    """The same, of Lambda."""
     import boto3
 
-    return boto3.client("autoscaling", config=_RETRIES)
+    return boto3.client("lambda", config=_RETRIES)
 
 
 def _has_ended(task: "TaskTypeDef") -> bool:

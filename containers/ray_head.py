@@ -28,6 +28,7 @@ from contract.nodes import (
     ENV_HEAD_ADDRESS,
     ENV_JOB,
     ENV_JOB_SPEC,
+    ENV_KEEPER,
     ENV_RECIPE,
     ENV_SECURITY_GROUPS,
     ENV_SUBNETS,
@@ -59,6 +60,7 @@ class JobConfig:
     worker_gpus: int
     worker_task: str
     worker_provider: str
+    keeper: str
     subnets: tuple[str, ...]
     security_groups: tuple[str, ...]
 
@@ -80,6 +82,7 @@ class JobConfig:
             worker_gpus=count(environment, ENV_WORKER_GPUS, 0),
             worker_task=environment[ENV_WORKER_TASK],
             worker_provider=environment.get(ENV_WORKER_PROVIDER, ""),
+            keeper=environment.get(ENV_KEEPER, ""),
             subnets=_listed(environment.get(ENV_SUBNETS, "")),
             security_groups=_listed(environment.get(ENV_SECURITY_GROUPS, "")),
         )
@@ -126,6 +129,7 @@ def worker_provider(
         "job": config.job,
         "task_definition": config.worker_task,
         "capacity_provider": config.worker_provider,
+        "keeper": config.keeper,
         "subnets": [*config.subnets],
         "security_groups": [*config.security_groups],
         # An address, because names take time to spread, and no is remembered for minutes.

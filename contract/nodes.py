@@ -41,6 +41,7 @@ ENV_JOB_SPEC: Final = "TRAIN_JOB_SPEC"  # its whole order, JSON: see contract.jo
 ENV_DEADLINE: Final = "TRAIN_DEADLINE"  # Unix time at which a job is ended
 ENV_WORKER_TASK: Final = "TRAIN_WORKER_TASK"  # task definition of the nodes that a job starts
 ENV_WORKER_PROVIDER: Final = "TRAIN_WORKER_PROVIDER"  # their capacity provider
+ENV_KEEPER: Final = "TRAIN_KEEPER"  # function that ends hosts which a job needs no more
 ENV_WORKER_CPUS: Final = "TRAIN_WORKER_CPUS"  # what each of them has
 ENV_WORKER_GPUS: Final = "TRAIN_WORKER_GPUS"  # the same; on every node
 ENV_SUBNETS: Final = "TRAIN_SUBNETS"  # with commas

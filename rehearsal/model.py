@@ -173,8 +173,11 @@ class Model:
         elif task["lastStatus"] == "PENDING":
             self._after(self._between(self.times.starts), self.end, task, None)
         elif self.hosts[task["containerInstanceArn"]]["agentConnected"]:
-            self._agent.terminate(task)
-            self._after(self.times.stops, self._kill, task)
+            self._terminate(task)
+
+    def _terminate(self, task: Record) -> None:
+        self._agent.terminate(task)
+        self._after(self.times.stops, self._kill, task)
 
     def _kill(self, task: Record) -> None:
         if task["lastStatus"] == "RUNNING":
@@ -189,7 +192,8 @@ class Model:
             return
         host = self.hosts.get(task.get("containerInstanceArn", ""))
         if host and not host["agentConnected"] and not host["_leaves"]:
-            return  # a disconnected agent reports nothing
+            host["_unreported"].append((task, code, stop_code, reason))
+            return
         if task["desiredStatus"] == "RUNNING":
             task |= {"stopCode": stop_code, "stoppedReason": reason}
             self._changed(task)
@@ -308,8 +312,22 @@ class Model:
             "_fate": fate,
             "_leaves": False,
             "_tasks": [],
+            "_unreported": [],
         }
         self._place_soon()
+
+    def connect(self, arn: str, *, is_connected: bool) -> None:
+        """A disconnected agent reports and hears nothing, until it is connected again."""
+        if (host := self.hosts.get(arn)) is None:
+            return
+        host["agentConnected"] = is_connected
+        if is_connected:
+            unreported, host["_unreported"] = host["_unreported"], []
+            for each in unreported:
+                self.end(*each)
+            for task in self.on(host):
+                if task["desiredStatus"] == "STOPPED":
+                    self._terminate(task)
 
     def described(self, arn: str) -> Record:
         """A host as DescribeContainerInstances has it."""

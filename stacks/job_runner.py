@@ -19,6 +19,7 @@ from constructs import Construct
 
 from contract import times
 from contract.nodes import (
+    ENV_KEEPER,
     ENV_SECURITY_GROUPS,
     ENV_SUBNETS,
     ENV_WORKER_CPUS,
@@ -60,8 +61,9 @@ class JobRunner(Construct):
         super().__init__(scope, id_)
         self._settings, self._core = settings, core
         self._cluster, self._nodes = cluster, nodes
+        # Written out, because heads, the function and the machine need each other.
+        self._keeper_name = f"{Stack.of(self).stack_name}-keeper"
         self.task = self._head_task()
-        # Written out, because the function and the machine need each other.
         name = f"{Stack.of(self).stack_name}-jobs"
         arn = Stack.of(self).format_arn(
             service="states",
@@ -80,8 +82,14 @@ class JobRunner(Construct):
         role = nodes.task_role(
             self, "Role", what="Head of a job: its workers, its bucket, ECS Exec"
         )
+        keeper_arn = Stack.of(self).format_arn(
+            service="lambda",
+            resource="function",
+            resource_name=self._keeper_name,
+            arn_format=ArnFormat.COLON_RESOURCE_NAME,
+        )
         rights.of_job_head(
-            self, cluster=cluster.cluster, worker=nodes.worker.task, worker_group=worker.name
+            self, cluster=cluster.cluster, worker=nodes.worker.task, keeper_arn=keeper_arn
         ).grant(role)
         return nodes.task(
             self,
@@ -91,6 +99,7 @@ class JobRunner(Construct):
             role=role,
             trains=self._settings.head_trains,
             environment={
+                ENV_KEEPER: self._keeper_name,
                 ENV_WORKER_TASK: nodes.worker.task.task_definition_arn,
                 ENV_WORKER_PROVIDER: worker.capacity_provider.ref,
                 ENV_WORKER_CPUS: str(worker.machine.vcpus),
@@ -106,6 +115,7 @@ class JobRunner(Construct):
             return lambda_function(
                 self,
                 "Keeper",
+                function_name=self._keeper_name,
                 what="Ends what jobs leave behind, and writes down why they ended",
                 settings=self._settings,
                 rights=rights.of_keeper(

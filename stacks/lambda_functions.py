@@ -27,6 +27,7 @@ def lambda_function(
     code: lambda_.Code,
     timeout: Duration,
     environment: Mapping[str, str] | None = None,
+    function_name: str | None = None,
 ) -> lambda_.Function:
     """A function with its role and log group: the constructs ``name``, ``nameRole``, ``nameLogs``.
 
@@ -34,6 +35,7 @@ def lambda_function(
         name: "" for a scope that has only this function, which is then called ``Function``.
         what: what it does, in words.
         code: with ``handler`` in the module ``index``.
+        function_name: where what it needs must know it before it is there.
     """
     logs = log_group(scope, f"{name}Logs", settings=settings)
     role = iam.Role(
@@ -56,6 +58,7 @@ def lambda_function(
         role=role,
         log_group=logs,
         environment=environment,
+        function_name=function_name,
     )
 
 

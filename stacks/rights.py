@@ -174,9 +174,10 @@ def of_training_code(scope: IConstruct, *, bucket: s3.Bucket, shell_logs: logs.L
 
 
 def of_job_head(
-    scope: IConstruct, *, cluster: ecs.Cluster, worker: ecs.TaskDefinition, worker_group: str
+    scope: IConstruct, *, cluster: ecs.Cluster, worker: ecs.TaskDefinition, keeper_arn: str
 ) -> Rights:
-    """The head of a job, beyond what all training code may: its workers, and users' secrets."""
+    """The head of a job, beyond what all training code may: its workers, users' secrets, and to
+    ask for its hosts' end."""
     secrets = Stack.of(scope).format_arn(
         service="secretsmanager",
         resource="secret",
@@ -188,6 +189,9 @@ def of_job_head(
             iam.PolicyStatement(
                 sid="Secrets", actions=["secretsmanager:GetSecretValue"], resources=[secrets]
             ),
+            iam.PolicyStatement(
+                sid="ReleaseHosts", actions=["lambda:InvokeFunction"], resources=[keeper_arn]
+            ),
         ),
         reasons={
             wildcard(scope): "Listing tasks has no resource; it is limited to this cluster. "
@@ -196,12 +200,7 @@ def of_job_head(
             "that are meant for jobs.",
         },
     )
-    return (
-        starting_tasks(cluster, worker)
-        + ending_tasks(scope, cluster)
-        + releasing_hosts(scope, cluster, [worker_group])
-        + own
-    )
+    return starting_tasks(cluster, worker) + ending_tasks(scope, cluster) + own
 
 
 def of_keeper(

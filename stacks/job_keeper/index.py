@@ -10,7 +10,8 @@ project's ``contract`` package, which is packed beside it. Three events, told ap
              heads that have waited for a host for longer than their job wants to; terminates
              hosts that have had no task for a while, that never joined the cluster, or that
              cannot take the task that waits
-    release  trainctl, when a standing cluster has been stopped: terminates hosts without a task
+    release  a job's head, of ``Hosts`` that it needs no more: terminates those without a task;
+             trainctl, when a standing cluster has been stopped: the same, of all
 
 A job's tasks are known by what they were started with: their group, ``job:<id>``.
 """
@@ -86,7 +87,7 @@ def described(arns: list[str]) -> "list[TaskTypeDef]":
     ]
 
 
-def running(*, started_by: str = "", family: str = "", instance: str = "") -> "list[TaskTypeDef]":
+def running(*, started_by: str = "", family: str = "") -> "list[TaskTypeDef]":
     """Tasks of the cluster that were not told to stop yet; all, or those with one property."""
     # ECS's default is the same as this: those whose desired status is RUNNING.
     request: ListTasksRequestPaginateTypeDef = {"cluster": CLUSTER}
@@ -94,8 +95,6 @@ def running(*, started_by: str = "", family: str = "", instance: str = "") -> "l
         request["startedBy"] = started_by
     if family:
         request["family"] = family
-    if instance:
-        request["containerInstance"] = instance
     pages = boto3.client("ecs").get_paginator("list_tasks").paginate(**request)
     tasks = described([arn for page in pages for arn in page["taskArns"]])
     # The list is eventually consistent: it may still have tasks that have been told to stop.
@@ -126,25 +125,30 @@ def stop(tasks: "list[TaskTypeDef]", reason: str) -> None:
         ecs.stop_task(cluster=CLUSTER, task=task["taskArn"], reason=reason)
 
 
-def release(instances: set[str], *, wanted: Collection[str] = ()) -> None:
+def release(
+    instances: set[str], *, idle: Collection[str] = (), wanted: Collection[str] = ()
+) -> None:
     """Terminate the hosts that nothing runs on any more.
 
-    What goes wrong here is done again by the next sweep, so it does not fail a job.
+    What goes wrong here is done again by the next sweep, so it does not fail a job. A host that
+    drains already is another call's, which may end it or take it back.
 
     Args:
+        idle: hosts that have had no task for so long that any other call is over.
         wanted: capacity providers that a task waits for, "" for any: their groups start another
             host in the place of one that is terminated.
     """
     ecs = boto3.client("ecs")
     until = time.monotonic() + times.CONSISTENT_S  # of all: the function's own time is limited
-    for instance in sorted(instances):
+    for instance in sorted({*instances, *idle}):
         set_status = partial(
             ecs.update_container_instances_state, cluster=CLUSTER, containerInstances=[instance]
         )
         try:
             host = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=[instance])
-            # A host that drains already is about to be terminated: only our own drain is undone.
             is_ours = host["containerInstances"][0]["status"] == "ACTIVE"
+            if not is_ours and instance not in idle:
+                continue
             # Drained first, or another job's task comes while this looks whether it may go.
             set_status(status="DRAINING")
             if not (found := unused(instance, until=until)):
@@ -182,9 +186,9 @@ def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | No
     while True:
         found = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=these)
         host = found["containerInstances"][0]
-        if running(instance=instance):
+        ended = tasks_on(instance)
+        if any(task["desiredStatus"] != "STOPPED" for task in ended):
             return None
-        ended = stopped_on(instance)
         stopping = [task for task in ended if not task.get("stoppedAt")]
         never_ran = [task for task in stopping if not task.get("startedAt")]
         pending, alive = host["pendingTasksCount"], host["runningTasksCount"]
@@ -197,14 +201,20 @@ def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | No
         time.sleep(1)
 
 
-def stopped_on(instance: str) -> "list[TaskTypeDef]":
-    """Tasks of a host that have ended, or were told to."""
-    pages = (
-        boto3.client("ecs")
-        .get_paginator("list_tasks")
-        .paginate(cluster=CLUSTER, containerInstance=instance, desiredStatus="STOPPED")
-    )
-    return described([arn for page in pages for arn in page["taskArns"]])
+def tasks_on(instance: str) -> "list[TaskTypeDef]":
+    """Tasks of a host, those of the last hour that have ended among them.
+
+    A task that was just told to stop may be in the list of those that run.
+    """
+    lists = boto3.client("ecs").get_paginator("list_tasks")
+    pages = [
+        page
+        for status in ("RUNNING", "STOPPED")
+        for page in lists.paginate(
+            cluster=CLUSTER, containerInstance=instance, desiredStatus=status
+        )
+    ]
+    return described([*{arn: None for page in pages for arn in page["taskArns"]}])
 
 
 def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
@@ -253,7 +263,7 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
                 limit = times.HOST_JOINS_S
             if now - unused_since(host) >= limit:
                 idle.add(host["containerInstanceArn"])
-    release(idle, wanted=wanted)
+    release(set(), idle=idle, wanted=wanted)
     unjoined = end_unjoined(joined, wanted)
     found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*GROUPS])
     for group in found["AutoScalingGroups"]:
@@ -322,7 +332,7 @@ def disconnected_s(host: "ContainerInstanceTypeDef") -> float:
 
 def unused_since(host: "ContainerInstanceTypeDef") -> float:
     """Unix time since which nothing has run on a host that runs nothing."""
-    tasks = stopped_on(host["containerInstanceArn"])
+    tasks = tasks_on(host["containerInstanceArn"])
     ends = [task["stoppedAt"] for task in tasks if task.get("stoppedAt")]
     return max(each.timestamp() for each in [host["registeredAt"], *ends])
 
@@ -536,5 +546,8 @@ def handler(event: dict[str, Any], _context: Any) -> Any:
     if event.get("Action") == "end":
         return end(event)
     if event.get("Action") == "release":
+        if hosts := event.get("Hosts"):
+            release({*hosts})
+            return {"released": hosts}
         return {"released": release_idle(running(), idle_s=0)}
     return sweep()

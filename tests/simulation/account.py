@@ -132,7 +132,7 @@ class Client:
 
     def stop_task(self, cluster: str, task: str, reason: str) -> Any:
         del cluster
-        return self._call(lambda: self._account.stop(task, reason, self._who))
+        return self._call(lambda: {"task": self._account.stop(task, reason, self._who)})
 
     def _list_container_instances(self, cluster: str) -> Any:
         del cluster
@@ -161,14 +161,21 @@ class Client:
     def put_attributes(self, cluster: str, attributes: list[Record]) -> Any:
         del cluster
         (each,) = attributes
-        hosts = self._account.model.hosts
-        self._call(lambda: hosts[each["targetId"]]["attributes"].append(each))
+        self._call(lambda: self._account.host(each["targetId"])["attributes"].append(each))
 
     def delete_attributes(self, cluster: str, attributes: list[Record]) -> Any:
         del cluster
         (each,) = attributes
-        hosts = self._account.model.hosts
-        self._call(lambda: hosts[each["targetId"]]["attributes"].clear())
+        self._call(lambda: self._account.host(each["targetId"])["attributes"].clear())
+
+    # --- Lambda
+    def invoke(self, FunctionName: str, InvocationType: str, Payload: bytes) -> Any:  # noqa: N803
+        assert FunctionName == "keeper"
+        account, event = self._account, json.loads(Payload)
+        if InvocationType == "Event":
+            return self._call(lambda: account.notify(event))
+        answer = account.answer(event, 20)  # seconds until boto3 asks again
+        return self._call(lambda: answer)
 
     # --- EC2
     def terminate_instance_in_auto_scaling_group(
@@ -296,27 +303,32 @@ class Account:
             self.world.tell(f"{name_of(each)} is asked for")
         return started
 
+    def host(self, arn: str) -> Record:
+        if arn not in self.model.hosts:
+            raise refused("InvalidParameterException")
+        return self.model.hosts[arn]
+
     def job_of(self, task: Record) -> "Execution | None":
         return self.executions.get(task["group"].removeprefix("job:"))
 
-    def stop(self, arn: str, reason: str, who: str) -> None:
+    def stop(self, arn: str, reason: str, who: str) -> Record:
         task = self.model.tasks[arn]
         if task["desiredStatus"] != "STOPPED":
             self.world.tell(f"{who} stops {name_of(task)}: {reason}")
             self._check_may_end(task, who, reason)
         self.model.stop(task, reason)
+        return shown(task)
 
     def _check_may_end(self, task: Record, who: str, reason: str) -> None:
         """The keeper ends no task of a job that goes on."""
         job = self.job_of(task)
         waited = self.world.now - task["createdAt"].timestamp()
-        is_starved = job and task["lastStatus"] == "PROVISIONING" and waited > job.patience_s
+        is_starved = job and "startedAt" not in task and waited > job.patience_s
         if who == "keeper" and job and job.is_healthy and not is_starved:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
 
     def set_state(self, arn: str, status: str, who: str) -> None:
-        if (host := self.model.hosts.get(arn)) is None:
-            raise refused("InvalidParameterException")
+        host = self.host(arn)
         self.world.tell(f"{who} makes {host['ec2InstanceId']} {status}")
         if status == "ACTIVE" and host["_leaves"]:
             self.world.blame(f"{who} makes {host['ec2InstanceId']} active, which is terminated")
@@ -368,6 +380,20 @@ class Account:
         if self.is_faulty and chance.random() < 0.05:
             process.calls_left = chance.randint(0, 40)
         world.after(times.KEEPER_TIMEOUT_S, setattr, process, "is_dead", True)
+
+    def answer(self, event: Record, seconds: float) -> tuple[Any, bool]:
+        """What the keeper answers the process that waits for it."""
+        answers: list[tuple[Any, bool]] = []
+
+        def register(wake: Callable[[], None]) -> None:
+            def hear(answer: Any, is_well: bool) -> None:
+                answers.append((answer, is_well))
+                wake()
+
+            self.invoke(event, hear)
+
+        self.world.wait(register, seconds)
+        return answers[0] if answers else (None, False)
 
     def notify(self, event: Record, retries: int = 2) -> None:
         """Call the keeper for an event: it is tried again, and may come twice."""
@@ -523,19 +549,10 @@ class Execution:
                     raise
 
     def _invoke(self, payload: Record) -> Any:
-        answers: list[tuple[Any, bool]] = []
-
-        def register(wake: Callable[[], None]) -> None:
-            def hear(answer: Any, is_well: bool) -> None:
-                answers.append((answer, is_well))
-                wake()
-
-            self.account.invoke(payload, hear)
-
-        self.account.world.wait(register, 10 * times.KEEPER_TIMEOUT_S)
-        if not answers or not answers[0][1]:
+        answer, is_well = self.account.answer(payload, 10 * times.KEEPER_TIMEOUT_S)
+        if not is_well:
             raise StateError("Lambda.Unknown", "it failed")
-        return {"Payload": answers[0][0]}
+        return {"Payload": answer}
 
     def _run_and_wait(self, arguments: Record, seconds: float) -> Any:
         world, account = self.account.world, self.account

@@ -4,6 +4,7 @@ The keeper, the node provider, the head's decisions and the synthesized state ma
 product's own. A stand-in for Ray asks for nodes; a stand-in for the program runs for some time.
 """
 
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -133,18 +134,18 @@ class Life:
                 nodes=Range(low, high),
                 recipe=chance.choice(["", "ddp"]),
                 on=Placement.HEAD,
-                max_seconds=chance.choice([900, 4000, 9000]),
-                capacity_wait_s=chance.choice([60, 900, 1800]),
+                max_seconds=chance.choice([1500, 9000, 12000]),
+                capacity_wait_s=chance.choice([300, 1800, 7200]),
                 attempts=chance.choice([1, 3]),
             )
             program = Program(
                 seconds=chance.choice([60, 600, 3000]),
                 code=chance.choice([0, 0, 0, 1, 3, exits.KILLED]),
             )
-            world.after(chance.uniform(0, 7200), self.submit, f"j{number}", spec, program)
+            at = chance.choice([0, chance.uniform(0, 600), chance.uniform(0, 9000)])
+            world.after(at, self.submit, f"j{number}", spec, program)
         for _ in range(chance.randint(3, 8)):
-            fault = chance.choice(FAULTS)
-            world.after(chance.uniform(0, QUIET_AFTER_H * 3600), self._befall, fault)
+            world.after(chance.uniform(0, 3 * 3600), self._befall, chance.choice(FAULTS))
         world.after(QUIET_AFTER_H * 3600, self._calm_down)
 
     def submit(self, job: str, spec: JobSpec, program: Program) -> None:
@@ -152,10 +153,12 @@ class Life:
         Execution(self.account, job, spec.to_json())
 
     def _befall(self, fault: Callable[["Life"], bool | None]) -> None:
+        name = fault.__name__.replace("_", " ")
         if fault(self) is not False:
-            name = fault.__name__.replace("_", " ")
             self.world.happened[f"fault: {name}"] += 1
             self.world.tell(f"fault: {name}")
+        elif self.is_rough:  # there was nothing that it could happen to
+            self.world.after(self.chance.uniform(60, 1200), self._befall, fault)
 
     def _calm_down(self) -> None:
         self.is_rough = self.account.is_faulty = False
@@ -248,11 +251,12 @@ class Head:
             "head": task["taskArn"],
             "task_definition": "worker",
             "capacity_provider": "for-workers",
+            "keeper": "keeper",
             "subnets": [],
             "security_groups": [],
         }
         self.provider = EcsNodeProvider(
-            config, job.name, ecs=client, autoscaling=client, clock=life.world.monotonic
+            config, job.name, ecs=client, functions=client, clock=life.world.monotonic
         )
 
     @property
@@ -329,15 +333,16 @@ def spot_host_is_taken(life: Life) -> bool | None:
 def agent_is_disconnected_for_a_while(life: Life) -> bool | None:
     if not (host := life.any_host()):
         return False
-    host["agentConnected"] = False
-    life.world.after(life.chance.uniform(60, 500), host.__setitem__, "agentConnected", True)
+    connect = functools.partial(life.model.connect, host["containerInstanceArn"])
+    connect(is_connected=False)
+    life.world.after(life.chance.uniform(60, 500), lambda: connect(is_connected=True))
     return None
 
 
 def agent_dies(life: Life) -> bool | None:
     if not (host := life.any_host()):
         return False
-    host["agentConnected"] = False
+    life.model.connect(host["containerInstanceArn"], is_connected=False)
     return None
 
 
