@@ -106,8 +106,8 @@ FAULTS: Final = (
     Fault(
         name="old-file-over-new-code",
         file="containers/program/files.py",
-        old="if not self._is_older_than_its_code(file):",
-        new="if True:",
+        old="if is_newer and not self._is_older_than_its_code(file):",
+        new="if is_newer:",
         felt="a file that the user has fixed and submitted again is replaced by its old copy",
         tests="tests/containers/program/test_files.py",
     ),
@@ -231,7 +231,7 @@ STRICT: Final = (
     Fault(
         name="patience",
         file="contract/job_outcome.py",
-        old="again=time.time() < patience",
+        old="again=ended_at < patience",
         new="again=False",
         felt="a job gives up before --wait-minutes are over",
         tests="tests/stacks/test_job_keeper.py",
@@ -312,7 +312,7 @@ STRICT: Final = (
 
 #: Of the control plane: listed before there was a simulation of jobs' lives. The first twenty were
 #: chosen by reading the product only; the others by what its tests had looked at until then.
-_LIVES: Final = "tests/stacks/test_simulated_jobs.py"
+_LIVES: Final = "tests/stacks/test_lives.py"
 _keeper = partial(Fault, file="stacks/job_keeper/index.py", tests=_LIVES)
 _verdict = partial(Fault, file="contract/job_outcome.py", tests=_LIVES)
 _machine = partial(Fault, file="stacks/job_machine.py", tests=_LIVES)
@@ -430,8 +430,8 @@ CONTROL: Final = (
     ),
     _head(
         name="waits-for-ever-after-a-loss",
-        old="if not needed or (has_lost and not self._config.spec.recipe):",
-        new="if not needed or has_lost:",
+        old="(bool(self._spec.recipe) or not has_lost)",
+        new="not has_lost",
         felt="after a lost worker the other hosts are billed until the deadline",
     ),
     _head(
@@ -497,8 +497,8 @@ CONTROL: Final = (
     ),
     _head(
         name="no-word-before-the-deadline",
-        old="if self._clock.time() > self._config.deadline - self._early_s:",
-        new="if self._clock.time() > self._config.deadline + 600:",
+        old="if seen.now > self._deadline - self.early_s:",
+        new="if seen.now > self._deadline + 600:",
         felt="a program is killed at its deadline, and what it did since it last saved is lost",
     ),
 )

@@ -426,6 +426,9 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
             if spec:
                 outcome = write_record(job, spec, outcome)  # before an abort can come
     finally:
+        if error.startswith("ECS."):
+            # It may have hidden that a head was started, which no list shows at first.
+            time.sleep(times.CONSISTENT_S)
         # Hosts stay for another attempt. The head's own goes with the job's other ones.
         reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
         end_tasks(job, reason, hosts=not outcome.again)

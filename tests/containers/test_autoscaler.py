@@ -80,8 +80,8 @@ class SimulatedEcs:
         self.lost_answers = 0
         self.lag_s = 0.0
         self.calls: list[int] = []
-        self.ended_hosts: list[str] = []
-        self.draining: set[str] = set()
+        self.released: list[tuple[str, list[str]]] = []
+        """How the keeper was called, and for which hosts."""
         self._number = itertools.count(1)
 
     # --- what a test does ---
@@ -168,24 +168,16 @@ class SimulatedEcs:
         self._busy("StopTask")
         if arguments["task"] not in self.tasks:
             raise error("InvalidParameterException", "StopTask")
-        self.end(arguments["task"])
-        return {}
+        task = self.tasks[arguments["task"]]
+        if task["lastStatus"] != "STOPPED":
+            self.end(arguments["task"])
+        return {"task": dict(task)}
 
-    def describe_container_instances(self, **arguments: Any) -> dict[str, Any]:
-        return {
-            "containerInstances": [
-                {"containerInstanceArn": arn, "ec2InstanceId": f"i-{arn.rpartition('/')[2]}"}
-                for arn in arguments["containerInstances"]
-            ]
-        }
-
-    def update_container_instances_state(self, **arguments: Any) -> dict[str, Any]:
-        self.draining |= {*arguments["containerInstances"]}
-        return {}
-
-    def terminate_instance_in_auto_scaling_group(self, **arguments: Any) -> dict[str, Any]:
-        assert arguments["ShouldDecrementDesiredCapacity"] is True
-        self.ended_hosts.append(arguments["InstanceId"])
+    def invoke(self, **arguments: Any) -> dict[str, Any]:
+        assert arguments["FunctionName"] == "keeper"
+        event = json.loads(arguments["Payload"])
+        assert event["Action"] == "release"
+        self.released.append((arguments["InvocationType"], event["Hosts"]))
         return {}
 
     def get_paginator(self, operation: str) -> Any:
@@ -208,12 +200,13 @@ def provider(ecs: SimulatedEcs) -> EcsNodeProvider:
         "head": HEAD,
         "task_definition": "worker:1",
         "capacity_provider": "gpus",
+        "keeper": "keeper",
         "subnets": ["subnet-1"],
         "security_groups": ["sg-1"],
         "environment": {nodes.ENV_HEAD_ADDRESS: "10.0.0.9"},
     }
     client: Any = ecs
-    return EcsNodeProvider(values, "job", ecs=client, autoscaling=client, clock=lambda: ecs.now)
+    return EcsNodeProvider(values, "job", ecs=client, functions=client, clock=lambda: ecs.now)
 
 
 class Autoscaler(RuleBasedStateMachine):
@@ -372,16 +365,15 @@ def test_a_task_that_ecs_never_shows_counts_for_a_minute_and_is_then_replaced() 
     assert own.is_terminated(lost)
 
 
-def test_a_node_that_goes_takes_its_host_with_it() -> None:
+def test_the_hosts_of_nodes_that_go_are_the_keepers_to_end() -> None:
     ecs = SimulatedEcs()
     own = provider(ecs)
-    own.create_node({}, TAGS, 2)
-    first, second = own.non_terminated_nodes(WORKERS)
-    own.terminate_node(first)
-    number = first.rpartition("/")[2]
-    assert ecs.draining == {f"host/{number}"}
-    assert ecs.ended_hosts == [f"i-{number}"]
-    assert ecs.running() == {second}
+    own.create_node({}, TAGS, 3)
+    first, second, third = own.non_terminated_nodes(WORKERS)
+    own.terminate_nodes([first, second])
+    hosts = [f"host/{each.rpartition('/')[2]}" for each in (first, second)]
+    assert ecs.released == [("Event", hosts)]
+    assert ecs.running() == {third}
     assert own.is_terminated(first)
 
 
@@ -400,12 +392,10 @@ def test_a_host_with_a_bad_gpu_ends_before_another_task_can_come_to_it(end: dict
     bad, crashed = own.non_terminated_nodes(WORKERS)
     ecs.end(bad, **end)
     ecs.end(crashed)
-    assert own.non_terminated_nodes(WORKERS) == []
-    number = bad.rpartition("/")[2]
-    assert ecs.draining == {f"host/{number}"}
-    assert ecs.ended_hosts == [f"i-{number}"], "the other host is good for another task"
-    own.non_terminated_nodes(WORKERS)
-    assert len(ecs.ended_hosts) == 1
+    for _ in range(2):
+        assert own.non_terminated_nodes(WORKERS) == []
+        # Once, and before Ray asks again; the other host is good for another task.
+        assert ecs.released == [("RequestResponse", [f"host/{bad.rpartition('/')[2]}"])]
 
 
 def test_a_node_that_ends_before_ray_has_seen_it_is_shown_once() -> None:
@@ -419,23 +409,6 @@ def test_a_node_that_ends_before_ray_has_seen_it_is_shown_once() -> None:
     own.terminate_node(bad)  # as a job does that ends or shrinks just then
     assert own.non_terminated_nodes(WORKERS) == [good]
     assert own.is_terminated(bad)
-    assert ecs.ended_hosts == [f"i-{bad.rpartition('/')[2]}"], "once, and before Ray asks again"
-
-
-@pytest.mark.parametrize("status", ["STOPPED", "DEACTIVATING"])
-def test_the_host_of_a_node_that_ended_since_the_last_look_is_left_to_the_keeper(
-    status: str,
-) -> None:
-    """Another job's task may run there by now."""
-    ecs = SimulatedEcs()
-    own = provider(ecs)
-    own.create_node({}, TAGS, 1)
-    (node,) = own.non_terminated_nodes(WORKERS)
-    ecs.end(node)
-    ecs.tasks[node]["lastStatus"] = status
-    own.terminate_node(node)
-    assert own.is_terminated(node)
-    assert (ecs.draining, ecs.ended_hosts) == (set(), [])
 
 
 def test_a_task_that_the_list_has_lost_still_counts_while_it_runs() -> None:
@@ -607,11 +580,18 @@ def test_what_can_never_succeed_is_tried_once(
     assert (len(aws.requests), waits) == (1, [])
 
 
-def test_hosts_are_left_to_the_keeper_where_their_calls_fail(
-    provider_at: MakeProvider, capsys: pytest.CaptureFixture[str]
+def test_hosts_are_left_to_the_sweep_where_the_keeper_cannot_be_called(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    denied = (400, {"__type": "AccessDeniedException", "message": "no"})
-    aws = Endpoint(denied, (200, {}))
-    provider_at(aws).terminate_node(f"{HEAD}1")
-    assert [operation for operation, _ in aws.requests] == ["DescribeTasks", "StopTask"]
-    assert "left to the keeper" in capsys.readouterr().err
+    ecs = SimulatedEcs()
+
+    def refuse(**_: Any) -> None:
+        raise error("AccessDeniedException", "Invoke")
+
+    monkeypatch.setattr(ecs, "invoke", refuse)
+    own = provider(ecs)
+    own.create_node({}, TAGS, 1)
+    (node,) = own.non_terminated_nodes(WORKERS)
+    own.terminate_node(node)
+    assert not ecs.running()
+    assert "left to the keeper's sweep" in capsys.readouterr().err

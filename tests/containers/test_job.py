@@ -92,6 +92,7 @@ def test_the_autoscaler_is_told_what_the_job_may_have() -> None:
         head=TASK.arn,
         task_definition="worker:7",
         capacity_provider="gpus",
+        keeper="",
         subnets=("subnet-1",),
         security_groups=("sg-1", "sg-2"),
         environment={

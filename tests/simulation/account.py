@@ -62,7 +62,7 @@ def evaluate(value: Any, variables: Mapping[str, Any], now: float) -> Any:
     text = value.removeprefix("{%").removesuffix("%}").replace("$millis()", "$virtual_ms")
     expression = compiled(text)
     frame = expression.create_frame()
-    for name, each in {**variables, "virtual_ms": now * 1000}.items():
+    for name, each in {**variables, "virtual_ms": round(now * 1000)}.items():
         frame.bind(name, each)
     return expression.evaluate({}, frame)
 

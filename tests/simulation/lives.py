@@ -244,7 +244,7 @@ class Head:
         self.is_stopped = False
         self.process: Any = None
         self.spec = JobSpec.from_json(told(task, ENV_JOB_SPEC) or "")
-        client = life.account.client(f"head of {job.name}")
+        client: Any = life.account.client(f"head of {job.name}")
         config: autoscaler.ProviderConfig = {
             "cluster": "c",
             "job": job.name,

@@ -10,9 +10,11 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
+
+BEGAN: Final = 1_795_305_600.0
 
 
 class EndedError(BaseException):
@@ -32,7 +34,7 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
-        self.now = 1_795_305_600.0
+        self.now = BEGAN
         self.history: list[tuple[float, str]] = []
         self.wrong: list[str] = []
         self.happened: Counter[str] = Counter()
@@ -47,6 +49,10 @@ class World:
 
     def tell(self, what: str) -> None:
         self.history.append((self.now, what))
+
+    def story(self) -> str:
+        """All that happened, with seconds since the beginning."""
+        return "\n".join(f"{at - BEGAN:9.1f} {what}" for at, what in self.history)
 
     def blame(self, what: str) -> None:
         """Something happened that must not."""

@@ -392,6 +392,7 @@ class Aws:
 def aws(keeper: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Aws:
     account = Aws()
     monkeypatch.setattr(keeper.boto3, "client", account.client)
+    monkeypatch.setattr(keeper.time, "sleep", lambda _: None)
     # Of two jobs and of the standing cluster; one host has tasks of both jobs.
     account.add("own-head", family="head", group="job:j1", host="h1")
     account.add("own-1", startedBy="j1", group="job:j1", host="h2")
@@ -427,9 +428,7 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
     found = keeper.handler(ended(head(3, ContainerInstanceArn="h1")), None)
     assert found["reason"] == "failed: user code exit 3"
     assert aws.running() == {"other-head", "other-1", "standing"}
-    assert sorted(aws.terminated) == ["i-h1", "i-h1", "i-h2", "i-h9"], (
-        "given by the task and by the cause"
-    )
+    assert sorted(aws.terminated) == ["i-h1", "i-h2", "i-h9"]
     assert aws.states["shared"] == ["DRAINING", "ACTIVE"], "another job's task runs there"
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert record["exit_code"] == 3
