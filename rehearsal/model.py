@@ -100,6 +100,8 @@ class Model:
         self.times = times or Times()
         self._agent, self._now, self._after, self._random = agent, now, after, random
         self._stamp, self._has_room, self._fate = stamp, has_room, fate
+        self._waiting: dict[str, Record] = {}
+        """Tasks without a host."""
         self._tokens: dict[str, list[str]] = {}
         self._number = 0
         self._is_placing = False
@@ -130,6 +132,7 @@ class Model:
                 "containers": [{"name": "ray"}],
                 "attachments": [],
             }
+            self._waiting[arn] = task
             self._changed(task)
             self._after(self._between(self.times.gives_up), self._give_up, task)
             started.append(task)
@@ -197,6 +200,7 @@ class Model:
         if task["desiredStatus"] == "RUNNING":
             task |= {"stopCode": stop_code, "stoppedReason": reason}
             self._changed(task)
+        self._waiting.pop(task["taskArn"], None)
         task |= {"lastStatus": "STOPPED", "desiredStatus": "STOPPED"}
         task["stoppedAt"] = self._stamp(self._now())
         if code is not None:
@@ -221,7 +225,7 @@ class Model:
     def _place(self) -> None:
         """One task a host: each takes all of it. ECS documents no order of tasks that wait."""
         self._is_placing = False
-        waiting = [task for task in self.tasks.values() if task["lastStatus"] == "PROVISIONING"]
+        waiting = [*self._waiting.values()]
         self._random.shuffle(waiting)
         for task in waiting:
             free = [
@@ -240,6 +244,7 @@ class Model:
                     "lastStatus": "PENDING",
                 }
                 host["_tasks"].append(task)
+                del self._waiting[task["taskArn"]]
                 self._after(self._between(self.times.starts), self._begin, task)
 
     def _begin(self, task: Record) -> None:
@@ -256,8 +261,7 @@ class Model:
             host for host in self.hosts.values() if host["capacityProviderName"] == group.provider
         ]
         waiting = sum(
-            task["lastStatus"] == "PROVISIONING" and task["capacityProviderName"] == group.provider
-            for task in self.tasks.values()
+            task["capacityProviderName"] == group.provider for task in self._waiting.values()
         )
         needed = sum(bool(self.on(host)) for host in mine) + waiting
         if waiting and not group.there:

@@ -321,14 +321,16 @@ _head = partial(Fault, file="containers/job.py", tests=_LIVES)
 CONTROL: Final = (
     # --- chosen by reading the product only
     _keeper(
-        name="another-s-drain-undone",
-        old='is_ours = host["containerInstances"][0]["status"] == "ACTIVE"',
-        new="is_ours = True",
-        felt="a host that is being terminated takes the next job's task with it",
+        name="looked-at-once",
+        old="            if found := unused(instance, until=until):",
+        new="            if found := ecs.describe_container_instances(cluster=CLUSTER, "
+        'containerInstances=[instance])["containerInstances"][0]:',
+        felt="a host is terminated under the task that has just come to it",
     ),
     _keeper(
         name="released-without-drain",
-        old='            set_status(status="DRAINING")\n',
+        old="            ecs.update_container_instances_state(\n                cluster=CLUSTER, "
+        'containerInstances=[instance], status="DRAINING"\n            )\n',
         new="",
         felt="a task comes to a host while it is being terminated",
     ),

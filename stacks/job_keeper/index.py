@@ -125,38 +125,30 @@ def stop(tasks: "list[TaskTypeDef]", reason: str) -> None:
         ecs.stop_task(cluster=CLUSTER, task=task["taskArn"], reason=reason)
 
 
-def release(
-    instances: set[str], *, idle: Collection[str] = (), wanted: Collection[str] = ()
-) -> None:
+def release(instances: Collection[str], *, wanted: Collection[str] = ()) -> None:
     """Terminate the hosts that nothing runs on any more.
 
-    What goes wrong here is done again by the next sweep, so it does not fail a job. A host that
-    drains already is another call's, which may end it or take it back.
+    What goes wrong here is done again by the next sweep, so it does not fail a job.
 
     Args:
-        idle: hosts that have had no task for so long that any other call is over.
         wanted: capacity providers that a task waits for, "" for any: their groups start another
             host in the place of one that is terminated.
     """
     ecs = boto3.client("ecs")
     until = time.monotonic() + times.CONSISTENT_S  # of all: the function's own time is limited
-    for instance in sorted({*instances, *idle}):
-        set_status = partial(
-            ecs.update_container_instances_state, cluster=CLUSTER, containerInstances=[instance]
-        )
+    for instance in sorted(instances):
         try:
-            host = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=[instance])
-            is_ours = host["containerInstances"][0]["status"] == "ACTIVE"
-            if not is_ours and instance not in idle:
+            if not unused(instance, until=until):
                 continue
-            # Drained first, or another job's task comes while this looks whether it may go.
-            set_status(status="DRAINING")
-            if not (found := unused(instance, until=until)):
-                if is_ours:
-                    set_status(status="ACTIVE")
-                continue
-            is_wanted = bool({"", found.get("capacityProviderName", "")} & {*wanted})
-            terminate(found["ec2InstanceId"], is_wanted=is_wanted)
+            ecs.update_container_instances_state(
+                cluster=CLUSTER, containerInstances=[instance], status="DRAINING"
+            )
+            # Another job's task may have come until then; none comes from now on. It stays so even
+            # if one has: to take it back could undo what another call does, and a sweep ends the
+            # host after that task.
+            if found := unused(instance, until=until):
+                is_wanted = bool({"", found.get("capacityProviderName", "")} & {*wanted})
+                terminate(found["ec2InstanceId"], is_wanted=is_wanted)
         except Exception as error:
             print(f"{instance} is left to the next sweep: {error}")
 
@@ -263,7 +255,7 @@ def release_idle(tasks: "list[TaskTypeDef]", *, idle_s: float) -> list[str]:
                 limit = times.HOST_JOINS_S
             if now - unused_since(host) >= limit:
                 idle.add(host["containerInstanceArn"])
-    release(set(), idle=idle, wanted=wanted)
+    release(idle, wanted=wanted)
     unjoined = end_unjoined(joined, wanted)
     found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*GROUPS])
     for group in found["AutoScalingGroups"]:
@@ -353,14 +345,13 @@ def heads_started(job: str) -> int | None:
         return None
 
 
-def end_tasks(job: str, reason: str, *, hosts: bool) -> None:
-    """Stop all tasks of a job and, if ``hosts``, release what they ran on."""
+def end_tasks(job: str, reason: str) -> set[str]:
+    """Stop all tasks of a job; return the hosts that they run on."""
     found = {task["taskArn"]: task for task in running(started_by=job)}
     heads = running(family=HEAD_FAMILY)
     found |= {task["taskArn"]: task for task in heads if job_of(task) == job}
     stop([*found.values()], reason)
-    if hosts:
-        release({arn for task in found.values() if (arn := task.get("containerInstanceArn"))})
+    return {arn for task in found.values() if (arn := task.get("containerInstanceArn"))}
 
 
 def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
@@ -429,12 +420,14 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         if error.startswith("ECS."):
             # It may have hidden that a head was started, which no list shows at first.
             time.sleep(times.CONSISTENT_S)
-        # Hosts stay for another attempt. The head's own goes with the job's other ones.
         reason = stop_reason(outcome.status, f"job {job}: {outcome.reason}")
-        end_tasks(job, reason, hosts=not outcome.again)
+        hosts = end_tasks(job, reason)
+        if outcome.again:  # they stay for another attempt
+            hosts = set()
         is_bad = ending_of(task) is Ending.BAD_HOST  # the next attempt must not find it
         if (is_bad or not outcome.again) and (host := text_of(task, "ContainerInstanceArn")):
-            release({host})
+            hosts.add(host)
+        release(hosts)
     answer: dict[str, Any] = json.loads(outcome.to_json())
     return answer
 
@@ -448,7 +441,7 @@ def aborted(event: dict[str, Any]) -> None:
     else:
         found = described_abort(job)
         outcome = Outcome.of_abort(error=found.get("error"), cause=found.get("cause"))
-    end_tasks(job, stop_reason(outcome.status, f"job {job}: {outcome.reason}"), hosts=True)
+    release(end_tasks(job, stop_reason(outcome.status, f"job {job}: {outcome.reason}")))
     if spec:
         began = detail["startDate"] / 1000
         stopped = detail.get("stopDate")

@@ -40,7 +40,7 @@ FAMILIES: Final = {"for-heads": "head", "for-workers": "worker"}
 TAGS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
 WORKERS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
 #: Between two looks of a head; Ray's autoscaler has five seconds.
-TICK_S: Final = 10.0
+TICK_S: Final = 20.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

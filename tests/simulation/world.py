@@ -80,11 +80,16 @@ class World:
 
     def sleep(self, seconds: float) -> None:
         """Of the process that calls it."""
-        self.wait(lambda _: None, seconds)
+        current: Any = getcurrent()
+        self.after(seconds, current.switch)
+        self._hub.switch()
+        if current.is_dead:
+            raise EndedError
 
     def wait(self, register: Callable[[Callable[[], None]], None], seconds: float) -> bool:
         """Wait until what is registered is called; False when that takes longer."""
-        current, woken = getcurrent(), list[bool]()
+        current: Any = getcurrent()
+        woken: list[bool] = []
 
         def wake(is_heard: bool) -> None:
             if not woken:
@@ -94,6 +99,6 @@ class World:
         register(lambda: self.after(self.random.uniform(0.1, 2), wake, True))
         self.after(seconds, wake, False)
         self._hub.switch()
-        if getattr(current, "is_dead", False):
+        if current.is_dead:
             raise EndedError
         return woken[0]

@@ -429,7 +429,7 @@ def test_the_end_of_a_job_ends_its_tasks_and_hosts_and_nobody_elses(
     assert found["reason"] == "failed: user code exit 3"
     assert aws.running() == {"other-head", "other-1", "standing"}
     assert sorted(aws.terminated) == ["i-h1", "i-h2", "i-h9"]
-    assert aws.states["shared"] == ["DRAINING", "ACTIVE"], "another job's task runs there"
+    assert "shared" not in aws.states, "another job's task runs there"
     record = aws.objects["runs/r1/jobs/j1.json"]
     assert record["exit_code"] == 3
     assert record["reason"] == "failed: user code exit 3"
@@ -657,7 +657,7 @@ def test_a_task_that_no_list_has_yet_keeps_its_host(
     monkeypatch.setattr(aws, "describe_container_instances", describe)
     keeper.handler({}, None)
     assert aws.terminated == ["i-idle"]
-    assert aws.states["taken"] == ["DRAINING", "ACTIVE"]
+    assert "taken" not in aws.states
 
 
 @pytest.mark.parametrize("status", ["STOPPED", "DEACTIVATING"])
@@ -682,7 +682,7 @@ def test_a_task_that_ends_does_not_hide_one_that_no_list_has_yet(
 
     monkeypatch.setattr(aws, "describe_container_instances", describe)
     keeper.release({"h"})
-    assert (aws.terminated, aws.states["h"]) == ([], ["DRAINING", "ACTIVE"])
+    assert (aws.terminated, aws.states) == ([], {})
     assert sum(waited) <= times.CONSISTENT_S
 
 
@@ -826,12 +826,22 @@ def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(
     assert keeper.handler({}, None)["released"] == []
 
 
-def test_a_drain_that_another_has_begun_is_not_undone(keeper: ModuleType, aws: Aws) -> None:
-    """The job's head drains a host to terminate it, and no list shows the task it stopped."""
-    aws.states["shared"] = ["DRAINING"]
-    keeper.release({"shared"})
-    assert "ACTIVE" not in aws.states["shared"], "another job's task would come and be lost"
-    assert aws.terminated == []
+def test_a_host_to_which_a_task_comes_at_the_last_moment_drains_until_it_has_ended(
+    keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.hosts = {"h": 9000}
+    drain = aws.update_container_instances_state
+
+    def come(**given: Any) -> None:
+        aws.add("late", startedBy="j2", group="job:j2", host="h")
+        drain(**given)
+
+    monkeypatch.setattr(aws, "update_container_instances_state", come)
+    keeper.release({"h"})
+    assert (aws.terminated, aws.states["h"]) == ([], ["DRAINING"])
+    aws.tasks["late"] |= {"lastStatus": "STOPPED", "desiredStatus": "STOPPED"}
+    aws.tasks["late"]["stoppedAt"] = datetime.now(tz=UTC) - timedelta(seconds=times.IDLE_HOST_S)
+    assert keeper.handler({}, None)["released"] == ["h"]
 
 
 def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
