@@ -35,6 +35,7 @@ FILES_REFUSED_S: Final = 120  # S3 refuses a node's files for so long: time will
 # --- a job that reaches its deadline --------------------------------------------------------------
 HEAD_GRACE_S: Final = 120  # the head ends the job itself; after this the state machine ends it
 SWEEP_GRACE_S: Final = 420  # an execution cleans up; after this the sweep ends what is left
+CLOSED_S: Final = 7200  # an execution that has ended: its record is there, or a sweep writes it
 SWEEP_EVERY_S: Final = 300  # what escapes is found within this, and a day of it costs nothing
 CONSISTENT_S: Final = 10  # answers of ECS and Step Functions show what has just changed
 IDLE_HOST_S: Final = 300  # a host without a task is terminated; another job may come before

@@ -231,6 +231,9 @@ def of_keeper(
                 resources=[executions],
             ),
             iam.PolicyStatement(
+                sid="EndedJobs", actions=["states:ListExecutions"], resources=[state_machine_arn]
+            ),
+            iam.PolicyStatement(
                 sid="FindHosts",
                 actions=["ecs:ListContainerInstances"],
                 resources=[cluster.cluster_arn],

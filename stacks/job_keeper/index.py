@@ -432,12 +432,14 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def aborted(event: dict[str, Any]) -> None:
+def aborted(event: "Mapping[str, Any]") -> None:
     """After an execution that did not come to its own end."""
     detail = event["detail"]
     job, spec = detail["name"], spec_of(detail.get("input"))
     if detail["status"] == "TIMED_OUT":
         outcome = Outcome(status=JobStatus.DEADLINE, reason="deadline")
+    elif detail["status"] == "FAILED":
+        outcome = Outcome(status=JobStatus.FAILED, reason="failed: its clean-up failed too")
     else:
         found = described_abort(job)
         outcome = Outcome.of_abort(error=found.get("error"), cause=found.get("cause"))
@@ -471,10 +473,34 @@ def described_abort(job: str) -> "Mapping[str, Any]":
         time.sleep(1)
 
 
+def close_records() -> None:
+    """Write down how executions ended whose record is missing: this function has failed then."""
+    states, s3 = boto3.client("stepfunctions"), boto3.client("s3")
+    now = time.time()
+    for status in ("ABORTED", "FAILED", "TIMED_OUT"):
+        found = states.list_executions(
+            stateMachineArn=STATE_MACHINE, statusFilter=status, maxResults=100
+        )
+        for each in found["executions"]:
+            age = now - each["stopDate"].timestamp()
+            if not times.SWEEP_GRACE_S < age < times.CLOSED_S:
+                continue  # its own clean-up may still come, or has been looked for
+            order = states.describe_execution(executionArn=each["executionArn"])["input"]
+            if (spec := spec_of(order)) is None:
+                continue
+            try:
+                s3.get_object(Bucket=BUCKET, Key=runs.job_record(spec.run, each["name"]))
+            except s3.exceptions.ClientError:
+                print(f"{each['name']} has no record")
+                dates = {name: each[name].timestamp() * 1000 for name in ("startDate", "stopDate")}
+                detail = {"name": each["name"], "status": status, "input": order, **dates}
+                aborted({"detail": detail})
+
+
 def sweep() -> dict[str, Any]:
     """Stop what escaped: no task may run longer than there is an execution that watches it.
 
-    Raises RuntimeError, after all is done that can be, where some task could not be looked at.
+    Raises RuntimeError, after all is done that can be, where some of it could not be.
     """
     statuses: dict[str, str] = {}
     stopped, left = [], []
@@ -490,6 +516,10 @@ def sweep() -> dict[str, Any]:
         except Exception as error:  # one task must not keep the others running
             left.append(f"{task['taskArn']}: {error}")
     found = {"stopped": stopped, "released": release_idle(tasks, idle_s=times.IDLE_HOST_S)}
+    try:
+        close_records()
+    except Exception as error:
+        left.append(f"records: {error}")
     if left:
         raise RuntimeError(f"left to the next sweep: {'; '.join(left)}")
     return found

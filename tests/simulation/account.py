@@ -224,6 +224,22 @@ class Client:
     def describe_execution(self, executionArn: str) -> Any:  # noqa: N803
         return self._call(lambda: self._account.execution(executionArn).described())
 
+    def list_executions(self, stateMachineArn: str, statusFilter: str, maxResults: int) -> Any:  # noqa: N803
+        assert stateMachineArn == MACHINE
+        now, lag = self._account.world.now, self._account.model.times.shows
+        found = [
+            {
+                "name": job.name,
+                "executionArn": f"{MACHINE}:{job.name}",
+                "status": job.status,
+                "startDate": stamp(job.began),
+                "stopDate": stamp(job.ended),
+            }
+            for job in self._account.executions.values()
+            if job.status == statusFilter and now - job.ended > lag
+        ]
+        return self._call(lambda: {"executions": found[-maxResults:]})
+
     def _get_execution_history(self, executionArn: str) -> Any:  # noqa: N803
         number = self._account.execution(executionArn).num_heads
         event = {"taskSubmittedEventDetails": {"resourceType": "ecs"}}
@@ -277,6 +293,8 @@ class Account:
         self.executions: dict[str, Execution] = {}
         self.objects: dict[str, bytes] = {}
         self.is_faulty, self.trouble = True, 0.01
+        self.is_broken = False
+        """The keeper fails at its first call."""
 
     def client(self, who: str) -> Client:
         return Client(self, who)
@@ -377,7 +395,9 @@ class Account:
             world.after(0.1, hear, answer, is_well)
 
         process = world.spawn(call)
-        if self.is_faulty and chance.random() < 0.05:
+        if self.is_broken:
+            process.calls_left = 0
+        elif self.is_faulty and chance.random() < 0.05:
             process.calls_left = chance.randint(0, 40)
         world.after(times.KEEPER_TIMEOUT_S, setattr, process, "is_dead", True)
 
@@ -442,9 +462,10 @@ class Execution:
 
     def described(self) -> Record:
         found = {"status": self.status, "error": self.error, "cause": self.cause}
+        found["input"] = self.order
         lag = self.account.model.times.shows
         if self.status != "RUNNING" and self.account.world.now - self.ended < lag / 2:
-            found = {"status": "RUNNING"}
+            found = {"status": "RUNNING", "input": self.order}
         return found
 
     def _finish(self, status: str) -> None:

@@ -203,6 +203,8 @@ class Life:
         if job.status == "ABORTED":
             return
         result = JobStatus.SUCCEEDED if job.status == "SUCCEEDED" else job.error
+        if result == "Lambda.Unknown":  # the record may be from before the keeper has failed
+            return
         if written["status"] != result:
             world.blame(f"{job.name} is {result}, and its record says {written['status']}")
         if (written["attempts"] or 0) > spec.attempts:
@@ -369,6 +371,12 @@ def aws_is_in_trouble(life: Life) -> None:
     life.world.after(seconds, setattr, life.account, "trouble", 0.01)
 
 
+def keeper_is_broken(life: Life) -> None:
+    life.account.is_broken = True
+    seconds = life.chance.choice([60, 600, 2400])
+    life.world.after(seconds, setattr, life.account, "is_broken", False)
+
+
 def user_stops_a_job(life: Life) -> bool | None:
     """As ``trainctl stop``."""
     if not (job := life.any_job()):
@@ -408,6 +416,7 @@ FAULTS: Final = (
     next_host_is_bad,
     ec2_has_no_host,
     aws_is_in_trouble,
+    keeper_is_broken,
     user_stops_a_job,
     job_is_aborted,
     head_is_killed,

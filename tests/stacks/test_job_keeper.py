@@ -384,6 +384,9 @@ class Aws:
         status = "ABORTED" if job in self.aborts else self.executions[job]
         return {"status": status, **self.aborts.get(job, {})}
 
+    def list_executions(self, **_: Any) -> Any:
+        return {"executions": []}  # tests.stacks.test_lives has those that have ended
+
     def running(self) -> set[str]:
         return {name for name, task in self.tasks.items() if task["desiredStatus"] == "RUNNING"}
 
