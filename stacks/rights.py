@@ -239,6 +239,12 @@ def of_keeper(
                 resources=[cluster.cluster_arn],
             ),
             iam.PolicyStatement(
+                sid="FindServices",
+                actions=["ecs:ListServices"],
+                resources=["*"],
+                conditions=_only(cluster),
+            ),
+            iam.PolicyStatement(
                 sid="MarkDisconnectedHosts",
                 actions=["ecs:DeleteAttributes", "ecs:PutAttributes"],
                 resources=[in_cluster(cluster, "container-instance")],
@@ -250,8 +256,8 @@ def of_keeper(
             ),
         ),
         reasons={
-            wildcard(scope): "Listing tasks and describing groups and instances have no resource; "
-            "tasks are limited to this cluster.",
+            wildcard(scope): "Listing tasks and services, and describing groups and instances, "
+            "have no resource; tasks and services are limited to this cluster.",
             **{
                 wildcard(core, f"{core.export_value(bucket.bucket_arn)}/{key}"): "Runs and jobs "
                 "are named by their users."

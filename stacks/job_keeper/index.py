@@ -504,10 +504,10 @@ def sweep() -> dict[str, Any]:
     """
     statuses: dict[str, str] = {}
     stopped, left = [], []
-    tasks = running()
+    tasks, served = running(), tasks_of_services()
     for task in tasks:
         try:
-            reason = reason_to_stop(task, statuses)
+            reason = reason_to_stop(task, statuses, served)
             if reason:
                 stop([task], reason)
                 stopped.append(task["taskArn"])
@@ -525,21 +525,35 @@ def sweep() -> dict[str, Any]:
     return found
 
 
-def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str]) -> str:
+def tasks_of_services() -> set[str]:
+    """Tasks that ECS itself keeps running: a task's group is the word of who has started it."""
+    ecs = boto3.client("ecs")
+    services, tasks = ecs.get_paginator("list_services"), ecs.get_paginator("list_tasks")
+    return {
+        arn
+        for listed in services.paginate(cluster=CLUSTER)
+        for service in listed["serviceArns"]
+        for page in tasks.paginate(cluster=CLUSTER, serviceName=service)
+        for arn in page["taskArns"]
+    }
+
+
+def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str], served: Collection[str]) -> str:
     """Why the sweep stops a task; "" where it does not.
 
     Args:
         statuses: of the executions by now, job -> status; filled here.
+        served: tasks of services.
     """
+    now = time.time()
+    is_new = now - task["createdAt"].timestamp() < times.CONSISTENT_S
     job = job_of(task)
     if not job:
         family = task["taskDefinitionArn"].rpartition("/")[2].partition(":")[0]
-        is_ours = family in FAMILIES and not str(task.get("group")).startswith("service:")
-        return "it belongs to no job and no service" if is_ours else ""
+        is_stray = family in FAMILIES and task["taskArn"] not in served and not is_new
+        return "it belongs to no job and no service" if is_stray else ""
     if job not in statuses:
         statuses[job] = status_of(job)
-    now = time.time()
-    is_new = now - task["createdAt"].timestamp() < times.CONSISTENT_S
     is_over = now > deadline_of(task, default=now) + times.SWEEP_GRACE_S
     if statuses[job] == UNKNOWN and is_new and not is_over:
         return ""  # Step Functions may not tell of an execution that has just begun

@@ -134,6 +134,10 @@ class Client:
         del cluster
         return self._call(lambda: {"task": self._account.stop(task, reason, self._who)})
 
+    def _list_services(self, cluster: str) -> Any:
+        del cluster
+        return {"serviceArns": []}
+
     def _list_container_instances(self, cluster: str) -> Any:
         del cluster
         return {"containerInstanceArns": [*self._account.model.hosts]}

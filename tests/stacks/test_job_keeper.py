@@ -245,6 +245,7 @@ class Aws:
         assert cluster == "cluster"
         assert "startedBy" not in which or not (desiredStatus or len(which) > 1)
         keys = {"family": "family", "startedBy": "startedBy", "containerInstance": "host"}
+        keys["serviceName"] = "service"
         found = [
             name
             for name, task in self.tasks.items()
@@ -276,6 +277,10 @@ class Aws:
     ) -> None:
         del cluster
         self.states.setdefault(containerInstances[0], []).append(status)
+
+    def _list_services(self, *, cluster: str) -> Any:
+        assert cluster == "cluster"
+        yield {"serviceArns": ["head", "worker"]}
 
     def _list_container_instances(self, *, cluster: str) -> Any:
         assert cluster == "cluster"
@@ -402,7 +407,7 @@ def aws(keeper: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Aws:
     account.add("own-2", startedBy="j1", group="job:j1", host="shared")
     account.add("other-head", family="head", group="job:j2", host="h4")
     account.add("other-1", startedBy="j2", group="job:j2", host="shared")
-    account.add("standing", family="worker", group="service:worker", host="h6")
+    account.add("standing", family="worker", group="service:worker", service="worker", host="h6")
     account.executions = {"j1": "RUNNING", "j2": "RUNNING"}
     return account
 
@@ -709,7 +714,9 @@ def test_a_host_goes_once_its_numbers_show_that_its_task_has_ended(
 
 def test_no_host_is_ended_while_a_task_waits_for_one(keeper: ModuleType, aws: Aws) -> None:
     aws.hosts, aws.groups = {"surplus": 9000}, {"workers": (4, 2)}
-    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
+    aws.add(
+        "waiting", lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
+    )
     assert keeper.handler({}, None) == {"stopped": [], "released": []}
     assert keeper.handler({"Action": "release"}, None) == {"released": []}
     assert (aws.terminated, aws.groups) == ([], {"workers": (4, 2)})
@@ -721,7 +728,9 @@ def test_a_task_that_waits_holds_the_hosts_of_its_own_group_only(
     aws.hosts = {"of-head": 9000, "of-worker": 9000}
     aws.providers["of-head"] = "for-heads"
     aws.groups = {"heads": (2, 1), "workers": (4, 2)}
-    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
+    aws.add(
+        "waiting", lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
+    )
     assert keeper.handler({}, None)["released"] == ["of-head"]
     assert aws.groups == {"heads": (1, 1), "workers": (4, 2)}
     aws.tasks["waiting"].pop("capacityProviderName")  # it may come to any host
@@ -737,9 +746,11 @@ def test_a_host_whose_agent_stays_disconnected_is_no_host_for_a_task_that_waits(
     """ECS counts it among the provider's hosts, so it asks EC2 for no other one."""
     aws.hosts = dict.fromkeys(("deaf", "short", "trains", "told", "here"), 60)
     aws.disconnected = {"deaf", "short", "trains", "told"}
-    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
-    aws.add("trainer", host="trains", group="service:worker")
-    aws.add("late", host="told", group="service:worker", desiredStatus="STOPPED")
+    aws.add(
+        "waiting", lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
+    )
+    aws.add("trainer", host="trains", group="service:worker", service="worker")
+    aws.add("late", host="told", group="service:worker", service="worker", desiredStatus="STOPPED")
     assert keeper.handler({}, None)["released"] == [], "agents reconnect within minutes"
     aws.disconnected.remove("short")
     now = time.time()
@@ -765,7 +776,9 @@ def test_an_instance_that_never_joins_the_cluster_is_terminated(
         "i-boots": ("workers", times.HOST_JOINS_S - 60),
     }
     aws.hosts = {"h6": late}  # it has joined, and runs a task
-    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
+    aws.add(
+        "waiting", lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
+    )
     found = keeper.handler({}, None)["released"]
     assert (found, aws.terminated) == (["i-head", "i-worker"], ["i-head", "i-worker"])
     assert aws.replaced == ["i-worker"], "a task waits for another one"
@@ -818,7 +831,9 @@ def test_a_host_that_cannot_take_the_task_that_waits_is_replaced(
         ("waits", "for-workers", datetime.now(tz=UTC) - waited),
         ("asked-now", "for-heads", datetime.now(tz=UTC)),
     ):
-        aws.add(name, lastStatus="PROVISIONING", host=None, group="service:worker")
+        aws.add(
+            name, lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
+        )
         aws.tasks[name] |= {"capacityProviderName": provider, "createdAt": since}
     assert keeper.handler({}, None)["released"] == ["unfit"]
     assert aws.terminated == aws.replaced == ["i-unfit"]
@@ -851,7 +866,9 @@ def test_a_host_whose_release_has_failed_half_way_ends_though_a_task_waits(
     keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     aws.hosts = {"h": 9000, "free": 9000}
-    aws.add("waiting", lastStatus="PROVISIONING", host=None, group="service:worker")
+    aws.add(
+        "waiting", lastStatus="PROVISIONING", host=None, group="service:worker", service="worker"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(aws, "terminate_instance_in_auto_scaling_group", None)
         keeper.release({"h"})
@@ -886,9 +903,13 @@ def test_no_task_keeps_the_sweep_from_the_others(
 
 
 def test_a_task_of_no_job_and_no_service_is_ended(keeper: ModuleType, aws: Aws) -> None:
-    aws.add("stray", group="family:worker", host="h7")
-    aws.add("foreign", group="family:x", family="x", host="h8")
-    assert keeper.handler({}, None)["stopped"] == ["stray"]
+    then = datetime.now(tz=UTC) - timedelta(seconds=times.CONSISTENT_S)
+    aws.add("stray", group="family:worker", host="h7", createdAt=then)
+    aws.add("pretends", group="service:worker", host="h9", createdAt=then)
+    aws.add("new", group="service:worker", host="h10")  # no list of the service has it yet
+    aws.add("foreign", group="family:x", family="x", host="h8", createdAt=then)
+    aws.tasks["stray"]["overrides"] = {"containerOverrides": [{"environment": [{}]}]}
+    assert keeper.handler({}, None)["stopped"] == ["stray", "pretends"]
     assert aws.tasks["stray"]["reason"] == "it belongs to no job and no service"
 
 
