@@ -142,7 +142,7 @@ FAULTS: Final = (
         old='_value(f"{waits} ? $asked : $millis() / 1000")',
         new='_value("$asked")',
         felt="a job that loses its head after an hour gives up at once where no host is free",
-        tests="tests/stacks/test_simulated_jobs.py",
+        tests="tests/stacks/test_lives.py",
     ),
     Fault(
         name="max-cost-of-fewest-nodes",
