@@ -207,12 +207,33 @@ class Life:
             return
         if written["status"] != result:
             world.blame(f"{job.name} is {result}, and its record says {written['status']}")
-        if (written["attempts"] or 0) > spec.attempts:
-            world.blame(f"{job.name} had {written['attempts']} attempts")
+        heads = self._heads_of(job)
+        num_run = sum("startedAt" in each for each in heads)
+        if written["attempts"] is not None and not num_run <= written["attempts"] <= spec.attempts:
+            said = f"{written['attempts']} attempts of {spec.attempts}"
+            world.blame(f"{job.name} had {said}, and {num_run} heads")
+        bad = [
+            each["containerInstanceArn"]
+            for each in heads
+            if each["containers"][0].get("exitCode") == exits.BAD_HOST
+        ]
+        if len({*bad}) < len(bad) and not self._has_trouble:
+            world.blame(f"{job.name} came to a bad host twice")
         waited = job.ended - job.began
         if result == JobStatus.NO_CAPACITY and waited < spec.capacity_wait_s:
             world.blame(f"{job.name} ends for want of capacity after {waited:.0f} s")
         self._check_cause(job, written)
+
+    def _heads_of(self, job: Execution) -> list[Record]:
+        group = f"job:{job.name}"
+        tasks = self.model.tasks.values()
+        return [each for each in tasks if each["_family"] == "head" and each["group"] == group]
+
+    @property
+    def _has_trouble(self) -> bool:
+        """Whether the keeper may have been kept from its work."""
+        names = ("keeper killed", "fault: aws is in trouble", "fault: keeper is broken")
+        return any(self.world.happened[name] for name in names)
 
     def _check_cause(self, job: Execution, written: Record) -> None:
         """What is said is what happened: the status is a function of the last head's end."""

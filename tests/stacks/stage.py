@@ -42,7 +42,7 @@ class Stage:
         (self._keeper,) = [
             each["FunctionName"]
             for each in self._lambda.list_functions()["Functions"]
-            if "Keeper" in each["FunctionName"]
+            if each["FunctionName"].endswith("-keeper")
         ]
 
     # --- what a test does -----------------------------------------------------------------------
