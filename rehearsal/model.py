@@ -26,6 +26,7 @@ class Times:
     starts: tuple[float, float] = (5, 90)  # assumed: pull and start of a container
     gives_up: tuple[float, float] = (600, 1800)  # on a task without a host: containers-roadmap 2381
     shows: float = 8  # assumed: until lists show a change; less than contract.times.CONSISTENT_S
+    knows: float = 8  # assumed: until a task that was just started is described
     terminates: tuple[float, float] = (5, 300)  # assumed: EC2 shuts a host down
     scales: float = 60  # between two looks of managed scaling: its metric is one of a minute
     surplus: float = 900  # until it takes a host away that has no task: containers-roadmap 1220
@@ -133,6 +134,7 @@ class Model:
                 "attachments": [],
             }
             self._waiting[arn] = task
+            task["_known"] = self._now() + self._random.uniform(0, self.times.knows)
             self._changed(task)
             self._after(self._between(self.times.gives_up), self._give_up, task)
             started.append(task)
@@ -252,6 +254,11 @@ class Model:
             task |= {"lastStatus": "RUNNING", "startedAt": self._stamp(self._now())}
             self._agent.start(task)
 
+    def waiting(self, group: Group) -> list[Record]:
+        """Tasks that wait for a host of a group."""
+        tasks = self._waiting.values()
+        return [each for each in tasks if each["capacityProviderName"] == group.provider]
+
     # --- hosts
     def _scale(self, group: Group) -> None:
         """Managed scaling. From zero it asks for two hosts for one task (containers-roadmap 1716);
@@ -260,9 +267,7 @@ class Model:
         mine = [
             host for host in self.hosts.values() if host["capacityProviderName"] == group.provider
         ]
-        waiting = sum(
-            task["capacityProviderName"] == group.provider for task in self._waiting.values()
-        )
+        waiting = len(self.waiting(group))
         needed = sum(bool(self.on(host)) for host in mine) + waiting
         if waiting and not group.there:
             needed = max(needed, 2)

@@ -124,8 +124,16 @@ class Client:
 
     def describe_tasks(self, cluster: str, tasks: list[str], include: Any = ()) -> Any:
         del cluster, include
-        known = self._account.model.tasks
-        return self._call(lambda: {"tasks": [shown(known[arn]) for arn in tasks if arn in known]})
+        known, world = self._account.model.tasks, self._account.world
+        return self._call(
+            lambda: {
+                "tasks": [
+                    shown(known[arn])
+                    for arn in tasks
+                    if arn in known and world.now >= known[arn]["_known"]
+                ]
+            }
+        )
 
     def run_task(self, **request: Any) -> Any:
         return self._call(lambda: {"tasks": self._account.run(request), "failures": []})
@@ -207,12 +215,7 @@ class Client:
         )
 
     def set_desired_capacity(self, AutoScalingGroupName: str, DesiredCapacity: int) -> Any:  # noqa: N803
-        def effect() -> None:
-            for group in self._account.model.groups.values():
-                if group.name == AutoScalingGroupName:
-                    group.desired = DesiredCapacity
-
-        return self._call(effect)
+        return self._call(lambda: self._account.set_desired(AutoScalingGroupName, DesiredCapacity))
 
     def _describe_instances(self, Filters: Any) -> Any:  # noqa: N803
         del Filters
@@ -323,7 +326,21 @@ class Account:
         started = self.model.run(task, request.get("count", 1), request.get("clientToken", ""))
         for each in started:
             self.world.tell(f"{name_of(each)} is asked for")
+        self._check_number(started[0])
         return started
+
+    def _check_number(self, started: Record) -> None:
+        """A job has no more workers than it asked for."""
+        job = self.job_of(started)
+        if job is None or started["_family"] != "worker":
+            return
+        alive = [
+            task
+            for task in self.model.tasks.values()
+            if task["startedBy"] == started["startedBy"] and task["desiredStatus"] == "RUNNING"
+        ]
+        if len(alive) > job.most:
+            self.world.blame(f"{job.name} has {len(alive)} workers of {job.most}")
 
     def host(self, arn: str) -> Record:
         if arn not in self.model.hosts:
@@ -358,6 +375,8 @@ class Account:
 
     def terminate(self, instance: str, lowers: bool, who: str) -> None:
         hosts = [h for h in self.model.hosts.values() if h["ec2InstanceId"] == instance]
+        for host in hosts:
+            self._check_idle(host)
         for task in [task for host in hosts for task in self.model.on(host)]:
             job = self.job_of(task)
             if task["desiredStatus"] == "RUNNING" and job and job.status == "RUNNING":
@@ -369,6 +388,25 @@ class Account:
         except ValueError as error:
             raise refused(str(error)) from None
         self.world.tell(f"{who} terminates {instance}")
+
+    def _check_idle(self, host: Record) -> None:
+        """A sweep keeps the hosts of a job that is about to be tried again."""
+        process: Any = getcurrent()
+        ended = [task for task in host["_tasks"] if "stoppedAt" in task]
+        if not ended or getattr(process, "what", "") != "sweep":
+            return
+        last = max(ended, key=lambda task: task["stoppedAt"])
+        idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)
+        if job and job.status == "RUNNING" and idle < times.IDLE_HOST_S:
+            self.world.blame(f"a sweep ends {host['ec2InstanceId']} after {idle:.0f} s")
+
+    def set_desired(self, name: str, number: int) -> None:
+        (group,) = [each for each in self.model.groups.values() if each.name == name]
+        for task in self.model.waiting(group):
+            waited = self.world.now - task["createdAt"].timestamp()
+            if waited > times.KEEPER_TIMEOUT_S:  # it was there when the sweep began
+                self.world.blame(f"{name} asks for fewer, and {name_of(task)} waits")
+        group.desired = number
 
     def put(self, key: str, body: bytes, *, is_new: bool) -> None:
         if is_new and key in self.objects:
@@ -399,6 +437,7 @@ class Account:
             world.after(0.1, hear, answer, is_well)
 
         process = world.spawn(call)
+        process.what = str(event.get("Action"))
         if self.is_broken:
             process.calls_left = 0
         elif self.is_faulty and chance.random() < 0.05:
@@ -448,7 +487,8 @@ class Execution:
         self.account, self.name, self.order = account, name, order
         self.status, self.error, self.cause, self.output = "RUNNING", "", "", ""
         self.began, self.ended, self.num_heads = world.now, 0.0, 0
-        self.patience_s = JobSpec.from_json(order).capacity_wait_s
+        spec = JobSpec.from_json(order)
+        self.patience_s, self.most = spec.capacity_wait_s, spec.nodes.high
         self.shows_at = world.now + world.random.uniform(0, account.model.times.shows)
         self.head: Record | None = None
         self.is_ending = False

@@ -39,8 +39,8 @@ QUIET_AFTER_H: Final = 5
 FAMILIES: Final = {"for-heads": "head", "for-workers": "worker"}
 TAGS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
 WORKERS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
-#: Between two looks of a head; Ray's autoscaler has five seconds.
-TICK_S: Final = 20.0
+#: Between two looks of a head; always Ray's five seconds would take four times as long.
+TICKS_S: Final = (5.0, 20.0, 20.0, 20.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +201,8 @@ class Life:
         written = json.loads(record)
         world.happened[f"job {written['status']}"] += 1
         if job.status == "ABORTED":
+            if job.error == STOP_ERROR and written["reason"] != STOPPED_BY_USER:
+                world.blame(f"{job.name} was stopped by its user: {written['reason']}")
             return
         result = JobStatus.SUCCEEDED if job.status == "SUCCEEDED" else job.error
         if result == "Lambda.Unknown":  # the record may be from before the keeper has failed
@@ -291,10 +293,11 @@ class Head:
         world.sleep(life.chance.uniform(5, 30))  # Ray starts
         decisions = Decisions(self.spec, deadline_of(self.task, default=0), world.now)
         began: float | None = None
+        enough_at = world.now
         code: int | None = None
         program = life.programs[self.job.name]
         while code is None:
-            world.sleep(TICK_S)
+            world.sleep(life.chance.choice(TICKS_S))
             there = self._reconcile()
             found = decisions.decide(
                 Seen(
@@ -304,8 +307,11 @@ class Head:
                     is_stopped=self.is_stopped,
                 )
             )
-            if there >= self.spec.nodes.low and began is None:
-                began = world.now
+            if there >= self.spec.nodes.low:
+                enough_at = world.now
+                began = began or world.now
+            elif world.now - enough_at > self.spec.capacity_wait_s + 120 and self.spec.recipe:
+                world.blame(f"head of {self.job.name} waits for ever")
             if found:
                 code = found[0]
                 world.tell(f"head of {self.job.name}: {found[1]}")

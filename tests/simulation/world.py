@@ -25,6 +25,8 @@ class Process(greenlet):
     """A process; ``is_dead`` ends it when it next waits."""
 
     is_dead = False
+    what = ""
+    """What it was started for."""
     calls_left: float = float("inf")
     """It is killed when it makes one more call of AWS than these."""
 
