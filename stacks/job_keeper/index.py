@@ -533,7 +533,8 @@ def tasks_of_services() -> set[str]:
         arn
         for listed in services.paginate(cluster=CLUSTER)
         for service in listed["serviceArns"]
-        for page in tasks.paginate(cluster=CLUSTER, serviceName=service)
+        # By its name: that a list takes an ARN is not documented.
+        for page in tasks.paginate(cluster=CLUSTER, serviceName=service.rpartition("/")[2])
         for arn in page["taskArns"]
     }
 

@@ -280,7 +280,7 @@ class Aws:
 
     def _list_services(self, *, cluster: str) -> Any:
         assert cluster == "cluster"
-        yield {"serviceArns": ["head", "worker"]}
+        yield {"serviceArns": [f"arn:service/cluster/{each}" for each in ("head", "worker")]}
 
     def _list_container_instances(self, *, cluster: str) -> Any:
         assert cluster == "cluster"
