@@ -374,8 +374,8 @@ def write_record(job: str, spec: JobSpec, outcome: Outcome) -> Outcome:
             raise
         print(f"{job} has its record already")
         body = s3.get_object(Bucket=BUCKET, Key=key)["Body"].read()
-        with suppress(InputError):  # any job can write there
-            return Outcome.from_json(body.decode(errors="replace"))
+        with suppress(InputError):  # any job can write there, but start none anew
+            return replace(Outcome.from_json(body.decode(errors="replace")), again=False)
     return outcome
 
 
@@ -505,6 +505,9 @@ def sweep() -> dict[str, Any]:
     statuses: dict[str, str] = {}
     stopped, left = [], []
     tasks, served = running(), tasks_of_services()
+    # Too new to tell: the list of its service may not have it yet.
+    new = time.time() - times.CONSISTENT_S
+    served |= {each["taskArn"] for each in tasks if each["createdAt"].timestamp() > new}
     for task in tasks:
         try:
             reason = reason_to_stop(task, statuses, served)
@@ -544,17 +547,17 @@ def reason_to_stop(task: "TaskTypeDef", statuses: dict[str, str], served: Collec
 
     Args:
         statuses: of the executions by now, job -> status; filled here.
-        served: tasks of services.
+        served: tasks of services, and those that may be.
     """
-    now = time.time()
-    is_new = now - task["createdAt"].timestamp() < times.CONSISTENT_S
     job = job_of(task)
     if not job:
         family = task["taskDefinitionArn"].rpartition("/")[2].partition(":")[0]
-        is_stray = family in FAMILIES and task["taskArn"] not in served and not is_new
+        is_stray = family in FAMILIES and task["taskArn"] not in served
         return "it belongs to no job and no service" if is_stray else ""
     if job not in statuses:
         statuses[job] = status_of(job)
+    now = time.time()
+    is_new = now - task["createdAt"].timestamp() < times.CONSISTENT_S
     is_over = now > deadline_of(task, default=now) + times.SWEEP_GRACE_S
     if statuses[job] == UNKNOWN and is_new and not is_over:
         return ""  # Step Functions may not tell of an execution that has just begun
