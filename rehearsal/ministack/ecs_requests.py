@@ -115,6 +115,8 @@ def list_settled_tasks(request: Record) -> Any:
         arns += [
             arn for arn in json.loads(ended[2])["taskArns"] if is_new(arn, _changed(arn, True))
         ]
+    if host := request.get("containerInstance"):  # the emulator lists those of all hosts
+        arns = [arn for arn in arns if ecs._tasks[arn].get("containerInstanceArn") == host]
     return status, headers, json.dumps(answer | {"taskArns": arns}).encode()
 
 
