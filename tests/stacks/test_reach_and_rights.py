@@ -19,6 +19,7 @@ ON_ANY_RESOURCE = {
     "ecs:DiscoverPollEndpoint": "has no resource",
     "cloudwatch:PutMetricData": "has no resource; limited to one namespace",
     "ecs:ListTasks": "has no resource for a cluster's tasks; limited to one cluster",
+    "ecs:ListServices": "the same for its services",
     "ecs:DeregisterTaskDefinition": "has no resource",
     "ecs:ListTaskDefinitions": "has no resource",
     "autoscaling:DescribeAutoScalingGroups": "has no resource",
@@ -29,7 +30,7 @@ ON_ANY_RESOURCE = {
     "ssmmessages:OpenControlChannel": "has no resource",
     "ssmmessages:OpenDataChannel": "has no resource",
 }
-NEEDS_CONDITION = {"cloudwatch:PutMetricData", "ecs:ListTasks"}
+NEEDS_CONDITION = {"cloudwatch:PutMetricData", "ecs:ListServices", "ecs:ListTasks"}
 
 
 def policies(templates: Templates) -> list[tuple[str, dict[str, Any]]]:
