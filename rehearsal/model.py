@@ -5,7 +5,7 @@ seed can play a month in a second. Records have the shape of the API's answers; 
 with an underscore are the model's own. Each rule names its source, or the word "assumed".
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, Protocol
@@ -23,6 +23,7 @@ class Times:
     """How long things take, in seconds: at least, at most."""
 
     boots: tuple[float, float] = (60, 240)  # assumed
+    places: float = 1  # assumed: until ECS looks for a host again
     starts: tuple[float, float] = (5, 90)  # assumed: pull and start of a container
     gives_up: tuple[float, float] = (600, 1800)  # on a task without a host: containers-roadmap 2381
     shows: float = 8  # assumed: until lists show a change; less than contract.times.CONSISTENT_S
@@ -37,8 +38,11 @@ class Times:
 class Agent(Protocol):
     """What happens on hosts."""
 
+    def pull(self, task: Record) -> None:
+        """Make a container; ``Model.begin`` is told when it is there."""
+
     def start(self, task: Record) -> None:
-        """Start a container; ``Model.end`` is told of its end."""
+        """It runs; ``Model.end`` is told of its end."""
 
     def terminate(self, task: Record) -> None:
         """SIGTERM."""
@@ -51,14 +55,27 @@ class Agent(Protocol):
 class Group:
     """An Auto Scaling group and its capacity provider."""
 
-    name: str
+    record: Record
+    """As Auto Scaling describes it."""
     provider: str
-    most: int
-    desired: int = 0
+    cluster: str
+    """ARN of the cluster that its hosts join."""
     instances: dict[str, Record] = field(default_factory=dict)
     """By id; those that are being terminated among them."""
     surplus_since: float | None = None
     is_trying: bool = False
+
+    @property
+    def name(self) -> str:
+        return str(self.record["AutoScalingGroupName"])
+
+    @property
+    def desired(self) -> int:
+        return int(self.record["DesiredCapacity"])
+
+    @desired.setter
+    def desired(self, number: int) -> None:
+        self.record["DesiredCapacity"] = number
 
     @property
     def there(self) -> int:
@@ -67,11 +84,11 @@ class Group:
 
 
 class Model:
-    """An account with one cluster."""
+    """An account's tasks and hosts."""
 
     def __init__(
         self,
-        groups: Mapping[str, int],
+        groups: Iterable[Group],
         agent: Agent,
         *,
         now: Callable[[], float],
@@ -84,17 +101,13 @@ class Model:
     ) -> None:
         """
         Args:
-            groups: their most hosts, by the name of their capacity provider.
             after: ``after(seconds, call, *given)`` calls later.
             stamp: a time as records have it.
             has_room: whether EC2 has another host for a group now.
             fate: of a new host: "" or "unjoined", which never joins the cluster; "lacks" what a
                 task needs, so that none is placed there; "bad": tasks end on it.
         """
-        self.groups = {
-            provider: Group(name=f"group-{provider}", provider=provider, most=most)
-            for provider, most in groups.items()
-        }
+        self.groups = {each.provider: each for each in groups}
         self.tasks: dict[str, Record] = {}
         self.hosts: dict[str, Record] = {}
         """Of the cluster, by ARN."""
@@ -107,7 +120,7 @@ class Model:
         self._number = 0
         self._is_placing = False
         for group in self.groups.values():
-            self._after(self._random.uniform(0, self.times.scales), self._scale, group)
+            self._after(self._random.uniform(0, self.times.scales), self._look, group)
 
     def _id(self) -> int:
         self._number += 1
@@ -117,31 +130,26 @@ class Model:
         return self._random.uniform(*limits)
 
     # --- tasks
-    def run(self, request: Mapping[str, Any], count: int = 1, token: str = "") -> list[Record]:
-        """RunTask: a client token that is known starts nothing (API reference of ECS)."""
-        if token and token in self._tokens:
-            return [self.tasks[arn] for arn in self._tokens[token]]
-        started = []
-        for _ in range(count):
-            arn = f"arn:aws:ecs:us-east-1:1:task/c/{self._id():06}"
-            task = self.tasks[arn] = {
-                **request,
-                "taskArn": arn,
+    def known(self, token: str) -> list[Record]:
+        """Tasks of a client token that is known: RunTask starts nothing then (API reference)."""
+        return [self.tasks[arn] for arn in self._tokens.get(token, ())]
+
+    def run(self, started: Iterable[Record], token: str = "") -> None:
+        """RunTask. Of a task, the request's own fields are there."""
+        for task in started:
+            arn = task["taskArn"]
+            task |= {
                 "lastStatus": "PROVISIONING",
                 "desiredStatus": "RUNNING",
                 "createdAt": self._stamp(self._now()),
-                "containers": [{"name": "ray"}],
-                "attachments": [],
             }
-            self._waiting[arn] = task
+            self.tasks[arn] = self._waiting[arn] = task
             task["_known"] = self._now() + self._random.uniform(0, self.times.knows)
             self._changed(task)
             self._after(self._between(self.times.gives_up), self._give_up, task)
-            started.append(task)
-        if token:
-            self._tokens[token] = [task["taskArn"] for task in started]
+            if token:
+                self._tokens.setdefault(token, []).append(arn)
         self._place_soon()
-        return started
 
     def _changed(self, task: Record) -> None:
         """ListTasks shows it after a while: answers are eventually consistent (API reference)."""
@@ -167,11 +175,11 @@ class Model:
                 found.append(task["taskArn"])
         return found
 
-    def stop(self, task: Record, reason: str) -> None:
+    def stop(self, task: Record, reason: str, stop_code: str = "UserInitiated") -> None:
         """StopTask; the same again changes nothing."""
         if task["desiredStatus"] == "STOPPED":
             return
-        task |= {"desiredStatus": "STOPPED", "stopCode": "UserInitiated", "stoppedReason": reason}
+        task |= {"desiredStatus": "STOPPED", "stopCode": stop_code, "stoppedReason": reason}
         self._changed(task)
         if task["lastStatus"] == "PROVISIONING":
             self.end(task, None)
@@ -222,7 +230,7 @@ class Model:
     def _place_soon(self) -> None:
         if not self._is_placing:
             self._is_placing = True
-            self._after(1, self._place)
+            self._after(self.times.places, self._place)
 
     def _place(self) -> None:
         """One task a host: each takes all of it. ECS documents no order of tasks that wait."""
@@ -247,9 +255,10 @@ class Model:
                 }
                 host["_tasks"].append(task)
                 del self._waiting[task["taskArn"]]
-                self._after(self._between(self.times.starts), self._begin, task)
+                self._agent.pull(task)
 
-    def _begin(self, task: Record) -> None:
+    def begin(self, task: Record) -> None:
+        """The container of a task runs, unless the task was told to stop before."""
         if task["lastStatus"] == "PENDING" and task["desiredStatus"] == "RUNNING":
             task |= {"lastStatus": "RUNNING", "startedAt": self._stamp(self._now())}
             self._agent.start(task)
@@ -260,10 +269,13 @@ class Model:
         return [each for each in tasks if each["capacityProviderName"] == group.provider]
 
     # --- hosts
-    def _scale(self, group: Group) -> None:
+    def _look(self, group: Group) -> None:
+        self._after(self.times.scales, self._look, group)
+        self.scale(group)
+
+    def scale(self, group: Group) -> None:
         """Managed scaling. From zero it asks for two hosts for one task (containers-roadmap 1716);
         a host is taken away only if it has no task for a quarter of an hour."""
-        self._after(self.times.scales, self._scale, group)
         mine = [
             host for host in self.hosts.values() if host["capacityProviderName"] == group.provider
         ]
@@ -273,8 +285,8 @@ class Model:
             needed = max(needed, 2)
         idle = [host for host in mine if not self.on(host) and not host["_leaves"]]
         if needed > group.desired:
-            group.desired = min(group.most, needed)
-            self._fill(group)
+            group.desired = min(group.record["MaxSize"], needed)
+            self.fill(group)
         if waiting or not idle:
             group.surplus_since = None
         elif group.surplus_since is None:
@@ -284,7 +296,7 @@ class Model:
             for host in idle:
                 self.terminate(host["ec2InstanceId"], lowers=True)
 
-    def _fill(self, group: Group) -> None:
+    def fill(self, group: Group) -> None:
         """Auto Scaling starts what is missing, again and again."""
         missing = group.desired - group.there
         while missing > 0 and self._has_room(group):
@@ -294,9 +306,10 @@ class Model:
                 "LaunchTime": self._stamp(self._now()),
                 "Tags": [{"Key": "aws:autoscaling:groupName", "Value": group.name}],
                 "_leaves": False,
+                "_fate": self._fate(group),
             }
-            if (fate := self._fate(group)) != "unjoined":
-                self._after(self._between(self.times.boots), self._join, group, instance, fate)
+            if group.instances[instance]["_fate"] != "unjoined":
+                self._after(self._between(self.times.boots), self._join, group, instance)
             missing -= 1
         if missing > 0 and not group.is_trying:
             group.is_trying = True
@@ -304,12 +317,13 @@ class Model:
 
     def _try(self, group: Group) -> None:
         group.is_trying = False
-        self._fill(group)
+        self.fill(group)
 
-    def _join(self, group: Group, instance: str, fate: str) -> None:
+    def _join(self, group: Group, instance: str) -> None:
         if instance not in group.instances or group.instances[instance]["_leaves"]:
             return
-        arn = f"arn:aws:ecs:us-east-1:1:container-instance/c/{instance[2:]}"
+        place = group.cluster.replace(":cluster/", ":container-instance/")
+        arn = f"{place}/{instance[2:]}"
         self.hosts[arn] = {
             "containerInstanceArn": arn,
             "ec2InstanceId": instance,
@@ -318,7 +332,7 @@ class Model:
             "agentConnected": True,
             "registeredAt": self._stamp(self._now()),
             "attributes": [],
-            "_fate": fate,
+            "_fate": group.instances[instance]["_fate"],
             "_leaves": False,
             "_tasks": [],
             "_unreported": [],
@@ -378,7 +392,7 @@ class Model:
                     self._lose(task, instance)
             if not self.on(host):
                 self._after(self._between(self.times.terminates), self._gone, host)
-        self._fill(group)
+        self.fill(group)
 
     def lose(self, arn: str) -> None:
         """EC2 takes a host; its group starts another one."""
@@ -388,7 +402,7 @@ class Model:
         for task in self.on(host):
             self._lose(task, host["ec2InstanceId"])
         self._gone(host)
-        self._fill(group)
+        self.fill(group)
 
     def _lose(self, task: Record, instance: str) -> None:
         self._agent.kill(task)

@@ -204,12 +204,7 @@ class Client:
         return self._call(
             lambda: {
                 "AutoScalingGroups": [
-                    {
-                        "AutoScalingGroupName": group.name,
-                        "DesiredCapacity": group.desired,
-                        "Instances": [*group.instances.values()],
-                    }
-                    for group in groups
+                    group.record | {"Instances": [*group.instances.values()]} for group in groups
                 ]
             }
         )
@@ -317,13 +312,23 @@ class Account:
         (strategy,) = request["capacityProviderStrategy"]
         provider = strategy["capacityProvider"]
         fields = ("startedBy", "group", "overrides")
-        task = {name: request[name] for name in fields} | {
-            "tags": request.get("tags", []),
-            "capacityProviderName": provider,
-            "taskDefinitionArn": f"arn:x:task-definition/{self._families[provider]}:3",
-            "_family": self._families[provider],
-        }
-        started = self.model.run(task, request.get("count", 1), request.get("clientToken", ""))
+        token = request.get("clientToken", "")
+        if known := self.model.known(token):
+            return known
+        started: list[Record] = [
+            {name: request[name] for name in fields}
+            | {
+                "taskArn": f"arn:aws:ecs:us-east-1:1:task/c/{len(self.model.tasks) + number:06}",
+                "containers": [{"name": "ray"}],
+                "attachments": [],
+                "tags": request.get("tags", []),
+                "capacityProviderName": provider,
+                "taskDefinitionArn": f"arn:x:task-definition/{self._families[provider]}:3",
+                "_family": self._families[provider],
+            }
+            for number in range(request.get("count", 1))
+        ]
+        self.model.run(started, token)
         for each in started:
             self.world.tell(f"{name_of(each)} is asked for")
         self._check_number(started[0])

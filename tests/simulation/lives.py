@@ -62,7 +62,18 @@ class Life:
         self._short_until = dict.fromkeys(FAMILIES, 0.0)
         self._fates: dict[str, list[str]] = {provider: [] for provider in FAMILIES}
         self.model = Model(
-            {"for-heads": self.max_heads, "for-workers": self.max_workers},
+            (
+                Group(
+                    record={
+                        "AutoScalingGroupName": f"group-{provider}",
+                        "DesiredCapacity": 0,
+                        "MaxSize": most,
+                    },
+                    provider=provider,
+                    cluster="arn:aws:ecs:us-east-1:1:cluster/c",
+                )
+                for provider, most in zip(FAMILIES, (self.max_heads, self.max_workers), strict=True)
+            ),
             self,
             now=world.time,
             after=world.after,
@@ -87,6 +98,10 @@ class Life:
         return planned.pop() if planned else ""
 
     # --- containers
+    def pull(self, task: Record) -> None:
+        seconds = self.chance.uniform(*self.model.times.starts)
+        self.world.after(seconds, self.model.begin, task)
+
     def start(self, task: Record) -> None:
         host = self.model.hosts[task["containerInstanceArn"]]
         if host["_fate"] == "bad":
