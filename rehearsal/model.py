@@ -214,7 +214,7 @@ class Model:
         task |= {"lastStatus": "STOPPED", "desiredStatus": "STOPPED"}
         task["stoppedAt"] = self._stamp(self._now())
         if code is not None:
-            task["containers"][0]["exitCode"] = code
+            task["containers"] = [{**task["containers"][0], "exitCode": code}]
         if hear := task.pop("_hear", None):
             hear()
         if host and host["_leaves"] and not self.on(host):
@@ -276,6 +276,9 @@ class Model:
     def scale(self, group: Group) -> None:
         """Managed scaling. From zero it asks for two hosts for one task (containers-roadmap 1716);
         a host is taken away only if it has no task for a quarter of an hour."""
+        if not group.instances and not self._waiting:
+            group.surplus_since = None
+            return
         mine = [
             host for host in self.hosts.values() if host["capacityProviderName"] == group.provider
         ]

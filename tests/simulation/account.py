@@ -7,6 +7,7 @@ import functools
 import importlib
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -59,7 +60,9 @@ def evaluate(value: Any, variables: Mapping[str, Any], now: float) -> Any:
         return [evaluate(each, variables, now) for each in value]
     if not (isinstance(value, str) and value.startswith("{%")):
         return value
-    text = value.removeprefix("{%").removesuffix("%}").replace("$millis()", "$virtual_ms")
+    text = value[2:-2].strip().replace("$millis()", "$virtual_ms")
+    if re.fullmatch(r"\$\w+(\.\w+)*", text):  # half of them, and the evaluator is slow
+        return functools.reduce(dict.__getitem__, text[1:].split("."), {**variables})
     expression = compiled(text)
     frame = expression.create_frame()
     for name, each in {**variables, "virtual_ms": round(now * 1000)}.items():
@@ -76,14 +79,19 @@ class StateError(Exception):
 
 
 # --- clients --------------------------------------------------------------------------------------
+class MissingError(Exception):
+    """Of Step Functions: there is no such execution."""
+
+
+EXCEPTIONS: Final = SimpleNamespace(ClientError=ClientError, ExecutionDoesNotExist=MissingError)
+
+
 class Client:
     """A client of any service, as one process has it."""
 
     def __init__(self, account: "Account", who: str) -> None:
         self._account, self._who = account, who
-        self.exceptions = SimpleNamespace(
-            ClientError=ClientError, ExecutionDoesNotExist=MissingError
-        )
+        self.exceptions = EXCEPTIONS
 
     def _call(self, effect: Callable[[], Any]) -> Any:
         """A call takes some time, and may be throttled, fail before or after it took effect, or be
@@ -128,7 +136,7 @@ class Client:
         return self._call(
             lambda: {
                 "tasks": [
-                    shown(known[arn])
+                    known[arn].copy()
                     for arn in tasks
                     if arn in known and world.now >= known[arn]["_known"]
                 ]
@@ -156,7 +164,7 @@ class Client:
         return self._call(
             lambda: {
                 "containerInstances": [
-                    shown(model.described(arn)) for arn in containerInstances if arn in model.hosts
+                    model.described(arn) for arn in containerInstances if arn in model.hosts
                 ]
             }
         )
@@ -173,12 +181,12 @@ class Client:
     def put_attributes(self, cluster: str, attributes: list[Record]) -> Any:
         del cluster
         (each,) = attributes
-        self._call(lambda: self._account.host(each["targetId"])["attributes"].append(each))
+        self._call(lambda: self._account.host(each["targetId"]).update(attributes=[each]))
 
     def delete_attributes(self, cluster: str, attributes: list[Record]) -> Any:
         del cluster
         (each,) = attributes
-        self._call(lambda: self._account.host(each["targetId"])["attributes"].clear())
+        self._call(lambda: self._account.host(each["targetId"]).update(attributes=[]))
 
     # --- Lambda
     def invoke(self, FunctionName: str, InvocationType: str, Payload: bytes) -> Any:  # noqa: N803
@@ -264,18 +272,6 @@ class Client:
         return self._call(effect)
 
 
-class MissingError(Exception):
-    """Of Step Functions: there is no such execution."""
-
-
-def shown(record: Record) -> Record:
-    """A record as AWS shows it at this moment."""
-    copy = {name: each for name, each in record.items() if name[0] != "_"}
-    if "containers" in copy:
-        copy["containers"] = [dict(each) for each in copy["containers"]]
-    return copy
-
-
 # --- the account ----------------------------------------------------------------------------------
 class Account:
     """Its tasks and hosts, executions, bucket, and the function that cleans up."""
@@ -297,9 +293,8 @@ class Account:
         self.is_faulty, self.trouble = True, 0.01
         self.is_broken = False
         """The keeper fails at its first call."""
-
-    def client(self, who: str) -> Client:
-        return Client(self, who)
+        self.client = functools.cache(functools.partial(Client, self))
+        self._was_left = True
 
     def execution(self, arn: str) -> "Execution":
         found = self.executions.get(arn.rpartition(":")[2])
@@ -361,7 +356,7 @@ class Account:
             self.world.tell(f"{who} stops {name_of(task)}: {reason}")
             self._check_may_end(task, who, reason)
         self.model.stop(task, reason)
-        return shown(task)
+        return task.copy()
 
     def _check_may_end(self, task: Record, who: str, reason: str) -> None:
         """The keeper ends no task of a job that goes on."""
@@ -475,8 +470,17 @@ class Account:
         self.invoke(event, heard)
 
     def sweep(self) -> None:
-        self.notify({"Action": "sweep"})
+        """Every few minutes; of a deployment in which nothing is left, once."""
         self.world.after(times.SWEEP_EVERY_S, self.sweep)
+        model, oldest = self.model, self.world.now - times.CLOSED_S
+        is_left = (
+            any(group.instances or group.desired for group in model.groups.values())
+            or any(task["lastStatus"] != "STOPPED" for task in model.tasks.values())
+            or any(not 0 < job.ended < oldest for job in self.executions.values())
+        )
+        if is_left or self._was_left:
+            self.notify({"Action": "sweep"})
+        self._was_left = is_left
 
 
 def name_of(task: Record) -> str:

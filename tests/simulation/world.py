@@ -5,10 +5,10 @@ and any two of them alternate at each call that takes time.
 """
 
 import contextlib
-import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from heapq import heappop, heappush
 from random import Random
 from typing import Any, Final
 
@@ -62,11 +62,12 @@ class World:
         self.wrong.append(what)
 
     def after(self, seconds: float, call: Callable[..., Any], *given: Any) -> None:
-        heapq.heappush(self._due, (self.now + seconds, next(self._number), call, given))
+        heappush(self._due, (self.now + seconds, next(self._number), call, given))
 
     def run(self, until: float) -> None:
-        while self._due and self._due[0][0] <= until:
-            self.now, _, call, given = heapq.heappop(self._due)
+        due = self._due
+        while due and due[0][0] <= until:
+            self.now, _, call, given = heappop(due)
             call(*given)
         self.now = until
 
