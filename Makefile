@@ -66,7 +66,6 @@ rehearse: venv venv-laptop venv-aws node ## the whole system in containers on a 
 bench: venv-dev ## compare with the plain ways; one JSON object each
 	@$(PYTHON) -m benchmarks.ddp --json
 	@$(PYTHON) -m benchmarks.checkpoint --json
-	@$(PYTHON) -m benchmarks.loading --json
 	@$(PYTHON) -m benchmarks.images --json
 	@$(PYTHON) -m benchmarks.fsdp --json
 

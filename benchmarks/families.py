@@ -51,7 +51,6 @@ _SIZES: Final[Mapping[str, Any]] = {
     "eos_token_id": 2,
 }
 _GPT: Final = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-_EXPERTS: Final = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _SHORT_WINDOW: Final = {"sliding_window": 8, "head_dim": 8, "query_pre_attn_scalar": 8}
 _LATENT: Final = {
     "num_key_value_heads": 4,
@@ -70,16 +69,9 @@ _LATENT: Final = {
 
 #: Type of a model -> what its configuration has beside, or instead of, the sizes of all.
 FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
-    "apertus": {},
-    "arcee": {},
     "bert": {},
-    "bloom": {"n_layer": 2, "n_head": 4},
-    "codegen": {**_GPT, "rotary_dim": 4},
     "cohere": {"logit_scale": 0.25},
-    "cohere2": {"logit_scale": 0.25, "sliding_window": 8},
     "deepseek_v3": _LATENT,
-    "ernie4_5": {},
-    "exaone4": {"sliding_window": 8},
     "falcon": {"new_decoder_architecture": True, "num_kv_heads": 2},
     "gemma": {"head_dim": 8},
     "gemma2": _SHORT_WINDOW,
@@ -87,8 +79,6 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
     "glm": {"head_dim": 8},
     "glm4": {"head_dim": 8},
     "gpt2": _GPT,
-    "gpt_bigcode": _GPT,
-    "gpt_neo": {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
     "gpt_neox": {"rotary_pct": 0.25},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
     "gptj": {**_GPT, "rotary_dim": 4},
@@ -98,34 +88,26 @@ FAMILIES: Final[Mapping[str, Mapping[str, Any]]] = {
         "residual_multiplier": 0.5,
         "attention_multiplier": 0.3,
     },
-    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2, "logits_scaling": 4.0},
-    "helium": {"head_dim": 8},
-    "hunyuan_v1_dense": {"head_dim": 8},
     "jamba": {"num_experts": 4, "attn_layer_offset": 1, "attn_layer_period": 2},
     "llama": {},
     "llama4_text": {"num_local_experts": 2, "intermediate_size_mlp": 64, "head_dim": 8},
     "mamba2": {"head_dim": 16, "num_heads": 4, "state_size": 8, "n_groups": 2},
     "mistral": {},
     "mixtral": {"num_local_experts": 4},
-    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 64},
-    "nanochat": {},
-    "nemotron": {},
-    "olmo": {},
     "olmo2": {},
     "olmo3": {"sliding_window": 8},
     "olmoe": {"num_experts": 4, "num_experts_per_tok": 2},
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "phi": {},
     "phi3": {},
-    "phimoe": {"num_local_experts": 4},
     "qwen2": {},
-    "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 16},
     "qwen3": {"head_dim": 8},
-    "qwen3_moe": {**_EXPERTS, "head_dim": 8},
-    "seed_oss": {"head_dim": 8},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "head_dim": 8,
+    },
     "smollm3": {},
-    "stablelm": {},
-    "starcoder2": {},
 }
 
 
