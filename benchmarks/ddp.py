@@ -104,11 +104,7 @@ class RecipeLoop:
         self.model = models.resnet18()
         models.keep_live_taps(self.model, image_size=images.IMAGE_SIZE)
         self.model.to(dtype)
-        self.replica = replicas.distribute(
-            self.model,
-            compression=self._config.gradient_compression,
-            bucket_mb=self._config.bucket_mb,
-        )
+        self.replica = replicas.distribute(self.model)
         cpu = torch.device("cpu")
         self._optimizer = ddp.build_optimizer(self.model, self._config, cpu)
         self._data = images.DeviceImages.train_split(image_set, cpu)
@@ -197,7 +193,6 @@ def _config() -> DdpConfig:
         data="unused",
         num_workers=WORLD_SIZE,
         batch_per_worker=_BATCH_PER_WORKER,
-        schedule="constant",
         max_grad_norm=0.0,
     )
 

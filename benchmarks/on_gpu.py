@@ -52,7 +52,7 @@ STEPS: Final = (
     Step(
         name="ddp-torchrun",
         words="python -m torch.distributed.run --standalone --nproc-per-node {gpus} "
-        "-m training.launch -- ddp --run images-bf16 --gradient-compression bf16 --json",
+        "-m training.launch -- ddp --run images-torchrun --json",
     ),
     Step(name="fsdp", words=f"{_FSDP} text --checkpoint-every 10"),
     Step(name="fsdp-compiled", words=f"{_FSDP} compiled --compile"),

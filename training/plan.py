@@ -189,8 +189,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--optimizer", choices=[*MOMENTS])
     parser.add_argument("--reduce-gradients", choices=REDUCE)
     parser.add_argument("--reduce-dtype", choices=[*REDUCE_DTYPES])
-    parser.add_argument("--keep-blocks", action="store_true", default=None)
-    parser.add_argument("--offload-moments", action="store_true", default=None)
     parser.add_argument("--efa", action="store_true", help="hosts reach each other by EFA")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     options = parser.parse_args(arguments)
@@ -262,15 +260,12 @@ def summary(plan: Plan, tokens: float) -> dict[str, object]:
         "recompute": plan.setup.recompute,
         "microbatch": plan.setup.microbatch,
         "optimizer": plan.setup.optimizer,
-        "offload_moments": plan.setup.offload_moments,
         "lora_rank": plan.setup.lora_rank,
         "lora_targets": plan.setup.lora_targets,
         "lora_bits": plan.setup.lora_bits,
         "fits": plan.fits,
         "memory_bytes": {**dataclasses.asdict(plan.memory), "total": plan.memory.total},
         "available_bytes": plan.available,
-        "host_memory_bytes": plan.host_memory,
-        "host_available_bytes": plan.host_available,
         "tokens_per_s": plan.tokens_per_s,
         "mfu": plan.mfu,
         "bound_by": plan.bound_by,
@@ -289,26 +284,15 @@ def text(plan: Plan, tokens: float) -> str:
     parts = ", ".join(
         f"{name} {size / GIB:.1f}" for name, size in dataclasses.asdict(plan.memory).items()
     )
-    on_host = ""
-    if plan.host_memory:
-        on_host = (
-            f"  moments in each host's memory: {plan.host_memory / GIB:.1f} of "
-            f"{plan.host_available / GIB:.1f} GiB: {_verdict(plan.fits_hosts)}\n"
-        )
     price = "no list price" if usd is None else f"${usd:,.2f}"
     return (
         f"{setup.num_workers} x {gpu.name} on {setup.num_hosts} x {setup.machine.name}, "
         f"recompute {setup.recompute}, microbatch {setup.microbatch}, {setup.optimizer}\n"
         f"  memory per GPU: {plan.memory.total / GIB:.1f} of {plan.available / GIB:.1f} GiB: "
-        f"{_verdict(plan.fits_gpus)} ({parts})\n"
-        f"{on_host}"
+        f"{'fits' if plan.fits else 'DOES NOT FIT'} ({parts})\n"
         f"  expected: {plan.tokens_per_s:,.0f} tokens/s, MFU {plan.mfu:.0%}, bound by "
         f"{plan.bound_by}; {tokens:,.0f} tokens in {hours:.2f} h, {price} (computed)"
     )
-
-
-def _verdict(fits: bool) -> str:
-    return "fits" if fits else "DOES NOT FIT"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ REFUSED: list[tuple[list[str], str]] = [
     ([*SUBMIT, "--epochs"], "--epochs needs a value"),
     ([*SUBMIT, "--epochs", "many"], "--epochs is 'many': it must be a whole number"),
     ([*SUBMIT, "--epochs", "0"], "--epochs is 0: it must be at least 1"),
-    ([*SUBMIT, "--schedule", "bogus"], "--schedule is 'bogus': choose one of one-cycle"),
+    ([*SUBMIT, "--precision", "bogus"], "--precision is 'bogus': choose one of auto"),
     ([*SUBMIT, "--flip=maybe"], "--flip takes no value"),
     ([*SUBMIT, "--batch-per-worker", "3"], "--batch-per-worker is 3: it must be at least 8"),
     ([*SUBMIT, "--lr", "nan"], "--lr is nan: it must be a finite number"),

@@ -186,7 +186,7 @@ def test_laptop_and_node_refuse_the_same_in_the_same_words(
 
 
 @pytest.mark.parametrize(
-    "option", ["--lr", "--epochs", "--schedule", "--preset", "--data", "--run"]
+    "option", ["--lr", "--epochs", "--precision", "--preset", "--data", "--run"]
 )
 def test_an_option_whose_value_is_two_dashes_has_none(option: str) -> None:
     with pytest.raises(InputError):

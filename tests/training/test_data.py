@@ -2,7 +2,6 @@
 on the step and the seed alone."""
 
 import gzip
-import hashlib
 import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -309,36 +308,15 @@ def test_batches_are_normalised_like_one_image_at_a_time(tmp_path: Path) -> None
     assert labels.tolist() == [3, 1, 7]
 
 
-def test_a_border_changes_nothing_until_images_are_moved(tmp_path: Path) -> None:
-    image_set = images.load(str(write_images(tmp_path)))
-    plain = DeviceImages.train_split(image_set, CPU)
-    bordered = DeviceImages.train_split(image_set, CPU, border=2)
-    assert torch.equal(plain.batch(torch.arange(9))[0], bordered.batch(torch.arange(9))[0])
-
-
-def test_images_are_moved_and_mirrored_as_drawn(tmp_path: Path) -> None:
-    image_set = images.load(str(write_images(tmp_path)))
-    bordered = DeviceImages.train_split(image_set, CPU, border=2)
-    shifts = torch.tensor([[2, 0, 4], [2, 2, 1]])
-    mirrored = torch.tensor([True, False, True])
-    moved, _ = bordered.augmented(torch.tensor([5, 6, 7]), shifts=shifts, mirrored=mirrored)
-    for i, index in enumerate((5, 6, 7)):
-        padded = np.pad(image_set.train_images[index], 2)
-        top, left = shifts[:, i].tolist()
-        crop = padded[top : top + 28, left : left + 28]
-        crop = crop[:, ::-1] if mirrored[i] else crop
-        expected = (torch.tensor(crop.copy()).float() / 255 - image_set.mean) / image_set.std
-        torch.testing.assert_close(moved[i, 0], expected, atol=1e-5, rtol=1e-5)
-
-
-def test_augmentation_is_a_function_of_seed_and_step_and_off_when_asked() -> None:
-    def draw(**changes: int | bool) -> str:
-        settings: dict[str, int | bool] = {"seed": 0, "step": 5, "shift": 2, "flip": True}
-        shifts, mirrored = images.augmentation(num=64, **{**settings, **changes})  # type: ignore[arg-type]
-        return hashlib.sha256(shifts.numpy().tobytes() + mirrored.numpy().tobytes()).hexdigest()
-
-    assert draw() == draw()
-    assert len({draw(), draw(seed=1), draw(step=6), draw(flip=False)}) == 4
-    shifts, mirrored = images.augmentation(seed=0, step=0, num=9, shift=0, flip=False)
-    assert not shifts.any()
-    assert not mirrored.any()
+def test_images_are_mirrored_as_drawn_for_each_seed_and_step(tmp_path: Path) -> None:
+    split = DeviceImages.train_split(images.load(str(write_images(tmp_path))), CPU)
+    chosen, is_mirrored = torch.tensor([5, 6, 7]), torch.tensor([True, False, True])
+    plain, _ = split.batch(chosen)
+    found, _ = split.batch(chosen, mirrored=is_mirrored)
+    assert torch.equal(found, torch.stack([plain[0].flip(-1), plain[1], plain[2].flip(-1)]))
+    draws = [
+        images.mirrored(seed=seed, step=step, num=64) for seed, step in [(0, 5), (1, 5), (0, 6)]
+    ]
+    assert torch.equal(draws[0], images.mirrored(seed=0, step=5, num=64))
+    assert len({tuple(draw.tolist()) for draw in draws}) == 3
+    assert all(16 < draw.sum() < 48 for draw in draws)

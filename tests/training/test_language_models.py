@@ -216,9 +216,7 @@ def sharded(
         language_models.keep_frozen_in_bf16(model.model)
     names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    language_models.shard(
-        model, mesh, bf16=bool(lora_rank), reduce_bf16=sends_less, keeps_blocks=sends_less
-    )
+    language_models.shard(model, mesh, bf16=bool(lora_rank), reduce_bf16=sends_less)
     model_weights.allocate(model.model, torch.device("cpu"))
     return model
 

@@ -236,7 +236,7 @@ def test_help_explains_presets_exit_codes_and_every_setting(
     for word in (
         "--local",
         "--lr",
-        "ddp, tuned, small-stem, fast, digits",
+        "ddp, tuned, fast, digits",
         "exit codes",
         "130",
         "torchrun",

@@ -236,7 +236,6 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
                 mesh,
                 bf16=True,
                 reduce_bf16=planned.reduce_dtype == "bf16",
-                keeps_blocks=planned.keep_blocks,
             )
             # The other implementations count moments twice where tensors have no memory.
             optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
@@ -270,14 +269,12 @@ def tracked(values: dict[str, Any], planned: estimates.Setup) -> float:
         {"recompute": "full", "global_batch": 64},
         {"recompute": "full", "global_batch": 64, "reduce_gradients": "step"},
         {"recompute": "full", "global_batch": 64, "reduce_dtype": "bf16"},
-        {"recompute": "full", "global_batch": 64, "keep_blocks": True},
     ],
     ids=[
         "one pass",
         "reduced after each pass",
         "reduced once a step",
         "reduced in bf16",
-        "blocks stay whole",
     ],
 )
 def test_the_memory_of_a_step_is_what_torch_tracks(changes: dict[str, Any]) -> None:
@@ -391,7 +388,6 @@ def test_what_does_not_fit_is_told_what_would() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"offload_moments": True, "num_workers": 4},
         {"optimizer": "adamw-8bit", "num_workers": 4},
         {"lora_rank": 4, "lora_bits": 4, "num_workers": 1, "seq_len": 4096},
         {"replicas": 2, "reduce_gradients": "step"},
@@ -405,42 +401,6 @@ def test_a_run_takes_each_set_up_that_is_proposed(changes: dict[str, Any]) -> No
         names = [field.name for field in dataclasses.fields(each)]
         values = {name: getattr(each, name) for name in names if name not in ("machine", "efa")}
         config(**values)
-
-
-def test_a_run_that_kept_its_moments_on_the_host_is_not_told_what_would_be_refused() -> None:
-    model = built(TINY_LLAMA)
-
-    def said(**changes: Any) -> str:
-        return estimate.advice(config(**changes), model)
-
-    assert "--optimizer adamw-8bit" in said()
-    assert "--offload-moments" in said()
-    assert "adamw-8bit" not in said(offload_moments=True)
-    least = {"microbatch": 1, "recompute": "full", "offload_moments": True}
-    assert said(**least, lora_rank=4, lora_bits=4).startswith("Give more --workers; ")
-
-
-def test_a_plan_tells_that_the_memory_of_the_host_is_what_is_short(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    arguments = ["fsdp", "--model", "new:2.8b", "--instance", "g5.xlarge", "--offload-moments"]
-    arguments += ["--workers", "2", "--recompute", "full", "--microbatch", "1", "--seq-len", "512"]
-    assert plan.main(arguments) == 0
-    gpus, hosts = capsys.readouterr().out.splitlines()[2:4]
-    assert "GiB: fits (" in gpus
-    assert "moments in each host's memory: " in hosts
-    assert hosts.endswith("of 5.3 GiB: DOES NOT FIT")
-    assert plan.main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert not found["fits"]
-    assert found["memory_bytes"]["total"] < found["available_bytes"]
-    assert found["host_memory_bytes"] > found["host_available_bytes"] > 0
-    assert found["offload_moments"]
-    assert (found["lora_rank"], found["lora_targets"], found["lora_bits"]) == (0, "all", 16)
-    # A run does not know its host, and is not warned of one that is smaller than it may be.
-    changes = {"model": "new:2.8b", "num_workers": 2, "microbatch": 1, "offload_moments": True}
-    run = config(**{**PRESETS["dolly"], **changes})
-    assert estimate.warning(shape("2.8b"), run, "NVIDIA A10G") == ""
 
 
 def test_a_node_has_one_network_interface_of_at_most_100_gbps() -> None:
@@ -508,10 +468,6 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
         (["--model", "new:6.9b", "--workers", "3"], "cannot be shared by 3 workers"),
         (["--model", "new:6.9b", "--replicas", "0"], "--replicas is 0"),
         (["--model", "new:6.9b", "--microbatch", "0"], "--microbatch is 0"),
-        (
-            ["--model", "new:6.9b", "--offload-moments", "--optimizer", "adamw-8bit"],
-            "--offload-moments is of --optimizer adamw",
-        ),
     ):
         assert plan.main(["fsdp", *wrong]) == 2
         assert words in capsys.readouterr().err

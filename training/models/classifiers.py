@@ -1,7 +1,7 @@
 """ResNet18, and what can be left out of it without changing what it computes.
 
 ResNet18 has transformers' layout, so that a saved model loads with
-``ResNetForImageClassification.from_pretrained``; one with the small stem, with ``resnet.load``.
+``ResNetForImageClassification.from_pretrained``.
 """
 
 from typing import Any
@@ -12,17 +12,13 @@ from torch import nn
 from training.models.resnet import ResNet18, ResNet18Config
 
 
-def resnet18(
-    *, num_channels: int = 1, num_labels: int = 10, stem: str = "large", width: int = 64
-) -> nn.Module:
-    """Return an untrained ResNet18; 11,175,370 parameters with the defaults, 2,560 fewer with the
-    small stem. ``ResNet18Config`` describes the arguments.
+def resnet18(*, num_channels: int = 1, num_labels: int = 10, width: int = 64) -> nn.Module:
+    """Return an untrained ResNet18; 11,175,370 parameters with the defaults. ``ResNet18Config``
+    describes the arguments.
 
     Weights are drawn from torch's global generator: seed it first.
     """
-    return ResNet18(
-        ResNet18Config(num_channels=num_channels, num_labels=num_labels, stem=stem, width=width)
-    )
+    return ResNet18(ResNet18Config(num_channels=num_channels, num_labels=num_labels, width=width))
 
 
 def channels_last(model: nn.Module) -> None:

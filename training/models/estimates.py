@@ -34,9 +34,6 @@ _RESERVED_GIB: Final = 1.2
 _FRAGMENTED: Final = 0.06
 #: Of the peak that large matrix products reach in practice on a data-centre GPU.
 _ATTAINABLE: Final = 0.55
-#: Bytes per second that a GPU copies to or from pinned memory of its host, over 16 lanes of PCIe 4
-#: at half of their peak, because GPUs share the way.
-_TO_HOST: Final = 16e9
 #: Of a host's bandwidth that NCCL's collectives reach.
 _NETWORK: Final = 0.75
 
@@ -56,10 +53,8 @@ class Setup:
     lora_rank: int = 0
     lora_targets: str = ALL
     lora_bits: int = 16
-    offload_moments: bool = False
     reduce_gradients: str = "pass"
     reduce_dtype: str = "fp32"
-    keep_blocks: bool = False
     efa: bool = False
     """Whether hosts reach each other by EFA, with all network cards, and not only by TCP."""
 
@@ -95,11 +90,6 @@ class Setup:
     def num_microbatches(self) -> int:
         """Passes per step."""
         return max(1, -(-self.global_batch // (self.num_workers * self.microbatch)))
-
-    @property
-    def moments(self) -> float:
-        """Bytes per trained parameter that a GPU holds of moments."""
-        return 0.0 if self.offload_moments else MOMENTS[self.optimizer]
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -225,7 +215,7 @@ def _alone(
         copies = 0.0
     # A gradient is added to those of earlier passes.
     earlier = 4 * trained if setup.num_microbatches > 1 else 0.0
-    always = {"weights": weights, "moments": setup.moments * trained}
+    always = {"weights": weights, "moments": MOMENTS[setup.optimizer] * trained}
     at_loss = Memory(
         **always,
         gradients=earlier,
@@ -281,16 +271,12 @@ def _shared(
     waiting = sent * trained if has_passes and setup.reduce_gradients == "step" else 0.0
     whole = gathered * block
     arriving = whole if shards > 1 else 0.0
-    keeps_blocks = setup.keep_blocks and shards > 1
-    if keeps_blocks:
-        arriving = gathered * (shape.blocks_parameters - block)
     # Tied embeddings are whole from the first block's forward to its backward pass, and reduced
     # last. Otherwise the output embedding is whole from the loss until it is reduced, before the
     # blocks' backward passes, and the input embedding while it is reduced.
     staying, early = (2.0 * embedding, 0) if shape.is_tied else (0.0, learned)
     last_gathered = 2.0 * embedding if shards > 1 else staying
-    last_gathered += gathered * shape.blocks_parameters if keeps_blocks else 0.0
-    always = {"weights": weights / shards, "moments": setup.moments * trained / shards}
+    always = {"weights": weights / shards, "moments": MOMENTS[setup.optimizer] * trained / shards}
     earlier = (waiting or sharded) if has_passes else 0.0
     # The output embedding's gradient is accumulated in fp32 while there are logits. What was
     # gathered last exists twice until the next gather: FSDP2 keeps the buffer it came in.
@@ -305,7 +291,7 @@ def _shared(
     at_head = Memory(
         **always,
         gradients=earlier,
-        gathered=2.0 * embedding + (2.0 + sent) * early + (arriving if keeps_blocks else 0.0),
+        gathered=2.0 * embedding + (2.0 + sent) * early,
         activations=(kept + per_token.outside) * tokens,
     )
     # One block computes while the next is gathered and the gradients of the one before are sent.
@@ -351,29 +337,13 @@ class Plan:
     memory: Memory
     available: float
     """Bytes of a GPU that training may use."""
-    host_memory: float
-    """Bytes of moments that a host keeps for all of its GPUs; 0 without ``--offload-moments``."""
     tokens_per_s: float
     mfu: float
     bound_by: str
 
     @property
-    def host_available(self) -> float:
-        """Bytes of a host that moments may take."""
-        # A checkpoint copies weights and moments to the host's memory, and loading data takes some.
-        return self.setup.machine.memory_mib * 2**20 / 3
-
-    @property
-    def fits_gpus(self) -> bool:
-        return self.memory.total <= self.available
-
-    @property
-    def fits_hosts(self) -> bool:
-        return self.host_memory <= self.host_available
-
-    @property
     def fits(self) -> bool:
-        return self.fits_gpus and self.fits_hosts
+        return self.memory.total <= self.available
 
 
 def make(shape: ModelShape, setup: Setup) -> Plan:
@@ -397,15 +367,13 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     if setup.num_hosts > 1:
         gbps = setup.machine.network_gbps if setup.efa else setup.machine.tcp_gbps
         bandwidth = gbps / 8 * 1e9 * _NETWORK
-        # Through each link of NCCL's ring, per pass: the blocks' weights in bf16, twice where they
-        # do not stay, the embeddings' once, and gradients, unless those wait for the last one. One
-        # link of the ring is the way into a host.
+        # Through each link of NCCL's ring, per pass: the blocks' weights in bf16 twice, the
+        # embeddings' once, and gradients, unless those wait for the last one. One link of the ring
+        # is the way into a host.
         across = (shards - 1) / shards if hosts > 1 else 0.0
-        gathered = shape.parameters + (0 if setup.keep_blocks else shape.blocks_parameters)
-        gathers = 2.0 * gathered
+        gathers = 2.0 * (shape.parameters + shape.blocks_parameters)
         if setup.lora_bits == 4:
-            saved = (2 - PACKED) * shape.packed_parameters
-            gathers -= saved * (1 if setup.keep_blocks else 2)
+            gathers -= 2 * (2 - PACKED) * shape.packed_parameters
         gathers *= across * setup.num_microbatches
         sent = REDUCE_DTYPES[setup.reduce_dtype]
         reduced = 0.0 if setup.lora_rank else sent * shape.parameters * across
@@ -417,14 +385,6 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
     moments = MOMENTS[setup.optimizer]
     touched = (2 * (4 + moments) + 4) * shape.parameters / shards
     optimizer = 0.0 if setup.lora_rank else touched / (gpu.memory_gb_per_s * 1e9)
-    on_host = 0.0
-    if setup.offload_moments:
-        trained = shape.parameters
-        if setup.lora_rank:
-            trained = shape.adapter_parameters(setup.lora_rank, setup.lora_targets)
-        on_host = moments * trained / shards
-        optimizer += 2 * on_host / _TO_HOST
-
     step = max(compute, network) + optimizer
     useful = done / (1 + again)
     reserved = _RESERVED_GIB * GIB + _FRAGMENTED * gpu.memory_gib * GIB
@@ -432,7 +392,6 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
         setup=setup,
         memory=needed(shape, setup),
         available=gpu.memory_gib * GIB - reserved,
-        host_memory=on_host * min(setup.machine.num_gpus, setup.num_workers),
         tokens_per_s=tokens / step,
         mfu=useful / (step * setup.num_workers * peak),
         bound_by="network" if network > compute else "compute",
@@ -442,7 +401,7 @@ def make(shape: ModelShape, setup: Setup) -> Plan:
 def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
     """Set-ups that fit on the same machines: the fastest first, and last those that train otherwise
     (moments in 8 bits, adapters)."""
-    setup = dataclasses.replace(setup, reduce_gradients="pass", keep_blocks=False)
+    setup = dataclasses.replace(setup, reduce_gradients="pass")
     changes: list[dict[str, Any]] = [{"replicas": setup.replicas}, {"replicas": 1}]
     for recompute in RECOMPUTE[RECOMPUTE.index(setup.recompute) :]:
         microbatch = setup.microbatch
@@ -450,9 +409,7 @@ def smaller(shape: ModelShape, setup: Setup) -> list[Setup]:
             changes.append({"replicas": 1, "recompute": recompute, "microbatch": microbatch})
             microbatch //= 2
     least: dict[str, Any] = {"replicas": 1, "recompute": "full", "microbatch": 1}
-    # Only moments of 32 bits can be in the host's memory.
-    changes.append({**least, "optimizer": "adamw-8bit", "offload_moments": False})
-    changes.append({**least, "optimizer": "adamw", "offload_moments": True})
+    changes.append({**least, "optimizer": "adamw-8bit"})
     least["lora_rank"] = setup.lora_rank or 16
     changes.append(least)
     if shape.packed_sizes:

@@ -281,7 +281,6 @@ def shard(
     *,
     bf16: bool,
     reduce_bf16: bool = False,
-    keeps_blocks: bool = False,
 ) -> None:
     """Shard a model block by block over ``mesh``, so that only one block is ever whole.
 
@@ -297,8 +296,6 @@ def shard(
             second shards, which sends less where a part of the processes holds the whole model.
         bf16: compute in bf16; what is kept is fp32 either way.
         reduce_bf16: reduce gradients in bf16 and not in fp32, which sends half.
-        keeps_blocks: blocks stay whole from their forward to their backward pass, which saves a
-            gather.
     """
     of: Any = trained.model  # transformers' own methods
     first, last = of.get_input_embeddings(), of.get_output_embeddings()
@@ -317,7 +314,7 @@ def shard(
     }
     stack: list[Any] = [*blocks(trained.model)]
     for block in stack:
-        fully_shard(block, **settings, reshard_after_forward=not keeps_blocks)
+        fully_shard(block, **settings)
     # Ask for the next block while this one computes, and not only once it is due.
     for block, after in pairwise(stack):
         block.set_modules_to_forward_prefetch([after])

@@ -2,30 +2,28 @@
 
 import math
 from collections.abc import Iterable
-from typing import cast
+from typing import Final, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from contract.errors import InputError
 from training.system import machine
 
+#: Gradients that are sent together, in MB: small enough that sending begins while backward is still
+#: at work.
+_BUCKET_MB: Final = 4.0
 
-def distribute(
-    model: nn.Module, *, compression: str, bucket_mb: float, compiles: bool = False
-) -> nn.Module:
+
+def distribute(model: nn.Module, *, compiles: bool = False) -> nn.Module:
     """Wrap the model so that backward averages its gradients over the workers.
 
     Args:
-        compression: number format in which gradients are sent: ``none``, ``bf16`` or ``fp16``.
-        bucket_mb: gradients that are sent together, in MB; small enough that sending begins while
-            backward is still at work.
         compiles: compile the model.
 
     Raises:
-        InputError: the compression is bf16, and the workers have no GPUs; or there is no compiler.
+        InputError: there is no compiler.
     """
     replica = DistributedDataParallel(
         model,
@@ -33,17 +31,8 @@ def distribute(
         # them at every step.
         forward_sync_buffers=False,
         gradient_as_bucket_view=True,
-        bucket_cap_mb=bucket_mb,
+        bucket_cap_mb=_BUCKET_MB,
     )
-    if compression != "none":
-        if compression == "bf16" and dist.get_backend() != "nccl":
-            raise InputError(
-                "--gradient-compression is bf16, which needs GPUs (NCCL): use fp16 or none here"
-            )
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-        hooks = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-        replica.register_comm_hook(None, hooks[compression])
     if not compiles:
         return replica
     machine.check_compiler("--compile")

@@ -3,8 +3,7 @@
 Names of modules and parameters, initial weights, ``config.json``, logits and gradients are those of
 transformers, to the bit; tests compare them. Only the import is left out: with transformers, every
 worker imports 1,900 modules more, 4 s of CPU, before its first step. This is ResNet18 and nothing
-else; for any other ResNet, use transformers. The small stem is the exception: transformers does not
-have it, so ``load`` reads such a model.
+else; for any other ResNet, use transformers.
 """
 
 import contextlib
@@ -15,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,7 +21,6 @@ from torch import nn
 
 _STAGE_FACTORS: Final = (1, 2, 4, 8)
 _BLOCKS_PER_STAGE: Final = 2
-_SMALL_STEM_TYPE: Final = "resnet18-small-stem"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,9 +29,6 @@ class ResNet18Config:
 
     num_channels: int = 1
     num_labels: int = 10
-    stem: str = "large"
-    """``large``: 7 x 7 with stride 2, and max-pooling. ``small``: 3 x 3 with stride 1 and nothing
-    else, which leaves an image of 28 pixels 4 x 4 positions in the last stage instead of one."""
     width: int = 64
     """Channels of the first stage; each of the others has twice as many as the one before."""
 
@@ -44,10 +38,7 @@ class ResNet18Config:
         return tuple(self.width * factor for factor in _STAGE_FACTORS)
 
     def to_json_string(self) -> str:
-        """Return the text of ``config.json``, as ``ResNetConfig.to_json_string`` writes it.
-
-        With the small stem it has a ``model_type`` that transformers does not know and refuses.
-        """
+        """Return the text of ``config.json``, as ``ResNetConfig.to_json_string`` writes it."""
         values: dict[str, Any] = {
             "model_type": "resnet",
             "layer_type": "basic",
@@ -62,8 +53,6 @@ class ResNet18Config:
             "out_features": [f"stage{len(self.widths)}"],
             "out_indices": [len(self.widths)],
         }
-        if self.stem == "small":
-            values["model_type"] = _SMALL_STEM_TYPE
         if self.num_labels != 2:  # two labels are transformers' default, which it does not write
             names = [f"LABEL_{i}" for i in range(self.num_labels)]
             values["id2label"] = dict(enumerate(names))
@@ -79,25 +68,6 @@ class Output(NamedTuple):
 
     logits: torch.Tensor
     """``[batch, num_labels]``."""
-
-
-def load(folder: Path) -> nn.Module:
-    """Read a trained model of either stem from ``config.json`` and ``model.safetensors``."""
-    from safetensors.torch import load_file
-
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    small = values["model_type"] == _SMALL_STEM_TYPE
-    weights = load_file(folder / "model.safetensors")
-    model = ResNet18(
-        ResNet18Config(
-            num_channels=values["num_channels"],
-            num_labels=len(weights["classifier.1.bias"]),
-            stem="small" if small else "large",
-            width=values["embedding_size"],
-        )
-    )
-    model.load_state_dict(weights)
-    return model.eval()
 
 
 class ResNet18(nn.Module):
@@ -129,11 +99,9 @@ def _named(**modules: nn.Module) -> nn.Sequential:
 
 
 def _stem(config: ResNet18Config) -> nn.Module:
-    small = config.stem == "small"
-    num_in, num_out = config.num_channels, config.width
     return _named(
-        embedder=_conv(num_in, num_out, kernel=3 if small else 7, stride=1 if small else 2),
-        pooler=nn.Identity() if small else nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
+        embedder=_conv(config.num_channels, config.width, kernel=7, stride=2),
+        pooler=nn.MaxPool2d(kernel_size=3, stride=2, padding=1),
     )
 
 

@@ -19,7 +19,6 @@ Value = int | float | str | bool
 """What a setting can be."""
 
 PRECISIONS: Final = ("auto", "fp32", "bf16")
-COMPRESSIONS: Final = ("none", "bf16", "fp16")
 
 
 def option(
@@ -154,19 +153,8 @@ class ReplicaConfig(TrainingConfig):
         choices=PRECISIONS,
         help="arithmetic of the model (auto: bf16 autocast on a GPU, fp32 on a CPU)",
     )
-    gradient_compression: str = option(
-        "none",
-        choices=COMPRESSIONS,
-        help="number format in which gradients cross the network",
-    )
     compile: bool = option(
         False, help="compile the model with torch.compile (GPU)", same_on_resume=False
-    )
-    bucket_mb: float = option(
-        4.0,
-        above=0,
-        help="size of DDP's gradient buckets in MB; small enough to overlap with backward",
-        same_on_resume=False,
     )
 
     max_steps: int = option(

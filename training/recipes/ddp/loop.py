@@ -49,7 +49,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         torch.backends.cudnn.benchmark = True
 
     image_set = images.load(config.data)
-    train_set = images.DeviceImages.train_split(image_set, device, border=config.shift)
+    train_set = images.DeviceImages.train_split(image_set, device)
     test_set = images.DeviceImages.test_split(image_set, device)
     order = images.BatchOrder(
         num_images=len(train_set), global_batch=config.images_per_step, seed=config.seed
@@ -62,10 +62,9 @@ def train(worker: Worker, config: DdpConfig) -> None:
     total_steps = config.num_steps(order.steps_per_epoch)
     steps_between_saves = config.checkpoint_every_epochs * order.steps_per_epoch
 
-    model = models.resnet18(stem=config.stem)
+    model = models.resnet18()
     num_parameters = models.num_parameters(model)
-    # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them. With
-    # the small stem there are none.
+    # At 28 x 28, 62.2 % of this model's gradient elements are always zero: do not send them.
     models.keep_live_taps(model, image_size=images.IMAGE_SIZE)
     course = metrics.Course(
         items="images",
@@ -93,12 +92,7 @@ def train(worker: Worker, config: DdpConfig) -> None:
         position = snapshot.position
 
     worker.emit(phase("model_ready"))
-    forward = replicas.distribute(
-        model,
-        compression=config.gradient_compression,
-        bucket_mb=config.bucket_mb,
-        compiles=config.compile,
-    )
+    forward = replicas.distribute(model, compiles=config.compile)
     resumed = snapshot is not None
     worker.emit(
         course.start(
@@ -164,8 +158,6 @@ def train(worker: Worker, config: DdpConfig) -> None:
 
 def learning_rate(config: DdpConfig, step: int, total_steps: int) -> float:
     """Learning rate of ``step`` (counted from 0)."""
-    if config.schedule == "constant":
-        return config.lr
     return warmup_cosine(step, total_steps, peak=config.lr, warmup_fraction=config.warmup_fraction)
 
 
@@ -269,12 +261,8 @@ def _batch(
     """This worker's part of the batch of ``step``, and the size of the whole batch."""
     indices = order.indices(step)
     first, end = images.shard_bounds(len(indices), rank=worker.rank, world_size=worker.world_size)
-    if not (config.flip or config.shift):
-        return *train_set.batch(indices[first:end]), len(indices)
-    shifts, mirrored = images.augmentation(
-        seed=config.seed, step=step, num=len(indices), shift=config.shift, flip=config.flip
-    )
-    pixels, labels = train_set.augmented(
-        indices[first:end], shifts=shifts[:, first:end], mirrored=mirrored[first:end]
-    )
-    return pixels, labels, len(indices)
+    own = slice(first, end)
+    mirrored = None
+    if config.flip:
+        mirrored = images.mirrored(seed=config.seed, step=step, num=len(indices))[own]
+    return *train_set.batch(indices[own], mirrored=mirrored), len(indices)

@@ -6,31 +6,16 @@ from typing import Final
 
 from training.recipes.settings import ReplicaConfig, Value, option
 
-SCHEDULES: Final = ("one-cycle", "constant")
-STEMS: Final = ("large", "small")
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DdpConfig(ReplicaConfig):
     """Data-parallel image classification (``training.recipes.ddp.loop``)."""
 
     lr: float = option(1e-3, above=0, help="peak learning rate of Adam", same_on_resume=False)
-    schedule: str = option(
-        "one-cycle", choices=SCHEDULES, help="course of the learning rate over the run"
-    )
     warmup_fraction: float = option(
         0.2, low=0, high=0.9, help="part of the run in which the learning rate rises"
     )
     flip: bool = option(False, help="mirror half of the training images at random")
-    shift: int = option(
-        0, low=0, high=8, help="move each training image by up to this many pixels at random"
-    )
-    stem: str = option(
-        "large",
-        choices=STEMS,
-        help="first layers of the model (large: the standard 7 x 7 with stride 2 and pooling; "
-        "small: 3 x 3 with stride 1, more accurate on 28 pixels, and 17 times the arithmetic)",
-    )
 
 
 PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
@@ -39,18 +24,6 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "ddp": {"epochs": 10, "lr": 1e-3, "flip": True, "weight_decay": 0.05},
     # The same ten epochs at a higher peak: 0.004 more on FashionMNIST (docs/benchmarks.md).
     "tuned": {"epochs": 10, "lr": 3e-3, "flip": True, "weight_decay": 0.05},
-    # The model for small images, 0.016 better than `tuned`. It is for GPUs, which wait for Python
-    # with the standard stem and half the batch; a CPU takes 17 times as long for an epoch.
-    "small-stem": {
-        "epochs": 10,
-        "stem": "small",
-        "global_batch": 512,
-        "lr": 4e-3,
-        "flip": True,
-        "shift": 2,
-        "weight_decay": 0.05,
-        "label_smoothing": 0.05,
-    },
     # The same accuracy as the reference's ten epochs in one.
     "fast": {"epochs": 1, "lr": 4e-3},
     # scikit-learn's 1,797 digits: what ``make demo`` trains.

@@ -18,31 +18,22 @@ def advice(config: FsdpConfig, model: nn.Module) -> str:
     options = []
     if config.reduce_gradients != "pass" and config.num_microbatches > 1:
         options.append("--reduce-gradients pass")
-    if config.keep_blocks:
-        options.append("no --keep-blocks")
     if config.microbatch > 1:
         options.append(f"--microbatch {max(1, config.microbatch // 2)}")
     if config.recompute != "full":
         options.append("--recompute full")
     if config.replicas > 1:
         options.append("--replicas 1")
-    if config.optimizer == "adamw" and not config.offload_moments:
-        options += ["--optimizer adamw-8bit (another --run)", "--offload-moments"]
+    if config.optimizer == "adamw":
+        options.append("--optimizer adamw-8bit (another --run)")
     if not config.lora_rank:
         if "" in lora.reasons_against(model).values():
             options.append("--lora-rank 16 (another --run)")
-    elif config.lora_bits == 16 and can_be_packed(model):
+    elif config.lora_bits == 16 and nf4.packable(language_models.blocks(model)):
         options.append("--lora-bits 4 (another --run)")
     if not options:
         return "Give more --workers; training.plan computes what fits"
     return f"Give more --workers, or one of: {', '.join(options)}; training.plan computes what fits"
-
-
-def can_be_packed(model: nn.Module) -> bool:
-    """Tell that a run of this model may keep frozen weights in four bits."""
-    return bool(nf4.packable(language_models.blocks(model))) and not (
-        language_models.state_space_layers(model)
-    )
 
 
 def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
@@ -63,17 +54,7 @@ def warning(shape: ModelShape, config: FsdpConfig, gpu_name: str) -> str:
     if found.fits:
         return ""
     remedies = smaller(shape, setup)
-    needs = []
-    if not found.fits_gpus:
-        needs.append(
-            f"{found.memory.total / GIB:.1f} GiB of each GPU, and {found.available / GIB:.1f} are "
-            "free"
-        )
-    if not found.fits_hosts:
-        needs.append(
-            f"{found.host_memory / GIB:.1f} GiB of each host for moments, and at most "
-            f"{found.host_available / GIB:.1f} are free"
-        )
-    return f"by the arithmetic of training.plan this needs {'; '.join(needs)}: " + (
-        f"{differences(setup, remedies[0])} would fit" if remedies else "give more --workers"
-    )
+    return (
+        f"by the arithmetic of training.plan this needs {found.memory.total / GIB:.1f} GiB of each "
+        f"GPU, and {found.available / GIB:.1f} are free: "
+    ) + (f"{differences(setup, remedies[0])} would fit" if remedies else "give more --workers")

@@ -112,7 +112,6 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         mesh,
         bf16=use_bf16,
         reduce_bf16=config.reduce_dtype == "bf16",
-        keeps_blocks=config.keep_blocks,
     )
     model_weights.allocate(model, device)
     fill(model, config)
@@ -131,7 +130,6 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         lr=config.lr,
         weight_decay=config.weight_decay,
         device=device,
-        offloads=config.offload_moments,
     )
     course = metrics.Course(
         items="tokens",

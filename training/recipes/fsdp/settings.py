@@ -85,12 +85,6 @@ class FsdpConfig(TrainingConfig):
         help="type in which gradients are exchanged; bf16 sends half, and rounds each sum",
         same_on_resume=False,
     )
-    keep_blocks: bool = option(
-        False,
-        help="blocks stay whole from their forward to their backward pass: a gather less per "
-        "pass, and 2 bytes more per parameter (4 in fp32)",
-        same_on_resume=False,
-    )
     max_steps: int = option(0, low=0, help="end after so many steps (0: after the epochs)")
     lr: float = option(2e-5, above=0, help="peak learning rate", same_on_resume=False)
     warmup_fraction: float = option(
@@ -112,12 +106,6 @@ class FsdpConfig(TrainingConfig):
         "adamw",
         choices=OPTIMIZERS,
         help="adamw-8bit keeps its moments in a quarter of the memory (GPU, needs torchao)",
-    )
-    offload_moments: bool = option(
-        False,
-        help="keep the moments of adamw in the host's memory: 8 bytes of each GPU less per trained "
-        "parameter, copied there and back each step",
-        same_on_resume=False,
     )
     lora_rank: int = option(
         0,
@@ -199,10 +187,6 @@ class FsdpConfig(TrainingConfig):
             raise InputError(
                 "--lora-alpha, --lora-targets and --lora-dropout are of low-rank adapters: give "
                 "--lora-rank too, such as 16, or leave them out"
-            )
-        if self.offload_moments and self.optimizer != "adamw":
-            raise InputError(
-                f"--offload-moments is of --optimizer adamw, not of {self.optimizer}: leave one out"
             )
         if self.lora_bits not in (PACKED_BITS, 16):
             raise InputError(f"--lora-bits is {self.lora_bits}: choose {PACKED_BITS} or 16")

@@ -122,12 +122,7 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
         position = snapshot.position
 
     worker.emit(phase("model_ready"))
-    forward = replicas.distribute(
-        model,
-        compression=config.gradient_compression,
-        bucket_mb=config.bucket_mb,
-        compiles=config.compile,
-    )
+    forward = replicas.distribute(model, compiles=config.compile)
     resumed = snapshot is not None
     num_parameters = models.num_parameters(model)
     worker.emit(
