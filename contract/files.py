@@ -259,7 +259,7 @@ def _checked(*, pieces: Iterable[str] = (), **values: Any) -> SavedFile:
         if type(number) is not int:
             raise TypeError
     check_relative(file.name, what=f"file in {_WHAT}:")
-    if "/" not in file.name:
+    if not file.name.startswith((f"{WORK}/", f"{OUTPUT}/")):
         raise InputError(f"{_WHAT} names {file.name!r}, which lies in none of a node's folders")
     if not (file.link + file.code).isprintable():
         raise InputError(f"{_WHAT} has a link to {file.link!r}, which is refused")

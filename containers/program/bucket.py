@@ -1,9 +1,7 @@
 """The bucket as the files of a program need it, and what its errors mean."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,7 +20,6 @@ ERRORS: Final = (BotoCoreError, ClientError, OSError)
 #: Between two attempts; doubled from one to the next.
 PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 10.0
-_POLL_S: Final = 0.1
 _NOT_RESTORED: Final = "the files of the run cannot be restored"
 _MISSING: Final = ("NoSuchKey", "404")
 
@@ -99,60 +96,39 @@ def _client() -> Any:
 
 # --- errors
 def until_answered(
-    call: Callable[[threading.Event], T],
+    call: Callable[[], T],
     *,
     say: Callable[[str], None],
     clock: Clock = time,
-    should_stop: Callable[[], bool] | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Call until the bucket answers; in a thread if it may be stopped, because requests may hang.
+    """Call until the bucket answers.
 
     Args:
-        call: receives an event that is set once nothing waits for it any more.
-        should_stop: asked until it is done.
+        should_stop: asked before each attempt.
 
     Raises:
         InputError: the bucket refuses for longer than ``times.FILES_REFUSED_S``, or holds what it
             should not. To start without the files would be to lose them.
         Stopped: ``should_stop`` returned true.
     """
-    stopped = threading.Event()
-
-    def attempt() -> T:
-        began, pause = clock.monotonic(), PAUSE_S
-        while not stopped.is_set():
-            try:
-                return call(stopped)
-            except (*ERRORS, InputError) as error:
-                reason = explained(error)
-                is_over = clock.monotonic() - began > times.FILES_REFUSED_S
-                if isinstance(error, InputError) or (is_over and not is_temporary(error)):
-                    raise InputError(
-                        f"{_NOT_RESTORED}: {reason}. The program is not started without its files: "
-                        "submit the run again, or under another name to begin anew"
-                    ) from None
-            if pause == PAUSE_S:
-                say(f"{_NOT_RESTORED}: {reason}; trying again")
-            clock.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-        raise Stopped
-
-    if should_stop is None:
-        return attempt()
-    done: Future[T] = Future()
-
-    def run() -> None:
+    began, pause = clock.monotonic(), PAUSE_S
+    while not should_stop():
         try:
-            done.set_result(attempt())
-        except BaseException as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    while not wait([done], timeout=_POLL_S).done:
-        if should_stop():
-            stopped.set()
-            raise Stopped
-    return done.result()
+            return call()
+        except (*ERRORS, InputError) as error:
+            reason = explained(error)
+            is_over = clock.monotonic() - began > times.FILES_REFUSED_S
+            if isinstance(error, InputError) or (is_over and not is_temporary(error)):
+                raise InputError(
+                    f"{_NOT_RESTORED}: {reason}. The program is not started without its files: "
+                    "submit the run again, or under another name to begin anew"
+                ) from None
+        if pause == PAUSE_S:
+            say(f"{_NOT_RESTORED}: {reason}; trying again")
+        clock.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+    raise Stopped
 
 
 def is_temporary(error: Exception) -> bool:

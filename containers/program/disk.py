@@ -1,16 +1,17 @@
 """A node's folders, whose files are copied while a program writes to them."""
 
+import contextlib
 import hashlib
 import os
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
 from contract.errors import InputError
 from contract.files import SavedFile
-from contract.runs import check_relative, safe_join
+from contract.runs import check_relative
 
 #: Folders that programs make again by themselves.
 CACHES: Final = frozenset(
@@ -33,7 +34,7 @@ class Seen:
     inode: int
     mode: int = field(compare=False)
     link: str = ""
-    """Target of a link that stays in its folder, relative."""
+    """Target of a link."""
 
     @classmethod
     def of(cls, status: os.stat_result, link: str = "") -> "Seen":
@@ -59,7 +60,7 @@ class Look:
     """Sentences about names that cannot be saved."""
 
 
-class Content:
+class Content(contextlib.AbstractContextManager["Content"]):
     """A file that was opened: stays readable when another one takes its name."""
 
     def __init__(self, path: Path) -> None:
@@ -74,31 +75,21 @@ class Content:
         now = Seen.of(os.fstat(self._number))
         return replace(now, changed_ns=seen.changed_ns) == seen
 
-    def close(self) -> None:
+    def __exit__(self, *_: object) -> None:
         os.close(self._number)
 
 
 class Disk:
     """A node's folders, by the first part of the names of what lies in them."""
 
-    def __init__(self, folders: Mapping[str, Path], *, excluded: Collection[str] = ()) -> None:
-        """Args:
-        folders: first part of the names -> where it lies; all on one disk.
-        excluded: names of files and folders that are left out with all below them.
-        """
-        self._folders, self._excluded = dict(folders), frozenset(excluded)
-
-    def _root(self, name: str) -> Path:
-        first = name.partition("/")[0]
-        if first not in self._folders:
-            raise InputError(
-                f"file {name!r} is refused: it lies in none of {', '.join(self._folders)}"
-            )
-        return self._folders[first]
+    def __init__(self, folders: Mapping[str, Path]) -> None:
+        """``folders``: first part of the names -> where it lies; all on one disk."""
+        self._folders = dict(folders)
 
     def _path(self, name: str) -> Path:
-        """Where a name lies. Raises InputError if that is outside of its folder."""
-        return safe_join(self._root(name), name.partition("/")[2], what="file")
+        """Where a name lies: one of a list, which was checked when it was read."""
+        first, _, rest = name.partition("/")
+        return self._folders[first] / rest
 
     def look(self) -> Look:
         """Look at all files; links are not followed, sockets and pipes left out."""
@@ -120,27 +111,28 @@ class Disk:
             return
         for entry in entries:
             inner, path = f"{name}/{entry.name}", Path(entry.path)
-            if inner in self._excluded or entry.name in CACHES:
+            if entry.name in CACHES:
                 continue
             try:
-                check_relative(inner, what="file")
-                inner.encode()
-            except (InputError, UnicodeEncodeError):
-                found.refused.append(f"{inner!r} is not a name that a list can hold")
-                continue
-            try:
+                check_relative(inner, what="file").encode()
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISLNK(status.st_mode):
-                    _add_link(found, root, path, inner, status)
-                elif stat.S_ISDIR(status.st_mode):
+                if stat.S_ISDIR(status.st_mode):
                     self._walk(found, root, path, inner)
+                elif stat.S_ISLNK(status.st_mode):
+                    target = os.readlink(path)
+                    if target.startswith(f"{root}/"):
+                        # The folder lies elsewhere at the next start.
+                        target = os.path.relpath(target, folder)
+                    if target.isprintable():
+                        found.files[inner] = Seen.of(status, target)
+                elif not os.access(path, os.R_OK):
+                    found.refused.append(f"{inner} cannot be read")
                 elif stat.S_ISREG(status.st_mode):
-                    if os.access(path, os.R_OK):
-                        found.files[inner] = Seen.of(status)
-                    else:
-                        found.refused.append(f"{inner} cannot be read")
+                    found.files[inner] = Seen.of(status)
             except FileNotFoundError:
                 continue
+            except (InputError, UnicodeEncodeError):
+                found.refused.append(f"{inner!r} is not a name that a list can hold")
 
     def open(self, name: str) -> Content:
         """A file to read. Raises OSError."""
@@ -169,38 +161,10 @@ class Disk:
     def finish(self, file: SavedFile) -> Seen:
         """Make a file, which was written, what it was; return how it lies here."""
         path = self._path(file.name)
-        path.chmod(file.mode & 0o777 | 0o600)  # this node must be able to replace it
-        os.utime(path, ns=(file.modified_ns, file.modified_ns))
-        return Seen.of(path.stat())
-
-    def make_links(self, links: Sequence[SavedFile]) -> dict[str, Seen]:
-        """Make links, unless the code has something else there; return how they lie here."""
-        paths = {file: self._path(file.name) for file in links}
-        for file, path in paths.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_symlink():
-                path.unlink()
-            if not path.exists():
-                path.symlink_to(file.link)
-        # Only now: one may lead out of its folder by way of another one.
-        for file, path in paths.items():
-            if path.is_symlink() and not _stays(path, self._root(file.name)):
-                path.unlink()
-        made = {file: path for file, path in paths.items() if path.is_symlink()}
-        return {file.name: Seen.of(path.lstat(), file.link) for file, path in made.items()}
-
-
-def _stays(link: Path, root: Path) -> bool:
-    # Not Path.resolve, which raises RuntimeError for links in a circle.
-    return Path(os.path.realpath(link)).is_relative_to(root.resolve())
-
-
-def _add_link(found: Look, root: Path, link: Path, name: str, status: os.stat_result) -> None:
-    target = os.readlink(link)
-    if os.path.isabs(target):
-        # The folder lies elsewhere at the next start.
-        target = os.path.relpath(target, link.parent)
-    if _stays(link, root) and target.isprintable():
-        found.files[name] = Seen.of(status, target)
-    else:
-        found.refused.append(f"link {name} leads out of its folder to {os.readlink(link)}")
+        if file.link:
+            path.unlink()
+            path.symlink_to(file.link)
+        else:
+            path.chmod(file.mode | 0o600)  # this node must be able to replace it
+            os.utime(path, ns=(file.modified_ns, file.modified_ns))
+        return Seen.of(path.lstat(), file.link)

@@ -10,12 +10,11 @@
 
 **A round** has each file as it was at Unix time T, which is the same for all nodes, so that a
 restore finds what a power cut at T would have left on all of them. The node looks at its folders at
-T and ``times.FILES_QUIET_S`` later. A file whose ctime shows no change since T is read then. One
-that has changed keeps the round from being one, as a folder does in which files have come or gone
-between T and the look: files of two moments could be halves of a checkpoint. From the next round
-on, such a file is read at T itself (up to ``_LOG`` bytes). After ``_PATIENCE`` rounds in a row, a
-file that never rests is the one exception: it is saved as it is when it is read at T; a larger one
-stays as it was saved last.
+T and ``times.FILES_QUIET_S`` later, and sends what is as it was at T. A file that is not keeps the
+round from being one, because it may be half of a checkpoint, as a folder does in which files came
+or went just when the node looked. From the next round on, such a file is read at T itself. After
+``_PATIENCE`` rounds in a row, a file that never rests is the one exception: it is saved as it is
+when it is read at T; one above ``_LOG`` bytes stays as it was saved last.
 
 **A start**: ``begin`` chooses the newest round that all nodes of the start before have, and each
 node restores it: its own files, and those of the other nodes where it has none, or has not written
@@ -40,11 +39,12 @@ trying again cannot help.
 """
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -88,20 +88,18 @@ class Moment:
     at_ns: float
     """T in Unix nanoseconds; infinite once the program has ended."""
     look: Look
-    is_read: bool = True
-    """What had to be read at T has been sent."""
-
-    @property
-    def changed(self) -> list[str]:
-        """Folders in which files have come or gone since T: one that was there at T may be gone."""
-        return [name for name, at_ns in self.look.folders.items() if at_ns > self.at_ns]
+    own: Mapping[str, Seen]
+    """The files that the round should have."""
+    left_out: Collection[str]
+    """Names of those above the limits."""
+    trouble: Exception | None = None
+    """Error of the bucket, for what had to be read at T."""
 
 
 def open_mirror(
     folders: Mapping[str, Path],
     address: str,
     *,
-    excluded: Collection[str] = (),
     client: Any = None,
     **options: Any,
 ) -> "Mirror":
@@ -110,11 +108,10 @@ def open_mirror(
     Args:
         folders: ``contract.files.WORK``, ``OUTPUT`` -> the folder.
         address: where the copy is kept: ``s3://BUCKET/`` and ``contract.runs.output_prefix``.
-        excluded: names that are never saved, such as ``work/.venv``.
         client: of S3; boto3's by default.
         options: of ``Mirror``.
     """
-    return Mirror(Disk(folders, excluded=excluded), Bucket(address, client), **options)
+    return Mirror(Disk(folders), Bucket(address, client), **options)
 
 
 class Mirror:
@@ -135,7 +132,7 @@ class Mirror:
         on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
-        limit_bytes: of folders with more, ``OUTPUT`` is kept first, and then the newest files.
+        limit_bytes: of more than that, ``OUTPUT`` is kept first, and then the newest files.
         make_pool: threads for uploads and downloads.
         on_replaced: called once when another start has taken over the files of the run, so that
             what the program writes here from then on is lost.
@@ -159,7 +156,7 @@ class Mirror:
         self._code: dict[str, str] | None = None  # name -> SHA-256, or target of a link
         self._given: dict[str, Seen] = {}  # files of the code or of other nodes, as they were given
         self._known: dict[str, tuple[Seen, SavedFile]] = {}  # how a file lay here, and its entry
-        self._waits: dict[str, int] = {}  # file that was late once -> rounds in a row that it is
+        self._waits: dict[str, int] = {}  # what was late once -> rounds in a row that it is
         self._objects: dict[str, str] = {}  # SHA-256 -> key of what the bucket has
         self._written: set[str] = set()  # keys of this start
         self._lists: dict[int, set[str]] = {}  # round -> keys that its list needs, its own included
@@ -170,7 +167,7 @@ class Mirror:
 
     # --- restore
     def restore(
-        self, start: Start | None = None, *, should_stop: Callable[[], bool] | None = None
+        self, start: Start | None = None, *, should_stop: Callable[[], bool] = lambda: False
     ) -> None:
         """Bring the base of a start into folders that hold the code.
 
@@ -185,21 +182,16 @@ class Mirror:
                 less than what the bucket has.
         """
         self._is_on = False
-        self._start = start or begin(
-            self.bucket,
-            [self._node],
-            say=self._tell,
-            clock=self._clock,
-            should_stop=should_stop,
+        until_answered = functools.partial(
+            store.until_answered, say=self._tell, clock=self._clock, should_stop=should_stop
         )
-        num = store.until_answered(
-            self._restore, say=self._tell, clock=self._clock, should_stop=should_stop
-        )
+        self._start = start or until_answered(lambda: begin(self.bucket, [self._node]))
+        num = until_answered(lambda: self._restore(should_stop))
         self._is_on = True
         if num:
             self._tell(f"{num} restored from {self.bucket.address}")
 
-    def _restore(self, stopped: threading.Event) -> int:
+    def _restore(self, should_stop: Callable[[], bool]) -> int:
         """Of a name that several nodes have, the file of the latest start is the program's: with
         other nodes, other ranks may lie on each. Of one start, own files come first, then those of
         other nodes by number, which are not saved as this node's own. The first node takes over
@@ -221,38 +213,44 @@ class Mirror:
                 is_newer = before is None or before[1].start < file.start
                 if is_newer and not self._is_older_than_its_code(file):
                     wanted[file.name] = (node, file)
+        is_over = threading.Event()
 
         def fetch(name: str, offset: int, key: str) -> None:
-            if stopped.is_set():
-                raise Stopped
-            self._disk.write(name, offset, self._get(key))
+            data = self._get(key)
+            if not is_over.is_set():  # the folders may be another start's by now
+                self._disk.write(name, offset, data)
 
-        contents = [file for _, file in wanted.values() if not file.link]
+        # Links come last: no file is written through one.
+        saved = sorted((file for _, file in wanted.values()), key=lambda file: file.link != "")
         pool = self._make_pool()
         try:
-            parts = []
-            for file in contents:
+            for file in saved:
                 self._disk.create(file.name)
-                for index, key in enumerate(file.pieces):
-                    parts.append(pool.submit(fetch, file.name, index * files.PIECE, key))
-            for part in parts:
-                part.result()
+            pending = {
+                pool.submit(fetch, file.name, index * files.PIECE, key)
+                for file in saved
+                for index, key in enumerate(file.pieces)
+            }
+            while pending:
+                done, pending = wait(pending, _GRACE_S, FIRST_EXCEPTION)
+                for each in done:
+                    each.result()
+                if should_stop():
+                    raise Stopped
         finally:
-            pool.shutdown(cancel_futures=True)
-        links = [file for _, file in wanted.values() if file.link]
-        found = {file.name: self._disk.finish(file) for file in contents}
-        found |= self._disk.make_links(links)
-        self._known, self._given = (
-            {},
-            {name: look.files[name] for name in {*self._code} - {*wanted}},
-        )
+            is_over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+        found = {file.name: self._disk.finish(file) for file in saved}
+        self._known, self._given = {}, {name: look.files[name] for name in self._code}
         for name, seen in found.items():
             node, file = wanted[name]
+            self._given[name] = seen
             if node in mine:
+                del self._given[name]
                 self._known[name] = (seen, file)
-            else:
-                self._given[name] = seen
-        self._begin({key for _, file in self._known.values() for key in file.pieces})
+        pieces = {key for _, file in self._known.values() for key in file.pieces}
+        self._stride, self._lists, self._written = 1, {}, set()
+        self._objects = {sha256_of(key): key for key in pieces}
         return len(found)
 
     def _get(self, key: str) -> bytes:
@@ -276,10 +274,6 @@ class Mirror:
             f"{file.name} is not restored: it comes from the code, which has changed since"
         )
         return True
-
-    def _begin(self, pieces: set[str]) -> None:
-        self._stride, self._lists, self._written = 1, {}, set()
-        self._objects = {sha256_of(key): key for key in pieces}
 
     # --- the thread
     def start(self) -> None:
@@ -328,23 +322,29 @@ class Mirror:
         """Look at the folders at T, which is now, and send the files that do not rest."""
         with self._busy:
             number = self._number()
-            moment = Moment(number, number * self._every_s * 1e9, self._disk.look())
-            is_exact = not moment.changed
-            # Files of changing names were gone before they were read: read all that is new at T.
-            come_and_go = "" in self._waits
+            moment = self._look(number, number * self._every_s * 1e9)
             due, as_they_are = {}, set()
-            for name, seen in moment.look.files.items():
-                num = self._waits.get(name)
-                if (num is None and not come_and_go) or seen.size > _LOG:
+            for name, seen in moment.own.items():
+                num = self._waits.get(name, 0 if "" in self._waits else None)
+                if num is None or seen.size > _LOG:
                     continue
-                if (num or 0) >= _PATIENCE:
+                if num >= _PATIENCE:
                     as_they_are.add(name)
-                elif not is_exact or seen.changed_ns > moment.at_ns:
-                    continue
-                if self._given.get(name) != seen:
+                if num >= _PATIENCE or seen.changed_ns <= moment.at_ns:
                     due[name] = seen
             trouble = self._upload(due, as_they_are=as_they_are) if self._is_on else None
-            return replace(moment, is_read=trouble is None)
+            return replace(moment, trouble=trouble)
+
+    def _look(self, number: int, at_ns: float) -> Moment:
+        look = self._disk.look()
+        for sentence in look.refused:
+            self._say_once(f"{sentence}; it is not saved")
+        own = {name: seen for name, seen in look.files.items() if self._given.get(name) != seen}
+        left_out = self._above_limits(own)
+        # Until it is known to be saved.
+        self.lost = sorted(left_out | {name for name in own if not self._has(name, own[name])})
+        own = {name: seen for name, seen in own.items() if name not in left_out}
+        return Moment(number, at_ns, look, own, left_out)
 
     def round(self, moment: Moment) -> bool:
         """Save what was there at T; return whether all of it is saved."""
@@ -385,7 +385,7 @@ class Mirror:
         began, pause = self._clock.monotonic(), min(PAUSE_S, self._every_s)
         while True:
             # The end counts for later rounds, and not for one that other nodes are saving now.
-            if self._round(Moment(self._number() + 1, math.inf, self._disk.look())):
+            if self._round(self._look(self._number() + 1, math.inf)):
                 return not self.lost  # what is above the limit stays so
             may_pass = self._trouble is not None and store.is_temporary(self._trouble)
             waited = self._clock.monotonic() - began
@@ -424,61 +424,48 @@ class Mirror:
             what the bucket raises, and ReplacedError.
         """
         began, is_final = self._clock.monotonic(), moment.at_ns == math.inf
-        look = moment.look if is_final else self._disk.look()
-        for sentence in look.refused:
-            self._say_once(f"{sentence}; it is not saved")
-        own = {name: seen for name, seen in look.files.items() if self._given.get(name) != seen}
-        left_out = self._above_limits(own)
-        # Until it is known to be saved.
-        self.lost = sorted(left_out | {name for name in own if not self._has(name, own[name])})
-
-        # Which version of each file does the round have?
+        now = moment.look if is_final else self._disk.look()
+        rests = {
+            name: then
+            for name, then in moment.own.items()
+            if now.files.get(name) == then and then.changed_ns <= moment.at_ns
+        }
+        trouble = moment.trouble or self._upload(rests, goes_on=is_final)
+        if trouble is not None and not is_final:
+            raise trouble  # what is there already is not sent again
+        waits = {name: 0 for name in self._waits if name in now.files}
         entries: dict[str, SavedFile] = {}
-        due: dict[str, Seen] = {}
         late: set[str] = set()
-        waits = {name: 0 for name in self._waits if name in look.files}
-        # A bucket in trouble makes no file one that never rests.
-        patience = _PATIENCE if moment.is_read else math.inf
-        # Files of changing names may come and go all the time.
-        if moment.changed:
-            waits[""] = self._waits.get("", 0) + 1
-            if waits[""] <= patience:
-                late.update(moment.changed)
-        for name in sorted(look.files.keys() | moment.look.files.keys()):
-            now, then = look.files.get(name), moment.look.files.get(name)
-            if name in left_out or then is None or then == self._given.get(name):
-                continue  # not kept, not there at T, or not this node's own
+
+        def wait_for(name: str, key: str) -> bool:
+            """Whether a round is none without a file as it was; not if that never ends."""
+            num = self._waits.get(key, 0)
+            waits[key] = num + 1
+            if num < _PATIENCE or is_final:
+                late.add(name)
+            return name in late
+
+        for folder, changed_ns in moment.look.folders.items():
+            if changed_ns > moment.at_ns:  # a file that was there at T may be gone
+                wait_for(folder, "")
+        for name, then in sorted(moment.own.items()):
             if self._has(name, then):
                 entries[name] = self._known[name][1]
-                if now != then and self._waits.get(name, 0) >= _PATIENCE:
+                if name not in rests and self._waits.get(name, 0) >= _PATIENCE:
                     waits[name] = self._waits[name]  # saved as it is, and still without rest
-            elif now == then and then.changed_ns <= moment.at_ns:
-                due[name] = then
-            else:
-                key = name if now else ""
-                waits[key] = self._waits.get(key, 0) + 1
-                if waits[key] <= patience:
-                    late.add(name)
-                elif name in self._known:
+            # Files of changing names may come and go all the time.
+            elif not wait_for(name, name if name in now.files else ""):
+                if name in self._known:
                     entries[name] = self._known[name][1]
-                if now and now.size > _LOG and name not in late:
+                if name in now.files:
                     self._say_once(
                         f"{name} changes all the time and is too large to be copied meanwhile; it "
                         "is saved when it rests"
                     )
         self._waits = waits
-
-        trouble = self._upload(due, goes_on=is_final)
-        if trouble is not None and not is_final:
-            raise trouble  # what is there already is not sent again
-        for name, seen in due.items():
-            if name in self._known:
-                entries[name] = self._known[name][1]
-            if not self._has(name, seen):
-                late.add(name)
         found = FileList(files=tuple(entries[name] for name in sorted(entries)))
         if late:
-            self.lost = sorted(late | left_out)
+            self.lost = sorted(late.union(moment.left_out))
             if is_final:
                 self._publish(moment.number, "part", found)  # for ``trainctl download``
             self._check_is_current()
@@ -486,11 +473,11 @@ class Mirror:
                 raise trouble
             return False
         self._publish(moment.number, "end" if is_final else "", found)
-        self.lost = sorted(left_out)
-        self._known = {name: each for name, each in self._known.items() if name in look.files}
-        took_s = max(self._every_s, self._clock.monotonic() - began)
-        self._stride = 2 ** math.ceil(math.log2(took_s / self._every_s))
+        self.lost = sorted(moment.left_out)
         if not is_final:
+            self._known = {name: each for name, each in self._known.items() if name in now.files}
+            took_s = max(self._every_s, self._clock.monotonic() - began)
+            self._stride = 2 ** math.ceil(math.log2(took_s / self._every_s))
             with contextlib.suppress(*store.ERRORS):
                 self._remove_unused()
         return True
@@ -500,25 +487,12 @@ class Mirror:
         return name in self._known and self._known[name][0] == seen
 
     def _above_limits(self, own: Mapping[str, Seen]) -> set[str]:
-        """Names of files that are not kept: ``OUTPUT`` comes first, and then the newest folders."""
-        newest: dict[str, int] = {}
-
-        def folder(name: str) -> str:
-            # Files that lie in no folder of the program's own are one each.
-            found = name.rpartition("/")[0]
-            return found if "/" in found else name
-
-        for name, seen in own.items():
-            newest[folder(name)] = max(newest.get(folder(name), 0), seen.modified_ns)
-
-        def rank(name: str) -> tuple[bool, int, str, int]:
-            place = folder(name)
-            is_work = not name.startswith(f"{OUTPUT}/")
-            return is_work, -newest[place], place, -own[name].modified_ns
-
+        """Names of files that are not kept: ``OUTPUT`` comes first, and then the newest."""
         size, num = self._limit_bytes, runs.OUTPUT_LIMIT_FILES
         left_out: set[str] = set()
-        for name in sorted(own, key=rank):
+        for name in sorted(
+            own, key=lambda name: (not name.startswith(f"{OUTPUT}/"), -own[name].modified_ns)
+        ):
             if own[name].size <= size and num:
                 size, num = size - own[name].size, num - 1
             else:
@@ -549,16 +523,16 @@ class Mirror:
         """
         trouble: Exception | None = None
         # Small files first: others may take their names while the large ones are sent.
-        wanted = [name for name, seen in due.items() if not self._has(name, seen)]
-        wanted.sort(key=lambda name: due[name].size)
+        names = [name for name, seen in due.items() if not self._has(name, seen)]
+        names.sort(key=lambda name: due[name].size)
         pool = self._make_pool()
         with contextlib.ExitStack() as stack:
             stack.callback(lambda: pool.shutdown(self._has_time(), cancel_futures=True))
             opened: dict[str, Content] = {}
             # By descriptor: a rename or removal during a long upload does no harm.
-            for name in wanted[-_OPEN:]:
+            for name in names[-_OPEN:]:
                 with contextlib.suppress(OSError):
-                    opened[name] = stack.enter_context(contextlib.closing(self._disk.open(name)))
+                    opened[name] = stack.enter_context(self._disk.open(name))
 
             def send(name: str, offset: int) -> str | None:
                 if not self._has_time():
@@ -567,7 +541,7 @@ class Mirror:
                     content = opened.get(name) or self._disk.open(name)
                 except OSError:
                     return None  # removed, or replaced by something else
-                with contextlib.nullcontext() if name in opened else contextlib.closing(content):
+                with contextlib.nullcontext() if name in opened else content:
                     data = content.read(offset, files.PIECE)
                     if name not in as_they_are and not content.is_as(due[name]):
                         return None
@@ -575,31 +549,29 @@ class Mirror:
 
             parts = {
                 name: [pool.submit(send, name, offset) for offset in _offsets(due[name])]
-                for name in wanted
+                for name in names
             }
             pending = {each for futures in parts.values() for each in futures}
             # An upload that hangs, or that botocore tries again, must not keep the list waiting.
             while pending and self._has_time(-_GRACE_S) and (goes_on or trouble is None):
-                done, pending = wait(pending, timeout=_GRACE_S, return_when=FIRST_EXCEPTION)
+                done, pending = wait(pending, _GRACE_S, FIRST_EXCEPTION)
                 for error in (each.exception() for each in done):
                     trouble = error if isinstance(error, Exception) else trouble
             for name, futures in parts.items():
                 if all(each.done() and not each.exception() and each.result() for each in futures):
-                    self._enter(name, due[name], [each.result() or "" for each in futures])
+                    seen = due[name]
+                    file = SavedFile(
+                        name=name,
+                        size=seen.size,
+                        pieces=tuple(each.result() or "" for each in futures),
+                        mode=seen.mode,
+                        modified_ns=seen.modified_ns,
+                        link=seen.link,
+                        code=(self._code or {}).get(name, ""),
+                        start=self._start.number,
+                    )
+                    self._known[name] = (seen, file)
         return trouble
-
-    def _enter(self, name: str, seen: Seen, pieces: Sequence[str]) -> None:
-        file = SavedFile(
-            name=name,
-            size=seen.size,
-            pieces=tuple(pieces),
-            mode=seen.mode,
-            modified_ns=seen.modified_ns,
-            link=seen.link,
-            code=(self._code or {}).get(name, ""),
-            start=self._start.number,
-        )
-        self._known[name] = (seen, file)
 
     def _put(self, data: bytes) -> str:
         """Key of an object with this content, which is uploaded unless it is there already."""

@@ -34,7 +34,7 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayActorErr
 
 from containers.host.machine import say
 from containers.program import starts
-from containers.program.bucket import Bucket, report
+from containers.program.bucket import Bucket, report, until_answered
 from containers.program.cause import cause
 from containers.program.launch import ENV_PROGRAM, Ended, LaunchSpec, Place
 from containers.program.ray_nodes import NodeInfo, alive, start_launcher
@@ -401,8 +401,10 @@ class Group:
             bucket = Bucket(f"{self._told.storage}/{runs.output_prefix(self._told.run)}")
             numbers = [seat.number for seat in self._seats]
             try:
-                restored = starts.begin(
-                    bucket, numbers, writer=self._writer, say=say, should_stop=lambda: self._stopped
+                restored = until_answered(
+                    lambda: starts.begin(bucket, numbers, writer=self._writer),
+                    say=say,
+                    should_stop=lambda: self._stopped,
                 )
             except Stopped:
                 self._seats.clear()  # the program has not run since its files were saved

@@ -5,15 +5,11 @@ newest, and a node says that a round is saved only if it sees no newer claim aft
 """
 
 import contextlib
-import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from containers.host.machine import Clock
-from containers.host.machine import say as say_to_log
-from containers.program import bucket as store
-from containers.program.bucket import Bucket
+from containers.program.bucket import ERRORS, Bucket
 from contract import files
 from contract.errors import InputError
 from contract.files import Claim, FileList, Mark, common_round
@@ -30,38 +26,16 @@ class Start:
     """Node -> key of the list that is restored."""
 
 
-def begin(
-    bucket: Bucket,
-    nodes: Sequence[int],
-    *,
-    writer: str = "",
-    say: Callable[[str], None] = say_to_log,
-    clock: Clock = time,
-    should_stop: Callable[[], bool] | None = None,
-) -> Start:
-    """``claim``, tried again until the bucket answers.
-
-    Raises:
-        InputError: it refuses, or holds what it should not.
-        Stopped: ``should_stop`` returned true.
-    """
-    return store.until_answered(
-        lambda _: claim(bucket, nodes, writer=writer or uuid.uuid4().hex),
-        say=say,
-        clock=clock,
-        should_stop=should_stop,
-    )
-
-
-def claim(bucket: Bucket, nodes: Sequence[int], *, writer: str) -> Start:
+def begin(bucket: Bucket, nodes: Sequence[int], *, writer: str = "") -> Start:
     """Begin a start of a program on some nodes; earlier starts save nothing from then on.
 
     Args:
-        writer: name of the process that begins it; the same for all starts of a job.
+        writer: unique name of the process that begins it, the same for all starts of a job.
 
     Raises:
         what the bucket raises, and InputError.
     """
+    writer = writer or uuid.uuid4().hex
     number = max([0, *files.start_numbers(bucket.list(files.STARTS))]) + 1
     content = Claim(writer=writer, nodes=tuple(nodes)).to_json()
     while not bucket.create(files.start_key(number), content):
@@ -71,7 +45,7 @@ def claim(bucket: Bucket, nodes: Sequence[int], *, writer: str) -> Start:
         base = _newest(bucket, number)
         bucket.create(files.base_key(number), files.base_to_json(base))
         if _is_newest(bucket, number):
-            with contextlib.suppress(*store.ERRORS):
+            with contextlib.suppress(*ERRORS):
                 _sweep(bucket, number, base)
     except InputError:
         # A newer start may have removed it meanwhile.

@@ -17,7 +17,7 @@ import pytest
 from containers.program import bucket as store
 from containers.program.bucket import Bucket
 from containers.program.files import Mirror, open_mirror
-from containers.program.starts import begin, claim
+from containers.program.starts import begin
 from contract import files, times
 from contract.errors import InputError
 from contract.files import OUTPUT, WORK
@@ -98,7 +98,7 @@ def test_what_two_nodes_save_is_restored_and_downloaded(
 
 def test_of_starts_at_the_same_moment_each_has_its_number(bucket: Bucket) -> None:
     with ThreadPoolExecutor(8) as pool:
-        starts = [*pool.map(lambda each: claim(bucket, [0], writer=str(each)), range(8))]
+        starts = [*pool.map(lambda each: begin(bucket, [0], writer=str(each)), range(8))]
     assert sorted(start.number for start in starts) == [*range(1, 9)]
 
 
@@ -115,7 +115,7 @@ def test_what_a_list_of_several_pages_names_is_removed_by_the_next_start(
     for number in range(1_100):
         (place.parent / "start-2" / "work" / str(number)).unlink()
     assert again.save()
-    claim(bucket, [0], writer="third")
+    begin(bucket, [0], writer="third")
     assert len(bucket.list(files.OBJECTS)) == 1, "the list that names no file"
 
 
@@ -125,4 +125,4 @@ def test_a_bucket_that_does_not_exist_is_named(
     assert s3_endpoint
     monkeypatch.setattr(times, "FILES_REFUSED_S", 0.1)
     with pytest.raises(InputError, match=r"cannot be restored: .*NoSuchBucket"):
-        begin(Bucket("s3://no-such-bucket/runs/r/output"), [0])
+        open_mirror({}, "s3://no-such-bucket/runs/r/output").restore()

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from containers.program import files as files_of_program
-from containers.program.bucket import Bucket
+from containers.program.bucket import Bucket, until_answered
 from containers.program.disk import Content, Disk, Look, Seen
 from containers.program.files import Mirror, Moment
 from containers.program.starts import begin
@@ -179,7 +179,7 @@ class OpenFile(Content):
     def is_as(self, seen: Seen) -> bool:
         return self._file.seen == seen
 
-    def close(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class MemoryDisk(Disk):
@@ -366,7 +366,9 @@ class Job:
 
     def _restore(self, nodes: list[Node]) -> None:
         head = MemoryBucket(self.world, Actor(self.world))
-        start = begin(head, range(len(nodes)), clock=self.world, say=lambda _: None)
+        start = until_answered(
+            lambda: begin(head, range(len(nodes))), clock=self.world, say=lambda _: None
+        )
         for node in nodes:
             node.start = start.number
             node.mirror.restore(start)
