@@ -3,14 +3,21 @@
 ``test_first_hour`` has one of them in CI, ``tests/containers/program`` the launcher's details.
 """
 
+import functools
+import http.server
 import importlib.util
 import json
+import pydoc_data.topics
 import re
 import shutil
+import ssl
 import subprocess
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -23,6 +30,7 @@ from rehearsal.inventory import account_at
 from tests.conftest import ROOT
 from tests.eventually import eventually
 from tests.rehearsal.conftest import show, trainctl
+from tests.rehearsal.test_first_hour import QuietHandler
 from tests.rehearsal.watch import Watch
 
 pytestmark = [pytest.mark.slow, pytest.mark.engine, pytest.mark.night]
@@ -163,10 +171,10 @@ def start_sleeping(rehearsal: Rehearsal, like: str, *, then: Sequence[str]) -> s
         ),
         # Ray Train writes the file some seconds after a checkpoint, which counts only then.
         pytest.param(
-            ("python", "train.py", "--epochs", "15"),
+            ("python", "train.py", "--data", "text.py", "--save-every", "10", "--steps", "60"),
             "/checkpoint_manager_snapshot.json",
             HEAD,
-            id="ray_train",
+            id="fsdp",
         ),
     ],
 )
@@ -176,11 +184,14 @@ def test_a_program_that_loses_a_node_resumes_from_what_it_has_saved(
     words: tuple[str, ...],
     file: str,
     victim: str,
+    tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     name = request.node.callspec.id
-    run = f"lost-{name.replace('_', '-')}"
-    job = submit(deployment, ROOT / "examples" / name, run, *words)
+    run = f"lost-{name}"
+    code = shutil.copytree(ROOT / "examples" / name, tmp_path / name)
+    shutil.copy(pydoc_data.topics.__file__, code / "text.py")  # half a megabyte of English
+    job = submit(deployment, code, run, *words)
     watch = Watch(deployment, job)
     eventually(
         f"{file} is in the bucket",
@@ -197,7 +208,50 @@ def test_a_program_that_loses_a_node_resumes_from_what_it_has_saved(
     assert int(starts[-1][1]) > 0, log
     result = json.loads(re.findall(r"result (\{.*\})", log)[-1])
     assert result["world_size"] == 2
-    assert str(max(result.get("steps", 0), result.get("epoch", 0))) == words[-1]
+    assert str(max(result.get("steps", 0), result.get("step", 0))) == words[-1]
+
+
+@pytest.mark.timeout(900)
+def test_the_first_posts_job_trains_with_data_that_come_over_https(
+    deployment: Rehearsal, fashion_mini: Path, tmp_path: Path
+) -> None:
+    gateway = str(urlsplit(deployment.state()["endpoint"]).hostname)
+    code = shutil.copytree(ROOT / "examples" / "posts", tmp_path / "posts")
+    with served_over_https(fashion_mini, gateway, code / "cert.pem") as address:
+        words = ("python", "ddp.py", "--epochs", "2", "--data", address)
+        trusted = ("--env", "SSL_CERT_FILE=cert.pem")
+        job = submit(deployment, code, "first-post", *words, more=trusted)
+        exit_code, log = ended(deployment, job)
+    assert exit_code == exits.OK, log
+    epochs = re.findall(r"epoch (\d) \| rank (\d) \| cpu \| batch 128 \| 16 steps", log)
+    assert sorted({*epochs}) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")], log
+    result = json.loads(re.findall(r"result (\{.*\})", log)[-1])
+    assert result["world_size"] == 2
+    assert result["accuracy"] > 0.6
+
+
+@contextmanager
+def served_over_https(folder: Path, host: str, certificate: Path) -> Iterator[str]:
+    """Serve a folder at an address whose certificate is written to a file."""
+    key = certificate.with_name("key.pem")
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=data"),
+            *("-addext", f"subjectAltName=IP:{host}", "-keyout", str(key)),
+            *("-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    key.unlink()
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer((host, 0), handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"https://{host}:{server.server_port}"
+        server.shutdown()
 
 
 @pytest.mark.timeout(900)
