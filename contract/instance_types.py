@@ -364,6 +364,11 @@ def instance_type(name: str) -> InstanceType:
 
     near = difflib.get_close_matches(name.strip().lower(), INSTANCE_TYPES, n=3)
     family = name.strip().lower().partition(".")[0]
+    if family in ("p2", "p3", "p3dn"):
+        raise InputError(
+            f"instance type {name!r} is too old: CUDA 13, which the images have, runs on no GPU "
+            "before the T4 (g4dn); choose one of g4dn, g5, g6, g6e, p4d, p4de, p5, p5e and p5en"
+        )
     raise InputError(
         f"instance type {name!r} is not known"
         + (f" (nearest: {', '.join(near)})" if near else "")

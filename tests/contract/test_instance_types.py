@@ -208,6 +208,12 @@ def test_nearest_names_are_left_out_when_nothing_is_near() -> None:
     assert "nearest" not in str(caught.value)
 
 
+def test_a_type_whose_gpus_the_images_cannot_use_is_refused_with_the_reason() -> None:
+    with pytest.raises(InputError, match=r"'p3\.8xlarge' is too old: CUDA 13.* g4dn") as caught:
+        instance_type("p3.8xlarge")
+    assert "nearest" not in str(caught.value)
+
+
 def test_nobody_changes_the_table() -> None:
     host = instance_type("g5.xlarge")
     with pytest.raises(dataclasses.FrozenInstanceError):

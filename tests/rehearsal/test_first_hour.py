@@ -1,4 +1,4 @@
-"""Every line of a shell block in README and docs/operations.md is run, checked, or listed here.
+"""Every line of a shell block in README and two pages is run, checked, or listed here.
 
 Those of the first hour are the scenario of `make rehearse`, which runs here once, on the deployment
 of all tests in containers. A line that is new on a page and not in a list fails a test.
@@ -39,7 +39,7 @@ from trainctl.__main__ import app
 from training.data import catalog, download
 from training.recipes import command as recipe_command
 
-PAGES = ("README.md", "docs/operations.md")
+PAGES = ("README.md", "docs/operations.md", "docs/from-the-posts.md")
 
 #: Trains too long for a test; recipe and settings are parsed.
 TRAINS = {
@@ -49,9 +49,14 @@ TRAINS = {
     "trainctl submit fsdp --model databricks/dolly-v2-3b "
     "--secret HF_TOKEN=training/hf-token --follow",
     "trainctl cluster down; trainctl submit ddp --nodes 2 --preset digits --follow",
+    "trainctl plan fsdp --preset dolly --data tiny-shakespeare",
+    "trainctl submit fsdp --preset dolly --data tiny-shakespeare --run dolly --follow",
+    "trainctl submit imagenet --data imagenet-400 --nodes 1:4 --run imagenet --follow",
 }
 _DEPLOYED = "the deployment of these tests is made and destroyed by the same command of the CDK"
 _CLUSTER = "tests/rehearsal/test_in_containers.py"
+_PREPARED = "tests/trainctl/test_data_pictures.py"
+_PROGRAMS = "tests/rehearsal/test_programs.py"
 _OTHER_MACHINES = "the line above with other machines, of which the local AWS has none"
 ELSEWHERE = {
     'make diff ARGS="-c preset=fsdp"': "tests/test_makefile.py and tests/stacks/test_deploy.py",
@@ -82,6 +87,11 @@ ELSEWHERE = {
     "make local": "the deployment of these tests is what it makes",
     'eval "$(trainctl local env)"': "tests/trainctl/test_local.py",
     "trainctl local down": "tests/rehearsal/test_taking_down.py",
+    'make deploy ARGS="-c preset=fsdp"': _OTHER_MACHINES,
+    "trainctl submit --code examples/posts --nodes 2 --run post -- python ddp.py": _PROGRAMS,
+    "trainctl export dolly --to dolly-shakespeare": "tests/trainctl/test_export.py",
+    "trainctl data prepare imagenet ILSVRC --to s3://BUCKET/datasets/imagenet-400": _PREPARED,
+    "trainctl logs mine --node 1": "tests/trainctl/test_logs.py",
     "make venv-aws": "CI installs with it",
     ".venv/bin/python -m rehearsal start": "tests/rehearsal/test_local_aws.py",
 }
@@ -120,7 +130,8 @@ def test_every_line_of_a_shell_block_is_run_or_listed() -> None:
 @pytest.mark.parametrize("line", sorted(TRAINS))
 def test_lines_that_train_have_settings_that_exist(line: str) -> None:
     words = shlex.split(line.rpartition("; ")[2])
-    begin = next(number for number, word in enumerate(words) if word in ("ddp", "fsdp"))
+    recipes = ("ddp", "fsdp", "imagenet")
+    begin = next(number for number, word in enumerate(words) if word in recipes)
     given = words[begin:]
     if "submit" in words:  # its own options stand among the recipe's
         submit = typer.main.get_command(app).commands["submit"]  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from contract import outputs as stack_outputs
 from contract.images import content_tag
 from contract.instance_types import instance_type
 from contract.job import ORDER_VERSION
+from stacks.host_setup import agent_config
 from tests.conftest import ROOT
 from tests.stacks.conftest import OPTIONS, OTHERS, PRESETS, Synth, Templates, text
 
@@ -460,33 +461,57 @@ def test_the_dashboard_searches_and_names_no_host(synth: Synth) -> None:
     ]
     assert "i-0" not in dashboard(synth())
     utilisation = body["widgets"][0]["properties"]["metrics"][0][0]
-    assert utilisation["expression"] == (
-        "SEARCH('{RayTraining,InstanceId,arch,index,name} "
-        "MetricName=\"nvidia_smi_utilization_gpu\"', 'Average', 60)"
-    )
     # One line per GPU, told apart by host and number.
     assert utilisation["label"] == "${PROP('Dim.InstanceId')} GPU ${PROP('Dim.index')}"
 
 
-def test_what_the_dashboard_searches_for_is_what_the_hosts_report(synth: Synth) -> None:
-    from stacks.host_setup import agent_config
-
+def test_what_the_dashboard_and_alarms_ask_for_is_reported_under_just_these_dimensions(
+    synth: Synth,
+) -> None:
+    """A search finds nothing, and says nothing, where one dimension is missing or too many."""
     config: Any = agent_config(has_gpus=True)
-    collected = config["metrics"]["metrics_collected"]
-    reported = {f"nvidia_smi_{name}" for name in collected["nvidia_gpu"]["measurement"]}
-    reported |= {*collected["mem"]["measurement"]}
-    body = json.loads(dashboard(synth()))
-    searched = {
-        part.partition('"')[0]
-        for widget in body["widgets"]
-        for metric in widget["properties"].get("metrics", [])
-        if isinstance(metric[0], dict) and "{RayTraining," in metric[0]["expression"]
-        for part in metric[0]["expression"].split('MetricName="')[1:]
-    }
-    assert len(searched) == 5
-    assert searched <= reported
+    # Other settings add dimensions, the host's name among them.
+    assert config["agent"]["omit_hostname"] is True
     assert config["metrics"]["append_dimensions"] == {"InstanceId": "${aws:InstanceId}"}
-    assert config["agent"]["omit_hostname"] is True  # or the searches above find nothing
+    collected, ours = config["metrics"]["metrics_collected"], config["metrics"]["namespace"]
+    gpu = collected["nvidia_gpu"]["measurement"]
+    reported = {
+        # CloudWatch agent: arch, index and name come with each GPU.
+        (ours, "InstanceId,arch,index,name"): {f"nvidia_smi_{metric}" for metric in gpu},
+        (ours, "InstanceId"): {*collected["mem"]["measurement"]},
+        # Container Insights, EC2 Auto Scaling: AWS's lists of their metrics and dimensions.
+        ("ECS/ContainerInsights", "ClusterName,TaskDefinitionFamily"): {
+            "NetworkRxBytes",
+            "NetworkTxBytes",
+        },
+        ("AWS/AutoScaling", "AutoScalingGroupName"): {
+            "GroupDesiredCapacity",
+            "GroupInServiceInstances",
+        },
+    }
+    templates = synth(**OPTIONS)
+    widgets = json.loads(dashboard(templates))["widgets"]
+    asked = set()
+    for metric in [each for widget in widgets for each in widget["properties"].get("metrics", [])]:
+        if isinstance(metric[0], dict):
+            search = metric[0]["expression"]
+            found = re.fullmatch(
+                r"""SEARCH\('\{([^,]+),([^}]+)\} .*MetricName="(\w+)"', 'Average', 60\)""", search
+            )
+            assert found, search
+            asked.add(found.groups())
+        else:
+            namespace, name, dimension, _ = metric[:4]
+            asked.add((namespace, dimension, name))
+    alarm = templates.of_type("AWS::CloudWatch::Alarm")["DashboardGpuIdle05AF16A4"]
+    query = re.match(
+        r'SELECT MAX\((\w+)\) FROM SCHEMA\("(\w+)", ([^)]+)\)', alarm["Metrics"][0]["Expression"]
+    )
+    assert query
+    asked.add((query[2], query[3].replace('"', "").replace(" ", ""), query[1]))
+    assert len(asked) == 9
+    for namespace, dimensions, name in asked:
+        assert name in reported[namespace, dimensions]
 
 
 def test_without_gpus_nothing_asks_for_them(synth: Synth) -> None:
