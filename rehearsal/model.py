@@ -50,6 +50,9 @@ class Agent(Protocol):
     def kill(self, task: Record) -> None:
         """SIGKILL, or the host's end."""
 
+    def ended(self, task: Record) -> None:
+        """It is over."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Group:
@@ -185,7 +188,7 @@ class Model:
             self.end(task, None)
         elif task["lastStatus"] == "PENDING":
             self._after(self._between(self.times.starts), self.end, task, None)
-        elif self.hosts[task["containerInstanceArn"]]["agentConnected"]:
+        elif self.hosts.get(task["containerInstanceArn"], {}).get("agentConnected", True):
             self._terminate(task)
 
     def _terminate(self, task: Record) -> None:
@@ -215,8 +218,7 @@ class Model:
         task["stoppedAt"] = self._stamp(self._now())
         if code is not None:
             task["containers"] = [{**task["containers"][0], "exitCode": code}]
-        if hear := task.pop("_hear", None):
-            hear()
+        self._agent.ended(task)
         if host and host["_leaves"] and not self.on(host):
             self._after(self._between(self.times.terminates), self._gone, host)
         self._place_soon()
@@ -249,13 +251,14 @@ class Model:
             ]
             if free:
                 host = self._random.choice(free)
-                task |= {
-                    "containerInstanceArn": host["containerInstanceArn"],
-                    "lastStatus": "PENDING",
-                }
                 host["_tasks"].append(task)
-                del self._waiting[task["taskArn"]]
-                self._agent.pull(task)
+                self.place(task, host["containerInstanceArn"])
+
+    def place(self, task: Record, arn: str) -> None:
+        """Give a task a host."""
+        task |= {"containerInstanceArn": arn, "lastStatus": "PENDING"}
+        del self._waiting[task["taskArn"]]
+        self._agent.pull(task)
 
     def begin(self, task: Record) -> None:
         """The container of a task runs, unless the task was told to stop before."""

@@ -10,8 +10,8 @@ process; nothing in the project's environment imports the modules in here.
     cloudformation.py     fixes of the resource types that it has, and the order of deletions
     resource_types.py     those of EC2, IAM and ECS that it lacks
     ecs_runtime.py        ECS tasks as containers
-    ecs_hosts.py          hosts: taken, drained and terminated; some lack their GPU
-    ecs_requests.py       what ECS refuses, and what does not show yet
+    ecs_hosts.py          tasks, hosts and groups, which rehearsal.model moves
+    ecs_requests.py       what ECS refuses, and executions that do not show yet
     step_functions.py     runTask.sync as on AWS
     fsx.py                file systems, their links with buckets, and exports, as records
     logs.py               log groups: targets of rules, of functions, filters

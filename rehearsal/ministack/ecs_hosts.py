@@ -1,123 +1,77 @@
-"""Hosts of ECS as records, and the tasks that are placed on them. Inside ``.venv-aws`` only.
+"""Tasks, hosts and groups of the local AWS: ``rehearsal.model`` behind the calls of ECS and Auto
+Scaling. Inside ``.venv-aws`` only.
 
-A task of a capacity provider takes a host that is free, or a new one of the provider's group, and
-the host stays until it is terminated: that ends the tasks on it as on AWS, and their containers.
-ECS ends a task that has waited for a host for 10 to 30 minutes; here it is ``PATIENCE_S``, or
-``REHEARSAL_PATIENCE_S``. Files in the local AWS's folder set more:
+Records of tasks and groups are the emulator's own; how they change is the model's matter. Unlike
+on AWS, a host comes in no time, and a group keeps its hosts until they are terminated. Files in the
+local AWS's folder set more:
 
+    capacity.json  how many hosts EC2 has for a capacity provider, by its name; others: any number
     ends.json      exit codes of tasks, by ARN, that are to end by themselves
     bad_hosts.json how many of the next hosts of a capacity provider lack their GPU, by its name
     unjoined_hosts.json how many of them boot, are billed and never join their cluster
 """
 
+import heapq
+import itertools
 import json
+import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Final
 
-from contract.exits import KILLED
+from contract.exits import TERMINATED
 from contract.times import HOST_JOINS_S
 from rehearsal.ministack.internals import autoscaling, concurrency, ec2, ecs, responses
 from rehearsal.ministack.switches import Strict, is_strict
+from rehearsal.model import Group, Model, Record, Times
 
-Record = dict[str, Any]
+log = logging.getLogger("ecs-hosts")
 
-_hosts: dict[str, Record] = {}
-_stock: dict[str, Any] = {}
-#: What ends a task's containers at once, where it has some.
-_kill: list[Callable[[Record], None]] = []
-
-
-def take(task: Record, most: int | None) -> bool:
-    """Give a task a host of its provider; False where none is free and there are ``most``."""
-    provider = task["capacityProviderName"]
-    forget_gone()
-    mine = [host for host in _hosts.values() if host["capacityProviderName"] == provider]
-    free = [host for host in mine if not tasks_of(host)]
-    if most is not None and len(mine) - len(free) >= most:
-        return False
-    for host in free:
-        if host["status"] == "ACTIVE" and host["_joins"]:
-            task["containerInstanceArn"] = host["containerInstanceArn"]
-            return True
-    if most is not None and len(mine) >= most:
-        return False
-    cluster = ecs._cluster_name_from_arn(task["clusterArn"])
-    place = task["clusterArn"].replace(":cluster/", ":container-instance/")
-    arn, instance = f"{place}/{ecs.new_uuid()}", f"i-{ecs.new_uuid().replace('-', '')[:17]}"
-    joins = not is_next("unjoined_hosts.json", provider)
-    _hosts[arn] = {
-        "containerInstanceArn": arn,
-        "ec2InstanceId": instance,
-        "capacityProviderName": provider,
-        "status": "ACTIVE",
-        "agentConnected": True,
-        "registeredAt": ecs._iso(),
-        "_cluster": cluster,
-        "_is_bad": is_next("bad_hosts.json", provider),
-        "_joins": joins,
-        "_leaves": False,
-    }
-    if joins:
-        task["containerInstanceArn"] = arn
-    if group := group_of(provider):
-        group["DesiredCapacity"] = max(group["DesiredCapacity"], len(group["Instances"]) + 1)
-        group["Instances"].append(
-            {
-                "InstanceId": instance,
-                "LifecycleState": "InService",
-                "HealthStatus": "Healthy",
-                "AvailabilityZone": group["AvailabilityZones"][0],
-                "ProtectedFromScaleIn": group["NewInstancesProtectedFromScaleIn"],
-            }
-        )
-        if not joins:
-            record_instance(instance, group)
-    return joins
+#: Of all that happens to tasks, hosts and services: one lock cannot wait for another. Nothing that
+#: holds it asks Docker or a Lambda function, which may ask ECS in turn.
+LOCK: Final = threading.RLock()
+POLL_S: Final = 0.1
+#: How long ECS looks for a host: on AWS 10 to 30 minutes.
+PATIENCE_S: Final = 60
+DELAY_S: Final = 1.0
+FOREVER: Final = 1e9
+AT_ONCE: Final = (0, 0)
+#: What ListTasks asks for beside cluster, state and page, and what a task has that is the same.
+FILTERS: Final = {
+    "containerInstance": "containerInstanceArn",
+    "family": "_family",
+    "launchType": "launchType",
+    "serviceName": "_service",
+    "startedBy": "startedBy",
+}
 
 
-def record_instance(instance: str, group: Record) -> None:
-    """Have EC2 describe an instance of a group that should have joined its cluster by now."""
-    launched = datetime.now(tz=UTC) - timedelta(seconds=HOST_JOINS_S)
-    addresses = ("PrivateDnsName", "PrivateIpAddress", "PublicDnsName", "PublicIpAddress")
-    names = ("ImageId", "InstanceType", "SubnetId", "VpcId", "RootDeviceName")
-    ec2._instances[instance] = {
-        **dict.fromkeys((*addresses, *names), ""),
-        "InstanceId": instance,
-        "State": {"Code": 16, "Name": "running"},
-        "LaunchTime": launched.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
-        "Placement": {"AvailabilityZone": group["AvailabilityZones"][0], "Tenancy": "default"},
-        "Architecture": "x86_64",
-        "RootDeviceType": "ebs",
-        "Virtualization": "hvm",
-        "Hypervisor": "xen",
-        "Monitoring": {"State": "disabled"},
-        "AmiLaunchIndex": 0,
-    }
-    tag = {"Key": "aws:autoscaling:groupName", "Value": group["AutoScalingGroupName"]}
-    ec2._tags[instance] = [tag]
-
-
-def is_next(plan: str, provider: str) -> bool:
-    """Whether the next host of a capacity provider is one of a file; it is counted."""
-    file = folder() / plan
-    try:
-        planned: dict[str, int] = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return False
-    if planned.get(provider, 0) < 1:
-        return False
-    file.write_text(json.dumps(planned | {provider: planned[provider] - 1}))
-    return True
-
-
-def is_bad(task: Record) -> bool:
-    """Whether a task's host lacks its GPU."""
-    return bool(_hosts.get(task.get("containerInstanceArn", ""), {}).get("_is_bad"))
+def times() -> Times:
+    """How long things take here."""
+    get = os.environ.get
+    delay = float(get("REHEARSAL_DELAY_S") or DELAY_S)
+    patience = float(get("REHEARSAL_PATIENCE_S") or PATIENCE_S)
+    if not is_strict(Strict.PATIENCE):
+        patience = FOREVER
+    return Times(
+        boots=AT_ONCE,
+        places=0,
+        starts=AT_ONCE,
+        gives_up=(patience, patience),
+        shows=delay if is_strict(Strict.CONSISTENCY) else 0,
+        knows=0,
+        terminates=AT_ONCE,
+        tries=(POLL_S, POLL_S),
+        surplus=math.inf,
+        stops=FOREVER,  # Docker sends SIGKILL itself
+    )
 
 
 def folder() -> Path:
@@ -125,234 +79,310 @@ def folder() -> Path:
     return Path(os.environ["REHEARSAL_FOLDER"])
 
 
-def forget_gone() -> None:
-    """Drop the hosts that were terminated and whose tasks have ended by now."""
-    for arn, host in [*_hosts.items()]:
-        if host["_leaves"] and not tasks_of(host):
-            del _hosts[arn]
-            gone = host["ec2InstanceId"]
-            ec2._instances.pop(gone, None)
-            ec2._tags.pop(gone, None)
-            if group := group_of(host["capacityProviderName"]):
-                left = [each for each in group["Instances"] if each["InstanceId"] != gone]
-                group["Instances"][:] = left
-
-
-def tasks_of(host: Record) -> list[Record]:
-    """Tasks on a host that have not stopped."""
-    arn = host["containerInstanceArn"]
-    return [
-        task
-        for task in ecs._tasks.values()
-        if task.get("containerInstanceArn") == arn and task["lastStatus"] != "STOPPED"
-    ]
-
-
-def group_of(provider: str) -> Record | None:
-    """The group of a capacity provider, if the account has it."""
-    found = ecs._capacity_providers.get(provider) or {}
-    arn = (found.get("autoScalingGroupProvider") or {}).get("autoScalingGroupArn", "")
-    group: Record | None = autoscaling._asgs.get(arn.rpartition("/")[2])
-    return group
-
-
-# --- calls ----------------------------------------------------------------------------------------
-def list_instances(request: Record) -> Any:
-    """ListContainerInstances."""
-    forget_gone()
-    cluster = ecs._resolve_cluster_name(request.get("cluster", "default"))
-    found = [host for host in _hosts.values() if host["_cluster"] == cluster and host["_joins"]]
-    arns = [host["containerInstanceArn"] for host in found]
-    return ecs.json_response({"containerInstanceArns": arns})
-
-
-def describe_instances(request: Record) -> Any:
-    """DescribeContainerInstances."""
-    forget_gone()
-    found = [_hosts[arn] for arn in request["containerInstances"] if arn in _hosts]
-    return ecs.json_response({"containerInstances": [described(each) for each in found]})
-
-
-def described(host: Record) -> Record:
-    """A host as ECS describes it."""
-    shown: Record = ecs._sanitize(host)
-    return shown | {"runningTasksCount": len(tasks_of(host)), "pendingTasksCount": 0}
-
-
-def update_state(request: Record) -> Any:
-    """UpdateContainerInstancesState."""
-    forget_gone()
-    found = [_hosts[arn] for arn in request["containerInstances"] if arn in _hosts]
-    for host in found:
-        if not host["_leaves"]:
-            host["status"] = request["status"]
-    return ecs.json_response({"containerInstances": [described(each) for each in found]})
-
-
-def deregister(request: Record) -> Any:
-    """DeregisterContainerInstance, by force."""
-    host = _hosts.pop(request["containerInstance"], {})
-    for task in tasks_of(host) if host else ():
-        lose(task, "Host deregistered.", "UserInitiated")
-    return ecs.json_response({"containerInstance": ecs._sanitize(host)})
-
-
-def terminate(request: Record) -> Any:
-    """TerminateInstanceInAutoScalingGroup: what still runs there ends with its host, and the host
-    waits for what was told to stop, as managed draining has it."""
-    instance = autoscaling._p(request, "InstanceId")
-    for host in [*_hosts.values()]:
-        if host["ec2InstanceId"] != instance:
-            continue
-        is_first = not host["_leaves"]
-        # First: no task that is started meanwhile may come to it.
-        host["status"], host["_leaves"] = "DRAINING", True
-        for task in tasks_of(host):
-            if task["desiredStatus"] != "STOPPED":
-                lose(task, f"Host EC2 (instance {instance}) terminated.", "TerminationNotice")
-        forget_gone()
-        lowers = autoscaling._p(request, "ShouldDecrementDesiredCapacity") == "true"
-        if is_first and lowers and (group := group_of(host["capacityProviderName"])):
-            group["DesiredCapacity"] -= 1
-        name = "TerminateInstanceInAutoScalingGroup"
-        return autoscaling._xml(200, f"{name}Response", f"<{name}Result/>")
-    return autoscaling._error("ValidationError", f"Instance Id not found - {instance}")
-
-
-def lose(task: Record, why: str, stop_code: str) -> None:
-    """End a task with its host."""
-    ecs._mark_task_stopped(task["taskArn"], task, why, stop_code, KILLED)
-    for kill in _kill:
-        kill(task)
-
-
-def set_desired(request: Record) -> Any:
-    """SetDesiredCapacity: hosts that are protected from scale-in stay, also where they are more."""
-    group = autoscaling._asgs.get(autoscaling._p(request, "AutoScalingGroupName")) or {}
-    ids = {host["ec2InstanceId"] for host in _hosts.values()}
-    kept = [each for each in group.get("Instances", []) if each["InstanceId"] in ids]
-    answer = _stock["SetDesiredCapacity"](request)
-    if kept:
-        others = [each for each in group["Instances"] if each["InstanceId"] not in ids]
-        group["Instances"][:] = [*kept, *others[: max(0, group["DesiredCapacity"] - len(kept))]]
-    return answer
-
-
-# --- ends -----------------------------------------------------------------------------------------
-def end_tasks() -> None:
-    """End the tasks that are to end by themselves."""
+def planned(name: str) -> Record:
+    """What a file of the folder says."""
     try:
-        ends = json.loads((folder() / "ends.json").read_text())
+        found: Record = json.loads((folder() / name).read_text())
     except (OSError, ValueError):
-        return
-    for arn, code in ends.items():
-        if (task := ecs._tasks.get(arn)) and task["lastStatus"] != "STOPPED":
-            why = "Essential container in task exited"
-            ecs._mark_task_stopped(arn, task, why, "EssentialContainerExited", code)
+        return {}
+    return found
 
 
-def install(kill: Callable[[Record], None] | None = None) -> None:
-    """Give the emulator these hosts. ``kill``: ends a task's containers at once."""
-    if kill:
-        _kill.append(kill)
-    stock = ecs._describe_tasks
-
-    def describe_tasks(request: Record) -> Any:
-        end_tasks()
-        return stock(request)
-
-    ecs._describe_tasks = describe_tasks
-    ecs._ACTION_MAP |= {
-        "DescribeTasks": describe_tasks,
-        "ListContainerInstances": list_instances,
-        "DescribeContainerInstances": describe_instances,
-        "UpdateContainerInstancesState": update_state,
-        "DeregisterContainerInstance": deregister,
-    }
-    _stock["SetDesiredCapacity"] = autoscaling._ACTION_MAP["SetDesiredCapacity"]
-    autoscaling._ACTION_MAP |= {
-        "SetDesiredCapacity": set_desired,
-        "TerminateInstanceInAutoScalingGroup": terminate,
-    }
+def moment(at: float) -> str:
+    """A time as the emulator's records have it."""
+    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-PATIENCE_S = 60
-POLL_S = 0.25
-#: What ECS says of a task on EC2 that no host came for.
-NO_HOST_CAME = "EMPTY CAPACITY PROVIDER"
-
-_placing = threading.Lock()
-
-
-def has_host(task: dict[str, Any]) -> bool:
-    """Whether a host is free: ``capacity.json`` in the local AWS's folder may say how many there
-    are for a capacity provider; without, there is always one more. The task has it then."""
-    provider = task.get("capacityProviderName") or ""
-    try:
-        most = json.loads((folder() / "capacity.json").read_text()).get(provider)
-    except (OSError, ValueError):
-        most = None
-    return not provider or take(task, most)
-
-
-def place(task: dict[str, Any], become: Any) -> bool:
-    """Wait until a task has a host and give it that: ``become()`` makes it what it is on it.
-
-    Returns what ``become`` does; False where the task has ended before.
-    """
-    arn, began = task["taskArn"], time.monotonic()
-    patience = float(os.environ.get("REHEARSAL_PATIENCE_S") or PATIENCE_S)
-    while ecs._task_is_active(arn, task):
-        with _placing:
-            if has_host(task):
-                return bool(become())
-        if time.monotonic() - began > patience and is_strict(Strict.PATIENCE):
-            ecs._mark_task_stopped(arn, task, NO_HOST_CAME, "TaskFailedToStart")
-            return False
-        time.sleep(POLL_S)
-    return False
-
-
-def place_record(task: dict[str, Any]) -> None:
-    """The same for a task that is only a record, which the emulator says is running at once."""
-    task["lastStatus"] = "PROVISIONING"
-    for container in task["containers"]:
-        container["lastStatus"] = "PENDING"
-
-    def run() -> bool:
-        task["lastStatus"] = "RUNNING"
-        for container in task["containers"]:
-            container["lastStatus"] = "RUNNING"
-        return True
-
+def spawn(name: str, call: Callable[..., object], *given: Any) -> None:
+    """Do something in a thread of its own, in the account and region of this one."""
     account, region = responses.get_account_id(), responses.get_region()
 
-    def wait() -> None:
+    def run() -> None:
         with responses.request_scope(account, region):
-            place(task, run)
+            call(*given)
 
-    concurrency.spawn_background(wait, thread_name=f"ecs-place-{task['taskArn'][-8:]}")
+    concurrency.spawn_background(run, thread_name=name)
 
 
-def install_for_records() -> None:
-    """Give hosts to tasks that are only records, too."""
-    install()
-    stock = ecs._ACTION_MAP["RunTask"]
+class Records:
+    """What happens on hosts where tasks are only records."""
 
-    def run_task(request: dict[str, Any]) -> Any:
-        status, headers, body = stock(request)
-        answer = json.loads(body)
-        for each in answer.get("tasks", []):
-            task = ecs._tasks[each["taskArn"]]
-            own = task.pop("containerInstanceArn")
-            with _placing:
-                is_placed = has_host(task)
-            if not task.get("capacityProviderName"):
-                task["containerInstanceArn"] = own
-            if not is_placed:
-                place_record(task)
-            each.pop("containerInstanceArn", None)
-            each.update(ecs._sanitize(task))
-        return status, headers, json.dumps(answer).encode()
+    hosts: "Hosts"
 
-    ecs._ACTION_MAP["RunTask"] = run_task
+    def pull(self, task: Record) -> None:
+        self.hosts.begin(task)
+
+    def start(self, task: Record) -> None:
+        self._tell(task)
+
+    def terminate(self, task: Record) -> None:
+        self.hosts.end(task, TERMINATED)
+
+    def kill(self, task: Record) -> None:
+        """A record needs nothing."""
+
+    def ended(self, task: Record) -> None:
+        self._tell(task)
+        if task["stopCode"] in ("EssentialContainerExited", "TaskFailedToStart"):
+            ecs._record_service_task_failure(task)
+
+    def _tell(self, task: Record) -> None:
+        """Have the records of the cluster, its services and containers follow a task's."""
+        for container in task["containers"]:
+            container["lastStatus"] = task["lastStatus"]
+        cluster = ecs._cluster_name_from_arn(task["clusterArn"])
+        ecs._recount_cluster(cluster)
+        ecs._refresh_service_state(cluster, task.get("group", ""))
+
+
+def record_instance(group: Group, instance: Record) -> None:
+    """Have EC2 describe an instance; one that never joins should have joined by now."""
+    is_late = instance["_fate"] == "unjoined"
+    launched = datetime.now(tz=UTC) - timedelta(seconds=HOST_JOINS_S * is_late)
+    addresses = ("PrivateDnsName", "PrivateIpAddress", "PublicDnsName", "PublicIpAddress")
+    names = ("ImageId", "InstanceType", "SubnetId", "VpcId", "RootDeviceName")
+    name = instance["InstanceId"]
+    ec2._instances[name] = {
+        **dict.fromkeys((*addresses, *names), ""),
+        "InstanceId": name,
+        "State": {"Code": 16, "Name": "running"},
+        "LaunchTime": launched.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+        "Placement": {
+            "AvailabilityZone": group.record["AvailabilityZones"][0],
+            "Tenancy": "default",
+        },
+        "Architecture": "x86_64",
+        "RootDeviceType": "ebs",
+        "Virtualization": "hvm",
+        "Hypervisor": "xen",
+        "Monitoring": {"State": "disabled"},
+        "AmiLaunchIndex": 0,
+    }
+    ec2._tags[name] = instance["Tags"]
+
+
+def fate(group: Group) -> str:
+    """What becomes of the next host of a group; it is counted."""
+    for file, name in (("unjoined_hosts.json", "unjoined"), ("bad_hosts.json", "bad")):
+        plan = planned(file)
+        if plan.get(group.provider, 0) > 0:
+            left = plan | {group.provider: plan[group.provider] - 1}
+            (folder() / file).write_text(json.dumps(left))
+            return name
+    return ""
+
+
+def refuse(kind: str, message: str, status: int = 400) -> Any:
+    """An error of ECS, as it answers."""
+    body = json.dumps({"__type": kind, "message": message}).encode()
+    return status, {"Content-Type": "application/x-amz-json-1.1", "x-amzn-errortype": kind}, body
+
+
+class Hosts(Model):
+    """The model, with the emulator's clock and records."""
+
+    def __init__(self, agent: Records) -> None:
+        self._due: list[tuple[float, int, Callable[..., object], Any]] = []
+        self._order = itertools.count()
+        self._shown: set[str] = set()
+        super().__init__(
+            (),
+            agent,
+            now=time.time,
+            after=self._later,
+            random=Random(os.environ.get("REHEARSAL_SEED", "")),
+            stamp=moment,
+            times=times(),
+            has_room=lambda group: (
+                group.there < planned("capacity.json").get(group.provider, math.inf)
+            ),
+            fate=fate,
+        )
+        self.tasks, self._run_task = ecs._tasks, ecs._run_task
+        agent.hosts = self
+
+    def _later(self, seconds: float, call: Callable[..., object], *given: Any) -> None:
+        heapq.heappush(self._due, (time.time() + seconds, next(self._order), call, given))
+
+    def settle(self) -> None:
+        """Do all that is due by now. Needs the lock, as everything here does."""
+        self._find_groups()
+        for arn, code in planned("ends.json").items():
+            if (task := self.tasks.get(arn)) and task["lastStatus"] == "RUNNING":
+                self.end(task, code)
+        for group in self.groups.values():
+            self.scale(group)
+            self.fill(group)
+        while self._due and self._due[0][0] <= time.time():
+            *_, call, given = heapq.heappop(self._due)
+            call(*given)
+        self._show()
+
+    def _find_groups(self) -> None:
+        """Those of the clusters' capacity providers. A group that was deleted has no hosts."""
+        for cluster in ecs._clusters.values():
+            for name in cluster["capacityProviders"]:
+                provider = (ecs._capacity_providers.get(name) or {}).get("autoScalingGroupProvider")
+                arn = (provider or {}).get("autoScalingGroupArn", "")
+                record = autoscaling._asgs.get(arn.rpartition("/")[2])
+                if record and name not in self.groups:
+                    where = cluster["clusterArn"]
+                    self.groups[name] = Group(record=record, provider=name, cluster=where)
+        for name, group in [*self.groups.items()]:
+            if group.name not in autoscaling._asgs:
+                group.record |= {"DesiredCapacity": 0, "MaxSize": 0}
+                for instance, each in [*group.instances.items()]:
+                    if not each["_leaves"]:
+                        self.terminate(instance, lowers=False)
+                if not group.instances:
+                    del self.groups[name]
+
+    def _show(self) -> None:
+        """Have Auto Scaling and EC2 describe the instances."""
+        there: set[str] = set()
+        for group in self.groups.values():
+            group.record["Instances"] = [
+                {
+                    "InstanceId": instance,
+                    "LifecycleState": "Terminating" if each["_leaves"] else "InService",
+                    "HealthStatus": "Healthy",
+                    "AvailabilityZone": group.record["AvailabilityZones"][0],
+                    "ProtectedFromScaleIn": group.record["NewInstancesProtectedFromScaleIn"],
+                }
+                for instance, each in group.instances.items()
+            ]
+            for instance in group.instances.keys() - self._shown:
+                record_instance(group, group.instances[instance])
+            there |= group.instances.keys()
+        for gone in self._shown - there:
+            ec2._instances.pop(gone, None)
+            ec2._tags.pop(gone, None)
+        self._shown = there
+
+    # --- calls --------------------------------------------------------------------------------
+    def run_task(self, request: Record) -> Any:
+        token = request.get("clientToken", "")
+        started = self.known(token)
+        if not started:
+            status, headers, body = self._run_task(request)
+            if status >= 400:
+                return status, headers, body
+            started = [ecs._tasks[each["taskArn"]] for each in json.loads(body)["tasks"]]
+            family = request["taskDefinition"].rpartition("/")[2].partition(":")[0]
+            own = {task["taskArn"]: task.pop("containerInstanceArn") for task in started}
+            for task in started:
+                task |= {
+                    "startedAt": None,
+                    "_family": family,
+                    "_service": task["group"].partition("service:")[2],
+                }
+            self.run(started, token)
+            for task in started:
+                if not task["capacityProviderName"]:  # on a host that is in no group
+                    self.place(task, own[task["taskArn"]])
+        return ecs.json_response({"tasks": ecs._sanitize(started), "failures": []})
+
+    def stop_task(self, request: Record, stop_code: str = "UserInitiated") -> Any:
+        cluster = ecs._resolve_cluster_name(request.get("cluster", ""))
+        task = ecs._resolve_task(request.get("task", ""), cluster)
+        if not task:
+            return refuse("InvalidParameterException", "The referenced task was not found.")
+        self.stop(task, request.get("reason", "Task stopped by user"), stop_code)
+        return ecs.json_response({"task": ecs._sanitize(task)})
+
+    def list_tasks(self, request: Record) -> Any:
+        which = {FILTERS[each]: request[each] for each in FILTERS if request.get(each)}
+        is_alone = len(which) == 1 and "desiredStatus" not in request
+        if "startedBy" in which and not is_alone and is_strict(Strict.FILTERS):
+            return refuse("InvalidParameterException", "startedBy excludes all other filters")
+        name = ecs._resolve_cluster_name(request.get("cluster", ""))
+        if name not in ecs._clusters:
+            return refuse("ClusterNotFoundException", "Cluster not found.")
+        which["clusterArn"] = ecs._clusters[name]["clusterArn"]
+        found = self.listed(request.get("desiredStatus", "RUNNING"), **which)
+        first = int(request.get("nextToken", 0))
+        last = first + request.get("maxResults", 100)
+        more = {"nextToken": str(last)} if found[last:] else {}
+        return ecs.json_response({"taskArns": found[first:last], **more})
+
+    def list_hosts(self, request: Record) -> Any:
+        cluster = ecs._resolve_cluster_name(request.get("cluster", ""))
+        found = [each for each in self.hosts if each.split("/")[-2] == cluster]
+        return ecs.json_response({"containerInstanceArns": found})
+
+    def describe_hosts(self, request: Record) -> Any:
+        found = [each for each in request["containerInstances"] if each in self.hosts]
+        shown = [ecs._sanitize(self.described(each)) for each in found]
+        return ecs.json_response({"containerInstances": shown})
+
+    def update_state(self, request: Record) -> Any:
+        for each in {*request["containerInstances"]} & self.hosts.keys():
+            self.set_state(each, request["status"])
+        return self.describe_hosts(request)
+
+    def end_instance(self, parameters: Record) -> Any:
+        instance = autoscaling._p(parameters, "InstanceId")
+        lowers = autoscaling._p(parameters, "ShouldDecrementDesiredCapacity") == "true"
+        try:
+            self.terminate(instance, lowers=lowers)
+        except StopIteration:
+            return autoscaling._error("ValidationError", f"Instance Id not found - {instance}")
+        except ValueError as error:
+            return autoscaling._error(str(error), f"{instance} cannot be terminated so")
+        name = "TerminateInstanceInAutoScalingGroup"
+        return autoscaling._xml(200, f"{name}Response", f"<{name}Result/>")
+
+    def mark_stopped(
+        self, _arn: str, task: Record, reason: str, stop_code: str, exit_code: int | None = None
+    ) -> bool:
+        with LOCK:
+            is_new = bool(task["lastStatus"] != "STOPPED")
+            self.end(task, exit_code, stop_code, reason)
+            return is_new
+
+    def door(self, answer: Callable[[Record], Any]) -> Callable[[Record], Any]:
+        """A call, before and after which all has happened that is due."""
+
+        def call(request: Record) -> Any:
+            with LOCK:
+                self.settle()
+                found = answer(request)
+                self.settle()
+                return found
+
+        return call
+
+
+def install(agent: Records) -> None:
+    """Give the emulator these tasks and hosts."""
+    ecs.resource_lock = lambda *_: LOCK
+    hosts = Hosts(agent)
+    door = hosts.door
+    ecs._run_task = door(hosts.run_task)
+    ecs._stop_task = door(partial(hosts.stop_task, stop_code="ServiceSchedulerInitiated"))
+    ecs._mark_task_stopped = hosts.mark_stopped
+    ecs._ACTION_MAP |= {
+        "RunTask": ecs._run_task,
+        "StopTask": door(hosts.stop_task),
+        "ListTasks": door(hosts.list_tasks),
+        "ListContainerInstances": door(hosts.list_hosts),
+        "DescribeContainerInstances": door(hosts.describe_hosts),
+        "UpdateContainerInstancesState": door(hosts.update_state),
+    }
+    autoscaling._reconcile_instances = lambda _group: None
+    autoscaling._ACTION_MAP |= {
+        "DescribeAutoScalingGroups": door(autoscaling._describe_asgs),
+        "SetDesiredCapacity": door(autoscaling._set_desired_capacity),
+        "TerminateInstanceInAutoScalingGroup": door(hosts.end_instance),
+    }
+
+    def follow() -> None:
+        settle = door(bool)
+        while True:
+            time.sleep(POLL_S)
+            try:
+                settle({})
+            except Exception:
+                log.exception("hosts")
+
+    spawn("ecs-hosts", follow)

@@ -1,12 +1,11 @@
 """Requests that ECS refuses and the emulator takes, and answers that lag behind.
 
 RunTask         of a revision that was replaced, and while ECS throttles
-ListTasks       by ``startedBy`` and anything else
 ExecuteCommand  in a task that was started without it
 
-ECS's lists of tasks, and what Step Functions tells of executions, follow what happened after a
-while. Here it is up to ``DELAY_S``, or ``REHEARSAL_DELAY_S``: a part of it for each task and
-execution, which ``REHEARSAL_SEED`` decides together with its ARN. Inside ``.venv-aws`` only.
+What Step Functions tells of executions follows what happened after a while. Here it is up to
+``DELAY_S``, or ``REHEARSAL_DELAY_S``: a part of it for each execution, which ``REHEARSAL_SEED``
+decides together with its ARN. Inside ``.venv-aws`` only.
 """
 
 import contextlib
@@ -18,13 +17,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from rehearsal.ministack.ecs_hosts import DELAY_S, refuse
 from rehearsal.ministack.internals import ecs, stepfunctions
 from rehearsal.ministack.switches import Strict, is_strict
 
 Request = dict[str, Any]
 
-#: Beside the cluster and the page.
-FILTERS = ("containerInstance", "desiredStatus", "family", "launchType", "serviceName")
 NO_EXEC = (
     "The execute command failed because execute command was not enabled when the task was run or "
     "the execute command agent isn't running. Wait and try again or run a new task with execute "
@@ -44,15 +42,6 @@ def run_task(request: Request) -> Any:
     return _stock["RunTask"](request)
 
 
-def list_tasks(request: Request) -> Any:
-    """ListTasks: with ``startedBy`` as the only filter, if it is one."""
-    others = [each for each in FILTERS if request.get(each)]
-    if request.get("startedBy") and others and is_strict(Strict.FILTERS):
-        what = f"startedBy cannot be combined with {', '.join(others)}"
-        return refuse("InvalidParameterException", what)
-    return _stock["ListTasks"](request)
-
-
 def execute_command(request: Request) -> Any:
     """ExecuteCommand: only where the task was started for it."""
     cluster = ecs._resolve_cluster_name(request.get("cluster", "default"))
@@ -62,23 +51,16 @@ def execute_command(request: Request) -> Any:
     return _stock["ExecuteCommand"](request)
 
 
-def refuse(kind: str, message: str, status: int = 400) -> Any:
-    """An error of ECS, as it answers."""
-    body = json.dumps({"__type": kind, "message": message}).encode()
-    return status, {"Content-Type": "application/x-amz-json-1.1", "x-amzn-errortype": kind}, body
-
-
 _stock: dict[str, Any] = {}
 
 
 def install() -> None:
-    """Give the emulator these, before or after tasks become containers."""
-    own = {"RunTask": run_task, "ListTasks": list_tasks, "ExecuteCommand": execute_command}
+    """Give the emulator these. After its tasks and hosts: they answer what is not refused."""
+    own = {"RunTask": run_task, "ExecuteCommand": execute_command}
     _stock.update({name: ecs._ACTION_MAP[name] for name in own})
     ecs._ACTION_MAP.update(own)
 
 
-DELAY_S = 1.0
 #: Of an execution that has ended and that does not show yet.
 ENDS = ("stopDate", "output", "error", "cause")
 
@@ -86,7 +68,7 @@ Record = dict[str, Any]
 
 
 def delay_s(arn: str) -> float:
-    """How long it takes until a change of this task or execution shows."""
+    """How long it takes until a change of this execution shows."""
     if not is_strict(Strict.CONSISTENCY):
         return 0
     most = float(os.environ.get("REHEARSAL_DELAY_S") or DELAY_S)
@@ -101,67 +83,38 @@ def is_new(arn: str, changed: object) -> bool:
     return isinstance(changed, int | float) and time.time() - changed < delay_s(arn)
 
 
-# --- tasks ----------------------------------------------------------------------------------------
-def list_settled_tasks(request: Record) -> Any:
-    """ListTasks, without what has just started; what was just told to stop is still there."""
-    status, headers, body = _stock_answers["ListTasks"](request)
-    if status >= 400:
-        return status, headers, body
-    answer = json.loads(body)
-    wants_stopped = request.get("desiredStatus") == "STOPPED"
-    arns = [arn for arn in answer["taskArns"] if not is_new(arn, _changed(arn, wants_stopped))]
-    if not wants_stopped:
-        ended = _stock_answers["ListTasks"](request | {"desiredStatus": "STOPPED"})
-        arns += [
-            arn for arn in json.loads(ended[2])["taskArns"] if is_new(arn, _changed(arn, True))
-        ]
-    if host := request.get("containerInstance"):  # the emulator lists those of all hosts
-        arns = [arn for arn in arns if ecs._tasks[arn].get("containerInstanceArn") == host]
-    return status, headers, json.dumps(answer | {"taskArns": arns}).encode()
-
-
-def _changed(arn: str, has_stopped: bool) -> object:
-    task = ecs._tasks[arn]
-    if has_stopped:
-        return task.get("stoppingAt") or task.get("stoppedAt")
-    return task.get("createdAt")
-
-
 # --- executions -----------------------------------------------------------------------------------
+def shown(found: Record) -> Record:
+    """An execution as it shows: where it has ended just now, it still runs; {} where it is new."""
+    arn = found["executionArn"]
+    if is_new(arn, found["startDate"]):
+        return {}
+    if is_new(arn, found.get("stopDate")):
+        found = {name: value for name, value in found.items() if name not in ENDS}
+        found["status"] = "RUNNING"
+    return found
+
+
 def describe_execution(request: Record) -> Any:
-    """DescribeExecution: there is none yet, or it still runs."""
-    arn = request.get("executionArn", "")
+    """DescribeExecution."""
     status, headers, body = _stock_answers["DescribeExecution"](request)
     if status >= 400:
         return status, headers, body
-    found = json.loads(body)
-    if is_new(arn, found["startDate"]):
-        return _stock_answers["DescribeExecution"]({"executionArn": f"{arn}-not-yet"})
-    if is_new(arn, found.get("stopDate")):
-        found = found | dict.fromkeys(ENDS) | {"status": "RUNNING"}
-        found = {name: value for name, value in found.items() if value is not None}
-    return status, headers, json.dumps(found).encode()
+    if found := shown(json.loads(body)):
+        return status, headers, json.dumps(found).encode()
+    return _stock_answers["DescribeExecution"]({"executionArn": "not-yet"})
 
 
 def list_executions(request: Record) -> Any:
-    """ListExecutions, the same; a filter by status is by the one that shows."""
+    """ListExecutions; a filter by status is by the one that shows."""
     wanted = request.get("statusFilter")
     everything = {name: value for name, value in request.items() if name != "statusFilter"}
     status, headers, body = _stock_answers["ListExecutions"](everything)
     if status >= 400:
         return status, headers, body
     answer = json.loads(body)
-    found = []
-    for each in answer["executions"]:
-        arn = each["executionArn"]
-        if is_new(arn, each["startDate"]):
-            continue
-        shown = each
-        if is_new(arn, each.get("stopDate")):
-            shown = {name: value for name, value in each.items() if name not in ENDS}
-            shown["status"] = "RUNNING"
-        if wanted in (None, shown["status"]):
-            found.append(shown)
+    found = [each for each in map(shown, answer["executions"]) if each]
+    found = [each for each in found if wanted in (None, each["status"])]
     return status, headers, json.dumps(answer | {"executions": found}).encode()
 
 
@@ -169,10 +122,8 @@ _stock_answers: dict[str, Any] = {}
 
 
 def install_delays() -> None:
-    """Give the emulator these. Before what refuses lists with two filters: this asks for such."""
-    _stock_answers["ListTasks"] = ecs._ACTION_MAP["ListTasks"]
+    """Give the emulator these."""
     _stock_answers["DescribeExecution"] = stepfunctions._describe_execution
     _stock_answers["ListExecutions"] = stepfunctions._list_executions
-    ecs._ACTION_MAP["ListTasks"] = list_settled_tasks
     stepfunctions._describe_execution = describe_execution
     stepfunctions._list_executions = list_executions

@@ -1,24 +1,23 @@
 """ECS tasks as containers, as the hosts of a cluster run them. Imported inside ``.venv-aws`` only.
 
 The emulator can start containers by itself, but without what this project's tasks are made of: a
-network with names, limits, health checks, users, the digest of the image. Of the emulator's own
-life of a task this keeps the records, and replaces what happens to the containers: a task waits for
-a host, gets SIGTERM first at its end, and a service pauses after failures. It assigns to the
-emulator's module, whose shape is that of one version.
+network with names, limits, health checks, users, the digest of the image. ``ecs_hosts`` decides
+when a task starts and what ends it; here is what that does to its containers, and that a service
+pauses after failures. It assigns to the emulator's module, whose shape is that of one version.
 
-Unlike AWS: every task has a host at once, unless a file says how many there are; hosts start in no
-time, and all tasks share one machine's processors. See docs/limits.md.
+Unlike AWS, all tasks share one machine's processors. See docs/limits.md.
 """
 
 import base64
+import copy
 import json
 import logging
 import math
 import os
 import re
 import resource
-import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -32,15 +31,9 @@ from contract.exits import KILLED
 from contract.nodes import CONTAINER_USER, ENV_NUM_GPUS
 from contract.runs import safe_join
 from rehearsal.engine import LABEL
-from rehearsal.ministack import ecs_hosts, ecs_runtime
-from rehearsal.ministack.internals import (
-    concurrency,
-    ec2,
-    ecs,
-    eventbridge,
-    responses,
-    servicediscovery,
-)
+from rehearsal.ministack import ecs_hosts
+from rehearsal.ministack.ecs_hosts import LOCK, spawn
+from rehearsal.ministack.internals import ec2, ecs, eventbridge, responses, servicediscovery
 from rehearsal.ministack.switches import Strict, is_strict
 
 log = logging.getLogger("ecs-runtime")
@@ -107,17 +100,15 @@ def say(service: dict[str, Any], message: str) -> None:
 
 def publish(task: Task) -> None:
     """The event that ECS sends to EventBridge when a task's state changes."""
-    detail = {name: value for name, value in task.items() if not name.startswith("_")}
+    detail = ecs._sanitize(task)
     entry = {
         "Source": "aws.ecs",
         "DetailType": "ECS Task State Change",
         "Resources": [task["taskArn"]],
         "Detail": json.dumps(detail, default=str),
     }
-    try:
-        eventbridge._put_events({"Entries": [entry]}, allow_aws_source=True)
-    except Exception:
-        log.exception("event of %s", task["taskArn"])
+    # A rule may call a function, which may ask ECS.
+    spawn("ecs-event", lambda: eventbridge._put_events({"Entries": [entry]}, allow_aws_source=True))
 
 
 #: What the emulator hands to Docker of any task definition, by Docker's names, and no task of the
@@ -139,9 +130,7 @@ class RuntimeSettings:
     metadata: str
     """Where instances would find their metadata, spot notices among it; it need not answer."""
     folder: Path
-    """Of the local AWS. ``capacity.json`` in it may say how many hosts each capacity provider has
-    (name -> number); without, there is always one more. ``environment.json`` may hold more
-    variables of all containers."""
+    """Of the local AWS. ``environment.json`` in it may hold more variables of all containers."""
 
     @classmethod
     def from_environment(cls) -> Self:
@@ -164,6 +153,8 @@ class ContainerEngine:
         self.docker = docker.from_env(timeout=120)
         self._architecture = str(self.docker.version()["Arch"])
         self.docker.networks.get(settings.network)  # made once, before this process is started
+        self.is_bad: Callable[[Task], bool] = lambda _: False
+        """Whether a task's host lacks its GPU."""
         self._stock_register_metadata = ecs._register_metadata
         self._stock_build_run_kwargs = ecs._build_run_kwargs
 
@@ -235,13 +226,13 @@ class ContainerEngine:
             folders = [self._on_host(each, provider) for each in binds]
             wanted["volumes"] = [each for each in folders if each]
         wanted["labels"] = stock["labels"] | {LABEL: self.settings.name}
-        if ecs_hosts.is_bad(ecs._tasks[task_arn]):
+        if self.is_bad(ecs._tasks[task_arn]):
             # One GPU more than there is: the node's own check finds that.
             wanted["environment"] = {**wanted["environment"], ENV_NUM_GPUS: "1"}
         if (more := self.settings.folder / "environment.json").exists():
             wanted["environment"] = {**wanted["environment"], **json.loads(more.read_text())}
         if not is_host_mode:
-            names = [name for _id, name in ecs_runtime.registered_names(ecs._tasks[task_arn])]
+            names = [name for _id, name in registered_names(ecs._tasks[task_arn])]
             names.append(f"{definition['name']}-{task_id[:8]}")
             wanted["network"] = self.settings.network
             wanted["networking_config"] = {
@@ -373,117 +364,104 @@ def install(settings: RuntimeSettings) -> None:
     """Give the emulator tasks that run as containers."""
     engine = ContainerEngine(settings)
     engine.install()
-    Runtime(settings, engine).install()
+    Runtime(engine).install()
 
 
-class Runtime:
-    """Replaces functions of the emulator's ECS by its methods, which call the stock ones."""
+class Runtime(ecs_hosts.Records):
+    """What happens on hosts whose tasks are containers; replaces functions of the emulator's ECS by
+    its methods, which call the stock ones."""
 
-    def __init__(self, settings: RuntimeSettings, engine: ContainerEngine) -> None:
-        self.settings = settings
+    def __init__(self, engine: ContainerEngine) -> None:
         self.engine = engine
         self._pauses: dict[str, tuple[int, float]] = {}
         # The emulator's own functions, before ``install`` replaces them.
-        self._stock_task_is_active = ecs._task_is_active
-        self._stock_mark_task_pending = ecs._mark_task_pending
-        self._stock_mark_task_running = ecs._mark_task_running
-        self._stock_mark_task_stopped = ecs._mark_task_stopped
-        self._stock_stop_task = ecs._stop_task
+        self._stock_run_task_worker = ecs._run_task_worker
         self._stock_record_service_task_failure = ecs._record_service_task_failure
         self._stock_reconcile_service_tasks = ecs._reconcile_service_tasks
 
     def install(self) -> None:
         """Give the emulator this runtime."""
+        ecs_hosts.install(self)
+        self.engine.is_bad = self._is_bad
         # Tags are immutable here as in ECR: a tag means one digest, and it is told after the pull.
-        ecs._prepare_service_images = lambda task, *_given: ecs_runtime.deployment_of(task)
+        ecs._prepare_service_images = lambda task, *_given: deployment_of(task)
         ecs._deployment_needs_first_task = lambda *_arguments: False
-        ecs._watch_task_lifecycle = self.watch
-        ecs._task_is_active = self.task_is_active
-        ecs._mark_task_pending = self.mark_task_pending
+        # The model places a task, and says then that its container may start.
+        ecs._run_task_worker = lambda *_arguments: None
+        ecs._mark_task_pending = ecs._mark_task_activating = ecs._task_is_active
         ecs._mark_task_running = self.mark_task_running
-        ecs._mark_task_stopped = self.mark_task_stopped
-        ecs._stop_task = self.stop_task
+        ecs._watch_task_lifecycle = self.watch
         ecs._record_service_task_failure = self.record_service_task_failure
         ecs._reconcile_service_tasks = self.reconcile_service_tasks
-        ecs_hosts.install(self.kill)
-        ecs._ACTION_MAP["StopTask"] = lambda data: self.stop_task(data, "UserInitiated")
 
     # --- the life of a task -------------------------------------------------------------------
-    def task_is_active(self, arn: str, task: Task) -> bool:
-        """Also for the thread that brings a task to its end, which the stock calls inactive."""
-        ends_here = (
-            task.get("_ended_by") == threading.get_ident() and task["lastStatus"] != "STOPPED"
-        )
-        return bool(self._stock_task_is_active(arn, task)) or ends_here
+    def _is_bad(self, task: Task) -> bool:
+        return bool(self.hosts.hosts[task["containerInstanceArn"]]["_fate"] == "bad")
 
-    def mark_task_pending(self, arn: str, task: Task) -> bool:
-        """Place a task on a host, when there is one: until then it is PROVISIONING."""
-        if task.get("capacityProviderName"):
-            task.pop("containerInstanceArn")  # the emulator makes one up
-        return ecs_hosts.place(task, lambda: self._stock_mark_task_pending(arn, task))
+    def pull(self, task: Task) -> None:
+        task["pullStartedAt"] = ecs._iso()
+        definition = copy.deepcopy(ecs._task_defs[ecs._resolve_td_key(task["taskDefinitionArn"])])
+        overrides = task["overrides"].get("containerOverrides", [])
+        place = responses.get_account_id(), responses.get_region()
+        given = (task, definition, overrides, self.engine.docker, *place)
+        spawn("ecs-start", self._stock_run_task_worker, *given)
 
-    def mark_task_running(self, arn: str, task: Task) -> bool:
-        done = bool(self._stock_mark_task_running(arn, task))
-        if done:
-            for service, _name in ecs_runtime.registered_names(task):
-                attributes = {"AWS_INSTANCE_IPV4": ecs._task_ip(task) or ""}
-                servicediscovery._register_instance(
-                    {
-                        "ServiceId": service,
-                        "InstanceId": ecs_runtime.task_id(arn),
-                        "Attributes": attributes,
-                    }
-                )
-            ecs_runtime.publish(task)
-        return done
+    def mark_task_running(self, _arn: str, task: Task) -> bool:
+        with LOCK:
+            self.hosts.begin(task)
+            return bool(task["lastStatus"] == "RUNNING")
 
-    def mark_task_stopped(
-        self, arn: str, task: Task, reason: str, stop_code: str, exit_code: int | None = None
-    ) -> bool:
-        done = bool(self._stock_mark_task_stopped(arn, task, reason, stop_code, exit_code))
-        if done:
-            for service, _name in ecs_runtime.registered_names(task):
-                servicediscovery._deregister_instance(
-                    {"ServiceId": service, "InstanceId": ecs_runtime.task_id(arn)}
-                )
-            ecs_runtime.publish(task)
-        return done
+    def start(self, task: Task) -> None:
+        super().start(task)
+        for service, _name in registered_names(task):
+            attributes = {"AWS_INSTANCE_IPV4": ecs._task_ip(task) or ""}
+            instance = task_id(task["taskArn"])
+            servicediscovery._register_instance(
+                {"ServiceId": service, "InstanceId": instance, "Attributes": attributes}
+            )
+        publish(task)
+
+    def ended(self, task: Task) -> None:
+        for service, _name in registered_names(task):
+            servicediscovery._deregister_instance(
+                {"ServiceId": service, "InstanceId": task_id(task["taskArn"])}
+            )
+        publish(task)
+        super().ended(task)
 
     def watch(self, task: Task, _docker: Any, account: str, region: str) -> None:
         """Follow a running task's container: its health, and its end."""
-        service = ecs_runtime.service_key(task)
+        service = service_key(task)
         if service:
             ecs._schedule_service_deployment_completion(
                 service.partition("/")[0], service, account, region, healthy_task=task
             )
 
         def follow() -> None:
-            with responses.request_scope(account, region):
-                ids = list(task["_docker_ids"])
-                while ecs._task_is_active(task["taskArn"], task):
-                    self._look_at(task, ids)
-                    time.sleep(POLL_S)
-                if "_ended_by" not in task:  # ended by itself; the log is read to its end
-                    time.sleep(2)
-                    for container in ids:
-                        self.engine.remove(container)
+            ids = list(task["_docker_ids"])
+            while ecs._task_is_active(task["taskArn"], task):
+                self._look_at(task, ids)
+                time.sleep(POLL_S)
+            if task["lastStatus"] == "STOPPED":  # by itself; the log is read to its end
+                time.sleep(2)
+                self._remove(ids)
 
-        concurrency.spawn_background(
-            follow, thread_name=f"ecs-watch-{ecs_runtime.task_id(task['taskArn'])[:8]}"
-        )
+        spawn("ecs-watch", follow)
+
+    def _remove(self, ids: list[str]) -> None:
+        for container in ids:
+            self.engine.remove(container)
 
     def kill(self, task: Task) -> None:
         """End a task's containers at once, as their host's end does."""
-        for container in task.get("_docker_ids", ()):
-            self.engine.remove(container)
+        spawn("ecs-kill", self._remove, [*task.get("_docker_ids", ())])
 
     def _look_at(self, task: Task, ids: list[str]) -> None:
         try:
             states = [self.engine.docker.containers.get(each).attrs["State"] for each in ids]
         except NotFound:  # removed by hand: gone, as from a host that was lost
-            ecs._mark_task_stopped(
-                task["taskArn"], task, "Host EC2 terminated.", "TerminationNotice", exit_code=KILLED
-            )
+            with LOCK:
+                self.hosts.end(task, KILLED, "TerminationNotice", "Host EC2 terminated.")
             return
         except DockerException as error:
             log.warning("task %s: %s", task["taskArn"], error)
@@ -495,8 +473,8 @@ class Runtime:
                 container["reason"] = "OutOfMemoryError: Container killed due to memory usage"
         if any(state["Status"] == "exited" for state in states):
             ecs._maybe_mark_stopped(task, self.engine.docker)
-        elif task["healthStatus"] == "UNHEALTHY" and ecs_runtime.service_key(task):
-            self.stop_task(
+        elif task["healthStatus"] == "UNHEALTHY" and service_key(task):
+            ecs._stop_task(
                 {
                     "cluster": task["clusterArn"],
                     "task": task["taskArn"],
@@ -504,43 +482,28 @@ class Runtime:
                 }
             )
 
-    def stop_task(self, data: dict[str, Any], stop_code: str = "ServiceSchedulerInitiated") -> Any:
-        """SIGTERM, the container's stop timeout, SIGKILL; the call itself returns at once."""
-        cluster = ecs._resolve_cluster_name(data.get("cluster", "default"))
-        task = cluster and ecs._resolve_task(data.get("task", ""), cluster)
-        if not task or not task.get("_docker_ids") or task["lastStatus"] != "RUNNING":
-            return self._stock_stop_task(data)
-        arn, reason = task["taskArn"], data.get("reason", "Task stopped by user")
-        with concurrency.resource_lock("ecs-task", arn):
-            if task["desiredStatus"] == "STOPPED":  # an earlier call has stopped it
-                return ecs.json_response({"task": ecs._sanitize(task)})
-            task["desiredStatus"], task["lastStatus"] = "STOPPED", "STOPPING"
-            task["stoppingAt"], task["stoppedReason"] = ecs._iso(), reason
-            task["stopCode"] = stop_code
-            task["_ended_by"] = None
-        ecs_runtime.publish(task)
-        account, region = responses.get_account_id(), responses.get_region()
+    def terminate(self, task: Task) -> None:
+        """SIGTERM, the container's stop timeout, SIGKILL."""
+        task["lastStatus"] = "STOPPING"
+        publish(task)
 
         def end() -> None:
-            with responses.request_scope(account, region):
-                task["_ended_by"] = threading.get_ident()
-                code = 0
-                for container in list(task["_docker_ids"]):
-                    code = max(code, self.engine.end(container, ecs_runtime.stop_timeout(task)))
-                ecs._mark_task_stopped(arn, task, reason, stop_code, exit_code=code)
-                ecs._cleanup_task_resources(task, self.engine.docker)
-                if service := ecs_runtime.service_key(task):
-                    ecs._reconcile_service_tasks(service.partition("/")[0], service)
+            seconds = stop_timeout(task)
+            code = max(self.engine.end(each, seconds) for each in [*task["_docker_ids"]])
+            with LOCK:
+                self.hosts.end(task, code)
+            ecs._cleanup_task_resources(task, self.engine.docker)
+            if service := service_key(task):
+                ecs._reconcile_service_tasks(service.partition("/")[0], service)
 
-        concurrency.spawn_background(end, thread_name=f"ecs-stop-{ecs_runtime.task_id(arn)[:8]}")
-        return ecs.json_response({"task": ecs._sanitize(task)})
+        spawn("ecs-stop", end)
 
     # --- services -----------------------------------------------------------------------------
     def record_service_task_failure(
         self, task: Task, digest_resolution_failed: bool = False
     ) -> None:
         """A task that keeps failing is started less and less often, as ECS does."""
-        key = ecs_runtime.service_key(task)
+        key = service_key(task)
         if key:
             failures, until = self._pauses.get(key, (0, 0.0))
             failures = failures + 1 if time.time() - until < LONGEST_PAUSE_S else 1
@@ -548,7 +511,7 @@ class Runtime:
             self._pauses[key] = (failures, time.time() + pause)
             service = ecs._services.get(key)
             if service and failures >= 2:
-                ecs_runtime.say(
+                say(
                     service,
                     f"(service {service['serviceName']}) is unable to consistently start tasks "
                     "successfully.",
@@ -562,7 +525,7 @@ class Runtime:
         """
         service = ecs._services.get(key)
         pause = self._pauses.get(key, (0, 0.0))[1] - time.time()
-        tasks = [task for task in ecs._tasks.values() if ecs_runtime.service_key(task) == key]
+        tasks = [task for task in ecs._tasks.values() if service_key(task) == key]
         alive = sum(task["lastStatus"] in ecs._PRE_STOP_STATUSES for task in tasks)
         is_growing = bool(service) and alive < int(service.get("desiredCount") or 0)
         if is_growing and any(task["lastStatus"] == "STOPPING" for task in tasks):
@@ -573,12 +536,10 @@ class Runtime:
         if service.get("_paused"):
             return
         service["_paused"] = True
-        account, region = responses.get_account_id(), responses.get_region()
 
         def later() -> None:
             time.sleep(pause + 0.05)
             service.pop("_paused", None)
-            with responses.request_scope(account, region):
-                self.reconcile_service_tasks(cluster, key)
+            self.reconcile_service_tasks(cluster, key)
 
-        concurrency.spawn_background(later, thread_name="ecs-pause")
+        spawn("ecs-pause", later)

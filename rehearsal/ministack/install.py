@@ -50,7 +50,7 @@ def install() -> None:
 
         ecs_runtime.install(RuntimeSettings.from_environment())
     else:
-        ecs_hosts.install_for_records()
+        ecs_hosts.install(ecs_hosts.Records())
     ecs_requests.install_delays()
     ecs_requests.install()
     validation.install()

@@ -350,9 +350,16 @@ def test_what_a_resource_depends_on_that_cannot_be_deleted_stays(
 
 # --- tasks ----------------------------------------------------------------------------------------
 def define(aws: LocalAws, name: str, **more: Any) -> str:
-    """ARN of a revision of a task definition, and a cluster of that name."""
-    ecs = client(aws, "ecs")
-    ecs.create_cluster(clusterName=name)
+    """ARN of a revision of a task definition; a cluster and a group of hosts of that name."""
+    ecs, groups = client(aws, "ecs"), client(aws, "autoscaling")
+    if not ecs.describe_clusters(clusters=[name])["clusters"]:
+        sizes = {"MinSize": 0, "MaxSize": 99, "AvailabilityZones": [f"{REGION}a"]}
+        groups.create_auto_scaling_group(AutoScalingGroupName=name, **sizes)
+        which = {"AutoScalingGroupNames": [name]}
+        (group,) = groups.describe_auto_scaling_groups(**which)["AutoScalingGroups"]
+        of_group = {"autoScalingGroupArn": group["AutoScalingGroupARN"]}
+        ecs.create_capacity_provider(name=name, autoScalingGroupProvider=of_group)
+        ecs.create_cluster(clusterName=name, capacityProviders=[name])
     found = ecs.register_task_definition(
         family=name,
         containerDefinitions=[{"name": "main", "image": "none", "memory": 512}],

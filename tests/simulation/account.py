@@ -367,7 +367,9 @@ class Account:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
 
     def set_state(self, arn: str, status: str, who: str) -> None:
-        host = self.host(arn)
+        """Of a host that has gone, it answers a failure and no error (botocore)."""
+        if (host := self.model.hosts.get(arn)) is None:
+            return
         self.world.tell(f"{who} makes {host['ec2InstanceId']} {status}")
         if status == "ACTIVE" and host["_leaves"]:
             self.world.blame(f"{who} makes {host['ec2InstanceId']} active, which is terminated")

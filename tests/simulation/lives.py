@@ -123,6 +123,10 @@ class Life:
             head.process.is_dead = True
             self.forsake(head)
 
+    def ended(self, task: Record) -> None:
+        if hear := task.pop("_hear", None):
+            hear()
+
     def forsake(self, head: "Head") -> None:
         """Workers end by themselves when their head is gone."""
         for task in self.model.tasks.values():
