@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,6 @@ def local_aws(
     host: str = "127.0.0.1",
     port: int = 0,
     python: Path | None = None,
-    forgives: Sequence[str] = (),
     patience_s: float | None = None,
     delay_s: float | None = None,
     seed: int = 0,
@@ -118,7 +117,6 @@ def local_aws(
         host: address to listen on. Loopback, unless containers are to reach it.
         port: 0 takes a free one.
         python: interpreter with the emulator. Default: that of ``.venv-aws``.
-        forgives: what it is not to be strict about, of ``rehearsal.ministack.switches``.
         patience_s: how long ECS waits for a host for a task; default: a minute.
         delay_s: within what time lists and executions show what has changed; default: a second.
         seed: of these delays.
@@ -128,7 +126,6 @@ def local_aws(
         LocalAwsError: it is not installed, the port is taken, or it ended while starting.
     """
     own = {
-        "REHEARSAL_FORGIVES": ",".join(forgives),
         "REHEARSAL_PATIENCE_S": str(patience_s or ""),
         "REHEARSAL_DELAY_S": str(delay_s or ""),
         "REHEARSAL_SEED": str(seed),

@@ -6,7 +6,7 @@ meets the quick tests closest to it; with ``--all``, one that survives those mee
 
 The first ten of ``FAULTS`` were chosen by reading the product only, not its tests. The next ten
 survived an earlier review by hand. Each fault of ``STRICT`` removes the code that handles one
-behavior of AWS that the local AWS copies (``rehearsal/ministack/switches.py``).
+behavior of AWS that the local AWS copies.
 """
 
 import argparse

@@ -18,6 +18,5 @@ process; nothing in the project's environment imports the modules in here.
     calls.py              which role calls what: written down, and refused without a right to it
     rights.py             whether the deployed policies allow a call; service-linked roles
     validation.py         what no service takes, by the models of botocore
-    switches.py           what the emulator is strict about
     lambda_modules/       what AWS gives Lambda functions, in Python and Node.js
 """

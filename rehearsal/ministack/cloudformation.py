@@ -26,7 +26,6 @@ from rehearsal.ministack.internals import (
     stacks,
 )
 from rehearsal.ministack.resource_types import Properties, Result, call, checked
-from rehearsal.ministack.switches import Strict, is_strict
 
 TYPES = {
     **resource_types.EC2_TYPES,
@@ -305,5 +304,4 @@ def install_order() -> None:
         found.definitions = definitions
         return found
 
-    if is_strict(Strict.DELETION):
-        stacks._topological_sort = sort
+    stacks._topological_sort = sort

@@ -29,7 +29,6 @@ from typing import Any, Final
 from contract.exits import TERMINATED
 from contract.times import HOST_JOINS_S
 from rehearsal.ministack.internals import autoscaling, concurrency, ec2, ecs, responses
-from rehearsal.ministack.switches import Strict, is_strict
 from rehearsal.model import Group, Model, Record, Times
 
 log = logging.getLogger("ecs-hosts")
@@ -58,14 +57,12 @@ def times() -> Times:
     get = os.environ.get
     delay = float(get("REHEARSAL_DELAY_S") or DELAY_S)
     patience = float(get("REHEARSAL_PATIENCE_S") or PATIENCE_S)
-    if not is_strict(Strict.PATIENCE):
-        patience = FOREVER
     return Times(
         boots=AT_ONCE,
         places=0,
         starts=AT_ONCE,
         gives_up=(patience, patience),
-        shows=delay if is_strict(Strict.CONSISTENCY) else 0,
+        shows=delay,
         knows=0,
         terminates=AT_ONCE,
         tries=(POLL_S, POLL_S),
@@ -293,7 +290,7 @@ class Hosts(Model):
     def list_tasks(self, request: Record) -> Any:
         which = {FILTERS[each]: request[each] for each in FILTERS if request.get(each)}
         is_alone = len(which) == 1 and "desiredStatus" not in request
-        if "startedBy" in which and not is_alone and is_strict(Strict.FILTERS):
+        if "startedBy" in which and not is_alone:
             return refuse("InvalidParameterException", "startedBy excludes all other filters")
         name = ecs._resolve_cluster_name(request.get("cluster", ""))
         if name not in ecs._clusters:

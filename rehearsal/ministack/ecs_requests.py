@@ -19,7 +19,6 @@ from typing import Any
 
 from rehearsal.ministack.ecs_hosts import DELAY_S, refuse
 from rehearsal.ministack.internals import ecs, stepfunctions
-from rehearsal.ministack.switches import Strict, is_strict
 
 Request = dict[str, Any]
 
@@ -37,7 +36,7 @@ def run_task(request: Request) -> Any:
         Path(os.environ["REHEARSAL_FOLDER"], "throttle").unlink()
         return refuse("ThrottlingException", "Rate exceeded")
     definition = ecs._task_defs.get(ecs._resolve_td_key(request.get("taskDefinition", ""))) or {}
-    if definition.get("status") == "INACTIVE" and is_strict(Strict.REVISIONS):
+    if definition.get("status") == "INACTIVE":
         return refuse("ClientException", "TaskDefinition is inactive")
     return _stock["RunTask"](request)
 
@@ -46,7 +45,7 @@ def execute_command(request: Request) -> Any:
     """ExecuteCommand: only where the task was started for it."""
     cluster = ecs._resolve_cluster_name(request.get("cluster", "default"))
     task = ecs._resolve_task(request.get("task", ""), cluster) or {}
-    if task and not task.get("enableExecuteCommand") and is_strict(Strict.EXEC):
+    if task and not task.get("enableExecuteCommand"):
         return refuse("InvalidParameterException", NO_EXEC)
     return _stock["ExecuteCommand"](request)
 
@@ -69,8 +68,6 @@ Record = dict[str, Any]
 
 def delay_s(arn: str) -> float:
     """How long it takes until a change of this execution shows."""
-    if not is_strict(Strict.CONSISTENCY):
-        return 0
     most = float(os.environ.get("REHEARSAL_DELAY_S") or DELAY_S)
     digest = hashlib.sha256(f"{os.environ.get('REHEARSAL_SEED', '')} {arn}".encode()).digest()
     return most * digest[0] / 255

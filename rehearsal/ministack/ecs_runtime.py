@@ -34,7 +34,6 @@ from rehearsal.engine import LABEL
 from rehearsal.ministack import ecs_hosts
 from rehearsal.ministack.ecs_hosts import LOCK, spawn
 from rehearsal.ministack.internals import ec2, ecs, eventbridge, responses, servicediscovery
-from rehearsal.ministack.switches import Strict, is_strict
 
 log = logging.getLogger("ecs-runtime")
 
@@ -277,7 +276,7 @@ class ContainerEngine:
             raise ecs._ImagePullError(f"{uri}: {what}") from error
         made_for = image.attrs.get("Architecture", self._architecture)
         # The engine would run it where it can translate; a host cannot.
-        if made_for != self._architecture and is_strict(Strict.ARCHITECTURE):
+        if made_for != self._architecture:
             raise ecs._ImagePullError(
                 f"{uri}: image Manifest does not contain descriptor matching platform "
                 f"'linux/{self._architecture}'"

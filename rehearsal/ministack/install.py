@@ -15,7 +15,6 @@ from rehearsal.ministack import (
     validation,
 )
 from rehearsal.ministack.internals import ssm
-from rehearsal.ministack.switches import forgiven
 
 ECS_IMAGES = "/aws/service/ecs/optimized-ami"
 ECS_IMAGE_ID = "ami-0ec50000000000001"
@@ -32,7 +31,6 @@ ECS_IMAGE_FAMILIES = (
 
 def install() -> None:
     """Give the emulator what it lacks; ECS tasks as containers only where it is told a network."""
-    forgiven()  # a name that is none ends the server before it answers
     cloudformation.install()
     logs.install_targets()
     fsx.install()

@@ -18,7 +18,6 @@ from typing import Any
 
 from rehearsal.ministack import rights
 from rehearsal.ministack.internals import cloudwatch_logs, eventbridge, lambda_svc
-from rehearsal.ministack.switches import Strict, is_strict
 
 SERVICE = "events.amazonaws.com"
 _GROUP = ":log-group:"
@@ -43,8 +42,6 @@ def may_write(group: str, rule: str) -> bool:
 
     It tells for which rule it does only when it writes, and not when it makes the stream.
     """
-    if not is_strict(Strict.POLICIES):
-        return True
     stream = f"{group}:log-stream:new"
     return (
         not group.endswith(":*")

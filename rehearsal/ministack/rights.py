@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from rehearsal.ministack.internals import cloudwatch_logs, iam, iam_evaluator, responses
-from rehearsal.ministack.switches import Strict, is_strict
 from rehearsal.policies import Call, Statement, allows, parse
 
 #: Requests reach the emulator without TLS, which ends before it. A policy that wants TLS is met.
@@ -25,7 +24,7 @@ def are_given(call: Call) -> bool:
     Raises PolicyError where a policy has something that is not known.
     """
     is_role = ":role/" in call.caller
-    if not is_strict(Strict.POLICIES) or not (is_role or call.caller.endswith(".amazonaws.com")):
+    if not (is_role or call.caller.endswith(".amazonaws.com")):
         return True
     asked = Call(
         caller=call.caller,

@@ -11,7 +11,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from rehearsal.ministack.internals import ecs, stepfunctions
-from rehearsal.ministack.switches import Strict, is_strict
 
 RUN_AND_WAIT = "arn:aws:states:::ecs:runTask.sync"
 STARTED_BY = "AWS Step Functions"
@@ -60,7 +59,7 @@ def run_and_wait(arguments: Record) -> Record:
     answer = json.loads(body)
     if status >= 400:
         kind = str(answer.get("__type", "Unknown")).rpartition("#")[2]
-        error = kind if kind in NAMED or not is_strict(Strict.ERRORS) else ANY_OTHER
+        error = kind if kind in NAMED else ANY_OTHER
         raise stepfunctions._ExecutionError(f"ECS.{error}", str(answer.get("message", answer)))
     if answer.get("failures") or not answer.get("tasks"):
         raise stepfunctions._ExecutionError("AmazonECS.Unknown", json.dumps(answer["failures"]))

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from botocore.exceptions import UnknownServiceError
 
 from rehearsal.ministack.internals import app, iam_actions, provisioners, router, stepfunctions
-from rehearsal.ministack.switches import Strict, is_strict
 from rehearsal.models import faults, pascal, request_shape, service, state_faults, task_faults
 
 Answer = tuple[int, dict[str, str], bytes]
@@ -122,8 +121,6 @@ def refusal(service: str, code: str, found: list[str], request: Request) -> Answ
 
 def of_request(request: Request) -> Answer | None:
     """The answer to a request that its service would refuse; None to any other."""
-    if not is_strict(Strict.REQUESTS):
-        return None
     method, path, headers, body, query, _id = request
     params = app._routing_params(method, path, headers, body, query)
     service = router.detect_service(method, path, headers, params)
@@ -136,11 +133,8 @@ def of_request(request: Request) -> Answer | None:
 
 def of_state(resource: str, arguments: Any) -> tuple[str, str] | None:
     """Error and cause of a state's call that its service would refuse; None of any other."""
-    if is_strict(Strict.REQUESTS):
-        found = task_faults({"Resource": resource, "Arguments": arguments})
-        if found:
-            return "States.Runtime", "; ".join(found)
-    return None
+    found = task_faults({"Resource": resource, "Arguments": arguments})
+    return ("States.Runtime", "; ".join(found)) if found else None
 
 
 def of_machine(target: str, body: bytes) -> list[str]:
@@ -177,7 +171,7 @@ def check_resources() -> None:
         def create(
             logical_id: str, properties: Any, stack: str, kind: str = kind, stock: Any = stock
         ) -> Any:
-            if is_strict(Strict.REQUESTS) and (found := of_properties(kind, properties)):
+            if found := of_properties(kind, properties):
                 raise ValueError(f"{kind} {logical_id}: {'; '.join(found)}")
             return stock(logical_id, properties, stack)
 

@@ -245,7 +245,7 @@ def simulated(seed: int) -> list[Any]:
 
 def emulated(seed: int, folder: Path) -> list[Any]:
     """What the local AWS answers."""
-    with local_aws(folder, forgives=("patience", "consistency"), seed=seed) as aws:
+    with local_aws(folder, patience_s=NEVER, delay_s=1e-9, seed=seed) as aws:
         connect: Any = boto3.client
         key = {"aws_access_key_id": ACCOUNT, "aws_secret_access_key": "test"}
         ecs, groups = (
