@@ -154,7 +154,7 @@ class EcsNodeProvider(NodeProvider):
         if bad:
             _say("a host is asked to end: its GPUs or EFA devices are not healthy")
             # Waited for: else the node that Ray asks for next would come to it.
-            self._release(bad, is_waited_for=True)
+            self._release(bad, are_bad=True)
         with self._lock:
             for arn in ended:
                 self._started.pop(arn, None)
@@ -316,7 +316,7 @@ class EcsNodeProvider(NodeProvider):
             return []
         return [answer["task"]]
 
-    def _release(self, tasks: "Sequence[TaskTypeDef]", *, is_waited_for: bool = False) -> None:
+    def _release(self, tasks: "Sequence[TaskTypeDef]", *, are_bad: bool = False) -> None:
         """Ask the keeper to end the hosts of tasks that have ended, or were told to: it alone ends
         hosts, and sees what else has come to them."""
         hosts = sorted({arn for task in tasks if (arn := task.get("containerInstanceArn"))})
@@ -325,8 +325,10 @@ class EcsNodeProvider(NodeProvider):
         try:
             self._functions.invoke(
                 FunctionName=self._settings.keeper,
-                InvocationType="RequestResponse" if is_waited_for else "Event",
-                Payload=json.dumps({"Action": "release", "Hosts": hosts}).encode(),
+                InvocationType="RequestResponse" if are_bad else "Event",
+                Payload=json.dumps(
+                    {"Action": "release", "Hosts": hosts, "AreBad": are_bad}
+                ).encode(),
             )
         except (ClientError, BotoCoreError) as error:
             _say(f"{', '.join(hosts)}: left to the keeper's sweep: {error}")

@@ -366,9 +366,15 @@ CONTROL: Final = (
     ),
     _keeper(
         name="bad-host-kept",
-        old="if (is_bad or not outcome.again) and",
-        new="if not outcome.again and",
+        old="if ending_of(task) is Ending.BAD_HOST:",
+        new="if False:",
         felt="each attempt begins on the same broken host",
+    ),
+    _keeper(
+        name="bad-host-taken-again",
+        old="            if not are_bad and not unused(",
+        new="            if not unused(",
+        felt="each job that waits for a host fails on the same broken one",
     ),
     _keeper(
         name="new-job-swept",

@@ -10,8 +10,9 @@ project's ``contract`` package, which is packed beside it. Three events, told ap
              heads that have waited for a host for longer than their job wants to; terminates
              hosts that have had no task for a while, that never joined the cluster, or that
              cannot take the task that waits
-    release  a job's head, of ``Hosts`` that it needs no more: terminates those without a task;
-             trainctl, when a standing cluster has been stopped: the same, of all
+    release  a job's head, of ``Hosts`` that it needs no more: terminates those without a task; no
+             other task comes to those that ``AreBad``
+             trainctl, when a standing cluster has been stopped: terminates all without a task
 
 A job's tasks are known by what they were started with: their group, ``job:<id>``.
 """
@@ -125,7 +126,9 @@ def stop(tasks: "list[TaskTypeDef]", reason: str) -> None:
         ecs.stop_task(cluster=CLUSTER, task=task["taskArn"], reason=reason)
 
 
-def release(instances: Collection[str], *, wanted: Collection[str] = ()) -> None:
+def release(
+    instances: Collection[str], *, wanted: Collection[str] = (), are_bad: bool = False
+) -> None:
     """Terminate the hosts that nothing runs on any more.
 
     What goes wrong here is done again by the next sweep, so it does not fail a job.
@@ -133,12 +136,13 @@ def release(instances: Collection[str], *, wanted: Collection[str] = ()) -> None
     Args:
         wanted: capacity providers that a task waits for, "" for any: their groups start another
             host in the place of one that is terminated.
+        are_bad: no task may come to them any more, even if one has already: each would end there.
     """
     ecs = boto3.client("ecs")
     until = time.monotonic() + times.CONSISTENT_S  # of all: the function's own time is limited
     for instance in sorted(instances):
         try:
-            if not unused(instance, until=until):
+            if not are_bad and not unused(instance, until=until):
                 continue
             ecs.update_container_instances_state(
                 cluster=CLUSTER, containerInstances=[instance], status="DRAINING"
@@ -177,10 +181,11 @@ def unused(instance: str, *, until: float = 0) -> "ContainerInstanceTypeDef | No
     ecs, these = boto3.client("ecs"), [instance]
     while True:
         found = ecs.describe_container_instances(cluster=CLUSTER, containerInstances=these)
-        host = found["containerInstances"][0]
         ended = tasks_on(instance)
-        if any(task["desiredStatus"] != "STOPPED" for task in ended):
+        is_used = any(task["desiredStatus"] != "STOPPED" for task in ended)
+        if is_used or not found["containerInstances"]:  # it is gone already
             return None
+        host = found["containerInstances"][0]
         stopping = [task for task in ended if not task.get("stoppedAt")]
         never_ran = [task for task in stopping if not task.get("startedAt")]
         pending, alive = host["pendingTasksCount"], host["runningTasksCount"]
@@ -424,9 +429,11 @@ def end(event: dict[str, Any]) -> dict[str, Any]:
         hosts = end_tasks(job, reason)
         if outcome.again:  # they stay for another attempt
             hosts = set()
-        is_bad = ending_of(task) is Ending.BAD_HOST  # the next attempt must not find it
-        if (is_bad or not outcome.again) and (host := text_of(task, "ContainerInstanceArn")):
-            hosts.add(host)
+        own = {host} if (host := text_of(task, "ContainerInstanceArn")) else set()
+        if ending_of(task) is Ending.BAD_HOST:  # neither the next attempt nor another job finds it
+            release(own, are_bad=True)
+        elif not outcome.again:
+            hosts |= own
         release(hosts)
     answer: dict[str, Any] = json.loads(outcome.to_json())
     return answer
@@ -591,7 +598,7 @@ def handler(event: dict[str, Any], _context: Any) -> Any:
         return end(event)
     if event.get("Action") == "release":
         if hosts := event.get("Hosts"):
-            release({*hosts})
+            release({*hosts}, are_bad=event.get("AreBad", False))
             return {"released": hosts}
         return {"released": release_idle(running(), idle_s=0)}
     return sweep()

@@ -24,6 +24,7 @@ from tests.conftest import ROOT
 from tests.simulation.world import EndedError, World
 
 MACHINE: Final = "arn:aws:states:us-east-1:1:stateMachine:jobs"
+TASKS: Final = "arn:aws:ecs:us-east-1:1:task/c/"
 BUCKET: Final = "bucket"
 #: botocore tries a call so often in all.
 ATTEMPTS: Final = 5
@@ -79,8 +80,11 @@ class StateError(Exception):
 
 
 # --- clients --------------------------------------------------------------------------------------
-class MissingError(Exception):
+class MissingError(ClientError):
     """Of Step Functions: there is no such execution."""
+
+    def __init__(self) -> None:
+        super().__init__({"Error": {"Code": "ExecutionDoesNotExist"}}, "DescribeExecution")
 
 
 EXCEPTIONS: Final = SimpleNamespace(ClientError=ClientError, ExecutionDoesNotExist=MissingError)
@@ -144,11 +148,16 @@ class Client:
         )
 
     def run_task(self, **request: Any) -> Any:
-        return self._call(lambda: {"tasks": self._account.run(request), "failures": []})
+        def effect() -> Any:
+            return {"tasks": [task.copy() for task in self._account.run(request)], "failures": []}
+
+        return self._call(effect)
 
     def stop_task(self, cluster: str, task: str, reason: str) -> Any:
         del cluster
-        return self._call(lambda: {"task": self._account.stop(task, reason, self._who)})
+        # A task is named by its ARN or by its id.
+        arn = f"{TASKS}{task.rpartition('/')[2]}"
+        return self._call(lambda: {"task": self._account.stop(arn, reason, self._who)})
 
     def _list_services(self, cluster: str) -> Any:
         del cluster
@@ -231,10 +240,27 @@ class Client:
         return {"Reservations": [{"Instances": instances}]}
 
     # --- Step Functions
+    def start_execution(self, stateMachineArn: str, name: str, input: str) -> Any:  # noqa: N803
+        assert stateMachineArn == MACHINE
+        return self._call(lambda: self._account.start(name, input))
+
+    def stop_execution(self, executionArn: str, error: str, cause: str) -> Any:  # noqa: N803
+        return self._call(lambda: self._account.execution(executionArn).abort(error, cause))
+
     def describe_execution(self, executionArn: str) -> Any:  # noqa: N803
         return self._call(lambda: self._account.execution(executionArn).described())
 
-    def list_executions(self, stateMachineArn: str, statusFilter: str, maxResults: int) -> Any:  # noqa: N803
+    def list_executions(self, maxResults: int, **which: str) -> Any:  # noqa: N803
+        return self._call(lambda: self._list_executions(**which, newest=maxResults))
+
+    def _list_executions(
+        self,
+        stateMachineArn: str,  # noqa: N803
+        statusFilter: str = "",  # noqa: N803
+        PaginationConfig: Any = None,  # noqa: N803
+        newest: int = 0,
+    ) -> Any:
+        del PaginationConfig
         assert stateMachineArn == MACHINE
         now, lag = self._account.world.now, self._account.model.times.shows
         found = [
@@ -246,14 +272,17 @@ class Client:
                 "stopDate": stamp(job.ended),
             }
             for job in self._account.executions.values()
-            if job.status == statusFilter and now - job.ended > lag
+            if statusFilter in ("", job.status) and now - max(job.began, job.ended) > lag
         ]
-        return self._call(lambda: {"executions": found[-maxResults:]})
+        return {"executions": found[-newest:]}
 
     def _get_execution_history(self, executionArn: str) -> Any:  # noqa: N803
-        number = self._account.execution(executionArn).num_heads
-        event = {"taskSubmittedEventDetails": {"resourceType": "ecs"}}
-        return {"events": [event] * number}
+        # Eventually consistent, says the API reference.
+        shown = self._account.world.now - self._account.model.times.shows / 2
+        job, kind = self._account.execution(executionArn), "TaskSubmitted"
+        answers = [json.dumps({"Tasks": [{"TaskArn": arn}]}) for at, arn in job.heads if at < shown]
+        details = [{"resourceType": "ecs", "output": answer} for answer in answers]
+        return {"events": [{"type": kind, "taskSubmittedEventDetails": each} for each in details]}
 
     # --- S3
     def put_object(self, Bucket: str, Key: str, Body: bytes, **options: Any) -> Any:  # noqa: N803
@@ -290,6 +319,10 @@ class Account:
         self.states, self.keeper, self._families = states, keeper, families
         self.executions: dict[str, Execution] = {}
         self.objects: dict[str, bytes] = {}
+        self.written: dict[str, float] = {}
+        """Since when they are there."""
+        self.on_state: Callable[[str], None] = lambda _name: None
+        """Called when a job comes to a state."""
         self.is_faulty, self.trouble = True, 0.01
         self.is_broken = False
         """The keeper fails at its first call."""
@@ -313,7 +346,7 @@ class Account:
         started: list[Record] = [
             {name: request[name] for name in fields}
             | {
-                "taskArn": f"arn:aws:ecs:us-east-1:1:task/c/{len(self.model.tasks) + number:06}",
+                "taskArn": f"{TASKS}{len(self.model.tasks) + number:06}",
                 "containers": [{"name": "ray"}],
                 "attachments": [],
                 "tags": request.get("tags", []),
@@ -341,6 +374,13 @@ class Account:
         ]
         if len(alive) > job.most:
             self.world.blame(f"{job.name} has {len(alive)} workers of {job.most}")
+
+    def start(self, name: str, order: str) -> None:
+        """StartExecution: the same again starts nothing (API reference of Step Functions)."""
+        if (known := self.executions.get(name)) is None:
+            Execution(self, name, order)
+        elif known.status != "RUNNING" or known.order != order:
+            raise refused("ExecutionAlreadyExists")
 
     def host(self, arn: str) -> Record:
         if arn not in self.model.hosts:
@@ -395,7 +435,7 @@ class Account:
         """A sweep keeps the hosts of a job that is about to be tried again."""
         process: Any = getcurrent()
         ended = [task for task in host["_tasks"] if "stoppedAt" in task]
-        if not ended or getattr(process, "what", "") != "sweep":
+        if not ended or host["_leaves"] or getattr(process, "what", "") != "sweep":
             return
         last = max(ended, key=lambda task: task["stoppedAt"])
         idle, job = self.world.now - last["stoppedAt"].timestamp(), self.job_of(last)
@@ -416,6 +456,7 @@ class Account:
         if key in self.objects and self.objects[key] != body:
             self.world.blame(f"{key} is written twice")
         self.objects[key] = body
+        self.written.setdefault(key, self.world.now)
         self.world.tell(f"{key}: {json.loads(body)['status']}")
 
     # --- Lambda
@@ -430,7 +471,7 @@ class Account:
                 answer = self.keeper.handler(json.loads(json.dumps(event)), None)
                 is_well = True
             except EndedError:
-                world.tell("the keeper is killed")
+                world.tell(f"the keeper is killed ({process.what})")
                 world.happened["keeper killed"] += 1
             except (KeyError, AttributeError, TypeError, IndexError) as error:
                 world.blame(f"the keeper: {error!r}")
@@ -439,7 +480,7 @@ class Account:
             world.after(0.1, hear, answer, is_well)
 
         process = world.spawn(call)
-        process.what = str(event.get("Action"))
+        process.what = str(event.get("Action", "after an abort"))
         if self.is_broken:
             process.calls_left = 0
         elif self.is_faulty and chance.random() < 0.05:
@@ -497,11 +538,15 @@ class Execution:
         world = account.world
         self.account, self.name, self.order = account, name, order
         self.status, self.error, self.cause, self.output = "RUNNING", "", "", ""
-        self.began, self.ended, self.num_heads = world.now, 0.0, 0
+        self.began, self.ended = world.now, 0.0
+        self.heads: list[tuple[float, str]] = []
+        """When they were submitted, and their ARNs."""
         spec = JobSpec.from_json(order)
         self.patience_s, self.most = spec.capacity_wait_s, spec.nodes.high
         self.shows_at = world.now + world.random.uniform(0, account.model.times.shows)
         self.head: Record | None = None
+        self.at = ""
+        """Name of its state."""
         self.is_ending = False
         """Its last head has ended, or it was told to end."""
         self.variables: Record = {}
@@ -516,11 +561,12 @@ class Execution:
         return self.status == "RUNNING" and not self.is_ending and not late
 
     def described(self) -> Record:
-        found = {"status": self.status, "error": self.error, "cause": self.cause}
-        found["input"] = self.order
+        found = {"name": self.name, "status": "RUNNING", "input": self.order}
+        found["startDate"] = stamp(self.began)
         lag = self.account.model.times.shows
-        if self.status != "RUNNING" and self.account.world.now - self.ended < lag / 2:
-            found = {"status": "RUNNING", "input": self.order}
+        if self.status != "RUNNING" and self.account.world.now - self.ended > lag / 2:
+            found |= {"status": self.status, "error": self.error, "cause": self.cause}
+            found["stopDate"] = stamp(self.ended)
         return found
 
     def _finish(self, status: str) -> None:
@@ -566,8 +612,11 @@ class Execution:
         variables = self.variables
         at = self.account.states["StartAt"]
         while True:
-            state = states[at]
+            state, self.at = states[at], at
             world.happened[f"state {at}"] += 1
+            self.account.on_state(at)
+            if state["Type"] in ("Task", "Wait"):
+                world.tell(f"{self.name}: {at}")
             variables["states"] = dict(fixed)
             match state["Type"]:
                 case "Succeed":
@@ -655,7 +704,7 @@ class Execution:
             self.is_ending = True
             raise StateError("ECS.ServerException", "it has started all the same")
         self.head = task
-        self.num_heads += 1
+        self.heads.append((world.now, task["taskArn"]))
         has_ended = task["lastStatus"] == "STOPPED" or world.wait(
             functools.partial(task.__setitem__, "_hear"), seconds
         )

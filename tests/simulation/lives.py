@@ -6,8 +6,10 @@ product's own. A stand-in for Ray asks for nodes; a stand-in for the program run
 
 import functools
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from random import Random
 from types import ModuleType, SimpleNamespace
 from typing import Any, Final
@@ -31,11 +33,16 @@ from contract.job_outcome import deadline_of, told
 from contract.nodes import ENV_JOB_SPEC, WORKER, Range
 from rehearsal.model import Group, Model, Record
 from tests.simulation.account import BUCKET, MACHINE, Account, Execution, name_of
-from tests.simulation.world import World
+from tests.simulation.world import BEGAN, World
+from trainctl import follow, polling
+from trainctl.aws import jobs
+from trainctl.aws.errors import CliError
+from trainctl.aws.jobs import Jobs
 
 HOURS: Final = 10
 #: Nothing goes wrong any more after so many; the rest is for what must come of it.
 QUIET_AFTER_H: Final = 5
+FAULTS_UNTIL_H: Final = 4
 FAMILIES: Final = {"for-heads": "head", "for-workers": "worker"}
 TAGS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER, TAG_RAY_USER_NODE_TYPE: WORKER}
 WORKERS: Final = {TAG_RAY_NODE_KIND: NODE_KIND_WORKER}
@@ -57,7 +64,6 @@ class Life:
     def __init__(self, seed: int, *, states: Record, keeper: ModuleType) -> None:
         world = self.world = World(seed)
         self.chance: Random = world.random
-        self.is_rough = True
         self.max_heads, self.max_workers = self.chance.randint(1, 3), self.chance.randint(1, 4)
         self._short_until = dict.fromkeys(FAMILIES, 0.0)
         self._fates: dict[str, list[str]] = {provider: [] for provider in FAMILIES}
@@ -83,6 +89,14 @@ class Life:
             fate=self._fate,
         )
         self.account = Account(world, self.model, states=states, keeper=keeper, families=FAMILIES)
+        user: Any = self.account.client("user")
+        clients: Any = SimpleNamespace(ecs=user, stepfunctions=user)
+        self.jobs = Jobs(clients, machine=MACHINE, cluster="c", task_events="")
+        self.pairs: Counter[tuple[str, str]] = Counter()
+        """Of a fault and the state of the job that it hit."""
+        self._ambushes: list[tuple[str, Fault]] = []
+        """What happens when a job next comes to a state."""
+        self.num_faults = 0
         self.programs: dict[str, Program] = {}
         self.heads: dict[str, Head] = {}
         self.ends: dict[str, list[Record]] = {}
@@ -144,7 +158,10 @@ class Life:
         """Two to five jobs, and at least three faults."""
         world, chance = self.world, self.chance
         world.after(chance.uniform(0, times.SWEEP_EVERY_S), self.account.sweep)
+        submits = []
+        latest = chance.choice([9000, FAULTS_UNTIL_H * 3600])
         for number in range(chance.randint(2, 5)):
+            name = f"r{number}-bado-kilo"  # as job_plan.new_id makes them
             low = chance.randint(0, min(2, self.max_workers))
             high = chance.randint(low, self.max_workers)
             spec = JobSpec(
@@ -161,26 +178,71 @@ class Life:
                 seconds=chance.choice([60, 600, 3000]),
                 code=chance.choice([0, 0, 0, 1, 3, exits.KILLED]),
             )
-            at = chance.choice([0, chance.uniform(0, 600), chance.uniform(0, 9000)])
-            world.after(at, self.submit, f"j{number}", spec, program)
+            at = chance.choice([0, chance.uniform(0, 600), chance.uniform(0, latest)])
+            submits.append(at)
+            self.programs[name] = program
+            world.after(at, world.spawn, self.submit, name, spec)
+        self.account.on_state = self._ambush
         for _ in range(chance.randint(3, 8)):
-            world.after(chance.uniform(0, 3 * 3600), self._befall, chance.choice(FAULTS))
+            fault = chance.choice(FAULTS)
+            if chance.random() < 0.4:  # while something short goes on
+                self._ambushes.append((chance.choice(["CleanUp", "Head", "Pause"]), fault))
+            else:
+                # Most come while there is a job.
+                at = chance.choice(submits) + chance.expovariate(1 / 1200)
+                world.after(at, self._befall, fault)
         world.after(QUIET_AFTER_H * 3600, self._calm_down)
 
-    def submit(self, job: str, spec: JobSpec, program: Program) -> None:
-        self.programs[job] = program
-        Execution(self.account, job, spec.to_json())
+    def submit(self, job: str, spec: JobSpec) -> None:
+        """As ``trainctl submit``; its user tries again."""
+        while True:
+            try:
+                return self.jobs.start(job, spec)
+            except ClientError:  # it was started, and has ended since
+                return None
+            except BotoCoreError:
+                self.world.sleep(60)
 
-    def _befall(self, fault: Callable[["Life"], bool | None]) -> None:
-        name = fault.__name__.replace("_", " ")
-        if fault(self) is not False:
-            self.world.happened[f"fault: {name}"] += 1
-            self.world.tell(f"fault: {name}")
-        elif self.is_rough:  # there was nothing that it could happen to
-            self.world.after(self.chance.uniform(60, 1200), self._befall, fault)
+    def stop(self, name: str) -> None:
+        """As ``trainctl stop``."""
+        trainctl: Any = SimpleNamespace(jobs=self.jobs, is_local=False)
+        job = None
+        try:
+            job = self.jobs.find(name)
+            self.account.executions[name].is_ending = True
+            self.jobs.stop(job)
+            follow.wait_until_gone(trainctl, name)
+        except (CliError, ClientError, BotoCoreError) as error:
+            self.world.tell(f"trainctl stop {name}: {error}")
+            has_dead_agent = any("agent" in name for name in self.world.happened)
+            if job and not self._has_trouble and not has_dead_agent:
+                self.world.blame("trainctl stop fails")
+
+    def _ambush(self, state: str) -> None:
+        for each in [each for each in self._ambushes if each[0] == state]:
+            self._ambushes.remove(each)
+            self.world.after(self.chance.uniform(0, 4), self._befall, each[1])
+
+    def _befall(self, fault: "Fault") -> None:
+        world, name = self.world, fault.__name__.replace("_", " ")
+        seen = {job.name: self.state_of(job) for job in self.account.executions.values()}
+        if (hit := fault(self)) is not None:
+            self.num_faults += 1
+            world.happened[f"fault: {name}"] += 1
+            states = [seen.get(job.name, "submitted") for job in hit] or ["no job"]
+            self.pairs.update((name, state) for state in states)
+            world.tell(f"fault: {name} ({', '.join(job.name for job in hit)})")
+        elif world.now < BEGAN + FAULTS_UNTIL_H * 3600:  # there was nothing that it could hit
+            world.after(self.chance.uniform(60, 1200), self._befall, fault)
+        else:
+            self._befall(self.chance.choice(FAULTS))
 
     def _calm_down(self) -> None:
-        self.is_rough = self.account.is_faulty = False
+        for _, fault in self._ambushes:  # no job came to that state
+            self._befall(fault)
+        self._ambushes.clear()
+        self.account.is_faulty = False
+        self.account.is_broken, self.account.trouble = False, 0.01
         self._short_until = dict.fromkeys(FAMILIES, 0.0)
         for planned in self._fates.values():
             planned.clear()
@@ -189,13 +251,46 @@ class Life:
         hosts = [host for host in self.model.hosts.values() if not host["_leaves"]]
         return self.chance.choice(hosts) if hosts else None
 
-    def any_job(self) -> Execution | None:
-        running = [job for job in self.account.executions.values() if job.status == "RUNNING"]
-        return self.chance.choice(running) if running else None
+    def on(self, host: Record) -> list[Execution]:
+        """Jobs with a task on a host."""
+        jobs = [self.account.job_of(task) for task in self.model.on(host)]
+        return [job for job in jobs if job]
+
+    def running(self) -> list[Execution]:
+        return [job for job in self.account.executions.values() if job.status == "RUNNING"]
+
+    def state_of(self, job: Execution) -> str:
+        """Where a job is: in the state machine, and at its head."""
+        if job.status != "RUNNING":
+            return "over"
+        if job.at != "Head" or job.head is None:
+            return job.at
+        head = self.heads.get(job.head["taskArn"])
+        status = job.head["lastStatus"].lower()
+        return f"Head {head.at if head and status == 'running' else status}"
+
+    def story(self) -> str:
+        """All that happened, with hours, minutes and seconds since the beginning."""
+        lines = [*self.world.history]
+        for task in self.model.tasks.values():
+            name = name_of(task)
+            if "startedAt" in task:
+                where = f"i-{task['containerInstanceArn'][-6:]}"
+                lines.append((task["startedAt"].timestamp(), f"{name} starts on {where}"))
+            if "stoppedAt" in task:
+                code = task["containers"][0].get("exitCode")
+                how = task["stoppedReason"] if code is None else f"exit code {code}"
+                lines.append((task["stoppedAt"].timestamp(), f"{name} has ended: {how}"))
+        return "\n".join(
+            f"{timedelta(seconds=int(at - BEGAN))} {what}"
+            for at, what in sorted(lines, key=lambda line: line[0])
+        )
 
     # --- what must hold in the end
     def check(self) -> None:
         world, model = self.world, self.model
+        if len(self.account.executions) < 2 or self.num_faults < 3:
+            world.blame("there is nothing to be seen in this life")
         for job in self.account.executions.values():
             self._check_job(job)
         for task in model.tasks.values():
@@ -210,7 +305,8 @@ class Life:
     def _check_job(self, job: Execution) -> None:
         world = self.world
         spec = JobSpec.from_json(job.order)
-        record = self.account.objects.get(runs.job_record(spec.run, job.name))
+        key = runs.job_record(spec.run, job.name)
+        record = self.account.objects.get(key)
         if job.status == "RUNNING":
             world.blame(f"{job.name} never ends")
             return
@@ -220,7 +316,8 @@ class Life:
         written = json.loads(record)
         world.happened[f"job {written['status']}"] += 1
         if job.status == "ABORTED":
-            if job.error == STOP_ERROR and written["reason"] != STOPPED_BY_USER:
+            is_by_user = job.error == STOP_ERROR and self.account.written[key] > job.ended
+            if is_by_user and written["reason"] != STOPPED_BY_USER:
                 world.blame(f"{job.name} was stopped by its user: {written['reason']}")
             return
         result = JobStatus.SUCCEEDED if job.status == "SUCCEEDED" else job.error
@@ -286,6 +383,7 @@ class Head:
         assert job is not None
         self.job = job
         self.is_stopped = False
+        self.at = "starts"
         self.process: Any = None
         self.spec = JobSpec.from_json(told(task, ENV_JOB_SPEC) or "")
         client: Any = life.account.client(f"head of {job.name}")
@@ -327,10 +425,12 @@ class Head:
                 )
             )
             if there >= self.spec.nodes.low:
-                enough_at = world.now
+                enough_at, self.at = world.now, "trains"
                 began = began or world.now
             elif world.now - enough_at > self.spec.capacity_wait_s + 120 and self.spec.recipe:
                 world.blame(f"head of {self.job.name} waits for ever")
+            else:
+                self.at = "lacks nodes"
             if found:
                 code = found[0]
                 world.tell(f"head of {self.job.name}: {found[1]}")
@@ -338,6 +438,7 @@ class Head:
                 code = program.code
         if code == exits.KILLED and program.code == exits.KILLED:
             code = exits.FAILED if life.chance.random() < 0.5 else exits.KILLED
+        self.at = "saves"
         if code != exits.KILLED:
             world.sleep(life.chance.uniform(1, 60))  # it saves
             self._release()
@@ -371,88 +472,97 @@ class Head:
 
 
 # --- faults ---------------------------------------------------------------------------------------
-def spot_host_is_taken(life: Life) -> bool | None:
+#: Returns the jobs that it happens to; None: there is nothing that it could happen to.
+Fault = Callable[[Life], list[Execution] | None]
+
+
+def spot_host_is_taken(life: Life) -> list[Execution] | None:
     if not (host := life.any_host()):
-        return False
+        return None
+    hit = life.on(host)
     life.model.lose(host["containerInstanceArn"])
-    return None
+    return hit
 
 
-def agent_is_disconnected_for_a_while(life: Life) -> bool | None:
+def agent_is_disconnected_for_a_while(life: Life) -> list[Execution] | None:
     if not (host := life.any_host()):
-        return False
+        return None
     connect = functools.partial(life.model.connect, host["containerInstanceArn"])
     connect(is_connected=False)
     life.world.after(life.chance.uniform(60, 500), lambda: connect(is_connected=True))
-    return None
+    return life.on(host)
 
 
-def agent_dies(life: Life) -> bool | None:
+def agent_dies(life: Life) -> list[Execution] | None:
     if not (host := life.any_host()):
-        return False
+        return None
     life.model.connect(host["containerInstanceArn"], is_connected=False)
-    return None
+    return life.on(host)
 
 
-def next_host_never_joins(life: Life) -> None:
+def next_host_never_joins(life: Life) -> list[Execution]:
     life._fates[life.chance.choice([*FAMILIES])].append("unjoined")
+    return life.running()
 
 
-def next_host_lacks_its_gpu(life: Life) -> None:
+def next_host_lacks_its_gpu(life: Life) -> list[Execution]:
     life._fates[life.chance.choice([*FAMILIES])].append("lacks")
+    return life.running()
 
 
-def next_host_is_bad(life: Life) -> None:
+def next_host_is_bad(life: Life) -> list[Execution]:
     life._fates[life.chance.choice([*FAMILIES])].append("bad")
+    return life.running()
 
 
-def ec2_has_no_host(life: Life) -> None:
+def ec2_has_no_host(life: Life) -> list[Execution]:
     provider = life.chance.choice([*FAMILIES])
     life._short_until[provider] = life.world.now + life.chance.choice([300, 1200, 5000])
+    return life.running()
 
 
-def aws_is_in_trouble(life: Life) -> None:
+def aws_is_in_trouble(life: Life) -> list[Execution]:
     life.account.trouble = life.chance.choice([0.1, 0.3, 0.6])
     seconds = life.chance.choice([60, 300, 1500])
     life.world.after(seconds, setattr, life.account, "trouble", 0.01)
+    return life.running()
 
 
-def keeper_is_broken(life: Life) -> None:
+def keeper_is_broken(life: Life) -> list[Execution]:
     life.account.is_broken = True
     seconds = life.chance.choice([60, 600, 2400])
     life.world.after(seconds, setattr, life.account, "is_broken", False)
+    return life.running()
 
 
-def user_stops_a_job(life: Life) -> bool | None:
+def user_stops_a_job(life: Life) -> list[Execution] | None:
     """As ``trainctl stop``."""
-    if not (job := life.any_job()):
-        return False
-    if job.head and job.head["lastStatus"] != "STOPPED":
-        job.is_ending = True
-        life.model.stop(job.head, STOPPED_BY_USER)
-    else:
-        job.abort(STOP_ERROR, STOPPED_BY_USER)
-    return None
+    if not (running := life.running()):
+        return None
+    job = life.chance.choice(running)
+    life.world.spawn(life.stop, job.name)
+    return [job]
 
 
-def job_is_aborted(life: Life) -> bool | None:
-    if not (job := life.any_job()):
-        return False
+def job_is_aborted(life: Life) -> list[Execution] | None:
+    if not (running := life.running()):
+        return None
+    job = life.chance.choice(running)
     job.abort()
-    return None
+    return [job]
 
 
-def head_is_killed(life: Life) -> bool | None:
+def head_is_killed(life: Life) -> list[Execution] | None:
     alive = [each for each in life.heads.values() if each.is_alive]
     if not alive:
-        return False
+        return None
     head = life.chance.choice(alive)
     life.kill(head.task)
     life.model.end(head.task, exits.KILLED)
-    return None
+    return [head.job]
 
 
-FAULTS: Final = (
+FAULTS: Final[tuple[Fault, ...]] = (
     spot_host_is_taken,
     spot_host_is_taken,
     agent_is_disconnected_for_a_while,
@@ -478,7 +588,7 @@ def _moment(at: float) -> Any:
 
 def _hand_in(world: World, account: Account, keeper: ModuleType) -> None:
     """Give the keeper this world's time and account."""
-    for module in (keeper, job_outcome):
+    for module in (keeper, job_outcome, jobs, polling, follow):
         module.time = world  # type: ignore[attr-defined]
     keeper.boto3 = SimpleNamespace(client=lambda _: account.client("keeper"))  # type: ignore[attr-defined]
     keeper.print = world.tell  # type: ignore[attr-defined]

@@ -52,10 +52,6 @@ class World:
     def tell(self, what: str) -> None:
         self.history.append((self.now, what))
 
-    def story(self) -> str:
-        """All that happened, with seconds since the beginning."""
-        return "\n".join(f"{at - BEGAN:9.1f} {what}" for at, what in self.history)
-
     def blame(self, what: str) -> None:
         """Something happened that must not."""
         self.tell(f"WRONG: {what}")

@@ -26,13 +26,20 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
 ) -> None:
     """The first life that goes wrong is printed; ``FIRST_LIFE=SEED LIVES=1`` plays it alone."""
     monkeypatch.setattr(autoscaler, "_say", lambda _: None)
-    states, happened = definition(synth), Counter[str]()
+    states, happened, pairs = definition(synth), Counter[str](), Counter[tuple[str, str]]()
     for seed in range(FIRST, FIRST + NUM):
         life = live(seed, states=states, keeper=keeper)
         happened += life.world.happened
-        assert life.world.wrong == [], f"seed {seed}:\n{life.world.story()}"
+        pairs += life.pairs
+        assert life.world.wrong == [], f"seed {seed}:\n{life.story()}"
     for what, times in sorted(happened.items()):
         print(f"{times:9,} {what}")
+    print("\nHow often a fault hit a job in a state:")
+    faults, seen = sorted({fault for fault, _ in pairs}), sorted({state for _, state in pairs})
+    for fault in faults:
+        print(f"  {fault}: " + ", ".join(f"{each} {pairs[fault, each]:,}" for each in seen))
+    never = [f"{fault} / {state}" for fault in faults for state in seen if not pairs[fault, state]]
+    print(f"Pairs that never occurred: {', '.join(never) or 'none'}")
     if NUM >= 1000:
         names = {f"fault: {each.__name__.replace('_', ' ')}" for each in FAULTS}
         ends = {f"job {each}" for each in ("succeeded", "failed", "deadline", "no_capacity")}
