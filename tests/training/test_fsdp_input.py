@@ -13,7 +13,7 @@ from contract import exits, runs
 from contract.errors import InputError
 from tests.conftest import ROOT
 from training import launch
-from training.checkpoint import sharded_checkpoints
+from training.checkpoint import checkpoints, sharded_checkpoints
 from training.checkpoint.manifest import DamagedError
 from training.data import documents, mixture, sources
 from training.data.mixed_feed import feed_for
@@ -160,11 +160,11 @@ def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Pa
     folder.mkdir()
     (folder / "__0_0.distcp").write_bytes(b"shard")
     with pytest.raises(DamagedError, match=r"manifest.json is missing"):
-        sharded_checkpoints.verify(str(folder))
+        checkpoints.verify(str(folder))
     for content, words in (("{", "cannot be read"), ('{"files": 3}', "cannot be read")):
         (folder / runs.MANIFEST_FILE).write_text(content)
         with pytest.raises(DamagedError, match=words):
-            sharded_checkpoints.verify(str(folder))
+            checkpoints.verify(str(folder))
     entry = '{"files": {"%s": {"bytes": %d, "sha256": "%s"}}}'
     digest = "0" * 64
     for name, size, words in (
@@ -174,9 +174,9 @@ def test_an_interrupted_checkpoint_is_known_by_its_missing_manifest(tmp_path: Pa
     ):
         (folder / runs.MANIFEST_FILE).write_text(entry % (name, size, digest))
         with pytest.raises(DamagedError, match=words):
-            sharded_checkpoints.verify(str(folder))
+            checkpoints.verify(str(folder))
     # Another rank has the content of this file among its part.
-    sharded_checkpoints.verify(str(folder), part=1, num_parts=2)
+    checkpoints.verify(str(folder), part=1, num_parts=2)
 
 
 def test_a_run_without_a_whole_checkpoint_cannot_be_exported(tmp_path: Path) -> None:

@@ -1,9 +1,13 @@
 """Checkpoints: a folder per step that is whole or is not used.
 
-    <run>/checkpoints/step-00000470/     step-00000470-lease2 of the run's second holder, and so on
+    <run>/checkpoints/step-00000470/     step-00000470-lease2 under the run's second lease, ...
         model.safetensors, config.json   the model in its standard shapes (Hugging Face layout)
         state.pt                         optimizer, position, random state, settings
         manifest.json                    size and SHA-256 of the others; written last
+
+A whole checkpoint is never written to again: the manifest is created, which succeeds once, and a
+writer that has lost the run has other names than its successor. Sharded checkpoints are begun,
+completed, verified and pruned by the same functions.
 
 They are written in the background (``training.runtime.saving``), and Ray Train knows nothing of
 them. The schedule is a function of the step, so the position restores it. Only rank 0 reads; the
@@ -36,6 +40,8 @@ from training.system import lease, storage
 MODEL_FILE: Final = "model.safetensors"
 MODEL_CONFIG_FILE: Final = "config.json"
 STATE_FILE: Final = "state.pt"
+_DAMAGED: Final = "damaged-"
+_READ_BYTES: Final = 1 << 22
 #: Names what torch says of an archive that it cannot read; its other RuntimeErrors are of memory.
 _NO_ARCHIVE: Final = "PytorchStreamReader"
 
@@ -154,8 +160,8 @@ def write_model(snapshot: Snapshot, folder: Path) -> None:
     (folder / MODEL_CONFIG_FILE).write_text(snapshot.model_config, encoding="utf-8")
 
 
-def write(snapshot: Snapshot, folder: Path) -> None:
-    """Write all files of a checkpoint into an empty folder, the manifest last."""
+def write(snapshot: Snapshot, folder: Path) -> dict[str, File]:
+    """Write all files of a checkpoint but its manifest into a folder; return what they are."""
     write_model(snapshot, folder)
     state = {
         "optimizer": snapshot.optimizer,
@@ -166,22 +172,51 @@ def write(snapshot: Snapshot, folder: Path) -> None:
         "average": snapshot.average,
     }
     torch.save(state, folder / STATE_FILE)
-    files = {
-        path.name: File(path.stat().st_size, _sha256(path)) for path in sorted(folder.iterdir())
+    return {
+        path.name: File(path.stat().st_size, _sha256(str(path)))
+        for path in sorted(folder.iterdir())
     }
-    (folder / MANIFEST_FILE).write_bytes(Manifest(files=files).to_json())
 
 
-def publish(
-    uri: str, fill: Callable[[Path], None], *, check: Callable[[], None] = lambda: None
-) -> None:
-    """Let ``fill`` write a folder, then make it appear at ``uri`` in one step, after ``check``."""
-    folder = storage.staging_folder(uri)
-    try:
-        fill(folder)
-        storage.publish_folder(folder, uri, last=MANIFEST_FILE, check=check)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def begin(uri: str) -> str:
+    """Return where the files of a checkpoint are written: at ``uri`` in S3, where the manifest is
+    what makes them one, and in an empty hidden folder on disk, which then gets its name."""
+    if storage.is_s3(uri):
+        return uri
+    place = Path(uri)
+    for hidden in place.parent.glob(".*.part"):  # of saves that were not completed
+        if _lease_of(hidden.stem[1:]) <= _lease_of(place.name):
+            storage.remove_folder(str(hidden))
+    hidden = place.with_name(f".{place.name}.part")
+    hidden.mkdir(parents=True)
+    return str(hidden)
+
+
+def _lease_of(name: str) -> int:
+    """Number of the lease in a checkpoint's name; 0 in other names."""
+    return (checkpoint_key(name) or (0, 0))[1]
+
+
+def complete(place: str, uri: str, files: Mapping[str, File], *, check: Callable[[], None]) -> None:
+    """Make a checkpoint whole, whose files are at ``place``.
+
+    Args:
+        check: called right before it counts; what it raises prevents that.
+
+    Raises:
+        OSError: there is another one of its name, among other reasons.
+    """
+    content = Manifest(files=files).to_json()
+    if place != uri:
+        storage.write_bytes(storage.join(place, MANIFEST_FILE), content)
+        storage.show_folder(place, uri, check=check)
+        return
+    check()
+    manifest = storage.join(uri, MANIFEST_FILE)
+    is_new = storage.create_bytes(manifest, content)
+    # It is ours where the answer to an earlier request was lost.
+    if not is_new and storage.read_bytes(manifest) != content:
+        raise FileExistsError(f"{uri} was written by another process")
 
 
 def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
@@ -197,7 +232,15 @@ def save(run_uri: str, snapshot: Snapshot, *, keep: int, fence: int = 0) -> str:
     check()
     step = snapshot.position.step
     uri = RunPaths(run_uri).checkpoint(step, fence)
-    publish(uri, partial(write, snapshot), check=check)
+    place = begin(uri)
+    if place == uri:
+        with tempfile.TemporaryDirectory(prefix="training-") as folder:
+            files = write(snapshot, Path(folder))
+            for name in files:
+                storage.upload(Path(folder) / name, storage.join(uri, name))
+    else:
+        files = write(snapshot, Path(place))
+    complete(place, uri, files, check=check)
     prune(run_uri, keep=keep, step=step, fence=fence)
     return uri
 
@@ -207,7 +250,7 @@ def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
     save does.
 
     Torn ones do not count, and those older than the newest whole one are removed. What a later
-    lease's holder writes is left alone.
+    lease's holder writes is left alone. Of those that were found damaged, ``keep`` stay.
 
     Args:
         step: of the checkpoint that was just written. Those of it and of later steps under an
@@ -215,19 +258,33 @@ def prune(run_uri: str, *, keep: int, step: int, fence: int = 0) -> None:
     """
     own = max(fence, 1)  # a writer without a lease names its checkpoints as the first holder does
     with contextlib.suppress(Exception):  # a save that is done has not failed
+        # Who takes the run after this finds the checkpoint that was just written.
+        lease.check(run_uri, fence)
         found = {name: checkpoint_key(name) or (0, 0) for name in names(run_uri)}
         late = [name for name, (at, number) in found.items() if at >= step and number < own]
         mine = [name for name, (_, number) in found.items() if number <= own and name not in late]
         whole = [name for name in mine if _is_whole(run_uri, name)]
         torn = [name for name in mine[: mine.index(whole[-1])] if name not in whole]
-        for name in [*late, *torn, *whole[:-keep]]:
-            storage.remove_folder(place_of(run_uri, name))
+        for name in [*late, *torn, *whole[:-keep], *_damaged(run_uri)[:-keep]]:
+            uri = place_of(run_uri, name)
+            # First what makes it whole: this process may end before all is removed.
+            storage.remove_file(storage.join(uri, MANIFEST_FILE))
+            storage.remove_folder(uri)
 
 
 def _is_whole(run_uri: str, name: str) -> bool:
-    """Whether a checkpoint was written to its end: its manifest is the last file."""
-    # Read, because "does it exist?" is answered with no where a disk fails.
-    return storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE)) is not None
+    """Whether a checkpoint has all of its files, at their sizes."""
+    try:
+        verify(place_of(run_uri, name), num_parts=0)
+    except DamagedError:
+        return False
+    return True
+
+
+def _damaged(run_uri: str) -> list[str]:
+    """Names of the checkpoints that were set aside, oldest first."""
+    names = storage.list_folders(RunPaths(run_uri).checkpoints)
+    return [name for name in names if name.startswith(_DAMAGED)]
 
 
 def pass_over(
@@ -238,9 +295,10 @@ def pass_over(
     is_one_usable: bool,
     from_scratch: bool,
 ) -> None:
-    """Take damaged checkpoints out of the way: training is about to write the same steps again.
+    """Set damaged checkpoints aside, so that they are not counted nor read again.
 
-    One whose upload was cut off is removed, one that was whole once becomes ``damaged-step-...``.
+    One that was whole once becomes ``damaged-step-...``; one whose upload was cut off, or may still
+    go on, is removed once there is a later one.
 
     Args:
         damaged: what is wrong with each, by name.
@@ -251,7 +309,12 @@ def pass_over(
     Raises:
         InputError: it would start at step 0 without having been told to; nothing is changed.
     """
-    whole = [name for name in damaged if _is_whole(run_uri, name)]
+    # Read, because "does it exist?" is answered with no where a disk fails.
+    whole = [
+        name
+        for name in damaged
+        if storage.read_bytes(storage.join(place_of(run_uri, name), MANIFEST_FILE)) is not None
+    ]
     if whole and not (is_one_usable or from_scratch):
         each = "; ".join(f"{name}: {damaged[name]}" for name in whole)
         raise InputError(
@@ -262,11 +325,8 @@ def pass_over(
     then = "the one before it is used" if is_one_usable else "training starts at step 0"
     for name, fault in damaged.items():
         warn(f"checkpoint {name} is damaged ({fault}): {then}")
-        uri = place_of(run_uri, name)
         if name in whole:
-            storage.rename_folder(uri, place_of(run_uri, f"damaged-{name}"))
-        else:
-            storage.remove_folder(uri)
+            storage.rename_folder(place_of(run_uri, name), place_of(run_uri, _DAMAGED + name))
 
 
 class Saver:
@@ -318,15 +378,26 @@ class Saver:
         """Publish the model of the newest snapshot, on rank 0."""
         if self._worker.rank == 0:
             assert self._newest is not None
-            publish_model(self._worker.run_uri, self._newest)
+            publish_model(self._worker.run_uri, self._newest, fence=self._worker.fence)
 
 
-def publish_model(run_uri: str, snapshot: Snapshot) -> str:
+def publish_model(run_uri: str, snapshot: Snapshot, *, fence: int = 0) -> str:
     """Write the snapshot's model, its average where it has one, as ``<run>/model``; return its
-    address."""
+    address.
+
+    Raises:
+        LostError: another process has taken the run over.
+    """
+    lease.check(run_uri, fence)
+    storage.remove_leftovers(run_uri)  # of one that was killed while it did this
     uri = RunPaths(run_uri).model
     best = replace(snapshot, model=snapshot.average or snapshot.model)
-    publish(uri, lambda folder: write_model(best, folder))
+    folder = storage.staging_folder(uri)
+    try:
+        write_model(best, folder)
+        storage.publish_folder(folder, uri)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     return uri
 
 
@@ -394,27 +465,23 @@ def stop_if_diverged(
     return in_a_row
 
 
-def remove_leftovers(run_uri: str) -> None:
-    """Remove the unfinished folders of a process that was killed while it saved."""
-    storage.remove_leftovers(RunPaths(run_uri).checkpoints)
-    storage.remove_leftovers(run_uri)
+def verify(uri: str, *, part: int = 0, num_parts: int = 1) -> None:
+    """Check sizes of all files of a checkpoint, and the content of one part of them in so many.
 
-
-def verify(folder: Path) -> None:
-    """Check a checkpoint's files against its manifest.
+    Args:
+        num_parts: 0 checks no content.
 
     Raises:
-        DamagedError: One is missing, has another size or another content.
+        DamagedError: one is missing, has another size or another content.
     """
-    manifest = Manifest.from_json(storage.read_bytes(str(folder / MANIFEST_FILE)))
-    for name, file in manifest.files.items():
-        path = folder / name
-        try:
-            size = path.stat().st_size
-        except (FileNotFoundError, NotADirectoryError):
-            raise DamagedError(f"{name} is missing") from None
-        file.check_size(name, size)
-        file.check_hash(name, _sha256(path))
+    manifest = Manifest.from_json(storage.read_bytes(storage.join(uri, MANIFEST_FILE)))
+    sizes = storage.sizes(uri)
+    for number, (name, file) in enumerate(sorted(manifest.files.items())):
+        if name not in sizes:
+            raise DamagedError(f"{name} is missing")
+        file.check_size(name, sizes[name])
+        if num_parts and number % num_parts == part:
+            file.check_hash(name, _sha256(storage.join(uri, name)))
 
 
 def read(folder: Path) -> Snapshot:
@@ -427,7 +494,7 @@ def read(folder: Path) -> Snapshot:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    verify(folder)
+    verify(str(folder))
     try:
         state = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
         return Snapshot(
@@ -466,7 +533,6 @@ def newest(
     Raises:
         InputError: none of the run's checkpoints is usable.
     """
-    remove_leftovers(run_uri)
     found: Snapshot | None = None
     damaged: dict[str, str] = {}
     for name in reversed(names(run_uri)):
@@ -578,6 +644,9 @@ def apply(snapshot: Snapshot, model: nn.Module, optimizer: torch.optim.Optimizer
     torch.set_rng_state(snapshot.rng)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _sha256(uri: str) -> str:
+    digest = hashlib.sha256()
+    with storage.filesystem(uri).open(uri, "rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -43,11 +43,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from contract.errors import InputError
-from contract.runs import MANIFEST_FILE, RunPaths
+from contract.runs import RunPaths
 from training.checkpoint import checkpoints
 from training.checkpoint.checkpoints import Position
 from training.checkpoint.dcp import METADATA_FILE, LoadPlanner, Reader, StorageFiles
-from training.checkpoint.manifest import DamagedError, File, Manifest
+from training.checkpoint.manifest import DamagedError, File
 from training.loop.worker import Worker
 from training.record.events import Warned
 from training.system import lease, storage
@@ -59,7 +59,8 @@ STATE_FILE: Final = "state.json"
 #: How torch says that a checkpoint is of another model.
 _MISFITS: Final = ("Missing key in checkpoint", "Size mismatch between saved")
 _MODEL, _OPTIMIZER = "model", "optimizer"
-_READ_BYTES: Final = 1 << 22
+
+T = TypeVar("T")
 
 
 class Saver:
@@ -149,17 +150,15 @@ def write_checkpoint(
         OSError: the storage refuses to be written to; what is written is left as it is.
     """
     uri = RunPaths(run_uri).checkpoint(step, fence)
-    # A folder on disk appears whole; in S3 the manifest is what makes one whole.
-    parent, _, own_name = uri.rpartition("/")
-    target = uri if storage.is_s3(uri) else f"{parent}/.{own_name}.part"
+    check = partial(lease.check, run_uri, fence)
     is_first = dist.get_rank(group) == 0
 
-    def begin() -> None:
-        lease.check(run_uri, fence)
-        storage.remove_folder(target)  # what an attempt that was killed has left
+    def begin() -> str:
+        check()
+        return checkpoints.begin(uri)
 
-    _first_does(begin, group)
-    writer = _Writer(target)
+    place = _first_does(begin, group)
+    writer = _Writer(place)
     try:
         save(state, storage_writer=writer, process_group=group)
     except CheckpointException as error:  # of whichever rank, on every rank; no Exception
@@ -168,34 +167,31 @@ def write_checkpoint(
     dist.gather_object(writer.files, written if is_first else None, dst=0, group=group)
 
     def complete() -> None:
-        manifest = {name: entry for part in written for name, entry in part.items()}
+        found = {name: entry for part in written for name, entry in part.items()}
         for name, content in files.items():
-            storage.write_bytes(storage.join(target, name), content)
-            manifest[name] = File(len(content), hashlib.sha256(content).hexdigest())
-        lease.check(run_uri, fence)
-        storage.write_bytes(storage.join(target, MANIFEST_FILE), Manifest(files=manifest).to_json())
-        if target != uri:
-            storage.remove_folder(uri)
-            Path(target).rename(uri)
+            storage.write_bytes(storage.join(place, name), content)
+            found[name] = File(len(content), hashlib.sha256(content).hexdigest())
+        checkpoints.complete(place, uri, found, check=check)
 
     _first_does(complete, group)
     return uri
 
 
-def _first_does(task: Callable[[], None], group: dist.ProcessGroup) -> None:
-    """Let the first rank do something, and fail on every rank where it fails: those that went on
-    alone would wait for the others at the next save."""
-    box: list[Exception | None] = [None]
+def _first_does(task: Callable[[], T], group: dist.ProcessGroup) -> T:
+    """Let the first rank do something; return its result. Fail on every rank where it fails: those
+    that went on alone would wait for the others at the next save."""
+    box: list[T | Exception | None] = [None]
     if dist.get_rank(group) == 0:
         try:
-            task()
+            box = [task()]
         except lease.LostError as error:
             box = [error]
         except Exception as error:  # may hold what cannot be sent
             box = [OSError(str(error) or type(error).__name__)]
     dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
-    if box[0] is not None:
+    if isinstance(box[0], Exception):
         raise box[0]
+    return cast(T, box[0])
 
 
 class Found:
@@ -335,10 +331,7 @@ def _newest(worker: Worker, warn: Callable[[str], None], *, from_scratch: bool) 
     here: Found | None = None
 
     def listed() -> list[str]:
-        if worker.rank:
-            return []
-        checkpoints.remove_leftovers(run_uri)
-        return checkpoints.names(run_uri)
+        return [] if worker.rank else checkpoints.names(run_uri)
 
     def fault_of(name: str) -> str:
         """What this rank finds wrong with a checkpoint; empty where that is nothing."""
@@ -378,7 +371,7 @@ def _checked(uri: str, worker: Worker) -> "Found":
     Raises:
         DamagedError: this rank's share of the checkpoint must not be used.
     """
-    verify(uri, part=worker.rank, num_parts=worker.world_size)
+    checkpoints.verify(uri, part=worker.rank, num_parts=worker.world_size)
     return Found(uri)
 
 
@@ -391,7 +384,7 @@ def newest_of(run_uri: str) -> Found:
     for name in reversed(checkpoints.names(run_uri)):
         uri = checkpoints.place_of(run_uri, name)
         try:
-            verify(uri)
+            checkpoints.verify(uri)
             if storage.exists(storage.join(uri, METADATA_FILE)):
                 return Found(uri)
         except DamagedError:
@@ -400,29 +393,6 @@ def newest_of(run_uri: str) -> Found:
         f"{run_uri} has no whole checkpoint of a sharded model: give the name of a run that has "
         "saved one (--storage is where runs are kept)"
     )
-
-
-def verify(uri: str, *, part: int = 0, num_parts: int = 1) -> None:
-    """Check sizes of all files of a checkpoint, and the content of one part of them in so many.
-
-    Raises:
-        DamagedError: one is missing, has another size or another content.
-    """
-    manifest = Manifest.from_json(storage.read_bytes(storage.join(uri, MANIFEST_FILE)))
-    fs = storage.filesystem(uri)
-    for number, (name, file) in enumerate(sorted(manifest.files.items())):
-        place = storage.join(uri, name)
-        try:
-            file.check_size(name, fs.size(place))
-        except FileNotFoundError:
-            raise DamagedError(f"{name} is missing") from None
-        if number % num_parts != part:
-            continue
-        digest = hashlib.sha256()
-        with fs.open(place, "rb") as opened:
-            while block := opened.read(_READ_BYTES):
-                digest.update(block)
-        file.check_hash(name, digest.hexdigest())
 
 
 class _Writer(FsspecWriter):

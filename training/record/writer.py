@@ -13,11 +13,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from contract import exits, runs
-from training.record import events, fields, reader
+from training.record import events, fields
 from training.record.events import (
     Damaged,
     Evaluation,
@@ -77,6 +78,7 @@ class RunRecord:
         measures: Sequence[Measure] = (),
         job: str = "",
         spending: Spending | None = None,
+        is_sure: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Open a run's record, which may hold the lines of earlier attempts.
@@ -87,6 +89,8 @@ class RunRecord:
             measures: what the recipe is judged by.
             job: id of the job that trains the run; empty without one.
             spending: counts what that job costs.
+            is_sure: whether no other process writes this record. Nothing is written while it is
+                false, as after a stall, and all of it later.
             clock: seconds, from any beginning.
         """
         self.run_uri = run_uri
@@ -98,7 +102,7 @@ class RunRecord:
         self._measures = measures
         self.is_finished = False
         self._run, self._recipe = run, recipe
-        self._clock = clock
+        self._clock, self._is_sure = clock, is_sure
         self._flush_at = clock() + FLUSH_EVERY_S
         self._job, self._spending = job, spending
         self._pace = Pace()
@@ -112,14 +116,13 @@ class RunRecord:
         self._metrics = self.folder / runs.METRICS_FILE
         if self._in_s3:
             uri = storage.join(run_uri, runs.METRICS_FILE)
-            earlier = storage.retried(
-                lambda: storage.read_bytes(uri),
-                say=lambda text: display.show(Warned(message=text)),
-            )
-            if earlier:
+            if earlier := self._patiently(lambda: storage.read_bytes(uri)):
                 self._metrics.write_bytes(earlier)
-        # Content of what S3 lacks; None: as it is on this machine's disk.
+        # Content of what the run's folder lacks; None: as it is on this machine's disk.
         self._unsent: dict[str, bytes | None] = {}
+        # What a disk that failed lacks, and whether that replaces all lines of an earlier attempt.
+        self._lines: list[str] = []
+        self._is_anew = False
         self._is_failing = self._is_disk_failing = False
         self._write_json(runs.CONFIG_FILE, settings)
         self._write_json(runs.ENVIRONMENT_FILE, environment)
@@ -203,6 +206,7 @@ class RunRecord:
     def close(self) -> Path | None:
         """Write the result and the report of what there is; return the report's path if local."""
         report = None
+        self._write_lines()
         if self._start is not None:
             if not self.is_finished:
                 status: Status = "stopped" if self.error is None else "failed"
@@ -245,8 +249,15 @@ class RunRecord:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def flush(self) -> None:
-        """Bring S3 up to date; a folder on disk always is."""
-        if not self._in_s3 or not self._unsent:
+        """Bring S3 up to date, and have a folder on disk survive a loss of power."""
+        if not self._is_sure():
+            return
+        if not self._in_s3 and self._metrics.exists():
+            self._write_lines()
+            self._on_disk(lambda: storage.sync(self._metrics))
+            for name in sorted(self._unsent):
+                self._on_disk(partial(self._write, name, quick=False))
+        if not self._unsent:
             return
         if self._is_failing and self._clock() < self._flush_at:
             return  # each try holds up what else this process does
@@ -341,9 +352,8 @@ class RunRecord:
             added.insert(0, Resume(step=event.step, world_size=event.world_size))
         self._phases = []
         texts = [*(line.text for line in kept), *map(_line, added)]
-        content = "".join(f"{text}\n" for text in texts).encode()
-        self._on_disk(lambda: storage.write_bytes(str(self._metrics), content))
-        self._note_lines()
+        self._lines, self._is_anew = [f"{text}\n" for text in texts], True
+        self._write_lines()
         self._is_starting = True
         # A worker lost on the way starts again within this attempt: the first start counts.
         if self._start is None and event.resumed:
@@ -397,15 +407,33 @@ class RunRecord:
         return self._evaluations[-1] if self._evaluations else Evaluation(step=0, epoch=0)
 
     def _read(self) -> Metrics:
-        return reader.read_metrics(str(self.folder))
+        def read() -> Metrics:
+            kept = None if self._is_anew else storage.read_bytes(str(self._metrics))
+            return events.parse_metrics((kept or b"") + "".join(self._lines).encode())
+
+        return self._patiently(read)
+
+    def _patiently(self, read: Callable[[], T]) -> T:
+        return storage.retried(read, say=lambda text: self._display.show(Warned(message=text)))
 
     def _append(self, event: Event) -> None:
-        def append() -> None:
-            with self._metrics.open("a", encoding="utf-8") as file:
-                file.write(_line(event) + "\n")
+        self._lines.append(_line(event) + "\n")
+        if self._in_s3 or self._is_sure():
+            self._write_lines()
 
-        self._on_disk(append)
-        self._note_lines()
+    def _write_lines(self) -> None:
+        def write() -> None:
+            content = "".join(self._lines)
+            if self._is_anew:
+                storage.write_bytes(str(self._metrics), content.encode())
+            else:
+                with self._metrics.open("a", encoding="utf-8") as file:
+                    file.write(content)
+            self._lines, self._is_anew = [], False
+
+        if self._lines or self._is_anew:
+            self._on_disk(write)
+            self._note_lines()
 
     def _note_lines(self) -> None:
         """Have the lines sent with the next flush."""
@@ -415,12 +443,13 @@ class RunRecord:
     def _write_json(self, name: str, values: Mapping[str, object]) -> None:
         content = (json.dumps(values, indent=1) + "\n").encode()
         self._unsent[name] = content
+        if self._in_s3:  # for the report, which is drawn from this machine's disk
+            self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))
+        if not self._is_sure():
+            return
         if not self._in_s3:
             self._on_disk(lambda: self._write(name, quick=False))
-            return
-        # For the report, which is drawn from this machine's disk.
-        self._on_disk(lambda: storage.write_bytes(str(self.folder / name), content))
-        if not self._is_failing:
+        elif not self._is_failing:
             self._send(name)
 
 

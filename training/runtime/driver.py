@@ -133,6 +133,7 @@ class Driver:
             measures=self._options.recipe.measures,
             job=job,
             spending=spending,
+            is_sure=self._lease.is_sure,
         )
         self._display.phase("starting workers")
         workers.train(self._config, self._run_uri, self._lease.number)

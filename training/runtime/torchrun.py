@@ -56,6 +56,7 @@ def run_torchrun(config: RunConfig, *, lease: Lease | None, as_json: bool) -> in
             environment=environment(),
             display=display,
             measures=recipe.measures,
+            is_sure=(lambda: True) if lease is None else lease.is_sure,
         )
         worker.on_events = kept.handle
     code = exits.OK

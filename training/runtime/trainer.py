@@ -8,7 +8,8 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from contract import host_check, nodes
@@ -20,7 +21,7 @@ from training.recipes.settings import RunConfig
 from training.record.events import Event, Reading, Start, Warned
 from training.runtime.outcome import Failures
 from training.runtime.processes import on_nodes
-from training.system import storage
+from training.system import lease, storage
 from training.system.storage import UnreachableError
 
 #: How often a run with a range of workers looks whether it can have more. Each change costs a
@@ -148,6 +149,9 @@ def fit(submission: Submission, events: Any) -> str:
             _log.warning("this failure is not counted: %s", fault)
         if failures.is_one_too_many(begun_at, is_counted=is_failure and not faults):
             return text
+        # Those that were cut off with their host may still be writing a checkpoint.
+        follow = partial(lease.follow, submission.run_uri, submission.fence)
+        submission = replace(submission, fence=storage.retried(follow, say=_log.warning))
 
 
 def _free_places() -> None:

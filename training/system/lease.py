@@ -3,10 +3,11 @@
     <folder>/leases/00000007.json   who holds it, and when that was last confirmed
 
 The highest number counts. It is taken by creating its file, which the storage lets one process do
-and no second one; its holder confirms it every few seconds, and no other process writes that file.
-So a process that stalls and comes back finds a higher number, and stops. A number is never removed,
-so that it is never given twice. It is also part of a checkpoint's name: what a holder of an earlier
-lease is still writing lies apart from what its successor writes.
+and no second one; its holder confirms it by writing that file again every few seconds, and no other
+process writes it. So a process that stalls and comes back finds a higher number, and stops. A
+number is never removed, so that it is never given twice. It is also part of a checkpoint's name:
+what a holder of an earlier lease is still writing lies apart from what its successor writes. For
+the same reason, workers that Ray starts again for the same holder get the next number.
 """
 
 import contextlib
@@ -45,13 +46,11 @@ class Holder:
     pid: int = 0
     born: str = ""
     """When the process began, in the machine's own count; empty where that is not known."""
-    confirmed: float = 0.0
-    """Unix time in seconds."""
     released: bool = False
     """Whether it has ended, and said so."""
 
     @classmethod
-    def here(cls, now: float) -> Self:
+    def here(cls) -> Self:
         """This process."""
         pid = os.getpid()
         return cls(
@@ -60,7 +59,6 @@ class Holder:
             host=socket.gethostname(),
             pid=pid,
             born=machine.born(pid),
-            confirmed=now,
         )
 
     @classmethod
@@ -71,7 +69,7 @@ class Holder:
             values = json.loads(content or b"")
         if not isinstance(values, Mapping):
             return cls()
-        kinds: Mapping[str, type] = {"pid": int, "confirmed": float, "released": bool}
+        kinds: Mapping[str, type] = {"pid": int, "released": bool}
         known = {
             name: values[name]
             for name in cls.__dataclass_fields__
@@ -98,16 +96,12 @@ class Lease:
     """The lease of a folder, while this process holds it."""
 
     def __init__(
-        self,
-        uri: str,
-        number: int,
-        holder: Holder,
-        *,
-        clock: Callable[[], float],
+        self, uri: str, number: int, holder: Holder, *, clock: Callable[[], float]
     ) -> None:
         """For ``take``."""
         self.number = number
         self._uri, self._holder, self._clock = uri, holder, clock
+        self._confirmed_at = clock()
         self._lost = ""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -118,26 +112,26 @@ class Lease:
         uri: str,
         *,
         take_over: bool = False,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> Self:
         """Take the lease of a folder, which need not exist yet.
 
         Args:
             take_over: also from a holder that is still there. A job does that once: started again
                 after it lost the run to another one, it leaves the run alone.
-            clock: Unix time in seconds.
+            clock: seconds, from any beginning.
 
         Raises:
             InputError: another process holds it.
         """
-        own = Holder.here(clock())
+        own = Holder.here()
         while True:
             number = newest_number(uri)
             if number:
-                other = _read(uri, number)
-                held = not other.is_gone(own) and clock() - other.confirmed < LEASE_S
+                other, age_s = _read(uri, number), storage.age_s(_file(uri, number))
+                held = not other.is_gone(own) and age_s < LEASE_S
                 if held and (not take_over or _had(uri, number, own.job)):
-                    raise InputError(_refusal(uri, other, clock()))
+                    raise InputError(_refusal(uri, other, age_s))
             if storage.create_bytes(_file(uri, number + 1), own.as_json()):
                 return cls(uri, number + 1, own, clock=clock)
 
@@ -145,6 +139,13 @@ class Lease:
     def lost(self) -> str:
         """What has become of it, in a sentence; empty while this process holds it."""
         return self._lost
+
+    def is_sure(self) -> bool:
+        """Whether no other process can have it without having been told to take it over.
+
+        A process that has stalled is not, until it has asked.
+        """
+        return not self._lost and self._clock() - self._confirmed_at < LEASE_S - LEASE_RENEW_S
 
     def keep(self, every_s: float = LEASE_RENEW_S) -> None:
         """Confirm it from now on, in a thread, until it is released or lost."""
@@ -158,14 +159,23 @@ class Lease:
             with contextlib.suppress(Exception):  # a storage in trouble: the next time, perhaps
                 self.confirm()
 
-    def confirm(self) -> None:
-        """Say that this process is still there, unless another one has taken the lease."""
-        try:
-            check(self._uri, self.number)
-        except LostError as error:
-            self._lost = str(error)
-            return
-        self._write(replace(self._holder, confirmed=self._clock()))
+    def confirm(self, *, released: bool = False) -> None:
+        """Say that this process is still there, unless another one has taken the lease.
+
+        Args:
+            released: say that it has ended instead.
+        """
+        began = self._clock()
+        newest = newest_number(self._uri)
+        if newest > self.number:
+            holder = _read(self._uri, newest)
+            if holder != self._holder:
+                self._lost = str(_lost(self._uri, holder))
+                return
+            self.number = newest  # its workers have been started again
+        said = replace(self._holder, released=released)
+        storage.write_bytes(_file(self._uri, self.number), said.as_json())
+        self._confirmed_at = began
 
     def release(self) -> None:
         """Let others have it at once; where the storage fails, they have it when it expires."""
@@ -174,10 +184,7 @@ class Lease:
             self._thread.join(timeout=LEASE_RENEW_S)
         if not self._lost:
             with contextlib.suppress(Exception):
-                self._write(replace(self._holder, confirmed=self._clock(), released=True))
-
-    def _write(self, holder: Holder) -> None:
-        storage.write_bytes(_file(self._uri, self.number), holder.as_json())
+                self.confirm(released=True)
 
 
 def newest_number(uri: str) -> int:
@@ -198,23 +205,38 @@ def check(uri: str, number: int) -> None:
     """
     newest = newest_number(uri) if number else 0
     if newest > number:
-        run = uri.rpartition("/")[2]
-        raise LostError(
-            f"run {run!r} has been taken over by {_read(uri, newest)}, which continues it from "
-            "its last checkpoint: nothing more is written here"
-        )
+        holder = _read(uri, newest)
+        if holder == _read(uri, number):
+            raise RuntimeError("the workers of this run have been started again elsewhere")
+        raise _lost(uri, holder)
 
 
-def _refusal(uri: str, other: Holder, now: float) -> str:
-    ago = round(now - other.confirmed)
-    left = max(1, round(LEASE_S - ago))
-    said = f"said so {duration(ago)} ago"
-    if ago < 0:
-        # As long as it is ahead, and the time of a lease, after its last word.
-        said = f"said so at a time that is {duration(-ago)} ahead of this machine's clock"
+def _lost(uri: str, holder: Holder) -> LostError:
+    return LostError(
+        f"run {uri.rpartition('/')[2]!r} has been taken over by {holder}, which continues it from "
+        "its last checkpoint: nothing more is written here"
+    )
+
+
+def follow(uri: str, number: int) -> int:
+    """Number for workers that are started again under a lease; the earlier ones write no more.
+
+    It is the old one where another process holds the run: the workers will find out.
+    """
+    while True:
+        newest = newest_number(uri)
+        holder = _read(uri, newest)
+        if holder != _read(uri, number):
+            return number
+        if storage.create_bytes(_file(uri, newest + 1), holder.as_json()):
+            return newest + 1
+
+
+def _refusal(uri: str, other: Holder, age_s: float) -> str:
+    ago, left = max(0, round(age_s)), max(1, round(LEASE_S - age_s))
     return (
-        f"run {uri.rpartition('/')[2]!r} is being trained by {other}, which {said}: wait until "
-        "that has ended, or give --take-over to end it; if it is "
+        f"run {uri.rpartition('/')[2]!r} is being trained by {other}, which said so "
+        f"{duration(ago)} ago: wait until that has ended, or give --take-over to end it; if it is "
         f"gone already, the run is free in {duration(left)}"
     )
 

@@ -11,7 +11,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -275,6 +276,8 @@ def write_bytes(uri: str, content: bytes, *, quick: bool = False) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(handle)  # or a loss of power may leave an empty file under the name
         part.chmod(0o644)  # mkstemp's 0600 would hide the record from a colleague
         part.replace(target)
     except BaseException:
@@ -315,69 +318,106 @@ def create_bytes(uri: str, content: bytes) -> bool:
     return True
 
 
+def age_s(uri: str) -> float:
+    """Seconds since a file was written. In S3 by its own clock: no other one matters."""
+    if not is_s3(uri):
+        return time.time() - Path(uri).stat().st_mtime
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    found = filesystem(uri).call_s3("head_object", Bucket=bucket, Key=key)
+    now = parsedate_to_datetime(found["ResponseMetadata"]["HTTPHeaders"]["date"])
+    return float((now - found["LastModified"]).total_seconds())
+
+
 def list_files(uri: str) -> list[str]:
     """Sorted names of the files directly below ``uri``; empty when there is none."""
-    return _names(uri, "file")
+    return _shown(sizes(uri))
 
 
 def list_folders(uri: str) -> list[str]:
     """Sorted names of the folders directly below ``uri``; empty when there is none."""
-    return _names(uri, "directory")
+    return _shown(_below(uri, folders=True))
 
 
-def _names(uri: str, kind: str) -> list[str]:
+def _shown(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if not name.startswith("."))
+
+
+def sizes(uri: str) -> dict[str, int]:
+    """Bytes of each file directly below ``uri``, hidden ones too; empty when there is none."""
+    return _below(uri, folders=False)
+
+
+def _below(uri: str, *, folders: bool) -> dict[str, int]:
     try:
         entries = filesystem(uri).ls(uri, detail=True)
     except FileNotFoundError:
-        return []
-    names = [
-        entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in entries if entry["type"] == kind
-    ]
-    return sorted(name for name in names if name and not name.startswith("."))
+        return {}
+    return {
+        entry["name"].rstrip("/").rsplit("/", 1)[-1]: entry["size"]
+        for entry in entries
+        if (entry["type"] == "directory") == folders
+    }
 
 
-def publish_folder(
-    local: Path,
-    uri: str,
-    *,
-    last: str | None = None,
-    check: Callable[[], None] = lambda: None,
-) -> None:
-    """Move a finished local folder to ``uri`` as one step, replacing what is there.
+def publish_folder(local: Path, uri: str, *, last: str | None = None) -> None:
+    """Move a finished folder from ``staging_folder`` to ``uri`` as one step, replacing what is
+    there.
 
     A folder on disk appears by a rename. S3 has none: there the file called ``last`` is uploaded
     after all others, and a reader that misses it knows that the rest is incomplete.
-
-    Args:
-        check: called right before that step; what it raises prevents it.
     """
     if is_s3(uri):
-        fs = filesystem(uri)
         remove_folder(uri)
         files = sorted(path for path in local.rglob("*") if path.is_file())
         for path in sorted(files, key=lambda path: path.name == last):
-            if path.name == last:
-                check()
-            fs.put_file(
-                str(path),
-                join(uri, path.relative_to(local).as_posix()),
-                callback=_counting(),
-            )
+            upload(path, join(uri, path.relative_to(local).as_posix()))
         shutil.rmtree(local, ignore_errors=True)
         return
     target = Path(uri)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # A sibling of the target: a rename works only within one file system.
-    part = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
+    old = target.parent / f".{target.name}.old-{uuid.uuid4().hex[:8]}"
+    _sync_folder(local)
+    with contextlib.suppress(FileNotFoundError):
+        target.rename(old)
+    local.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def show_folder(hidden: str, uri: str, *, check: Callable[[], None]) -> None:
+    """Give a hidden folder on disk its name, once all of it would survive a loss of power.
+
+    Args:
+        check: called right before that; what it raises prevents it.
+
+    Raises:
+        OSError: something has that name, among other reasons.
+    """
+    _sync_folder(Path(hidden))
     check()
-    shutil.move(local, part)
-    if target.exists():
-        old = target.parent / f".{target.name}.old-{uuid.uuid4().hex[:8]}"
-        target.replace(old)
-        part.replace(target)
-        shutil.rmtree(old, ignore_errors=True)
-    else:
-        part.replace(target)
+    Path(hidden).rename(uri)
+    sync(Path(uri).parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    for path in [*folder.rglob("*"), folder]:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Have what was written to a file, or the names in a folder, survive a loss of power."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        # Some file systems in user space cannot do that for folders.
+        if path.is_file() or error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+            raise
+    finally:
+        os.close(opened)
+
+
+def upload(path: Path, uri: str) -> None:
+    """Copy a local file to S3."""
+    filesystem(uri).put_file(str(path), uri, callback=_counting())
 
 
 def _counting() -> Any:
@@ -415,13 +455,13 @@ def fetch_folder(uri: str, into: Path) -> Path:
     for entry in fs.find(uri):
         if entry.endswith("/"):
             continue  # the mark of a folder that the console makes
-        target = safe_join(into, _below(uri, entry), what="key")
+        target = safe_join(into, _name_below(uri, entry), what="key")
         target.parent.mkdir(parents=True, exist_ok=True)
         fs.get_file(entry, str(target))
     return into
 
 
-def _below(uri: str, key: str) -> str:
+def _name_below(uri: str, key: str) -> str:
     """Name of an object below a folder, of its key as s3fs gives it: with the bucket."""
     return key.removeprefix(uri.removeprefix("s3://").rstrip("/") + "/")
 
@@ -435,7 +475,7 @@ def rename_folder(uri: str, target: str) -> None:
     fs = filesystem(uri)
     # File by file: s3fs's own recursive move also asks for the folder's name, which is no object.
     for path in fs.find(uri):
-        fs.cp_file(path, join(target, _below(uri, path)))
+        fs.cp_file(path, join(target, _name_below(uri, path)))
     remove_folder(uri)
 
 
@@ -467,8 +507,8 @@ def clear_folder(uri: str, *, keep: str) -> None:
 
 
 def remove_leftovers(uri: str) -> None:
-    """Remove hidden folders below a folder on disk: ``staging_folder`` and ``publish_folder`` use
-    such names until a folder is whole. S3 has none."""
+    """Remove hidden folders below a folder on disk: such are their names until they are whole. S3
+    has none."""
     if is_s3(uri):
         return
     for path in Path(uri).glob(".*"):
