@@ -511,6 +511,128 @@ CONTROL: Final = (
     ),
 )
 
+#: Of checkpoints, lease and record: each must die in the simulation of the storage.
+_STORED: Final = "tests/training/test_storage_simulated.py"
+_checkpoint = partial(Fault, file="training/checkpoint/checkpoints.py", tests=_STORED)
+_lease = partial(Fault, file="training/system/lease.py", tests=_STORED)
+_storage = partial(Fault, file="training/system/storage.py", tests=_STORED)
+_record = partial(Fault, file="training/record/writer.py", tests=_STORED)
+STORED: Final = (
+    _checkpoint(
+        name="manifest-before-files",
+        old="            files = write(snapshot, Path(folder))\n",
+        new="            files = write(snapshot, Path(folder))\n"
+        "            complete(place, uri, files, check=check)\n",
+        felt="an upload that was cut off is counted as a checkpoint, and whole ones go for it",
+    ),
+    _checkpoint(
+        name="no-check-before-the-manifest",
+        old="    check()\n    manifest = ",
+        new="    manifest = ",
+        felt="a process that lost the run reports a checkpoint that nobody resumes from",
+    ),
+    Fault(
+        name="name-without-lease",
+        file="contract/runs.py",
+        old='(f"-lease{lease}" if lease > 1 else "")',
+        new='""',
+        felt="a process that lost the run writes into a checkpoint of its successor",
+        tests=_STORED,
+    ),
+    _checkpoint(
+        name="torn-ones-count",
+        old="        verify(place_of(run_uri, name), num_parts=0)\n",
+        new="        pass\n",
+        felt="after failed saves fewer whole checkpoints are left than were asked for",
+    ),
+    _checkpoint(
+        name="newest-removed",
+        old="*whole[:-keep], *_damaged",
+        new="*whole[keep:], *_damaged",
+        felt="the last checkpoint is removed as soon as it is saved",
+    ),
+    _checkpoint(
+        name="hash-not-looked-at",
+        old="        if num_parts and number % num_parts == part:",
+        new="        if False:",
+        felt="a run resumes from weights that are damaged",
+    ),
+    _checkpoint(
+        name="reported-before-the-upload",
+        old="            for name in files:\n                storage.upload(",
+        new="            for name in [*files][1:]:\n                storage.upload(",
+        felt="a save is reported that lacks a file",
+    ),
+    _checkpoint(
+        name="removed-from-the-end",
+        old="            storage.remove_file(storage.join(uri, MANIFEST_FILE))\n",
+        new="",
+        felt="a run whose only checkpoint is half removed refuses to start",
+    ),
+    _checkpoint(
+        name="prunes-without-the-lease",
+        old="        lease.check(run_uri, fence)\n        found",
+        new="        found",
+        felt="a process that lost the run removes the checkpoint that its successor reads",
+    ),
+    _checkpoint(
+        name="successor-pruned",
+        old="if number <= own and name not in late]",
+        new="if name not in late]",
+        felt="a process that lost the run removes the checkpoints of its successor",
+    ),
+    _checkpoint(
+        name="hidden-folder-of-successor-removed",
+        old="        if _lease_of(hidden.stem[1:]) <= _lease_of(place.name):\n",
+        new="        if True:\n",
+        felt="a process that lost the run removes what its successor is saving",
+    ),
+    _lease(
+        name="lease-taken-by-overwriting",
+        old="            if storage.create_bytes(_file(uri, number + 1), own.as_json()):",
+        new="            storage.write_bytes(_file(uri, number + 1), own.as_json())\n"
+        "            if True:",
+        felt="two processes hold a run and write the same checkpoints",
+    ),
+    _lease(
+        name="ranks-keep-their-number",
+        old="            return newest + 1\n",
+        new="            return number\n",
+        felt="ranks that were cut off write into the checkpoints of those that replaced them",
+    ),
+    _lease(
+        name="sure-after-a-stall",
+        old="        return not self._lost and self._clock() - self._confirmed_at",
+        new="        return not self._lost or self._clock() - self._confirmed_at",
+        felt="a process that lost the run writes over the record of its successor",
+    ),
+    _storage(
+        name="not-synced",
+        old="    _sync_folder(Path(hidden))\n    check()",
+        new="    check()",
+        felt="after a loss of power a reported checkpoint is empty",
+    ),
+    _storage(
+        name="name-not-synced",
+        old="    sync(Path(uri).parent)\n",
+        new="",
+        felt="after a loss of power a reported checkpoint has no name",
+    ),
+    _record(
+        name="record-truncated-in-place",
+        old="                storage.write_bytes(str(self._metrics), content.encode())",
+        new="                self._metrics.write_text(content)",
+        felt="a crash at the start of a resumed run loses its record",
+    ),
+    _record(
+        name="refused-lines-lost",
+        old="            self._on_disk(write)\n            self._note_lines()",
+        new="            self._on_disk(write)\n            self._lines, self._is_anew = [], False\n"
+        "            self._note_lines()",
+        felt="lines that a disk refused once are missing, or those of steps done again stay",
+    ),
+)
+
 
 def copied(folder: Path) -> Path:
     """The project as it is now, with the environments and the data of this one."""
@@ -560,7 +682,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="faults to plant [all]")
     parser.add_argument("--all", action="store_true", help="survivors meet every quick test")
     given = parser.parse_args(argv)
-    known = {each.name: each for each in (*FAULTS, *STRICT, *CONTROL)}
+    known = {each.name: each for each in (*FAULTS, *STRICT, *CONTROL, *STORED)}
     if unknown := {*given.names} - known.keys():
         parser.error(f"there is no fault {', '.join(sorted(unknown))}")
 

@@ -174,6 +174,8 @@ class Life(World):
         is_opened = event == "open" and bool(given[2] & (os.O_WRONLY | os.O_RDWR))
         writes = is_opened or event not in ("open", "os.scandir")
         name = place.removeprefix(self.uri)
+        if event == "os.rename" and place.endswith(".part"):
+            self.check_right(name)
         self.call(f"{event} {name}", lambda: None, writes=writes)
         if writes:
             self.check_owner(place)
@@ -236,6 +238,11 @@ class Life(World):
         found = checkpoint_key(parts[1].removeprefix(".").removesuffix(".part"))
         if found and found[1] > max(1, self.actor.fence):
             self.fail(f"lease {self.actor.fence} changes {'/'.join(parts[1:])}")
+
+    def check_right(self, key: str) -> None:
+        """Who completes a checkpoint has the lease, if not when that takes effect."""
+        if not self._is_looking and self.actor.fence < self.newest_lease():
+            self.fail(f"completes {key} without the lease")
 
     def contents(self) -> dict[str, dict[str, bytes]]:
         """Files of all checkpoints, by name of checkpoint and file."""
@@ -301,7 +308,13 @@ class Life(World):
                 head.lose_ranks()
             elif self.keep > 1 and self.random.random() < 0.02:
                 self.flip()
+                head.lose_ranks()
         self.after(STEP_S, self.watch)
+
+
+def value_of(weights: torch.Tensor) -> float:
+    """The value of all weights; none where they differ."""
+    return float(weights[0]) if (weights == weights[0]).all() else float("nan")
 
 
 def is_whole(files: dict[str, bytes]) -> bool:
@@ -338,6 +351,8 @@ class LiveBucket(Bucket):
                 life.recorded.clear()  # until its owner writes it again
                 life.note("writes the record of its successor")
 
+        if name.endswith(MANIFEST_FILE) and "damaged" not in name and not removes:
+            self._life.check_right(name)
         self._life.call(f"{'remove' if removes else 'put'} {name}", checked, writes=True)
 
 
@@ -470,8 +485,8 @@ class Ranks(Actor):
         best = max((step for step, _ in before & {*life.reported}), default=0)
         if is_owner and self.step < best:
             life.fail(f"{name or 'nothing'} is restored, step {best} was reported")
-        if name and value != life.values[name]:
-            life.fail(f"{name} has {value}, not {life.values[name]}")
+        if name and value != life.values.get(name):
+            life.fail(f"{name} has {value}, not {life.values.get(name)}")
         if self.is_replaced:
             self.is_dead = True
             return
@@ -489,12 +504,12 @@ class Ranks(Actor):
                 return "", 0.0
             self.step = found.position.step
             weights = found.read_weights(["w"])["w"]
-            return found.uri.rpartition("/")[2], float(weights[0])
+            return found.uri.rpartition("/")[2], value_of(weights)
         one = checkpoints.newest(uri, lambda _: None)
         if one is None:
             return "", 0.0
         self.step = one.position.step
-        value = float(one.model["w"][0])
+        value = value_of(one.model["w"])
         return next((name for name, each in self.life.values.items() if each == value), "?"), value
 
     def check_record(self) -> None:
