@@ -8,7 +8,6 @@ local AWS's folder set more:
     capacity.json  how many hosts EC2 has for a capacity provider, by its name; others: any number
     ends.json      exit codes of tasks, by ARN, that are to end by themselves
     bad_hosts.json how many of the next hosts of a capacity provider lack their GPU, by its name
-    unjoined_hosts.json how many of them boot, are billed and never join their cluster
 """
 
 import heapq
@@ -20,14 +19,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from contract.exits import TERMINATED
-from contract.times import HOST_JOINS_S
 from rehearsal.ministack.internals import autoscaling, concurrency, ec2, ecs, responses
 from rehearsal.model import Group, Model, Record, Times
 
@@ -133,9 +131,7 @@ class Records:
 
 
 def record_instance(group: Group, instance: Record) -> None:
-    """Have EC2 describe an instance; one that never joins should have joined by now."""
-    is_late = instance["_fate"] == "unjoined"
-    launched = datetime.now(tz=UTC) - timedelta(seconds=HOST_JOINS_S * is_late)
+    """Have EC2 describe an instance."""
     addresses = ("PrivateDnsName", "PrivateIpAddress", "PublicDnsName", "PublicIpAddress")
     names = ("ImageId", "InstanceType", "SubnetId", "VpcId", "RootDeviceName")
     name = instance["InstanceId"]
@@ -143,7 +139,7 @@ def record_instance(group: Group, instance: Record) -> None:
         **dict.fromkeys((*addresses, *names), ""),
         "InstanceId": name,
         "State": {"Code": 16, "Name": "running"},
-        "LaunchTime": launched.strftime("%Y-%m-%dT%H:%M:%S.000Z"),
+        "LaunchTime": instance["LaunchTime"],
         "Placement": {
             "AvailabilityZone": group.record["AvailabilityZones"][0],
             "Tenancy": "default",
@@ -160,13 +156,12 @@ def record_instance(group: Group, instance: Record) -> None:
 
 def fate(group: Group) -> str:
     """What becomes of the next host of a group; it is counted."""
-    for file, name in (("unjoined_hosts.json", "unjoined"), ("bad_hosts.json", "bad")):
-        plan = planned(file)
-        if plan.get(group.provider, 0) > 0:
-            left = plan | {group.provider: plan[group.provider] - 1}
-            (folder() / file).write_text(json.dumps(left))
-            return name
-    return ""
+    plan = planned("bad_hosts.json")
+    if plan.get(group.provider, 0) < 1:
+        return ""
+    left = plan | {group.provider: plan[group.provider] - 1}
+    (folder() / "bad_hosts.json").write_text(json.dumps(left))
+    return "bad"
 
 
 def refuse(kind: str, message: str, status: int = 400) -> Any:

@@ -3,7 +3,8 @@
 A handler is ``create(logical_id, properties, stack) -> (physical id, attributes)``,
 ``update(physical_id, old, new, stack, logical_id)`` for changes in place, with the same result, and
 ``delete(physical_id, properties)``. What replaces a resource is in its ``Type``: the engine then
-makes the new one, and deletes the old one after the stack is updated. Each type records what its
+makes the new one, and deletes the old one after the stack is updated. A change in place that no
+deployment of ours makes is refused. Each type records what its
 API would record, refuses what AWS refuses where a template of ours could get it wrong, and removes
 on delete what it made.
 """
@@ -24,8 +25,8 @@ class Type:
     """Handlers of one CloudFormation type, and what AWS documents about its properties."""
 
     create: Callable[[str, Properties, str], Result]
-    update: Callable[[str, Properties, Properties, str, str], Result]
     delete: Callable[[str, Properties], None]
+    update: Callable[[str, Properties, Properties, str, str], Result] | None = None
     required: tuple[str, ...] = ()
     replacing: tuple[str, ...]
     """Properties whose change makes a new resource."""
@@ -78,6 +79,8 @@ def checked(name: str, kind: Type) -> dict[str, Any]:
         physical_id: str, old: Properties, new: Properties, stack: str, logical_id: str
     ) -> Result:
         check(logical_id, new)
+        if kind.update is None:
+            raise ValueError(f"{name} {logical_id}: the local AWS cannot change it in place")
         return kind.update(physical_id, old, new, stack, logical_id)
 
     return {
@@ -86,22 +89,6 @@ def checked(name: str, kind: Type) -> dict[str, Any]:
         "update_with_logical_id": True,
         "delete": kind.delete,
     }
-
-
-def update_tags(
-    attributes: Callable[[str], dict[str, Any]],
-) -> Callable[[str, Properties, Properties, str, str], Result]:
-    """An update for the types of which only the tags change in place."""
-
-    def update(
-        physical_id: str, old: Properties, new: Properties, _stack: str, _logical_id: str
-    ) -> Result:
-        known = attributes(physical_id)
-        # An address is tagged by its allocation, everything else by its physical id.
-        provisioners._ec2_apply_tags(known.get("AllocationId", physical_id), new, old)
-        return physical_id, known
-
-    return update
 
 
 # --- AWS::EC2::EIP ------------------------------------------------------------------------------
@@ -160,14 +147,6 @@ def placement_group_create(logical_id: str, properties: Properties, stack: str) 
     return name, {"GroupName": name}
 
 
-def placement_group_update(
-    name: str, old: Properties, new: Properties, _stack: str, _logical_id: str
-) -> Result:
-    group = existing(ec2._placement_groups, name, "placement group")
-    provisioners._ec2_apply_tags(group["GroupId"], new, old)
-    return name, {"GroupName": name}
-
-
 def placement_group_delete(name: str, _properties: Properties) -> None:
     call(name, ec2._delete_placement_group({"GroupName": name}))
 
@@ -193,17 +172,6 @@ class SecurityGroupRule:
         rule["SecurityGroupRuleId"] = ec2._sg_rule_id(group_id, self.is_egress, rule)
         group[self.store] = [*group[self.store], rule]
         return rule["SecurityGroupRuleId"], {"Id": rule["SecurityGroupRuleId"]}
-
-    def update(
-        self, rule_id: str, _old: Properties, new: Properties, _stack: str, _logical_id: str
-    ) -> Result:
-        group = existing(ec2._security_groups, new["GroupId"], "security group")
-        rule = {**self._rule(new), "SecurityGroupRuleId": rule_id}
-        group[self.store] = [
-            rule if other.get("SecurityGroupRuleId") == rule_id else other
-            for other in group[self.store]
-        ]
-        return rule_id, {"Id": rule_id}
 
     def delete(self, rule_id: str, properties: Properties) -> None:
         group = ec2._security_groups.get(properties["GroupId"])
@@ -259,14 +227,12 @@ RULE_PEERS = ("CidrIp", "CidrIpv6", "FromPort", "ToPort", "GroupId", "IpProtocol
 EC2_TYPES = {
     "AWS::EC2::EIP": Type(
         create=eip_create,
-        update=update_tags(eip_attributes),
         delete=eip_delete,
         replacing=("Domain", "NetworkBorderGroup"),
         in_place=("Tags",),
     ),
     "AWS::EC2::NatGateway": Type(
         create=nat_gateway_create,
-        update=update_tags(lambda gateway: {"NatGatewayId": gateway}),
         delete=nat_gateway_delete,
         required=("SubnetId",),
         replacing=("AllocationId", "ConnectivityType", "PrivateIpAddress", "SubnetId", "VpcId"),
@@ -274,14 +240,12 @@ EC2_TYPES = {
     ),
     "AWS::EC2::PlacementGroup": Type(
         create=placement_group_create,
-        update=placement_group_update,
         delete=placement_group_delete,
         replacing=("PartitionCount", "SpreadLevel", "Strategy"),
         in_place=("Tags",),
     ),
     "AWS::EC2::SecurityGroupIngress": Type(
         create=INGRESS.create,
-        update=INGRESS.update,
         delete=INGRESS.delete,
         required=("GroupId", "IpProtocol"),
         replacing=(
@@ -295,7 +259,6 @@ EC2_TYPES = {
     ),
     "AWS::EC2::SecurityGroupEgress": Type(
         create=EGRESS.create,
-        update=EGRESS.update,
         delete=EGRESS.delete,
         required=("GroupId", "IpProtocol"),
         replacing=(*RULE_PEERS, "DestinationPrefixListId", "DestinationSecurityGroupId"),
@@ -303,7 +266,6 @@ EC2_TYPES = {
     ),
     "AWS::EC2::FlowLog": Type(
         create=flow_log_create,
-        update=update_tags(lambda flow_log: {"Id": flow_log}),
         delete=flow_log_delete,
         required=("ResourceId", "ResourceType"),
         replacing=(
@@ -331,23 +293,12 @@ def oidc_provider_create(logical_id: str, properties: Properties, _stack: str) -
         raise ValueError(f"{logical_id}: Url is {url!r}, and must begin with https://")
     xml = call(logical_id, iam._create_oidc_provider({"Url": url}))
     arn = element(xml, "OpenIDConnectProviderArn")
-    fill_oidc_provider(arn, properties)
-    return arn, {"Arn": arn}
-
-
-def oidc_provider_update(
-    arn: str, _old: Properties, new: Properties, _stack: str, _logical_id: str
-) -> Result:
-    fill_oidc_provider(arn, new)
-    return arn, {"Arn": arn}
-
-
-def fill_oidc_provider(arn: str, properties: Properties) -> None:
     existing(iam._oidc_providers, arn, "OIDC provider").update(
         ClientIDList=list(properties.get("ClientIdList") or []),
         ThumbprintList=list(properties.get("ThumbprintList") or []),
         Tags=list(properties.get("Tags") or []),
     )
+    return arn, {"Arn": arn}
 
 
 def oidc_provider_delete(arn: str, _properties: Properties) -> None:
@@ -358,7 +309,6 @@ def oidc_provider_delete(arn: str, _properties: Properties) -> None:
 IAM_TYPES = {
     "AWS::IAM::OIDCProvider": Type(
         create=oidc_provider_create,
-        update=oidc_provider_update,
         delete=oidc_provider_delete,
         required=("Url",),
         replacing=("Url",),
@@ -387,23 +337,10 @@ def capacity_provider_create(logical_id: str, properties: Properties, stack: str
 
 
 def capacity_provider_update(
-    name: str, old: Properties, new: Properties, stack: str, logical_id: str
+    name: str, _old: Properties, new: Properties, _stack: str, logical_id: str
 ) -> Result:
-    group = "AutoScalingGroupArn"
-    if old["AutoScalingGroupProvider"][group] != new["AutoScalingGroupProvider"][group]:
-        if new.get("Name"):
-            raise ValueError(
-                f"{logical_id}: another {group} needs another capacity provider, and {name!r} has "
-                "a name of its own: rename it"
-            )
-        created: Result = provisioners._seeded_create(
-            capacity_provider_create, logical_id, new, stack
-        )
-        return created
     record = existing(ecs._capacity_providers, name, "capacity provider")
     record["autoScalingGroupProvider"] = group_provider(logical_id, new)
-    tags = ecs._tags.setdefault(record["capacityProviderArn"], [])
-    provisioners._reconcile_tag_list(tags, old, new, key="key", value="value")
     return name, {}
 
 
@@ -471,12 +408,6 @@ def associations_create(logical_id: str, properties: Properties, _stack: str) ->
     return cluster, {}
 
 
-def associations_update(
-    _cluster: str, _old: Properties, new: Properties, stack: str, logical_id: str
-) -> Result:
-    return associations_create(logical_id, new, stack)
-
-
 def associations_delete(cluster: str, _properties: Properties) -> None:
     put_associations(cluster, [], [])
 
@@ -503,7 +434,6 @@ ECS_TYPES = {
     ),
     "AWS::ECS::ClusterCapacityProviderAssociations": Type(
         create=associations_create,
-        update=associations_update,
         delete=associations_delete,
         required=("CapacityProviders", "Cluster", "DefaultCapacityProviderStrategy"),
         replacing=("Cluster",),

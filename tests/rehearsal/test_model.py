@@ -40,139 +40,132 @@ TIMES: Final = Times(
     stops=NEVER,
 )
 #: Of a task and a host, what both say.
-TASK: Final = ("lastStatus", "desiredStatus", "stoppedReason", "startedBy", "group")
-HOST: Final = ("ec2InstanceId", "status", "agentConnected", "capacityProviderName")
-COUNTS: Final = ("runningTasksCount", "pendingTasksCount")
+TASK: Final = ("lastStatus", "desiredStatus", "stoppedReason", "stopCode", "group")
+HOST: Final = ("ec2InstanceId", "status", "runningTasksCount", "capacityProviderName")
 
 
 class Player:
-    """Plays calls with one of the two and writes the answers down; tasks are numbers in these."""
+    """Plays calls with one of the two, and writes down the refusals and what there is then."""
 
-    def __init__(self, ecs: Any, groups: Any, end: Callable[[str, int], object]) -> None:
-        self._ecs, self._groups, self._end = ecs, groups, end
+    def __init__(
+        self,
+        ecs: Any,
+        groups: Any,
+        *,
+        end: Callable[[str, int], object],
+        settle: Callable[[], object] = bool,
+    ) -> None:
+        self._ecs, self._groups, self._end, self._settle = ecs, groups, end, settle
         self._tasks: list[str] = []
-        self._hosts: list[str] = []
-        self.settle: Callable[[], object] = bool
 
     def play(self, number: int) -> list[Any]:
-        """One sequence, after which everything is gone."""
+        """One sequence, after which no host and no task is left."""
         chance, answers = Random(number), list[Any]()
         self._tasks = []
-        calls = [self.run, self.stop, self.end, self.drain, self.terminate, self.resize, self.look]
+        calls = (self.run, self.run, self.stop, self.end, self.drain, self.terminate, self.resize)
         for _ in range(chance.randint(3, 9)):
-            call = chance.choice([self.run, *calls])
+            call = chance.choice(calls)
             try:
-                answers.append((call.__name__, call(chance)))
+                call(chance)
             except ClientError as error:
                 answers.append((call.__name__, error.response["Error"]["Code"]))
-            self.settle()
-        answers.append(self.look(chance))
+            self._settle()
+        answers.append(self.seen(chance))
         for task in self._tasks:
             self._ecs.stop_task(cluster="c", task=task, reason="the end")
-        for name in SIZES:
-            self._groups.set_desired_capacity(
-                AutoScalingGroupName=f"group-{name}", DesiredCapacity=0
-            )
-        self.settle()
-        for group in self._described():
-            for each in group["Instances"]:
-                self._groups.terminate_instance_in_auto_scaling_group(
-                    InstanceId=each["InstanceId"], ShouldDecrementDesiredCapacity=False
-                )
-        self.settle()
-        return [*answers, self.look(chance)]
+        for provider in SIZES:
+            self.resize(chance, provider, 0)
+        self._settle()
+        for instance in self._instances():
+            self.terminate(chance, instance, lowers=False)
+        self._settle()
+        return answers
 
-    def run(self, chance: Random) -> Any:
+    def run(self, chance: Random) -> None:
         provider = chance.choice([*SIZES])
-        started = self._ecs.run_task(
-            cluster="c",
-            taskDefinition=FAMILIES[provider],
-            capacityProviderStrategy=[{"capacityProvider": provider}],
-            count=chance.randint(1, 2),
-            startedBy=chance.choice("ab"),
-            group=chance.choice(["job:a", "job:b"]),
-            overrides={},
-            clientToken=f"{len(self._tasks)} {chance.random()}",
-        )["tasks"]
-        self._tasks += [each["taskArn"] for each in started]
-        return [self._task(each) for each in started]
+        request = {
+            "cluster": "c",
+            "taskDefinition": FAMILIES[provider],
+            "capacityProviderStrategy": [{"capacityProvider": provider}],
+            "count": chance.randint(1, 2),
+            "startedBy": chance.choice("ab"),
+            "group": chance.choice(["job:a", "job:b"]),
+            "overrides": {},
+            "clientToken": f"{len(self._tasks)} {chance.random()}",
+        }
+        first, again = self._started(request), self._started(request)
+        assert first == again
+        self._tasks += first
 
-    def stop(self, chance: Random) -> Any:
-        if not self._tasks:
-            return None
-        task, reason = chance.choice(self._tasks), f"reason {chance.random()}"
-        return self._task(self._ecs.stop_task(cluster="c", task=task, reason=reason)["task"])
+    def _started(self, request: Record) -> list[str]:
+        tasks = self._ecs.run_task(**request)["tasks"]
+        self._settle()
+        return [each["taskArn"] for each in tasks]
 
-    def end(self, chance: Random) -> Any:
-        if self._tasks:
-            self._end(chance.choice(self._tasks), chance.choice([0, 1, 137]))
-        return None
+    def stop(self, chance: Random) -> None:
+        for task in chance.sample(self._tasks, min(1, len(self._tasks))):
+            self._ecs.stop_task(cluster="c", task=task, reason=f"reason {chance.random()}")
 
-    def drain(self, chance: Random) -> Any:
+    def end(self, chance: Random) -> None:
+        for task in chance.sample(self._tasks, min(1, len(self._tasks))):
+            self._end(task, chance.choice([0, 1, 137]))
+
+    def drain(self, chance: Random) -> None:
         status = chance.choice(["DRAINING", "ACTIVE"])
-        if self._hosts:
-            host = chance.choice(self._hosts)
+        for host in self._hosts()[:1]:
             self._ecs.update_container_instances_state(
                 cluster="c", containerInstances=[host], status=status
             )
-        return status
 
-    def terminate(self, chance: Random) -> Any:
-        there = [each["InstanceId"] for group in self._described() for each in group["Instances"]]
-        instance = chance.choice([*there, "i-none"])
+    def terminate(self, chance: Random, instance: str = "", *, lowers: bool | None = None) -> None:
         self._groups.terminate_instance_in_auto_scaling_group(
-            InstanceId=instance, ShouldDecrementDesiredCapacity=chance.random() < 0.5
+            InstanceId=instance or chance.choice([*self._instances(), "i-none"]),
+            ShouldDecrementDesiredCapacity=chance.random() < 0.5 if lowers is None else lowers,
         )
-        return instance
 
-    def resize(self, chance: Random) -> Any:
-        provider = chance.choice([*SIZES])
-        name, number = f"group-{provider}", chance.randint(0, SIZES[provider])
+    def resize(self, chance: Random, provider: str = "", number: int | None = None) -> None:
+        provider = provider or chance.choice([*SIZES])
+        number = chance.randint(0, SIZES[provider]) if number is None else number
+        name = f"group-{provider}"
         self._groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=number)
-        return number
 
-    def look(self, chance: Random) -> Any:
+    def seen(self, chance: Random) -> Any:
         """All there is, and one of the lists."""
-        pages = self._ecs.get_paginator("list_container_instances").paginate(cluster="c")
-        self._hosts = sorted(arn for page in pages for arn in page["containerInstanceArns"])
-        hosts = self._ecs.describe_container_instances(
-            cluster="c", containerInstances=self._hosts or ["none"]
-        )["containerInstances"]
-        tasks = self._ecs.describe_tasks(cluster="c", tasks=self._tasks or ["none"])["tasks"]
-        which = chance.choice(
-            [
-                {"desiredStatus": "STOPPED", "family": "head"},
-                {"startedBy": "a"},
-                {"desiredStatus": "RUNNING", "family": "worker"},
-                *({"containerInstance": each} for each in self._hosts[:1]),
-            ]
-        )
-        pages = self._ecs.get_paginator("list_tasks").paginate(cluster="c", **which)
+        ecs, all_hosts = self._ecs, self._hosts()
+        hosts = ecs.describe_container_instances(cluster="c", containerInstances=all_hosts or ["x"])
+        tasks = ecs.describe_tasks(cluster="c", tasks=self._tasks or ["x"])["tasks"]
+        stopped = {"desiredStatus": "STOPPED", "family": "head"}
+        which = [stopped, {"startedBy": "a"}, *({"containerInstance": each} for each in all_hosts)]
+        pages = ecs.get_paginator("list_tasks").paginate(cluster="c", **chance.choice(which))
         listed = {arn for page in pages for arn in page["taskArns"]} & {*self._tasks}
         return {
-            "groups": [
-                (each["DesiredCapacity"], sorted(one["InstanceId"] for one in each["Instances"]))
-                for each in self._described()
+            "groups": [each["DesiredCapacity"] for each in self._described()],
+            "instances": self._instances(),
+            "hosts": [[each[name] for name in HOST] for each in hosts["containerInstances"]],
+            "tasks": [
+                [
+                    *(task.get(name) or "" for name in TASK),
+                    task.get("containerInstanceArn", "").rpartition("/")[2],
+                    task["containers"][0].get("exitCode"),
+                ]
+                for task in tasks
             ],
-            "hosts": [[each[name] for name in (*HOST, *COUNTS)] for each in hosts],
-            "tasks": [self._task(each) for each in tasks],
             "listed": sorted(map(self._tasks.index, listed)),
         }
+
+    def _hosts(self) -> list[str]:
+        pages = self._ecs.get_paginator("list_container_instances").paginate(cluster="c")
+        return sorted(arn for page in pages for arn in page["containerInstanceArns"])
 
     def _described(self) -> Any:
         names = [f"group-{name}" for name in SIZES]
         found = self._groups.describe_auto_scaling_groups(AutoScalingGroupNames=names)
         return sorted(found["AutoScalingGroups"], key=lambda each: each["AutoScalingGroupName"])
 
-    def _task(self, task: Record) -> Any:
-        return [
-            self._tasks.index(task["taskArn"]) if task["taskArn"] in self._tasks else "new",
-            *(task.get(name) or None for name in (*TASK, "stopCode")),
-            task.get("containerInstanceArn", "").rpartition("/")[2],
-            task["containers"][0].get("exitCode"),
-            bool(task.get("startedAt")),
-            bool(task.get("stoppedAt")),
-        ]
+    def _instances(self) -> list[str]:
+        return sorted(
+            each["InstanceId"] for group in self._described() for each in group["Instances"]
+        )
 
 
 class Programs:
@@ -236,8 +229,7 @@ def simulated(seed: int) -> list[Any]:
                 model.fill(group)
             world.sleep(0.001)
 
-    player, found = Player(client, client, end), list[Any]()
-    player.settle = settle
+    player, found = Player(client, client, end=end, settle=settle), list[Any]()
     world.spawn(lambda: found.extend(player.play(number) for number in range(NUM)))
     world.run(world.now + NEVER / 2)
     return found
@@ -272,7 +264,7 @@ def emulated(seed: int, folder: Path) -> list[Any]:
             ecs.list_container_instances(cluster="c")  # it looks there
             ends.unlink()
 
-        player = Player(ecs, groups, end)
+        player = Player(ecs, groups, end=end)
         return [player.play(number) for number in range(NUM)]
 
 

@@ -10,16 +10,12 @@ import boto3
 
 from contract import outputs as stack_outputs
 from contract import runs
-from contract.job import JOB_GROUP, JobSpec, execution_arn
-from contract.nodes import Range
+from contract.job import JOB_GROUP
 
 
 class Stage:
     """A deployment, and what a test does to its jobs."""
 
-    #: Of its jobs.
-    command: tuple[str, ...] = ("true",)
-    nodes = Range(1, 1)
     patience_s = 60
 
     def __init__(
@@ -46,21 +42,9 @@ class Stage:
         ]
 
     # --- what a test does -----------------------------------------------------------------------
-    def start(self, job: str) -> None:
-        spec = JobSpec(run=job, command=self.command, nodes=self.nodes, max_seconds=3600)
-        self._states.start_execution(stateMachineArn=self._machine, name=job, input=spec.to_json())
-
-    def have_hosts(self, number: int) -> None:
-        """So many for heads."""
-        self._write("capacity.json", {self.head_provider: number})
-
     def have_bad_hosts(self, number: int, *, of: str) -> None:
         """So many of the next new hosts of a capacity provider lack their GPU."""
         self._write("bad_hosts.json", {of: number})
-
-    def have_unjoined_hosts(self, number: int, *, of: str) -> None:
-        """So many of the next new hosts of a capacity provider never join their cluster."""
-        self._write("unjoined_hosts.json", {of: number})
 
     def exit(self, task: str, code: int) -> None:
         """End a task by itself."""
@@ -89,28 +73,6 @@ class Stage:
         new.replace(self._folder / name)
 
     # --- what it sees ---------------------------------------------------------------------------
-    def heads(self, job: str) -> list[str]:
-        """ARNs of the heads that the state machine knows of."""
-        pages = self._states.get_paginator("get_execution_history").paginate(
-            executionArn=execution_arn(self._machine, job)
-        )
-        told = [
-            event.get("taskSubmittedEventDetails") for page in pages for event in page["events"]
-        ]
-        return [json.loads(each["output"])["Tasks"][0]["TaskArn"] for each in told if each]
-
-    def status(self, job: str) -> str:
-        """Of its execution; "" where it does not show yet."""
-        try:
-            found = self._states.describe_execution(executionArn=execution_arn(self._machine, job))
-        except self._states.exceptions.ExecutionDoesNotExist:
-            return ""
-        return str(found["status"])
-
-    def is_running(self, task: str) -> bool:
-        (found,) = self._ecs.describe_tasks(cluster=self._cluster, tasks=[task])["tasks"]
-        return bool(found["lastStatus"] == "RUNNING")
-
     def records(self, job: str) -> list[dict[str, Any]]:
         """All records of a job."""
         prefix = runs.job_record(job, "").rpartition("/")[0]

@@ -143,63 +143,6 @@ def test_a_deployment_starts_nothing_and_a_second_one_would_change_nothing(
     assert "Number of stacks with differences: 0" in shown
 
 
-def test_jobs_queue_for_a_host_for_longer_than_ecs_waits(deployed: Deployed) -> None:
-    stage = deployed.stage
-    stage.have_hosts(1)
-    jobs = [f"queued-{number}" for number in range(3)]
-
-    def running() -> list[str]:
-        found = [task for task in stage.alive() if stage.is_running(task)]
-        assert len(found) <= 1, "there is one host"
-        return found
-
-    try:
-        for job in jobs:
-            stage.start(job)
-        # A job whose head ECS has given up on asks for another.
-        stage.eventually(
-            "ECS gives up on two heads",
-            lambda: sum(len(stage.heads(job)) > 1 for job in jobs) == 2,
-        )
-        for _ in jobs:
-            (head,) = stage.eventually("a head runs", running)
-            stage.exit(head, 0)
-            stage.eventually("it ends", lambda: [head] != running())  # noqa: B023 - at once
-        stage.eventually(
-            "all end", lambda: [stage.status(job) for job in jobs] == ["SUCCEEDED"] * 3
-        )
-    finally:
-        stage.have_hosts(99)
-    for job in jobs:
-        (record,) = stage.records(job)
-        assert (record["status"], record["attempts"]) == ("succeeded", 1)
-    stage.clean_up()
-
-
-def test_a_host_that_never_joins_is_replaced(deployed: Deployed) -> None:
-    """A group is full with an instance that is billed and takes no task: a sweep terminates it, and
-    the head that waits gets another one."""
-    stage = deployed.stage
-    stage.have_hosts(1)
-    stage.have_unjoined_hosts(1, of=stage.head_provider)
-    stage.start("unjoined")
-
-    def ended() -> list[str]:
-        return [each for each in stage.call_keeper()["released"] if each.startswith("i-")]
-
-    def running() -> list[str]:
-        return [task for task in stage.alive() if stage.is_running(task)]
-
-    try:
-        assert len(stage.eventually("the sweep ends it", ended)) == 1
-        (head,) = stage.eventually("the head runs", running)
-        stage.exit(head, 0)
-        stage.eventually("the job ends", lambda: stage.status("unjoined") == "SUCCEEDED")
-    finally:
-        stage.have_hosts(99)
-    stage.clean_up()
-
-
 class Jobs:
     """Starts jobs whose heads stay until a test ends them."""
 
