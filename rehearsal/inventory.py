@@ -115,14 +115,6 @@ LISTS: Mapping[str, tuple[str, str, dict[str, Any], str, str]] = {
         "taskDefinitionArns",
         "",
     ),
-    "file system": ("fsx", "describe_file_systems", {}, "FileSystems", "FileSystemId"),
-    "link of a file system": (
-        "fsx",
-        "describe_data_repository_associations",
-        {},
-        "Associations",
-        "AssociationId",
-    ),
     "event bus": ("events", "list_event_buses", {}, "EventBuses", "Name"),
     "event rule": ("events", "list_rules", {}, "Rules", "Name"),
     "instance profile": (

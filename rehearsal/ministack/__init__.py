@@ -13,7 +13,6 @@ process; nothing in the project's environment imports the modules in here.
     ecs_hosts.py          tasks, hosts and groups, which rehearsal.model moves
     ecs_requests.py       what ECS refuses, and executions that do not show yet
     step_functions.py     runTask.sync as on AWS
-    fsx.py                file systems, their links with buckets, and exports, as records
     logs.py               log groups: targets of rules, of functions, filters
     calls.py              which role calls what: written down, and refused without a right to it
     rights.py             whether the deployed policies allow a call; service-linked roles

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from rehearsal.ministack import fsx, rights
+from rehearsal.ministack import rights
 from rehearsal.ministack.internals import (
     app,
     autoscaling,
@@ -79,8 +79,6 @@ def requested(request: Request) -> tuple[str, list[Call]]:
     caller = headers.get("x-amz-security-token", "") or "cli"
     if service == "ecs":
         return service, ecs_calls(caller, action, json.loads(body or b"{}"))
-    if service == fsx.SERVICE:
-        return service, fsx.calls(caller, action, json.loads(body or b"{}"))
     region, account = router.extract_region(headers), responses.get_account_id()
     arn = iam_actions.extract_resource_arn(
         service, method, path, headers, body, params, region, account

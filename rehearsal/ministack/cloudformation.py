@@ -2,20 +2,18 @@
 
 It assigns to MiniStack's table of handlers, whose shape is that of one version. The deletion of a
 stack stops where a resource cannot be deleted, so that what it depends on stays; the emulator goes
-on, and deletes the subnet and the bucket of a file system that still exists.
+on, and deletes the subnet of a file system that still exists.
 """
 
 import json
 import string
 from collections.abc import Iterator
 from typing import Any
-from xml.sax.saxutils import escape
 
-from rehearsal.ministack import fsx, resource_types
+from rehearsal.ministack import resource_types
 from rehearsal.ministack.internals import (
     cloudformation,
     custom_resource,
-    ec2,
     ecs,
     lambda_runtime,
     lambda_svc,
@@ -30,7 +28,6 @@ from rehearsal.ministack.resource_types import Properties, Result, call, checked
 TYPES = {
     **resource_types.EC2_TYPES,
     **resource_types.ECS_TYPES,
-    **fsx.FSX_TYPES,
     **resource_types.IAM_TYPES,
 }
 
@@ -50,7 +47,6 @@ def install() -> None:
 
 def install_fixes() -> None:
     """Fix all of them."""
-    fix_cluster_update()
     fix_container_definitions()
     fix_service()
     fix_secret()
@@ -58,25 +54,6 @@ def install_fixes() -> None:
     fix_bucket()
     fix_custom_resources()
     fix_alarm_on_expressions()
-    fix_launch_template()
-
-
-def fix_cluster_update() -> None:
-    """An update of a cluster must not drop what other resources have associated with it."""
-    handler = provisioners._RESOURCE_HANDLERS["AWS::ECS::Cluster"]
-    stock = handler["update"]
-
-    def update(
-        physical_id: str, old: Properties, new: Properties, stack: str, logical_id: str
-    ) -> Result:
-        kept = dict(ecs._clusters.get(physical_id) or {})
-        result: Result = stock(physical_id, old, new, stack, logical_id)
-        if result[0] == physical_id and "CapacityProviders" not in {**old, **new}:
-            for key in ("capacityProviders", "defaultCapacityProviderStrategy"):
-                ecs._clusters[physical_id][key] = kept[key]
-        return result
-
-    handler["update"] = update
 
 
 def fix_container_definitions() -> None:
@@ -239,33 +216,6 @@ def fix_alarm_on_expressions() -> None:
         return alarm | {"Metrics": metrics, "MetricName": None, "Namespace": None}
 
     provisioners._cw_metric_alarm_record = record
-
-
-def fix_launch_template() -> None:
-    """A launch template must show all of its network interfaces: their cards, and which are EFA's.
-
-    Stock shows the few members that every interface has, device and groups among them.
-    """
-    stock = ec2._lt_data_xml
-
-    def element(name: str, value: Any) -> str:
-        if name == "Groups":
-            name, text = "GroupSet", "".join(f"<item>{escape(each)}</item>" for each in value)
-        else:
-            text = str(value).lower() if isinstance(value, bool) else escape(str(value))
-        name = name[0].lower() + name[1:]
-        return f"<{name}>{text}</{name}>"
-
-    def xml(data: dict[str, Any]) -> str:
-        items = (
-            "".join(element(name, value) for name, value in each.items())
-            for each in data.get("NetworkInterfaces", [])
-        )
-        shown = "".join(f"<item>{each}</item>" for each in items)
-        rest = {name: value for name, value in data.items() if name != "NetworkInterfaces"}
-        return f"{stock(rest)}<networkInterfaceSet>{shown}</networkInterfaceSet>"
-
-    ec2._lt_data_xml = xml
 
 
 class Order(list[str]):

@@ -8,7 +8,6 @@ from rehearsal.ministack import (
     cloudformation,
     ecs_hosts,
     ecs_requests,
-    fsx,
     logs,
     rights,
     step_functions,
@@ -33,7 +32,6 @@ def install() -> None:
     """Give the emulator what it lacks; ECS tasks as containers only where it is told a network."""
     cloudformation.install()
     logs.install_targets()
-    fsx.install()
     logs.install_function_logs()
     rights.install_linked_roles()
     logs.install_filters()

@@ -1,7 +1,7 @@
 """The real CDK command line: synth without a network, and a deployment's life on the local AWS.
 
-Two deployments: one on CPUs, which keeps its bucket, and one on GPUs with EFA and a shared file
-system, which keeps nothing. ``test_rules`` checks the templates of every preset. The limits of an
+One deployment, on CPUs, which keeps its bucket. ``test_lives`` plays what happens to its jobs, and
+``test_rules`` checks the templates of every preset. The limits of an
 emulator are in docs/limits.md.
 """
 
@@ -18,13 +18,11 @@ import pytest
 
 from contract import nodes
 from contract import outputs as stack_outputs
-from contract.instance_types import instance_type
 from contract.job import JobSpec
 from contract.nodes import Range
 from rehearsal.cdk import Cdk
 from rehearsal.inventory import difference, inventory
 from rehearsal.local_aws import REGION, LocalAws, local_aws
-from rehearsal.processes import CommandError
 from tests.conftest import ROOT
 from tests.stacks.conftest import Synth, Templates
 from tests.stacks.stage import Stage
@@ -248,82 +246,3 @@ def start_hosts_and_tasks(deployed: Deployed) -> None:
         cluster=training[stack_outputs.CLUSTER], taskDefinition=training[stack_outputs.HEAD_TASK]
     )
     stage.eventually("both heads show", lambda: len(stage.alive()) == 2)
-
-
-def worker_interfaces() -> list[dict[str, Any]]:
-    """The network interfaces of the launch template of the workers' hosts."""
-    ec2: Any = boto3.client("ec2")
-    (template,) = [
-        each["LaunchTemplateId"]
-        for each in ec2.describe_launch_templates()["LaunchTemplates"]
-        if "WorkerHosts" in each["LaunchTemplateName"]
-    ]
-    versions = ec2.describe_launch_template_versions(
-        LaunchTemplateId=template, Versions=["$Latest"]
-    )
-    data = versions["LaunchTemplateVersions"][0]["LaunchTemplateData"]
-    found: list[dict[str, Any]] = list(data["NetworkInterfaces"])
-    return found
-
-
-@pytest.mark.night
-def test_a_shared_file_system_grows_in_place_and_is_not_destroyed_before_all_is_exported(
-    tmp_path: Path, synth: Synth
-) -> None:
-    given = settings(preset="fsdp", efa="on", shared_storage="fsx", retain_bucket="false")
-    with account_in(tmp_path) as account:
-        account.deploy(synth(**given))
-        fsx = boto3.client("fsx")
-        (files,) = fsx.describe_file_systems()["FileSystems"]
-        (link,) = fsx.describe_data_repository_associations()["Associations"]
-        bucket = outputs(stack_outputs.CORE_STACK)[stack_outputs.BUCKET]
-        assert link["DataRepositoryPath"] == f"s3://{bucket}/datasets/"
-        boto3.client("s3").put_object(Bucket=bucket, Key="runs/a/model", Body=b"weights")
-        machine = json.loads(outputs(stack_outputs.TRAINING_STACK)[stack_outputs.SHAPE])
-        shown = [
-            (
-                each["NetworkCardIndex"],
-                each["DeviceIndex"],
-                each["InterfaceType"],
-                len(each["Groups"]),
-            )
-            for each in worker_interfaces()
-        ]
-        plan = instance_type(machine["worker_instance_type"]).efa_plan
-        kinds = {True: "efa", False: "efa-only"}
-        assert shown == [(each.card, each.device, kinds[each.has_ip], 1) for each in plan]
-
-        # A larger one is the same one.
-        larger = synth(**given, fsx_capacity_gib="2400")
-        account.deploy(larger)
-        (now,) = fsx.describe_file_systems()["FileSystems"]
-        assert now["FileSystemId"] == files["FileSystemId"]
-        assert now["StorageCapacity"] == 2400
-        core = physical_ids(stack_outputs.CORE_STACK)
-
-        # A deploy without it is rolled back.
-        with pytest.raises(CommandError) as caught:
-            account.deploy(synth(**(given | {"shared_storage": "none"})))
-        assert "give -c shared_storage=fsx" in str(caught.value)
-        (now,) = fsx.describe_file_systems()["FileSystems"]
-        assert now["FileSystemId"] == files["FileSystemId"]
-
-        # Files that cannot be exported stop the deletion: the file system and its network stay.
-        def unexported(number: int) -> None:
-            tag = {"Key": "rehearsal:unexported", "Value": str(number)}
-            fsx.tag_resource(ResourceARN=files["ResourceARN"], Tags=[tag])
-
-        unexported(7)
-        with pytest.raises(CommandError) as caught:
-            account.destroy(larger)
-        assert f"7 files of {files['FileSystemId']} are not in the bucket" in str(caught.value)
-        (link,) = fsx.describe_data_repository_associations()["Associations"]
-        assert link["S3"]["AutoExportPolicy"]["Events"], "they are still exported"
-        (kept,) = fsx.describe_file_systems()["FileSystems"]
-        ec2 = boto3.client("ec2")
-        assert ec2.describe_subnets(SubnetIds=kept["SubnetIds"])["Subnets"]
-        assert physical_ids(stack_outputs.CORE_STACK) == core
-
-        unexported(0)
-        account.destroy(larger)
-        assert account.left() == {}
