@@ -561,7 +561,7 @@ class Execution:
         return self.status == "RUNNING" and not self.is_ending and not late
 
     def described(self) -> Record:
-        found = {"name": self.name, "status": "RUNNING", "input": self.order}
+        found: Record = {"name": self.name, "status": "RUNNING", "input": self.order}
         found["startDate"] = stamp(self.began)
         lag = self.account.model.times.shows
         if self.status != "RUNNING" and self.account.world.now - self.ended > lag / 2:
