@@ -74,9 +74,9 @@ class JobSpec:
     """Worker nodes, beside the head: it starts when MIN have joined and grows up to MAX. 0: the
     head works by itself."""
     max_seconds: int = DEFAULT_MAX_SECONDS
-    """From the submission to the deadline, waiting for hosts included."""
+    """From the admission to the deadline, waiting for hosts included."""
     capacity_wait_s: int = DEFAULT_CAPACITY_WAIT_S
-    """How long the job waits for its head's host, and then for MIN worker nodes."""
+    """How long the job, once admitted, waits for its head's host, and then for MIN worker nodes."""
     grace_s: int = DEFAULT_GRACE_S
     """Seconds between SIGTERM and SIGKILL for a program of the user's at a stop; and SIGTERM comes
     this long before the deadline. A recipe saves a checkpoint instead."""
@@ -272,6 +272,8 @@ def execution_arn(state_machine_arn: str, job: str) -> str:
 class JobStatus(StrEnum):
     """What became of a job."""
 
+    QUEUED = "queued"
+    """It waits until it is admitted: earlier jobs have the hosts."""
     RUNNING = "running"
     """It waits for hosts or runs; it has no outcome yet."""
     SUCCEEDED = "succeeded"
@@ -316,7 +318,7 @@ class Outcome:
     ended: float | None = None
     """Unix time."""
     deadline: float | None = None
-    """Unix time."""
+    """Unix time; None for a job that was never admitted."""
 
     def to_json(self) -> str:
         """All fields, as ``from_json`` reads them."""

@@ -48,6 +48,8 @@ SURPLUS_HOST_S: Final = 2400  # one too many that the sweep spares: its start, 1
 
 # --- a node that starts ---------------------------------------------------------------------------
 HOST_WARMUP_S: Final = 300  # a GPU host joins the cluster; ECS starts no second one meanwhile
+QUEUE_LOOK_S: Final = 3600  # between two looks of a job that has waited for days for its turn
+QUEUE_S: Final = 14 * 24 * 3600  # a job waits no longer for its turn: the longest job is over then
 HEAD_ASKED_AGAIN_S: Final = 30  # after ECS has given up on a host for the head; at first
 HEAD_ASKED_LATER_S: Final = 1800  # the same for a job that has waited for days
 HEAD_WAIT_S: Final = 600  # a worker waits for its head, whose host may still pull the image

@@ -31,6 +31,9 @@ ROLE = "aws"
 METADATA_PORT = 4567
 SECONDS_TO_START = 60
 SECONDS_TO_STOP = 15
+#: A state machine's waits here, by those on AWS, where what has changed shows within ten seconds
+#: and not within one.
+WAIT_SCALE = 0.1
 
 
 class LocalAwsError(RuntimeError):
@@ -106,7 +109,7 @@ def local_aws(
     patience_s: float | None = None,
     delay_s: float | None = None,
     seed: int = 0,
-    wait_scale: float = 1,
+    wait_scale: float = WAIT_SCALE,
 ) -> Iterator[LocalAws]:
     """Start a local AWS, wait until it answers, and stop it and all its processes at the end.
 
@@ -229,6 +232,7 @@ def _server_environment(
         "REHEARSAL_FOLDER": str(folder),
         "TMPDIR": str(folder),
         "HOME": str(folder),
+        "SFN_WAIT_SCALE": str(WAIT_SCALE),
         # Its defaults listen on all interfaces, here and for MQTT.
         "BIND_HOST": host,
         "GATEWAY_PORT": str(port),

@@ -1,6 +1,7 @@
-"""The states of a job: a head task, what cleans up after it, and then once more or the end.
+"""The states of a job: its turn, a head task, what cleans up after it, then once more or the end.
 
-    Begin -> Head -> CleanUp -> Ended -> Succeeded | Failed | Again -> Pause -> Head
+    Begin -> Queue -> Admit -> Admitted -> Head | Queue | Failed
+    Head -> CleanUp -> Ended -> Succeeded | Failed | Again -> Pause -> Head
 
 Written with CDK's JSONata states where they suffice. The head does not: CDK's ``EcsRunTask`` has no
 group, by which a job's head is found, wants capacity that CDK itself has added to the cluster, and
@@ -18,7 +19,12 @@ from constructs import Construct
 
 from contract.job import DEFAULT_MAX_SECONDS, JOB_GROUP, JobStatus, head_variables
 from contract.nodes import CONTAINER
-from contract.times import HEAD_ASKED_AGAIN_S, HEAD_ASKED_LATER_S, HEAD_GRACE_S
+from contract.times import (
+    CONSISTENT_S,
+    HEAD_ASKED_AGAIN_S,
+    HEAD_ASKED_LATER_S,
+    HEAD_GRACE_S,
+)
 from stacks.core_stack import CoreStack
 from stacks.gpu_cluster import GpuCluster
 
@@ -55,14 +61,35 @@ def job_states(
             "attempt": 1,
             "token": _value("$states.context.Execution.Name"),
             "began": _value(_STARTED),
-            "asked": _value(_STARTED),
+            # Until lists of executions show all that began before: no two jobs take one place.
+            "pause": CONSISTENT_S,
             # Enforced here too: an execution can be started without trainctl, with any order.
-            "deadline": _value(
-                f"$floor({_STARTED}) + $min([{max_seconds}, $exists($states.input.max_seconds) ? "
+            "seconds": _value(
+                f"$min([{max_seconds}, $exists($states.input.max_seconds) ? "
                 f"$states.input.max_seconds : {DEFAULT_MAX_SECONDS}])"
             ),
         },
     )
+    queue = sfn.Wait.jsonata(scope, "Queue", time=sfn.WaitTime.seconds(_value("$pause")))
+    admit = tasks.LambdaInvoke.jsonata(
+        scope,
+        "Admit",
+        lambda_function=keeper,
+        payload=sfn.TaskInput.from_object(
+            {
+                "Action": "admit",
+                "Job": _value("$job"),
+                "Spec": _value("$order"),
+                "Began": _value("$began"),
+            }
+        ),
+        assign={
+            "outcome": _value("$states.result.Payload"),
+            "pause": _value("$states.result.Payload.pause"),
+        },
+        retry_on_service_exceptions=False,  # those and all others are retried after another pause
+    )
+    admit.add_catch(queue, errors=[sfn.Errors.ALL], assign={"pause": HEAD_ASKED_AGAIN_S})
     head = sfn.CustomState(scope, "Head", state_json=_head(core=core, cluster=cluster, task=task))
     clean_up = tasks.LambdaInvoke.jsonata(
         scope,
@@ -116,18 +143,35 @@ def job_states(
         time=sfn.WaitTime.seconds(_value(f"{waits} ? {_PAUSE} : 0")),
     )
     again.next(pause).next(head)
+    failed = sfn.Fail.jsonata(
+        scope, "Failed", error=_value("$outcome.status"), cause=_value("$string($outcome)")
+    )
+    admitted = sfn.Choice.jsonata(scope, "Admitted")
+    admitted.when(_has_status(JobStatus.QUEUED), queue)
+    admitted.when(
+        _has_status(JobStatus.RUNNING),
+        head,
+        # Deadline and patience begin with the admission: until then a job costs nothing. Of the
+        # worker nodes that its order asks for, it may have those that earlier jobs leave.
+        assign={
+            "order": _value(
+                "$string($merge([$states.context.Execution.Input, {'nodes': $outcome.nodes}]))"
+            ),
+            "asked": _value("$millis() / 1000"),
+            "deadline": _value("$floor($millis() / 1000) + $seconds"),
+        },
+    )
+    admitted.otherwise(failed)
     ended = sfn.Choice.jsonata(scope, "Ended")
     ended.when(sfn.Condition.jsonata(_value("$outcome.again")), again)
-    ended.when(
-        sfn.Condition.jsonata(_value(f"$outcome.status = '{JobStatus.SUCCEEDED}'")),
-        sfn.Succeed.jsonata(scope, "Succeeded"),
-    )
-    ended.otherwise(
-        sfn.Fail.jsonata(
-            scope, "Failed", error=_value("$outcome.status"), cause=_value("$string($outcome)")
-        )
-    )
-    return begin.next(head).next(clean_up).next(ended)
+    ended.when(_has_status(JobStatus.SUCCEEDED), sfn.Succeed.jsonata(scope, "Succeeded"))
+    ended.otherwise(failed)
+    head.next(clean_up).next(ended)
+    return begin.next(queue).next(admit).next(admitted)
+
+
+def _has_status(status: JobStatus) -> sfn.Condition:
+    return sfn.Condition.jsonata(_value(f"$outcome.status = '{status}'"))
 
 
 def _head(*, core: CoreStack, cluster: GpuCluster, task: ecs.TaskDefinition) -> dict[str, Any]:

@@ -116,7 +116,7 @@ class JobRunner(Construct):
                 self,
                 "Keeper",
                 function_name=self._keeper_name,
-                what="Ends what jobs leave behind, and writes down why they ended",
+                what="Admits jobs, ends what they leave behind, and writes down why they ended",
                 settings=self._settings,
                 rights=rights.of_keeper(
                     self,
@@ -131,6 +131,8 @@ class JobRunner(Construct):
                     "CLUSTER": cluster.cluster.cluster_name,
                     "BUCKET": core.bucket.bucket_name,
                     "HEAD_FAMILY": self.task.family,
+                    "MAX_HEADS": str(self._settings.max_heads),
+                    "MAX_WORKERS": str(self._settings.max_workers),
                     "STATE_MACHINE": state_machine_arn,
                     "GROUPS": " ".join(
                         f"{each.name}={each.capacity_provider.ref}"
@@ -147,7 +149,7 @@ class JobRunner(Construct):
         role = iam.Role(
             self,
             "ExecutionRole",
-            description="Runs the heads of jobs, and what cleans up after them",
+            description="Runs the heads of jobs, and what admits them and cleans up after them",
             assumed_by=rights.of_this_account(self, "states.amazonaws.com"),
         )
         rights.of_state_machine(

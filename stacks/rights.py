@@ -231,7 +231,7 @@ def of_keeper(
                 resources=[executions],
             ),
             iam.PolicyStatement(
-                sid="EndedJobs", actions=["states:ListExecutions"], resources=[state_machine_arn]
+                sid="ListJobs", actions=["states:ListExecutions"], resources=[state_machine_arn]
             ),
             iam.PolicyStatement(
                 sid="FindHosts",

@@ -103,7 +103,7 @@ class Settings:
     root_volume_gib: int
     """Root volume of each host in GiB; 0: as large as the host's images need."""
     max_job_hours: int
-    """Longest time from a job's submission to its deadline; the state machine enforces it."""
+    """Longest time from a job's admission to its deadline; the state machine enforces it."""
     confirm_above_usd: int
     """Jobs whose maximum cost is above this, or unknown, start only if their user types y."""
 

@@ -318,6 +318,7 @@ _verdict = partial(Fault, file="contract/job_outcome.py", tests=_LIVES)
 _machine = partial(Fault, file="stacks/job_machine.py", tests=_LIVES)
 _provider = partial(Fault, file="containers/autoscaler.py", tests=_LIVES)
 _head = partial(Fault, file="containers/job.py", tests=_LIVES)
+_admission = partial(Fault, file="contract/admission.py", tests="tests/contract/test_admission.py")
 CONTROL: Final = (
     # --- chosen by reading the product only
     _keeper(
@@ -508,6 +509,77 @@ CONTROL: Final = (
         old="if seen.now > self._deadline - self.early_s:",
         new="if seen.now > self._deadline + 600:",
         felt="a program is killed at its deadline, and what it did since it last saved is lost",
+    ),
+    # --- of admission, by reading it
+    _admission(
+        name="head-beside-too-many",
+        old="if len(earlier) >= self.max_heads or",
+        new="if len(earlier) > self.max_heads or",
+        felt="a head is started that has no host, and its job ends for want of it",
+    ),
+    _admission(
+        name="fewest-nodes-of-earlier-jobs",
+        old="sum(each.high for each in earlier)",
+        new="sum(each.low for each in earlier)",
+        felt="a job starts beside one that has grown into its hosts, and ends without them",
+    ),
+    _admission(
+        name="all-or-no-nodes",
+        old="or nodes.low > left:",
+        new="or nodes.high > left:",
+        felt="a job for one node or more waits until there are all that it may have",
+    ),
+    _admission(
+        name="grows-over-the-limit",
+        old="return Range(nodes.low, min(nodes.high, left))",
+        new="return nodes",
+        felt="a later job grows into the hosts of an earlier one, whose head waits for them",
+    ),
+    _admission(
+        name="newest-first",
+        old='found = sorted((each["startDate"], each["name"]) for each in executions)',
+        new='found = [(each["startDate"], each["name"]) for each in executions]',
+        felt="the last who submits is the first who trains",
+    ),
+    _keeper(
+        name="first-page-only",
+        old='order = in_order(each for page in pages for each in page["executions"])',
+        new='order = in_order(next(iter(pages))["executions"])',
+        felt="jobs behind many others are not found in the queue",
+        tests="tests/stacks/test_job_keeper.py",
+    ),
+    _keeper(
+        name="not-in-the-list-yet",
+        old="    if job not in order or order",
+        new="    order += [job] if job not in order else []\n    if order",
+        felt="two jobs that are submitted at once take one place",
+        tests="tests/stacks/test_job_keeper.py",
+    ),
+    _keeper(
+        name="never-fits-and-queues",
+        old="if spec and LIMITS.admit(spec.nodes, []) is None:",
+        new="if False:",
+        felt="a job for more hosts than there can be waits for two weeks",
+        tests="tests/stacks/test_job_keeper.py",
+    ),
+    _keeper(
+        name="queues-for-ever",
+        old="elif spec and waited < times.QUEUE_S:",
+        new="elif spec:",
+        felt="a job waits until its execution has too many events, and ends without a word",
+        tests="tests/stacks/test_job_keeper.py",
+    ),
+    _machine(
+        name="looks-at-once",
+        old='"pause": CONSISTENT_S,',
+        new='"pause": 0,',
+        felt="two jobs that are submitted at once take one place",
+    ),
+    _machine(
+        name="deadline-of-the-submission",
+        old='"deadline": _value("$floor($millis() / 1000) + $seconds"),',
+        new='"deadline": _value("$floor($began) + $seconds"),',
+        felt="the time in the queue is taken from the training",
     ),
 )
 

@@ -1,8 +1,9 @@
-"""Cleans up after jobs: after each attempt, after an abort, and every few minutes after anything.
+"""Admits jobs, and cleans up: after each attempt, after an abort, every few minutes after anything.
 
 A Lambda function of its own, without dependencies beyond what Lambda provides (boto3) and the
-project's ``contract`` package, which is packed beside it. Three events, told apart by ``Action``:
+project's ``contract`` package, which is packed beside it. Its events, told apart by ``Action``:
 
+    admit    the state machine, of a job that waits for its turn: says whether its head may start
     end      the state machine, after its head task has ended in any way: stops what is left of the
              job, releases its hosts, says why it ended and whether it should be tried again
     aborted  EventBridge, when an execution was aborted or timed out: the same, without a retry
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 import boto3
 
 from contract import exits, runs, times
+from contract.admission import Limits, in_order
 from contract.errors import InputError
 from contract.job import (
     JobSpec,
@@ -51,7 +53,7 @@ from contract.job_outcome import (
     told,
     verdict,
 )
-from contract.nodes import ENV_JOB_SPEC
+from contract.nodes import ENV_JOB_SPEC, Range
 
 if TYPE_CHECKING:  # Lambda has boto3 and not its types
     from mypy_boto3_ecs.type_defs import (
@@ -65,6 +67,10 @@ CLUSTER = os.environ.get("CLUSTER", "")
 BUCKET = os.environ.get("BUCKET", "")
 HEAD_FAMILY = os.environ.get("HEAD_FAMILY", "")
 STATE_MACHINE = os.environ.get("STATE_MACHINE", "")
+LIMITS = Limits(
+    max_heads=int(os.environ.get("MAX_HEADS", "1")),
+    max_workers=int(os.environ.get("MAX_WORKERS", "1")),
+)
 #: Groups of hosts and their capacity providers; families of the deployment's tasks.
 GROUPS = dict(each.split("=") for each in os.environ.get("GROUPS", "").split())
 FAMILIES = os.environ.get("FAMILIES", "").split()
@@ -334,17 +340,20 @@ def unused_since(host: "ContainerInstanceTypeDef") -> float:
     return max(each.timestamp() for each in [host["registeredAt"], *ends])
 
 
-def heads_started(job: str) -> int | None:
-    """How often the head of a job was started, from its execution's history."""
+def head_starts(job: str) -> list[float] | None:
+    """Unix times at which the head of a job was started, from its execution's history; None: it
+    cannot be read."""
     try:
         pages = (
             boto3.client("stepfunctions")
             .get_paginator("get_execution_history")
-            .paginate(executionArn=execution_arn(STATE_MACHINE, job))
+            .paginate(
+                executionArn=execution_arn(STATE_MACHINE, job), PaginationConfig={"PageSize": 1000}
+            )
         )
         events = [event for page in pages for event in page["events"]]
-        submitted = [event.get("taskSubmittedEventDetails") for event in events]
-        return sum(1 for task in submitted if task and task["resourceType"] == "ecs")
+        submitted = [(each["timestamp"], each.get("taskSubmittedEventDetails")) for each in events]
+        return [at.timestamp() for at, task in submitted if task and task["resourceType"] == "ecs"]
     except Exception as error:
         print(f"the history of {job} cannot be read: {error}")
         return None
@@ -396,6 +405,54 @@ def told_by_head(run: str, job: str) -> str:
 
 
 # --- what it is called for ------------------------------------------------------------------------
+def admit(event: dict[str, Any]) -> dict[str, Any]:
+    """Before the first attempt: whether the head may start (``running``, with the ``nodes`` that
+    its job may have), is to ask again after a ``pause``, in seconds (``queued``), or how the job
+    ended that gets no turn."""
+    job, spec, now = event["Job"], spec_of(event["Spec"]), time.time()
+    waited = now - event["Began"]
+    status, reason, nodes = JobStatus.FAILED, "failed: its order is not understood", None
+    if spec and LIMITS.admit(spec.nodes, []) is None:
+        reason = (
+            f"failed: it needs {spec.nodes.low} worker nodes, and the deployment has "
+            f"{LIMITS.max_workers} at most: give fewer --nodes, or deploy a higher max_workers"
+        )
+    elif spec and (nodes := admitted(job, spec.nodes)):
+        status, reason = JobStatus.RUNNING, "running"
+    elif spec and waited < times.QUEUE_S:
+        status, reason = JobStatus.QUEUED, "queued"
+    elif spec:
+        status = JobStatus.NO_CAPACITY
+        reason = f"no capacity: it was not its turn within {times.QUEUE_S / 86400:.0f} days"
+    outcome = Outcome(status=status, reason=reason)
+    if spec and status not in (JobStatus.RUNNING, JobStatus.QUEUED):
+        ended = replace(outcome, attempts=0, began=event["Began"], ended=now)
+        outcome = write_record(job, spec, ended)
+    answer: dict[str, Any] = json.loads(outcome.to_json())
+    # It grows with the time that has been waited, as an execution has at most 25,000 events.
+    answer["pause"] = math.floor(min(times.QUEUE_LOOK_S, max(times.CONSISTENT_S, waited / 20)))
+    return answer | {"nodes": str(nodes)} if nodes else answer
+
+
+def admitted(job: str, nodes: Range) -> Range | None:
+    """The worker nodes that a job may have now; None where it is not its turn."""
+    states = boto3.client("stepfunctions")
+    pages = states.get_paginator("list_executions").paginate(
+        stateMachineArn=STATE_MACHINE, statusFilter="RUNNING"
+    )
+    order = in_order(each for page in pages for each in page["executions"])
+    # A list without the job itself may lack those just before it, too.
+    if job not in order or order.index(job) >= LIMITS.max_heads:
+        return None
+    earlier = []
+    for each in order[: order.index(job)]:
+        found = states.describe_execution(executionArn=execution_arn(STATE_MACHINE, each))
+        spec = spec_of(found.get("input"))
+        # An order that is not understood, of another version maybe, holds no more than a head.
+        earlier.append(spec.nodes if spec else Range(0, 0))
+    return LIMITS.admit(nodes, earlier)
+
+
 def end(event: dict[str, Any]) -> dict[str, Any]:
     """After an attempt: clean up, and say how it ended."""
     job, spec = event["Job"], spec_of(event["Spec"])
@@ -452,14 +509,13 @@ def aborted(event: "Mapping[str, Any]") -> None:
         outcome = Outcome.of_abort(error=found.get("error"), cause=found.get("cause"))
     release(end_tasks(job, stop_reason(outcome.status, f"job {job}: {outcome.reason}")))
     if spec:
-        began = detail["startDate"] / 1000
-        stopped = detail.get("stopDate")
+        starts, stopped = head_starts(job), detail.get("stopDate")
         outcome = replace(
             outcome,
-            attempts=heads_started(job),
-            began=began,
+            attempts=None if starts is None else len(starts),
+            began=detail["startDate"] / 1000,
             ended=stopped / 1000 if stopped else time.time(),
-            deadline=math.floor(began) + spec.max_seconds,
+            deadline=math.floor(starts[0]) + spec.max_seconds if starts else None,
         )
         write_record(job, spec, outcome)
 
@@ -594,6 +650,8 @@ def handler(event: dict[str, Any], _context: Any) -> Any:
     """What Lambda calls."""
     if event.get("detail-type") == "Step Functions Execution Status Change":
         return aborted(event)
+    if event.get("Action") == "admit":
+        return admit(event)
     if event.get("Action") == "end":
         return end(event)
     if event.get("Action") == "release":

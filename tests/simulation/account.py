@@ -19,6 +19,7 @@ from greenlet import getcurrent
 
 from contract import times
 from contract.job import JobSpec, overrides
+from contract.nodes import ENV_JOB_SPEC, Range
 from rehearsal.model import Model, Record
 from tests.conftest import ROOT
 from tests.simulation.world import EndedError, World
@@ -276,13 +277,17 @@ class Client:
         ]
         return {"executions": found[-newest:]}
 
-    def _get_execution_history(self, executionArn: str) -> Any:  # noqa: N803
+    def _get_execution_history(self, executionArn: str, PaginationConfig: Any) -> Any:  # noqa: N803
+        del PaginationConfig
         # Eventually consistent, says the API reference.
         shown = self._account.world.now - self._account.model.times.shows / 2
         job, kind = self._account.execution(executionArn), "TaskSubmitted"
-        answers = [json.dumps({"Tasks": [{"TaskArn": arn}]}) for at, arn in job.heads if at < shown]
-        details = [{"resourceType": "ecs", "output": answer} for answer in answers]
-        return {"events": [{"type": kind, "taskSubmittedEventDetails": each} for each in details]}
+        events = []
+        for at, arn in [each for each in job.heads if each[0] < shown]:
+            details = {"resourceType": "ecs", "output": json.dumps({"Tasks": [{"TaskArn": arn}]})}
+            each = {"type": kind, "timestamp": stamp(at), "taskSubmittedEventDetails": details}
+            events.append(each)
+        return {"events": events}
 
     # --- S3
     def put_object(self, Bucket: str, Key: str, Body: bytes, **options: Any) -> Any:  # noqa: N803
@@ -372,8 +377,8 @@ class Account:
             for task in self.model.tasks.values()
             if task["startedBy"] == started["startedBy"] and task["desiredStatus"] == "RUNNING"
         ]
-        if len(alive) > job.most:
-            self.world.blame(f"{job.name} has {len(alive)} workers of {job.most}")
+        if len(alive) > job.granted.high:
+            self.world.blame(f"{job.name} has {len(alive)} workers of {job.granted}")
 
     def start(self, name: str, order: str) -> None:
         """StartExecution: the same again starts nothing (API reference of Step Functions)."""
@@ -401,8 +406,9 @@ class Account:
     def _check_may_end(self, task: Record, who: str, reason: str) -> None:
         """The keeper ends no task of a job that goes on."""
         job = self.job_of(task)
-        waited = self.world.now - task["createdAt"].timestamp()
-        is_starved = job and "startedAt" not in task and waited > job.patience_s
+        # A host that comes later than the job wants to wait may come while it is being stopped.
+        host_at = task["startedAt"].timestamp() if "startedAt" in task else self.world.now
+        is_starved = job and host_at - task["createdAt"].timestamp() > job.patience_s
         if who == "keeper" and job and job.is_healthy and not is_starved:
             self.world.blame(f"{who} stops {name_of(task)}, whose job goes on: {reason}")
 
@@ -418,7 +424,8 @@ class Account:
     def terminate(self, instance: str, lowers: bool, who: str) -> None:
         hosts = [h for h in self.model.hosts.values() if h["ec2InstanceId"] == instance]
         for host in hosts:
-            self._check_idle(host)
+            if not host["_leaves"]:
+                self._check_idle(host)
         for task in [task for host in hosts for task in self.model.on(host)]:
             job = self.job_of(task)
             if task["desiredStatus"] == "RUNNING" and job and job.status == "RUNNING":
@@ -542,11 +549,15 @@ class Execution:
         self.heads: list[tuple[float, str]] = []
         """When they were submitted, and their ARNs."""
         spec = JobSpec.from_json(order)
-        self.patience_s, self.most = spec.capacity_wait_s, spec.nodes.high
+        self.patience_s, self.nodes = spec.capacity_wait_s, spec.nodes
+        self.granted = Range(0, 0)
+        """Worker nodes that it was admitted with."""
         self.shows_at = world.now + world.random.uniform(0, account.model.times.shows)
         self.head: Record | None = None
         self.at = ""
         """Name of its state."""
+        self.admitted_at = 0.0
+        """When its head was asked for first."""
         self.is_ending = False
         """Its last head has ended, or it was told to end."""
         self.variables: Record = {}
@@ -607,17 +618,19 @@ class Execution:
     def _run(self) -> None:
         world, states = self.account.world, self.account.states["States"]
         start = stamp(self.began).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        context = {"Execution": {"Name": self.name, "StartTime": start}}
-        fixed = {"input": json.loads(self.order), "context": context}
+        order = json.loads(self.order)
+        context = {"Execution": {"Name": self.name, "StartTime": start, "Input": order}}
         variables = self.variables
         at = self.account.states["StartAt"]
         while True:
             state, self.at = states[at], at
             world.happened[f"state {at}"] += 1
             self.account.on_state(at)
-            if state["Type"] in ("Task", "Wait"):
+            if state["Type"] in ("Task", "Wait") and at not in ("Queue", "Admit"):
                 world.tell(f"{self.name}: {at}")
-            variables["states"] = dict(fixed)
+            variables["states"] = {"context": context}
+            if at == self.account.states["StartAt"]:  # others have what came before as their input
+                variables["states"]["input"] = order
             match state["Type"]:
                 case "Succeed":
                     self._finish("SUCCEEDED")
@@ -627,13 +640,12 @@ class Execution:
                     self._finish("FAILED")
                     return
                 case "Choice":
-                    chosen = [
-                        each["Next"]
+                    fits = (
+                        each
                         for each in state["Choices"]
                         if evaluate(each["Condition"], variables, world.now)
-                    ]
-                    at = [*chosen, state["Default"]][0]
-                    continue
+                    )
+                    state = next(fits, {"Next": state["Default"]})
                 case "Wait":
                     world.sleep(evaluate(state["Seconds"], variables, world.now))
                 case "Task":
@@ -688,6 +700,7 @@ class Execution:
         (container,) = arguments["Overrides"]["ContainerOverrides"]
         variables = {each["Name"]: each["Value"] for each in container["Environment"]}
         self.is_ending = False
+        self._check_turn(JobSpec.from_json(variables[ENV_JOB_SPEC]).nodes)
         (task,) = account.run(
             {
                 # Its name in the synthesized definition is not known before the deployment.
@@ -726,6 +739,28 @@ class Execution:
         if code != 0 or task["stopCode"] == "TaskFailedToStart":
             raise StateError("States.TaskFailed", json.dumps(described))
         return described
+
+    def _check_turn(self, granted: Range) -> None:
+        """A job starts beside all that earlier jobs may have, those that wait too, so that it
+        delays none of them; and beside what later ones have."""
+        if self.admitted_at:
+            return
+        world, jobs = self.account.world, self.account.executions.values()
+        self.admitted_at, self.granted = world.now, granted
+        mine = (self.began, self.name)
+        running = [each for each in jobs if each.status == "RUNNING" and each is not self]
+        earlier = [each for each in running if (each.began, each.name) < mine]
+        later = [each for each in running if each not in earlier and each.admitted_at]
+        world.happened["job queued" if world.now - self.began > 60 else "job did not queue"] += 1
+        world.happened["job started beside others"] += bool(earlier or later)
+        world.happened["job started with fewer nodes"] += granted != self.nodes
+        limits = self.account.keeper.LIMITS
+        if len(earlier) + len(later) >= limits.max_heads:
+            world.blame(f"{self.name} gets a head beside {len(earlier)} + {len(later)} others")
+        taken = sum(each.nodes.high for each in earlier) + sum(each.granted.high for each in later)
+        left = max(0, limits.max_workers - taken)
+        if not self.nodes.low == granted.low <= granted.high <= max(0, min(self.nodes.high, left)):
+            world.blame(f"{self.name} gets {granted} of {self.nodes} nodes where {left} are left")
 
     def _check_alone(self) -> None:
         tasks = self.account.model.tasks.values()

@@ -22,6 +22,7 @@ from containers import autoscaler
 from containers.autoscaler import EcsNodeProvider
 from containers.job import Decisions, Seen
 from contract import exits, job_outcome, runs, times
+from contract.admission import Limits
 from contract.job import (
     STOP_ERROR,
     STOPPED_BY_USER,
@@ -101,7 +102,8 @@ class Life:
         self.heads: dict[str, Head] = {}
         self.ends: dict[str, list[Record]] = {}
         """Of jobs: their heads that have ended."""
-        _hand_in(world, self.account, keeper)
+        limits = Limits(max_heads=self.max_heads, max_workers=self.max_workers)
+        _hand_in(world, self.account, keeper, limits)
 
     # --- what EC2 has
     def _has_room(self, group: Group) -> bool:
@@ -186,7 +188,7 @@ class Life:
         for _ in range(chance.randint(3, 8)):
             fault = chance.choice(FAULTS)
             if chance.random() < 0.4:  # while something short goes on
-                self._ambushes.append((chance.choice(["CleanUp", "Head", "Pause"]), fault))
+                self._ambushes.append((chance.choice(["CleanUp", "Head", "Pause", "Queue"]), fault))
             else:
                 # Most come while there is a job.
                 at = chance.choice(submits) + chance.expovariate(1 / 1200)
@@ -337,7 +339,7 @@ class Life:
         ]
         if len({*bad}) < len(bad) and not self._has_trouble:
             world.blame(f"{job.name} came to a bad host twice")
-        waited = job.ended - job.began
+        waited = job.ended - (job.admitted_at or job.ended)
         if result == JobStatus.NO_CAPACITY and waited < spec.capacity_wait_s:
             world.blame(f"{job.name} ends for want of capacity after {waited:.0f} s")
         self._check_cause(job, written)
@@ -586,7 +588,7 @@ def _moment(at: float) -> Any:
     return stamp(at)
 
 
-def _hand_in(world: World, account: Account, keeper: ModuleType) -> None:
+def _hand_in(world: World, account: Account, keeper: ModuleType, limits: Limits) -> None:
     """Give the keeper this world's time and account."""
     for module in (keeper, job_outcome, jobs, polling, follow):
         module.time = world  # type: ignore[attr-defined]
@@ -594,6 +596,7 @@ def _hand_in(world: World, account: Account, keeper: ModuleType) -> None:
     keeper.print = world.tell  # type: ignore[attr-defined]
     keeper.CLUSTER, keeper.BUCKET, keeper.HEAD_FAMILY = "c", BUCKET, "head"  # type: ignore[attr-defined]
     keeper.STATE_MACHINE = MACHINE  # type: ignore[attr-defined]
+    keeper.LIMITS = limits  # type: ignore[attr-defined]
     keeper.GROUPS = {f"group-{each}": each for each in FAMILIES}  # type: ignore[attr-defined]
     keeper.FAMILIES = ["head", "standing", "worker"]  # type: ignore[attr-defined]
 

@@ -77,7 +77,7 @@ def account_in(folder: Path) -> Iterator[Account]:
     """Start a local AWS, and send boto3 there, too."""
     if not (ROOT / ".venv-aws").is_dir():
         pytest.skip("no AWS emulator: `make venv-aws` installs it into .venv-aws")
-    started = local_aws(folder / "aws", patience_s=2, delay_s=0.5, wait_scale=0.02)
+    started = local_aws(folder / "aws", patience_s=2, delay_s=0.5, wait_scale=0.05)
     with started as aws, pytest.MonkeyPatch.context() as patch:
         for name, value in aws.environment().items():
             patch.setenv(name, value)
@@ -158,11 +158,23 @@ class Jobs:
 
     def start(self, job: str) -> tuple[str, Any]:
         """The ARN of its execution, and its head."""
-        execution = self._states.start_execution(
+        execution = self.submit(job)
+        return execution, self.head(job)
+
+    def submit(self, job: str) -> str:
+        """The ARN of its execution."""
+        return self._states.start_execution(
             stateMachineArn=self._training[stack_outputs.JOBS], name=job, input=self.spec.to_json()
         )["executionArn"]
+
+    def head(self, job: str) -> Any:
         (head,) = self._stage.eventually("its head starts", lambda: self._stage.tasks(job))
-        return execution, head
+        return head
+
+    def has_asked(self, execution: str) -> bool:
+        """Whether it was told, once at least, if it is its job's turn."""
+        events = self._states.get_execution_history(executionArn=execution)["events"]
+        return any(each["type"] == "ChoiceStateExited" for each in events)
 
     def record(self, job: str) -> dict[str, Any]:
         def look() -> list[dict[str, Any]]:
@@ -172,15 +184,22 @@ class Jobs:
         return dict(found)
 
 
-def test_a_head_is_told_its_order_and_ends_the_job(deployed: Deployed) -> None:
+def test_a_head_is_told_its_order_and_ends_the_job_that_the_next_one_waits_for(
+    deployed: Deployed,
+) -> None:
     jobs = Jobs(deployed)
     _, head = jobs.start("ended")
     (override,) = head["overrides"]["containerOverrides"]
     told = {each["name"]: each["value"] for each in override["environment"]}
     assert JobSpec.from_json(told[nodes.ENV_JOB_SPEC]) == jobs.spec
     assert 3500 < int(told[nodes.ENV_DEADLINE]) - time.time() <= 3600
+    execution = jobs.submit("next")
+    deployed.stage.eventually("it asks", lambda: jobs.has_asked(execution))
+    assert not deployed.stage.tasks("next"), "there is one head at a time"
     deployed.stage.exit(head["taskArn"], 0)
     assert jobs.record("ended")["reason"] == "succeeded"
+    deployed.stage.exit(jobs.head("next")["taskArn"], 0)
+    assert jobs.record("next")["reason"] == "succeeded"
 
 
 def test_the_nodes_of_an_aborted_job_are_stopped_and_its_record_says_why(

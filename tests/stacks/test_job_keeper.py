@@ -20,6 +20,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from contract import exits, times
+from contract.admission import Limits
 from contract.job import (
     STOP_ERROR,
     JobSpec,
@@ -33,6 +34,7 @@ from contract.job_outcome import DISCONNECTED_SINCE
 from contract.nodes import Range
 from stacks.job_runner import KEEPER
 from stacks.lambda_code import stage
+from tests.simulation.account import evaluate
 from tests.stacks import lambda_functions
 from tests.stacks.conftest import Synth, text
 
@@ -197,6 +199,8 @@ class Aws:
         self.lag = 0
         """How many answers about executions are still those of before the end."""
         self.history: dict[str, list[str]] = {}
+        self.orders: dict[str, str] = {}
+        """Of the executions that run: in the order of their start."""
         self.hosts: dict[str, float] = {}
         """Hosts in the cluster, and how many seconds ago they have joined it."""
         self.providers: dict[str, str] = {}
@@ -228,9 +232,12 @@ class Aws:
     def client(self, _service: str) -> "Aws":
         return self
 
-    def _get_execution_history(self, *, executionArn: str) -> Any:  # noqa: N803
-        for kind in self.history[executionArn.rpartition(":")[2]]:
-            event: dict[str, Any] = {"type": kind}
+    def _get_execution_history(self, *, executionArn: str, PaginationConfig: Any) -> Any:  # noqa: N803
+        """In large pages: a job that has queued for days has many events."""
+        assert PaginationConfig == {"PageSize": 1000}
+        for minute, kind in enumerate(self.history[executionArn.rpartition(":")[2]]):
+            at = datetime.fromtimestamp(1_800_000_000 + 60 * minute, tz=UTC)
+            event: dict[str, Any] = {"type": kind, "timestamp": at}
             if kind == "TaskSubmitted":
                 event["taskSubmittedEventDetails"] = {"resourceType": "ecs"}
             yield {"events": [event]}
@@ -387,7 +394,14 @@ class Aws:
             self.lag -= 1
             return {"status": "RUNNING"}
         status = "ABORTED" if job in self.aborts else self.executions[job]
-        return {"status": status, **self.aborts.get(job, {})}
+        order = {"input": self.orders[job]} if job in self.orders else {}
+        return {"status": status, **order, **self.aborts.get(job, {})}
+
+    def _list_executions(self, *, stateMachineArn: str, statusFilter: str) -> Any:  # noqa: N803
+        """The newest first, one on each page."""
+        assert (stateMachineArn.rpartition(":")[2], statusFilter) == ("jobs", "RUNNING")
+        for number, job in reversed([*enumerate(self.orders)]):
+            yield {"executions": [{"name": job, "startDate": datetime.fromtimestamp(number, UTC)}]}
 
     def list_executions(self, **_: Any) -> Any:
         return {"executions": []}  # tests.stacks.test_lives has those that have ended
@@ -527,7 +541,17 @@ def test_an_aborted_execution_leaves_nothing_and_is_recorded(keeper: ModuleType,
     assert (record["status"], record["reason"]) == ("stopped", "stopped by user")
     assert record["attempts"] == 2
     assert (record["began"], record["ended"]) == (1_800_000_000, 1_800_000_060)
-    assert record["deadline"] == 1_800_000_000 + SPEC.max_seconds
+    assert record["deadline"] == 1_800_000_060 + SPEC.max_seconds, "from its first head on"
+
+
+def test_a_job_that_is_aborted_in_the_queue_has_a_record_without_a_deadline(
+    keeper: ModuleType, aws: Aws
+) -> None:
+    aws.aborts["j1"] = {"error": STOP_ERROR, "cause": "stopped by user"}
+    aws.history["j1"] = ["PassStateEntered", "WaitStateEntered"]
+    keeper.handler(aborted(), None)
+    record = aws.objects["runs/r1/jobs/j1.json"]
+    assert (record["status"], record["attempts"], record["deadline"]) == ("stopped", 0, None)
 
 
 @pytest.mark.parametrize(
@@ -1000,6 +1024,76 @@ def test_what_ecs_said_of_a_task_that_it_did_not_start_is_read(
     assert aws.objects, "that was the job's end"
 
 
+# --- admission ------------------------------------------------------------------------------------
+def admitted(keeper: ModuleType, job: str, nodes: Range, *, waited_s: float = 60) -> dict[str, Any]:
+    """What the function answers the state machine."""
+    spec = replace(SPEC, nodes=nodes).to_json()
+    event = {"Action": "admit", "Job": job, "Spec": spec, "Began": time.time() - waited_s}
+    found: dict[str, Any] = keeper.handler(event, None)
+    return found
+
+
+@pytest.fixture
+def queue(keeper: ModuleType, aws: Aws, monkeypatch: pytest.MonkeyPatch) -> Aws:
+    """Hosts for three heads and four workers; ``first`` and ``second`` run."""
+    monkeypatch.setattr(keeper, "LIMITS", Limits(max_heads=3, max_workers=4))
+    for job, nodes in (("first", Range(1, 1)), ("second", Range(1, 2))):
+        aws.orders[job] = replace(SPEC, nodes=nodes).to_json()
+        aws.executions[job] = "RUNNING"
+    return aws
+
+
+def test_a_job_starts_on_the_nodes_that_earlier_jobs_leave(keeper: ModuleType, queue: Aws) -> None:
+    queue.orders["third"] = "its own order is in the event"
+    found = admitted(keeper, "third", Range(1, 4))
+    assert (found["status"], found["nodes"]) == ("running", "1")
+    assert admitted(keeper, "third", Range(2, 4))["status"] == "queued"
+    assert admitted(keeper, "second", Range(1, 4))["nodes"] == "1:3", "the third is behind it"
+    assert queue.objects == {}, "none of them has ended"
+
+
+def test_a_job_waits_for_a_head(keeper: ModuleType, queue: Aws) -> None:
+    queue.orders |= {"third": "", "fourth": ""}
+    found = admitted(keeper, "fourth", Range(0, 0))
+    assert (found["status"], found.get("nodes")) == ("queued", None)
+    queue.executions["third"] = "RUNNING"
+    del queue.orders["first"]
+    assert admitted(keeper, "fourth", Range(0, 0))["status"] == "running"
+
+
+@pytest.mark.usefixtures("queue")
+def test_a_job_that_the_list_does_not_have_yet_waits(keeper: ModuleType) -> None:
+    assert admitted(keeper, "third", Range(0, 0))["status"] == "queued"
+
+
+def test_an_order_that_is_not_understood_holds_a_head_and_gets_none(
+    keeper: ModuleType, queue: Aws
+) -> None:
+    queue.orders |= {"second": '{"of": "another version"}', "third": ""}
+    assert admitted(keeper, "third", Range(3, 3))["status"] == "running"
+    event = {"Action": "admit", "Job": "third", "Spec": "{}", "Began": 0}
+    found = keeper.handler(event, None)
+    assert (found["status"], found["reason"]) == ("failed", "failed: its order is not understood")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "waited_s", "status", "reason"),
+    [
+        (Range(5, 8), 60, "failed", "needs 5 worker nodes, and the deployment has 4 at most: give"),
+        (Range(2, 2), 15 * 24 * 3600, "no_capacity", "it was not its turn within 14 days"),
+    ],
+)
+def test_a_job_that_gets_no_turn_ends_with_a_record(
+    keeper: ModuleType, queue: Aws, nodes: Range, waited_s: float, status: str, reason: str
+) -> None:
+    queue.orders["third"] = ""
+    found = admitted(keeper, "third", nodes, waited_s=waited_s)
+    assert (found["status"], found["again"]) == (status, False)
+    record = queue.objects["runs/r1/jobs/third.json"]
+    assert (record["status"], record["attempts"], record["deadline"]) == (status, 0, None)
+    assert reason in record["reason"]
+
+
 # --- the state machine ----------------------------------------------------------------------------
 def definition(synth: Synth) -> dict[str, Any]:
     machine = synth().only("AWS::StepFunctions::StateMachine")
@@ -1036,5 +1130,12 @@ def test_the_head_is_told_what_it_reads_and_what_its_size_is_checked_by(synth: S
 
 def test_the_order_reaches_the_head_and_the_clean_up_as_it_was_given(synth: Synth) -> None:
     states = definition(synth)["States"]
-    assert states["Begin"]["Assign"]["order"] == "{% $string($states.input) %}"
+    given = {"run": "r", "nodes": "1:4"}
+    variables: dict[str, Any] = {"states": {"input": given}}
+    (begins,) = [each for each in states["Admitted"]["Choices"] if each["Next"] == "Head"]
+    assert json.loads(evaluate(states["Begin"]["Assign"]["order"], variables, 0)) == given
+    variables = {"states": {"context": {"Execution": {"Input": given}}, "input": {"of": "Admit"}}}
+    variables["outcome"] = {"nodes": "1:2"}
+    told = json.loads(evaluate(begins["Assign"]["order"], variables, 0))
+    assert told == given | {"nodes": "1:2"}, "those that earlier jobs leave"
     assert "'Spec': $order" in states["CleanUp"]["Arguments"]["Payload"]

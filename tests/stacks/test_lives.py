@@ -3,18 +3,19 @@
 import os
 from collections import Counter
 from datetime import UTC, datetime
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from containers import autoscaler
 from contract.job import DEFAULT_MAX_SECONDS, MAX_SECONDS, JobStatus
+from contract.times import CONSISTENT_S
 from tests.simulation.account import evaluate
 from tests.simulation.lives import FAULTS, live
 from tests.simulation.world import BEGAN
 from tests.stacks.conftest import Synth
-from tests.stacks.test_job_keeper import definition
+from tests.stacks.test_job_keeper import SPEC, definition
 
 #: By ``make simulate``: how many lives, and from which seed on.
 NUM = int(os.environ.get("LIVES", "1000"))
@@ -51,17 +52,20 @@ def test_no_job_task_host_or_record_is_lost_whatever_happens(
 def started(order: dict[str, Any]) -> dict[str, Any]:
     """What an execution knows when it starts."""
     start = datetime.fromtimestamp(BEGAN, tz=UTC).isoformat(timespec="milliseconds")
-    execution = {"Name": order.get("run", "r"), "StartTime": start.replace("+00:00", "Z")}
+    execution = {"Name": "j", "StartTime": start.replace("+00:00", "Z"), "Input": order}
     return {"states": {"input": order, "context": {"Execution": execution}}}
 
 
-def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(synth: Synth) -> None:
-    seconds = definition(synth)["States"]["Pause"]["Seconds"]
+def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(
+    keeper: ModuleType, synth: Synth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = definition(synth)["States"]
 
     def pauses(status: JobStatus) -> list[int]:
         found: list[int] = []
         while sum(found) < MAX_SECONDS:
             variables = {"asked": BEGAN, "outcome": {"status": status.value}}
+            seconds = states["Pause"]["Seconds"]
             found.append(evaluate(seconds, variables, BEGAN + sum(found)))
             if not found[-1]:
                 break
@@ -70,17 +74,33 @@ def test_a_job_that_waits_for_as_long_as_it_may_does_not_fill_its_history(synth:
     found = pauses(JobStatus.NO_CAPACITY)
     assert found[:50] == [30] * 50, "a host that comes soon is not kept waiting"
     assert all(pause <= max(31, sum(found[:i]) / 59) for i, pause in enumerate(found))
-    events = 20  # at most, from one request to the next
-    assert len(found) * events < 25_000
     assert pauses(JobStatus.HOST_LOST) == [0]
+
+    queue = [states["Begin"]["Assign"]["pause"]]
+    monkeypatch.setattr(keeper, "admitted", lambda *_: None)
+    monkeypatch.setattr(keeper, "write_record", lambda _job, _spec, outcome: outcome)
+    monkeypatch.setattr(keeper, "time", SimpleNamespace(time=lambda: BEGAN + sum(queue)))
+    event = {"Action": "admit", "Job": "j", "Spec": SPEC.to_json(), "Began": BEGAN}
+    while (answer := keeper.handler(event, None))["status"] == JobStatus.QUEUED:
+        queue.append(answer["pause"])
+    assert queue[:20] == [CONSISTENT_S] * 20, "no look is sooner: the list has all that began"
+    assert all(pause <= max(CONSISTENT_S, sum(queue[:i]) / 19) for i, pause in enumerate(queue))
+    assert sum(queue) >= MAX_SECONDS, "the longest job is over then"
+    # Events at most, from one look and one request to the next.
+    assert len(queue) * 9 + len(found) * 20 < 25_000
 
 
 def test_no_order_outlasts_the_hours_that_the_deployment_allows(synth: Synth) -> None:
-    deadline = definition(synth)["States"]["Begin"]["Assign"]["deadline"]
+    """From its admission on, which is two hours after it began here."""
+    states = definition(synth)["States"]
+    (admitted,) = [each for each in states["Admitted"]["Choices"] if each["Next"] == "Head"]
     orders: list[dict[str, Any]] = [{"max_seconds": 60}, {"max_seconds": 10**9}, {}]
-    began, limit = int(BEGAN), 336 * 3600
-    assert [evaluate(deadline, started(order), BEGAN) for order in orders] == [
-        began + 60,
-        began + limit,
-        began + DEFAULT_MAX_SECONDS,
-    ]
+    now, limit = int(BEGAN) + 7200, 336 * 3600
+    found = []
+    for order in orders:
+        known = started(order)
+        known |= evaluate(states["Begin"]["Assign"], known, BEGAN) | {"outcome": {"nodes": "1"}}
+        assigned = evaluate(admitted["Assign"], known, now + 0.4)
+        assert assigned["asked"] == now + 0.4
+        found.append(assigned["deadline"])
+    assert found == [now + 60, now + limit, now + DEFAULT_MAX_SECONDS]

@@ -299,7 +299,7 @@ class Account:
             raise refused("ExecutionDoesNotExist")
         return self.executions[job]
 
-    def on_get_execution_history(self, *, executionArn: str) -> Any:  # noqa: N803
+    def on_get_execution_history(self, *, executionArn: str, **_: Any) -> Any:  # noqa: N803
         return {"events": self.history[executionArn.rpartition(":")[2]]}
 
     def on_stop_execution(self, *, executionArn: str, **given: Any) -> Any:  # noqa: N803

@@ -214,7 +214,7 @@ class Jobs:
     def heads(self, job: Job) -> list[Task]:
         """The head tasks of a job, one for each attempt, the newest last."""
         pages = self._clients.stepfunctions.get_paginator("get_execution_history").paginate(
-            executionArn=self._execution(job.id)
+            executionArn=self._execution(job.id), PaginationConfig={"PageSize": 1000}
         )
         arns: list[str] = []
         for page in pages:

@@ -1,0 +1,41 @@
+"""Admission: which jobs of a deployment may start their head, in the order of their submission.
+
+A job starts once its head and the fewest worker nodes that it can do with fit beside all that the
+jobs before it may have, whether those run or wait themselves; it may then grow to what they leave.
+So no job takes a host that an earlier one needs, and two jobs never hold half of the hosts each.
+Nothing is stored: the running executions are the queue. The function that cleans up after jobs
+decides by it (``stacks/job_keeper``), and ``trainctl`` shows by it what a job waits for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from contract.nodes import Range
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """The most hosts that the jobs of a deployment may have at a time."""
+
+    max_heads: int
+    max_workers: int
+
+    def admit(self, nodes: Range, earlier: Sequence[Range]) -> Range | None:
+        """The worker nodes that a job may have; None while it cannot start.
+
+        Args:
+            nodes: those that it asks for. Where its command runs does not matter: a head has a
+                host of its own in any case.
+            earlier: those of all jobs that were submitted before it and still run.
+        """
+        left = max(0, self.max_workers - sum(each.high for each in earlier))
+        if len(earlier) >= self.max_heads or nodes.low > left:
+            return None
+        return Range(nodes.low, min(nodes.high, left))
+
+
+def in_order(executions: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Names of executions, as Step Functions lists them, in the order of their start."""
+    found = sorted((each["startDate"], each["name"]) for each in executions)
+    return [name for _, name in found]

@@ -1,0 +1,108 @@
+"""Whatever is submitted, jobs start in order, within the limits, and each of them in the end."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pytest
+
+from contract.admission import Limits, in_order
+from contract.nodes import Range
+
+
+@dataclass(eq=False)
+class Job:
+    """One that was submitted."""
+
+    number: int
+    nodes: Range
+    granted: Range | None = None
+
+
+def played(seed: int) -> Iterator[tuple[Limits, list[Job]]]:
+    """Jobs come, look whether it is their turn, at moments of their own, and end: the limits and
+    the jobs that are there, after each step."""
+    chance = Random(seed)
+    limits = Limits(max_heads=chance.randint(1, 4), max_workers=chance.randint(1, 6))
+    jobs: list[Job] = []
+    to_come = chance.randint(2, 12)
+    while jobs or to_come:
+        started = [job for job in jobs if job.granted]
+        match chance.choice(["comes", "looks", "looks", "ends"]):
+            case "comes" if to_come:
+                to_come -= 1
+                low = chance.randint(0, limits.max_workers)
+                jobs.append(Job(to_come, Range(low, chance.randint(low, limits.max_workers))))
+            case "looks" if jobs:
+                job = chance.choice(jobs)
+                earlier = [each.nodes for each in jobs[: jobs.index(job)]]
+                job.granted = job.granted or limits.admit(job.nodes, earlier)
+            case "ends" if started:
+                jobs.remove(chance.choice(started))
+        yield limits, jobs
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_what_jobs_may_have_is_there_for_all_of_them_at_any_time(seed: int) -> None:
+    for limits, jobs in played(seed):
+        started = [job for job in jobs if job.granted]
+        assert len(started) <= limits.max_heads
+        granted = [job.granted for job in started if job.granted]
+        assert sum(each.high for each in granted) <= limits.max_workers, "no two hold half each"
+        for job in started:
+            assert job.granted
+            assert job.nodes.low == job.granted.low <= job.granted.high <= job.nodes.high
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_a_job_that_starts_delays_none_that_came_before_it(seed: int) -> None:
+    """Each could start at the same moments if there were none behind it."""
+    for limits, jobs in played(seed):
+        for number, job in enumerate(jobs):
+            earlier = [each.nodes for each in jobs[:number]]
+            if job.granted or limits.admit(job.nodes, earlier) is None:
+                continue
+            behind = [each.granted for each in jobs[number + 1 :] if each.granted]
+            started = [each.granted for each in jobs[:number] if each.granted]
+            assert len(behind) + len(started) < limits.max_heads
+            taken = sum(each.high for each in [*behind, *started])
+            assert taken + job.nodes.low <= limits.max_workers
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_first_in_the_queue_may_always_start_and_no_job_waits_for_ever(seed: int) -> None:
+    for limits, jobs in played(seed):
+        if jobs:
+            assert limits.admit(jobs[0].nodes, [])
+    assert not jobs, "all have had their turn"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "earlier", "granted"),
+    [
+        (Range(4, 4), [], Range(4, 4)),
+        (Range(1, 8), [], Range(1, 4)),
+        (Range(5, 8), [], None),
+        (Range(2, 4), [Range(2, 2)], Range(2, 2)),
+        # What runs may grow to the most that it has asked for.
+        (Range(1, 1), [Range(1, 4)], None),
+        # A head by itself, and one that trains, need no worker.
+        (Range(0, 0), [Range(4, 4)], Range(0, 0)),
+        (Range(0, 3), [Range(1, 3)], Range(0, 1)),
+        (Range(0, 0), [Range(0, 0), Range(0, 0)], None),
+        # Without trainctl more can be asked for than there is.
+        (Range(0, 2), [Range(1, 99)], Range(0, 0)),
+    ],
+)
+def test_a_job_has_its_fewest_nodes_and_grows_to_what_earlier_ones_leave(
+    nodes: Range, earlier: list[Range], granted: Range | None
+) -> None:
+    assert Limits(max_heads=2, max_workers=4).admit(nodes, earlier) == granted
+
+
+def test_jobs_are_in_the_order_of_their_start_and_then_of_their_names() -> None:
+    now = datetime.now(tz=UTC)
+    listed = [("c", now), ("b", now + timedelta(milliseconds=1)), ("d", now), ("a", now)]
+    executions = [{"name": name, "startDate": at, "status": "RUNNING"} for name, at in listed]
+    assert in_order(executions) == ["a", "c", "d", "b"]
