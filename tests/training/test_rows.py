@@ -22,39 +22,25 @@ def read(file: Path, field: str = "text") -> list[Any]:
 @pytest.mark.parametrize(
     "content",
     [
-        json.dumps(ROWS),
         json.dumps(ROWS, indent=2, ensure_ascii=False) + "\n",
         "\n".join(map(json.dumps, ROWS)),
-        json.dumps(ROWS[:7]) + "\n" + json.dumps(ROWS[7:]),
         "\ufeff" + json.dumps(ROWS),
     ],
-    ids=["a list", "over lines", "one after the other", "two lists", "with a byte-order mark"],
+    ids=["a list over lines", "a row per line", "with a byte-order mark"],
 )
-@pytest.mark.parametrize("at_a_time", [1, 7, 4096])
-def test_json_is_read_a_row_at_a_time(
-    content: str, at_a_time: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(documents, "READ_BYTES", at_a_time)
+def test_json_is_a_list_of_rows_or_a_row_per_line(content: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(content)
     assert read(tmp_path / "a.json") == TEXTS
-
-
-def test_only_what_is_read_of_a_list_must_be_there(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('[{"text": "one"}, {"text": "two"}, nonsense')
-    found = documents.documents([tmp_path / "a.json"], "text", None)
-    assert [next(found), next(found)] == ["one", "two"]
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('[{"text": "a"}, {"text": b}]' + " " * 20, "a.json: row 2 is no JSON: Expecting value"),
-        ('[{"text": "a"}, {"text": "b', "a.json: row 2 is no JSON: Unterminated string"),
-        ('[{"text": "a"},', "a.json: the list does not end"),
+        ('[{"text": "a"}, {"text": b}]', "a.json is no JSON: Expecting value"),
         ('[{"text": "a"}, 5]', "a.json, row 2: no JSON object"),
-        ('[{"text": "a"}] and {', "a.json: row 2 is no JSON: Expecting value"),
+        ('{"text": "a"}\n{', "a.json, line 2: no JSON object"),
         ('{"data": [{"text": "a"}]}', 'a.json, row 1: no text under "text"'),
-        ("[" * 100_000, "a.json: row 1 is no JSON"),
+        ("[" * 100_000, "a.json is no JSON"),
     ],
 )
 def test_json_that_is_none_is_refused_with_its_row(
@@ -120,19 +106,6 @@ def test_a_file_that_cannot_be_opened_is_named(name: str, tmp_path: Path) -> Non
 def test_a_table_of_another_kind_is_refused_and_not_taken_for_text(source: str) -> None:
     with pytest.raises(InputError, match=r" is a table of another kind: write it as"):
         documents.text_files(source)
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("a.JSON", "json"),
-        ("https://mirror/x.y/a.csv.gz?download=true", "csv"),
-        ("s3://bucket/a.b/text", "text"),
-        ("a.tar.parquet", "parquet"),
-    ],
-)
-def test_the_kind_of_a_file_is_the_last_of_its_suffixes(name: str, kind: str) -> None:
-    assert documents.kind_of(name) == kind
 
 
 def test_the_parts_of_a_message_are_joined_where_they_are_text(tmp_path: Path) -> None:

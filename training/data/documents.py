@@ -39,12 +39,10 @@ _TOO_LONG: Final = (
     f"the text has a {{}} of more than {MAX_CHARACTERS:,} characters. In .txt files an empty line "
     "ends a document; or give .jsonl, with a document a line"
 )
-#: Read at a time.
-READ_BYTES: Final = 4 << 20
-
+_READ_BYTES: Final = 4 << 20
 _BATCH_ROWS: Final = 1024
-#: Where JSON is cut off, the decoder reports an error at most this far from the end.
-_LONGEST_WORD: Final = 16
+#: Characters of a .json file, which is in memory as a whole.
+_MAX_JSON: Final = 4 * MAX_CHARACTERS
 
 Content = str | Conversation
 _Content = TypeVar("_Content")
@@ -251,7 +249,7 @@ def _of_parquet(content: IO[bytes], name: str, field: str) -> Iterator[Content]:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.ParquetFile(content, buffer_size=READ_BYTES)
+        table = pq.ParquetFile(content, buffer_size=_READ_BYTES)
         columns = _columns(table.schema_arrow.names, name, field)
         batches = table.iter_batches(batch_size=_BATCH_ROWS, columns=columns)
         yield from _contents((row for each in batches for row in each.to_pylist()), name, field)
@@ -287,12 +285,24 @@ def _of_csv(lines: Iterable[str], name: str, field: str) -> Iterator[Content]:
 
 
 def _of_json(text: IO[str], name: str, field: str) -> Iterator[Content]:
-    """Read the objects of a list, or objects that follow each other; one is in memory at a time.
+    """Read the objects of a list, or one object per line: some data sets call such files .json. All
+    of the file is in memory.
 
     Raises:
-        InputError: it is no JSON, or an object holds neither document nor conversation.
+        InputError: it is too large or no JSON, or an object holds neither document nor
+            conversation.
     """
-    yield from _contents(_values(text, name), name, field)
+    content = text.read(_MAX_JSON + 1)
+    if len(content) > _MAX_JSON:
+        raise InputError(f"{name} has more than a billion characters: write it as .jsonl")
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        if content.lstrip()[:1] == "[":
+            raise InputError(f"{name} is no JSON: {error}") from None
+        yield from _of_json_lines(io.StringIO(content), name, field)
+        return
+    yield from _contents(values if isinstance(values, list) else [values], name, field)
 
 
 def _of_json_lines(lines: Iterable[str], name: str, field: str) -> Iterator[Content]:
@@ -333,47 +343,3 @@ def _content(row: Any, field: str, where: str) -> Content | None:
         return content_of(row, field)
     except ValueError as error:
         raise InputError(f"{where}: {error}") from None
-
-
-def _values(text: IO[str], name: str) -> Iterator[Any]:
-    """The values of a list, or those that follow each other."""
-    decoder, rest, at, number = json.JSONDecoder(), "", 0, 1
-    is_list: bool | None = None
-    while True:
-        while at < len(rest) and (rest[at].isspace() or (is_list and rest[at] == ",")):
-            at += 1
-        if at < len(rest) and is_list is None:
-            is_list = rest[at] == "["
-            at += is_list
-            continue
-        if is_list and rest[at : at + 1] == "]":
-            is_list, at = None, at + 1  # and another list may follow
-            continue
-        wrong = "the list does not end" if is_list else ""
-        if at < len(rest):
-            try:
-                value, at = decoder.raw_decode(rest, at)
-            except (ValueError, RecursionError) as error:
-                wrong = f"row {number} is no JSON: {getattr(error, 'msg', error)}"
-                if not _is_cut(error, len(rest)):
-                    raise InputError(f"{name}: {wrong}") from None
-            else:
-                yield value
-                number += 1
-                continue
-        if len(rest) - at > MAX_CHARACTERS:
-            raise InputError(_TOO_LONG.format("row"))
-        # Twice as much each time, or a long row would be parsed again and again.
-        more = text.read(max(READ_BYTES, len(rest) - at))
-        if not more and wrong:
-            raise InputError(f"{name}: {wrong}")
-        if not more:
-            return
-        rest, at = rest[at:] + more, 0
-
-
-def _is_cut(error: Exception, length: int) -> bool:
-    """True if more text may make the JSON valid."""
-    return isinstance(error, json.JSONDecodeError) and (
-        error.msg.startswith("Unterminated string") or error.pos + _LONGEST_WORD > length
-    )

@@ -81,7 +81,7 @@ class Recipe:
         assert (self.model is Model.SHARDED) == bool(self.rebuild)
         taken = {each.name for record in (Evaluation, Result) for each in fields(record)}
         for measure in self.measures:
-            assert measure.is_usable, measure.name
+            assert measure.name.isidentifier(), measure.name
             assert measure.name not in taken | {"type"}, f"{measure.name} is a field of the record"
 
     def preset_for(self, data: str | None) -> str:

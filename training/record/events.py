@@ -11,7 +11,6 @@ record loads neither torch nor Ray for them.
 """
 
 import json
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,8 +21,6 @@ from contract.text import percent, significant
 from training.record import fields
 from training.record.fields import Named, Rate, named
 from training.record.result import Evaluated
-
-_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,11 +37,6 @@ class Measure:
     """Written after a value: ``GB/s``."""
     higher_is_better: bool = True
     """True if the largest value is the best."""
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether the name can be a key in JSON and the name of a file."""
-        return _NAME.fullmatch(self.name) is not None
 
     @property
     def title(self) -> str:
@@ -284,15 +276,6 @@ class Resume:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Damaged:
-    """Lines of earlier attempts that could not be read. A line of ``metrics.jsonl``, which the
-    record puts in their place when a run resumes."""
-
-    lines: int
-    """How many there were, over all attempts."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
     """A checkpoint is being saved."""
 
@@ -403,7 +386,6 @@ Event = (
     | Preempted
     | Silent
     | Resume
-    | Damaged
     | Saving
     | Joined
     | Evaluating
@@ -464,8 +446,7 @@ class Metrics:
 
     lines: Sequence[Line] = ()
     num_damaged: int = 0
-    """Lines that could not be read, those of earlier attempts included; a last one that is still
-    being written does not count."""
+    """Lines that could not be read; a last one that is still being written does not count."""
 
     @property
     def events(self) -> list[Event]:
@@ -490,9 +471,6 @@ def parse_metrics(content: bytes) -> Metrics:
             # A line without its end may still be being written, or a kill tore it in two.
             num_damaged += text is not last
             continue
-        if isinstance(line.event, Damaged):
-            num_damaged += line.event.lines
-            continue  # the record writes it again, with the lines that are damaged now
         if isinstance(line.event, Resume):
             kept = without_redone(kept, line.event.step)
         kept.append(line)

@@ -1,7 +1,7 @@
-"""The report of one run: a page that opens anywhere, and its plots as images.
+"""The report of one run: a page that opens anywhere.
 
 Reads the record that a run leaves in its folder and writes ``report.html``, which needs no
-network and no other file, and ``plots/*.png``. An unfinished run gets a report of what there is.
+network and no other file. An unfinished run gets a report of what there is.
 Needs NumPy, Matplotlib, Jinja2 and Pillow, but neither torch nor Ray. To watch a run live, read
 its ``metrics.jsonl`` instead: this draws everything again each time.
 
@@ -10,20 +10,18 @@ The page's content is put together here; ``page.html.j2`` lays it out and ``page
 
 import base64
 import binascii
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from contract.runs import (
     CONFIG_FILE,
     ENVIRONMENT_FILE,
     EVALUATION_FILE,
     METRICS_FILE,
-    PLOTS_DIR,
     REPORT_FILE,
     RESULT_FILE,
 )
@@ -31,19 +29,20 @@ from contract.text import compact, counted, duration, percent, significant
 from training.record import plots
 from training.record.events import Sample, Silent
 from training.record.fields import number
-from training.record.plots import COLORS, CONFUSION, Plot, draw
+from training.record.plots import COLORS, Plot, draw
 from training.record.reader import RecordedRun, figure, listed, read_run
 from training.record.result import SUCCEEDED, Classification, HeldOutText, Table
 from training.system import storage
 
 _HERE: Final = Path(__file__).parent
+_MAX_CLASSES: Final = 40
 
 
 def write_report(run_dir: Path) -> Path:
-    """Write ``report.html`` and ``plots/*.png`` into ``run_dir`` and return the page's path.
+    """Write ``report.html`` into ``run_dir`` and return its path.
 
-    The same record gives the same bytes. Files are replaced whole, so a reader never sees half
-    of one. Matplotlib's settings are changed while this runs: not for use while another thread
+    The same record gives the same bytes. The file is replaced whole, so a reader never sees half
+    of it. Matplotlib's settings are changed while this runs: not for use while another thread
     draws.
 
     Raises:
@@ -54,8 +53,6 @@ def write_report(run_dir: Path) -> Path:
     with plots.drawing():
         drawn = draw(run)
         drawings = {plot.name: plots.svg(plot) for plot in drawn}
-        for plot in drawn:
-            storage.write_bytes(str(run_dir / PLOTS_DIR / f"{plot.name}.png"), plots.png(plot))
     path = run_dir / REPORT_FILE
     storage.write_bytes(str(path), page(run, drawn, drawings).encode("utf-8", "replace"))
     return path
@@ -88,8 +85,7 @@ def page(run: RecordedRun, drawn: Sequence[Plot], drawings: Mapping[str, str]) -
         resumes=_resumes(run),
         evaluations=_evaluations(run),
         section=_section(run),
-        confusion=CONFUSION,
-        classes=_classes(run),
+        confusion=_confusion(run.evaluated),
         samples=_sample_groups(run),
         held_out=_held_out(run),
         details=_details(run.evaluated) if isinstance(run.evaluated, Table) else None,
@@ -218,21 +214,19 @@ def _texts(samples: Iterable[Sample]) -> list[tuple[str, list[tuple[str, str]]]]
     return [*by_prompt.items()]
 
 
-def _classes(run: RecordedRun) -> list[tuple[str, str, str]]:
-    """Every class, its percentage of right answers, and the class that it is most often taken for;
-    the hardest first."""
-    if not isinstance(run.evaluated, Classification) or not run.evaluated.class_names:
-        return []
-    names, counts = run.evaluated.class_names, np.array(run.evaluated.confusion_matrix)
-    found = []
-    for i in np.argsort(np.diag(counts) / np.maximum(counts.sum(axis=1), 1), kind="stable"):
-        wrong = counts[i].copy()
-        wrong[i] = 0
-        worst = int(wrong.argmax())
-        share = 100 * counts[i, i] / max(counts[i].sum(), 1)
-        taken_for = f"{names[worst]} ({wrong[worst]:.0f})" if wrong[worst] else "-"
-        found.append((names[i], f"{share:.1f}", taken_for))
-    return found
+def _confusion(found: object) -> dict[str, object] | None:
+    """Confusion matrix as rows of counts, each with the percentage of its shade; None without one,
+    or with more classes than a page has room for."""
+    if not isinstance(found, Classification) or not 0 < len(found.class_names) <= _MAX_CLASSES:
+        return None
+    matrix = found.confusion_matrix
+    rows = [
+        # The square root keeps rare mistakes visible.
+        (name, [(count, round(100 * math.sqrt(count / max(sum(row), 1)))) for count in row])
+        for name, row in zip(found.class_names, matrix, strict=True)
+    ]
+    right = sum(row[i] for i, row in enumerate(matrix))
+    return {"rows": rows, "right": right, "all": sum(map(sum, matrix))}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

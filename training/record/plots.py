@@ -1,4 +1,4 @@
-"""The plots of a run's report, in the order of its page, as parts of a page (SVG) and files (PNG).
+"""The plots of a run's report, in the order of its page, as SVG.
 
 Importing it is cheap: Matplotlib and Pillow are loaded when something is drawn.
 """
@@ -24,7 +24,6 @@ from contract.text import compact
 from training.record.events import Evaluation, Measure, RankTimes, Step
 from training.record.fields import number
 from training.record.reader import RecordedRun, figure
-from training.record.result import Classification
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +31,7 @@ if TYPE_CHECKING:
 
 # Each color in the light and in the dark theme. Figures are drawn in the light one; in the
 # page every color becomes the CSS variable of its name, so that one drawing serves both.
-# Hence no two light colors may be equal. Blue and orange, and the colors of the parts of a step,
-# stay apart for every kind of color vision: tests/training/test_report.py computes it.
+# Hence no two light colors may be equal. Blue and orange stay apart for every kind of color vision.
 COLORS: Final[Mapping[str, tuple[str, str]]] = {
     "page": ("#f6f7f9", "#0f1319"),
     "surface": ("#ffffff", "#171d26"),
@@ -55,7 +53,7 @@ class Plot:
     """A figure with its words."""
 
     name: str
-    """File name of the image, without its ending."""
+    """Identifies it in the page."""
     title: str
     text: str
     """Description of the figure."""
@@ -155,21 +153,6 @@ def svg(plot: Plot) -> str:
     return f'<svg {box[0]} role="img" aria-label="{label}">{body}'
 
 
-def png(plot: Plot) -> bytes:
-    """The figure with its title as an image of 150 dpi. Changes the figure: draw the SVG first."""
-    plot.figure.text(0, 1.02, f" {plot.title}", fontsize=14, weight="bold")
-    file = io.BytesIO()
-    plot.figure.savefig(
-        file,
-        format="png",
-        dpi=150,
-        facecolor=light("surface"),
-        bbox_inches="tight",
-        pad_inches=0.2,
-    )
-    return file.getvalue()
-
-
 def gray_png(pixels: bytes, height: int, width: int) -> bytes:
     """A PNG of ``height * width`` grey values, one byte each.
 
@@ -190,8 +173,6 @@ Record = Step | RankTimes | Evaluation
 
 MAX_POINTS: Final = 1500  # of a curve; more cannot be told apart on a screen
 MAX_RANKS: Final = 16  # bars of the step time
-MAX_CLASSES: Final = 40  # rows of the confusion matrix
-CONFUSION: Final = "confusion_matrix"
 
 MAX_MEASURES: Final = 8  # plots of what a run is judged by
 OTHER: Final = "other"  # what is left of a step beside its parts
@@ -207,9 +188,7 @@ def draw(run: RecordedRun) -> list[Plot]:
         loss_plot(run),
         *(measure_plot(run, measure) for measure in run.measures[:MAX_MEASURES]),
         throughput_plot(run),
-        learning_rate_plot(run),
         step_time_plot(run),
-        confusion_plot(run),
     ]
     return [plot for plot in drawn if plot is not None]
 
@@ -307,20 +286,6 @@ def throughput_plot(run: RecordedRun) -> Plot | None:
     return Plot(name="throughput", title="Throughput", text=text, figure=figure)
 
 
-def learning_rate_plot(run: RecordedRun) -> Plot | None:
-    steps, rates = curve(run.steps, "step", "lr")
-    if not len(rates):
-        return None
-    peak = int(rates.argmax())
-    text = f"Highest {rates[peak]:.3g} at step {steps[peak]:,.0f}; {rates[-1]:.3g} at the last."
-    steps, rates = bucket_means(steps), bucket_means(rates)
-    figure, axes = new_axes(468, 280)
-    axes.plot(steps, rates, color=light("blue"), linewidth=2)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
-    _finish(axes, run, "step", top=float(rates.max()))
-    return Plot(name="learning_rate", title="Learning rate", text=text, figure=figure)
-
-
 def step_time_plot(run: RecordedRun) -> Plot | None:
     """Bars per rank, one part of a step behind the other; the slowest rank sets the pace."""
     ranks = run.ranks
@@ -334,89 +299,36 @@ def step_time_plot(run: RecordedRun) -> Plot | None:
         ranks = [each for each in ranks if number(each.epoch) != first]
         text = f"Mean per rank without the first {stretch}."
 
-    numbers = np.array(sorted({each.rank for each in ranks}))
-    own = [[each for each in ranks if each.rank == rank] for rank in numbers]
-    # Milliseconds of each part, by rank.
-    names = dict.fromkeys(part for each in ranks for part in each.phases if part != OTHER)
-    parts = {
-        part: np.array([mean(each.phases.get(part) for each in one) for one in own]) * 1e3
-        for part in names
-    }
-    known = sum(parts.values(), np.zeros(len(own)))
-    colors = dict(zip(parts, itertools.cycle(PART_COLORS), strict=False))
-    totals = np.maximum([mean(each.step_time_s for each in one) * 1e3 for one in own], known)
-    parts[OTHER], colors[OTHER] = totals - known, OTHER_COLOR
-    text += f" Slowest {totals.max():,.0f} ms."
-    talking = mean(each.communication_s for each in ranks) * 1e3
+    own: dict[int, list[RankTimes]] = {}
+    for each in ranks:
+        own.setdefault(each.rank, []).append(each)
+    totals = {rank: 1e3 * mean(each.step_time_s for each in one) for rank, one in own.items()}
+    text += f" Slowest {max(totals.values()):,.0f} ms."
+    talking = 1e3 * mean(each.communication_s for each in ranks)
     if talking:
         text += f" Collectives were at work for {talking:,.0f} ms of it, much of that beside "
         text += "forward and backward (one profiled step of each stretch)."
-    shown = np.sort(np.argsort(-totals, kind="stable")[:MAX_RANKS])
-    if len(totals) > MAX_RANKS:
-        text += f" The {MAX_RANKS} slowest of {len(totals)} ranks."
+    shown = sorted(sorted(own, key=lambda rank: -totals[rank])[:MAX_RANKS])
+    if len(shown) < len(own):
+        text += f" The {MAX_RANKS} slowest of {len(own)} ranks."
 
-    longest, rows = totals.max() or 1.0, np.arange(len(shown))
     figure, axes = new_axes(468, max(280, 70 + 26 * len(shown)))
-    left = np.zeros(len(shown))
-    for part, color in colors.items():
-        widths = parts[part][shown]
-        bars = axes.barh(
-            rows,
-            widths,
-            left=left,
-            height=0.62,
-            color=light(color),
-            edgecolor=light("surface"),
-            linewidth=1,
-            label=part if part != OTHER or widths.max() > 0.01 * longest else None,
-        )
-        words = [_ms(each) if each > 0.11 * longest else "" for each in widths]
-        axes.bar_label(bars, words, label_type="center", color=light("surface"))
-        if part == OTHER:
-            axes.bar_label(bars, [f"{_ms(each)} ms" for each in totals[shown]], padding=5)
-        left = left + widths
+    rows, left = np.arange(len(shown)), np.zeros(len(shown))
+    parts = dict.fromkeys(part for each in ranks for part in each.phases if part != OTHER)
+    for part, color in zip(parts, itertools.cycle(PART_COLORS), strict=False):
+        means = [1e3 * mean(each.phases.get(part) for each in own[rank]) for rank in shown]
+        axes.barh(rows, means, left=left, height=0.62, color=light(color), label=part)
+        left = left + means
+    others = np.maximum([totals[rank] - known for rank, known in zip(shown, left, strict=True)], 0)
+    bars = axes.barh(rows, others, left=left, height=0.62, color=light(OTHER_COLOR), label=OTHER)
+    axes.bar_label(bars, [f"{each:,.1f} ms" for each in left + others], padding=5)
     legend(axes)
     axes.grid(axis="y", visible=False)
-    axes.set_yticks(rows, [f"rank {rank}" for rank in numbers[shown]])
-    spare = max(0, 3 - len(shown)) / 2  # keeps one bar from filling the figure
-    axes.set_ylim(len(shown) - 0.4 + spare, -0.6 - spare)
-    axes.set_xlim(0, 1.17 * longest)
+    axes.margins(x=0.17)
+    axes.set_yticks(rows, [f"rank {rank}" for rank in shown])
+    axes.set_ylim(max(len(shown), 3) - 0.4, -0.6)  # keeps one bar from filling the figure
     axes.set_xlabel("ms per step")
     return Plot(name="step_time", title="Time per step", text=text, figure=figure)
-
-
-def confusion_plot(run: RecordedRun) -> Plot | None:
-    found = run.evaluated
-    if not isinstance(found, Classification) or not 0 < len(found.class_names) <= MAX_CLASSES:
-        return None
-    names = found.class_names
-    figure, axes = new_axes(468, 468)
-    counts = np.array(found.confusion_matrix, dtype=np.float64)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    from matplotlib.patches import Rectangle
-
-    for (row, col), count in np.ndenumerate(counts):
-        # The square root keeps rare mistakes visible.
-        alpha = math.sqrt(shares[row, col])
-        color = light("blue" if row == col else "orange")
-        corner = (float(col) - 0.5, float(row) - 0.5)
-        axes.add_patch(Rectangle(corner, 1, 1, facecolor=color, alpha=alpha, linewidth=0))
-        if count and len(names) <= 20:
-            ink = light("surface" if alpha > 0.6 else "ink")
-            axes.text(col, row, f"{count:.0f}", color=ink, fontsize=10, ha="center", va="center")
-    short = [label if len(label) <= 13 else label[:12] + "…" for label in names]
-    ticks = range(len(names))
-    axes.set_xticks(ticks, short, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(ticks, short)
-    axes.set_xlim(-0.5, len(names) - 0.5)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class")
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(True)
-    text = f"{np.trace(counts):,.0f} of {counts.sum():,.0f} right. Each row is a true class, each "
-    text += "shade the square root of the share of its row: rare mistakes show."
-    return Plot(name=CONFUSION, title="Confusion matrix", text=text, figure=figure)
 
 
 def _line(axes: Axes, places: Floats, values: Floats) -> None:
@@ -446,10 +358,6 @@ def _finish(axes: Axes, run: RecordedRun, clock: str, *, top: float | None = Non
     axes.set_xlabel(clock)
     if top is not None:
         axes.set_ylim(0, 1.12 * top or 1)
-
-
-def _ms(value: float) -> str:
-    return f"{value:.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def column(records: Iterable[Record], key: str) -> Floats:

@@ -127,8 +127,7 @@ class RecordedRun:
         for each in self.evaluations:
             valued += measured(each.measures)
         names = dict.fromkeys([*(each.name for each in declared), *valued])
-        found = [described(name, declared) for name in names]
-        return [each for each in found if each.is_usable]
+        return [described(name, declared) for name in names]
 
     def last(self, field: str) -> float | None:
         """The result's value of a field or a measure, or the last evaluation's while there is

@@ -20,7 +20,6 @@ from typing import Final, Protocol, TypeVar
 from contract import exits, runs
 from training.record import events, fields
 from training.record.events import (
-    Damaged,
     Evaluation,
     Event,
     Failed,
@@ -347,8 +346,6 @@ class RunRecord:
         # Without a checkpoint all is done again, and nothing is missing from the record.
         self._num_damaged = earlier.num_damaged if event.resumed else 0
         if event.resumed:
-            if self._num_damaged:
-                added.insert(0, Damaged(lines=self._num_damaged))
             added.insert(0, Resume(step=event.step, world_size=event.world_size))
         self._phases = []
         texts = [*(line.text for line in kept), *map(_line, added)]
