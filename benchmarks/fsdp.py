@@ -25,7 +25,7 @@ from benchmarks import trainer_loop
 from benchmarks.output import command_line, report, say
 from contract.errors import InputError
 from training.data import text
-from training.data.feed import SequenceOrder
+from training.data.feed import SequenceOrder, windows
 from training.loop import optimizers
 from training.models import language_models, model_weights, pretrained
 from training.models.language_models import WithLoss
@@ -108,7 +108,7 @@ class OwnLoop:
 
     def step(self, number: int) -> int:
         """Train one step; return how many tokens it predicts."""
-        batch = self.order.batch(self.tokens, number, rank=0, world_size=1)
+        batch = windows(self.tokens, self.order.sequences(number), self.order.seq_len)
         loss = self.trained(torch.from_numpy(batch))
         loss.backward()
         clip(self.trained.model, MAX_GRAD_NORM)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from training.data.feed import SequenceOrder
+from training.data.feed import SequenceOrder, windows
 
 BETAS: Final = (0.9, 0.95)
 
@@ -53,7 +53,7 @@ class _Packed(torch.utils.data.IterableDataset[dict[str, torch.Tensor]]):
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         step = 0
         while True:
-            batch = self._order.batch(self._tokens, step, rank=0, world_size=1)
+            batch = windows(self._tokens, self._order.sequences(step), self._order.seq_len)
             for row in torch.from_numpy(np.ascontiguousarray(batch)):
                 # The labels that the model would shift by itself lack the last one of a sequence.
                 yield {"input_ids": row[:-1], "labels": row[:-1], "shift_labels": row[1:]}

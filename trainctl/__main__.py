@@ -88,7 +88,7 @@ _add_group(
 _add_group(
     "data",
     "Data sets in the bucket, which jobs train on by name: --data NAME.",
-    *(data.put, data.ls, data.prepare, data.verify),
+    *(data.put, data.ls, data.prepare),
     panel=_JOBS,
 )
 _add_group(

@@ -1,7 +1,6 @@
-"""``trainctl data prepare`` and ``verify``: what a user sees, and exit codes. Whether the sets are
+"""``trainctl data prepare``: what a user sees, and exit codes. Whether the sets are
 right is tested in tests/training."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from tests.training import sample_pictures
 from trainctl.__main__ import main
 
 
-def test_pictures_are_prepared_and_verified_by_two_commands(
+def test_pictures_are_prepared_by_a_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = sample_pictures.write_tree(tmp_path / "source", num_train=30, num_val=10)
@@ -25,16 +24,6 @@ def test_pictures_are_prepared_and_verified_by_two_commands(
     assert "29 train + 10 val pictures of 10 classes, 1 damaged" in said.err
     assert "100% of 40 pictures" in said.err
 
-    assert main(["data", "verify", str(target)]) == exits.OK
-    assert capsys.readouterr().out == "29 train + 10 val pictures of 10 classes: all whole\n"
-
-    (target / "val-00000.tar").unlink()
-    assert main(["data", "verify", str(target), "--json"]) == exits.FAILED
-    said = capsys.readouterr()
-    (wrong,) = json.loads(said.out)["wrong"]
-    assert wrong == "val-00000.tar is missing, and 10 pictures with it"
-    assert f"wrong: {wrong}" in said.err
-
 
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -42,9 +31,8 @@ def test_pictures_are_prepared_and_verified_by_two_commands(
         (["prepare", "coco", "here", "--to", "there"], "coco is no layout"),
         (["prepare", "imagenet", "nowhere", "--to", "there"], "nowhere does not exist"),
         (["prepare", "imagenet", ".", "--to", "there", "--form", "zip"], "--form is 'zip'"),
-        (["verify", "nowhere"], "no prepared set"),
     ],
-    ids=["layout", "source", "form", "verify"],
+    ids=["layout", "source", "form"],
 )
 def test_mistakes_are_one_sentence(
     words: list[str],
@@ -68,7 +56,6 @@ def test_a_file_is_no_place_for_a_set_and_s3_is_no_source(
     file.write_text("")
     to = ["--to", str(file)]
     for words, message in (
-        (["verify", str(file)], "file is not a folder"),
         (["prepare", "imagenet", str(tmp_path), *to], "file is not a folder"),
         (["prepare", "imagenet", str(tmp_path), "--to", f"{file}/set"], "file/set is not a folder"),
         (["prepare", "imagenet", "s3://b/x", *to], "fetch it first (aws s3 sync s3://b/x DIR)"),

@@ -207,7 +207,7 @@ def test_a_set_that_is_damaged_as_a_whole_ends_the_reading(sets: Sets, tmp_path:
     found = library.open_set(str(tree))
     order = BatchOrder(num_images=44, global_batch=GLOBAL_BATCH, seed=0)
     plan = rank_plan(order, steps=range(10), rank=0, world_size=1)
-    with reader(found) as opened, pytest.raises(InputError, match="trainctl data verify"):
+    with reader(found) as opened, pytest.raises(InputError, match="prepare the set again"):
         for _ in opened.batches(plan):
             pass
 

@@ -18,7 +18,6 @@ from training.data.pictures.index import INDEX_FILE, SHARDS
 from training.data.pictures.library import PictureSet
 from training.data.pictures.prepare import Wish, prepare
 from training.data.pictures.reader import Reader
-from training.data.pictures.verify import verify
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +49,6 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
         for uri in (here, there)
     ]
     assert indexes[0] == indexes[1]
-    assert verify(Destination(uri=there)).wrong == ()
     keys = [each["Key"] for each in client.list_objects_v2(Bucket="pictures")["Contents"]]
     assert not [key for key in keys if ".prepare" in key]
 
@@ -61,9 +59,7 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
     content = client.get_object(Bucket="pictures", Key=f"datasets/small/{shard}")["Body"].read()
     damaged = bytes([content[0] ^ 1]) + content[1:]
     client.put_object(Bucket="pictures", Key=f"datasets/small/{shard}", Body=damaged)
-    with pytest.raises(
-        InputError, match=rf"{shard} is not what was prepared: trainctl data verify"
-    ):
+    with pytest.raises(InputError, match=rf"{shard} is not what was prepared: prepare"):
         mirror.on_disk(found)
     client.put_object(Bucket="pictures", Key=f"datasets/small/{shard}", Body=content)
     local = mirror.on_disk(found)
@@ -72,10 +68,9 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
     # The same as a job: the source is fetched from the bucket first.
     for path in source.rglob("*.*"):
         client.upload_file(str(path), "pictures", f"raw/{path.relative_to(source).as_posix()}")
-    job = ["prepare", "s3://pictures/raw", "--to", str(tmp_path / "job"), "--form", SHARDS]
+    job = ["s3://pictures/raw", "--to", str(tmp_path / "job"), "--form", SHARDS]
     assert pictures.main(job) == exits.OK
     assert library.open_set(str(tmp_path / "job")).fingerprint == found.fingerprint
-    assert pictures.main(["verify", there]) == exits.OK
 
     # A tree that was not prepared.
     for path in sample_pictures.sort_val(source).rglob("*.JPEG"):
@@ -88,17 +83,11 @@ def test_a_set_in_s3_gives_the_batches_of_a_disk_and_is_fetched_once(
     client.delete_object(Bucket="pictures", Key=f"datasets/small/{shard}")
     assert mirror.on_disk(found) == local, "nothing is fetched again"
     assert sorted(path.name for path in Path(local.root).glob("*.tar")) == sorted(shards)
-    assert [each for each in verify(Destination(uri=there)).wrong if shard in each]
-    client.delete_object(Bucket="pictures", Key=f"datasets/small/{INDEX_FILE}")
-    with pytest.raises(InputError, match="no prepared set"):
-        verify(Destination(uri=there))
-
     nowhere = "s3://no-such-pictures/set"
-    for words in (["verify", nowhere], ["prepare", str(source), "--to", nowhere]):
-        assert pictures.main(words) == exits.BAD_INPUT
-        said = capsys.readouterr().err.splitlines()[-1]
-        assert said.startswith(f"error: {nowhere}/{INDEX_FILE} cannot be read: ")
-        assert "(NoSuchBucket)" in said
+    assert pictures.main([str(source), "--to", nowhere]) == exits.BAD_INPUT
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith(f"error: {nowhere}/{INDEX_FILE} cannot be read: ")
+    assert "(NoSuchBucket)" in said
 
     def remove(what: str, _done: int, _total: int) -> None:
         if what == "packing":

@@ -17,7 +17,6 @@ import torch
 
 from contract.errors import InputError
 from tests.conftest import ROOT
-from training.data import hub_text
 from training.models import pretrained
 from training.system import storage
 
@@ -48,27 +47,16 @@ FILES = {
 }
 
 
-CARD = b"""---
-configs:
-- config_name: small
-  data_files:
-  - {split: train, path: "one/train-*"}
-  - {split: test, path: one/test.txt}
-- config_name: large
-  data_files: two/*.txt
----
-"""
-CONFIGURED = {
-    "README.md": CARD,
-    "one/train-0.txt": b"small train 0",
-    "one/train-1.txt": b"small train 1",
-    "one/test.txt": b"small test",
-    "two/all.txt": b"large",
-    "other.txt": b"of no configuration",
-}
 SCRIPT = {"README.md": b"no card", "script.py": b"raise SystemExit"}
 #: What the Hub makes of some data sets, in a revision of its own.
-CONVERTED = {"/api/datasets/owner/script": {"default/train/0000.parquet": parquet("from a script")}}
+CONVERTED = {
+    "/api/datasets/owner/script": {
+        "default/train/0000.parquet": parquet("from"),
+        "default/train/0001.parquet": parquet("a script"),
+        "default/test/0000.parquet": parquet("held out"),
+        "large/partial-train/0000.parquet": parquet("the beginning"),
+    }
+}
 TEXTS = {"README.md": b"no text", "part.jsonl": b'{"text": "one"}', "more/part.txt": b"two"}
 PICKLED = {"config.json": FILES["config.json"], "pytorch_model.bin": pickled()}
 DAMAGED = {"config.json": FILES["config.json"], "pytorch_model.bin": b"damaged"}
@@ -78,7 +66,6 @@ REPOSITORIES = {
     "/api/models/owner/empty": ("/owner/empty", {"config.json": b"{}"}),
     "/api/models/owner/open": ("/owner/open", FILES),
     "/api/datasets/owner/texts": ("/datasets/owner/texts", TEXTS),
-    "/api/datasets/owner/configured": ("/datasets/owner/configured", CONFIGURED),
     "/api/datasets/owner/script": ("/datasets/owner/script", SCRIPT),
 }
 
@@ -202,30 +189,17 @@ def test_the_hub_gives_what_it_has_and_its_refusals_say_what_to_do(
 @pytest.mark.slow
 def test_a_configuration_and_a_split_of_a_data_set_are_chosen(hub: str, tmp_path: Path) -> None:
     places = {
-        "configured/small/train": "small train 0 small train 1",
-        "configured/small": "small test small train 0 small train 1",
-        "configured/large": "large",
-        "configured/medium": "has no configuration 'medium': it has large, small",
-        "configured/small/dev": "has no split 'dev': it has test, train",
-        "configured/small/train/more": "give hf://owner/name/CONFIGURATION/SPLIT",
-        "script": "from a script",
-        "script/train": "from a script",
+        "script/default": "held out from a script",
         "script/default/train": "from a script",
+        "script/default/dev": "has no split 'dev': it has test, train",
+        "script/default/train/more": "give hf://owner/name[@revision] or hf://owner/name/CONF",
         "script/other/train": "data set owner/script has no configuration 'other': it has default",
+        "script/large": "has only its beginning: give hf://owner/script, all of its files",
+        "none/small": "owner/none is not known to the Hugging Face Hub",
     }
     found = asked([f"hf://owner/{place}" for place in places], hub, tmp_path)
     for said, expected in zip(found, places.values(), strict=True):
         assert expected in said
-
-
-def test_without_a_card_names_tell_configuration_and_split() -> None:
-    files = ["en/train-00000-of-00002.parquet", "en/train-00001-of-00002.parquet"]
-    files += ["en/validation.jsonl", "de/dev/part.txt", "data/test.txt", "all.txt"]
-    assert hub_text.by_names(files) == {
-        "en": {"train": files[:2], "validation": ["en/validation.jsonl"]},
-        "de": {"validation": ["de/dev/part.txt"]},
-        "default": {"test": ["data/test.txt"], "train": ["all.txt"]},
-    }
 
 
 def test_without_a_way_to_the_hub_the_error_names_the_other_ways() -> None:

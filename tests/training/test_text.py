@@ -21,7 +21,7 @@ from tokenizers.pre_tokenizers import Whitespace
 from contract.errors import InputError
 from tests.training.bucket import Bucket, CrashError, install
 from training.data import text
-from training.data.feed import SequenceOrder, positions_in_documents
+from training.data.feed import SequenceOrder, positions_in_documents, share, windows
 from training.data.text import TokenStore, store_for
 
 WORDS = ["<|endoftext|>", "[unknown]", *(f"w{i}" for i in range(98))]
@@ -323,11 +323,11 @@ def test_an_epoch_predicts_each_token_once_whatever_the_number_of_workers(
     labels: list[int] = []
     for step in range(order.steps_per_epoch):
         parts = [
-            order.batch(tokens, step, rank=rank, world_size=world_size)
+            windows(tokens, share(order.sequences(step), rank=rank, world_size=world_size), seq_len)
             for rank in range(world_size)
         ]
         assert {part.shape for part in parts} == {(4 // world_size, seq_len + 1)}
-        whole = order.batch(tokens, step, rank=0, world_size=1)
+        whole = windows(tokens, order.sequences(step), seq_len)
         shared = np.concatenate(parts)
         assert sorted(shared[:, 0].tolist()) == sorted(whole[:, 0].tolist())
         labels += whole[:, 1:].ravel().tolist()
@@ -349,7 +349,7 @@ def test_an_order_that_does_not_divide_or_does_not_fill_a_step_is_refused() -> N
         SequenceOrder(num_tokens=101, seq_len=10, global_batch=11, seed=0)
     order = SequenceOrder(num_tokens=101, seq_len=10, global_batch=4, seed=0)
     with pytest.raises(InputError, match="cannot be shared by 3 workers"):
-        order.batch(np.zeros(101, np.uint16), 0, rank=0, world_size=3)
+        share(order.sequences(0), rank=0, world_size=3)
 
 
 @pytest.mark.parametrize("seed", [0, 7])

@@ -14,7 +14,6 @@ from trainctl.aws.errors import UsageError
 from trainctl.options import AsJson, Profile, Region
 from training.data import catalog, download
 from training.data.pictures import prepare as preparation
-from training.data.pictures import verify as verification
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED
 
@@ -168,7 +167,7 @@ def prepare(
         raise UsageError(
             f"{source} is in S3: fetch it first (aws s3 sync {source} DIR), or have a job prepare "
             "it there: trainctl submit --code . --run prepare --nodes 1 -- python -m "
-            f"training.data.pictures prepare {source} --to {to}"
+            f"training.data.pictures {source} --to {to}"
         )
     wish = preparation.Wish(form=form, size=size, encoding=encoding)
     target = Destination(uri=to.rstrip("/"), profile=profile, region=region)
@@ -191,50 +190,6 @@ def prepare(
         output.say(f"and {more:,} more, listed in {target.uri}/index.json")
     counts = " + ".join(f"{index.counts[split]:,} {split}" for split in index.counts)
     output.say(
-        f"{counts} pictures of {len(index.classes):,} classes, {len(index.damaged):,} damaged. "
-        "Check them at any time with trainctl data verify"
+        f"{counts} pictures of {len(index.classes):,} classes, {len(index.damaged):,} damaged"
     )
     output.print_text(target.uri)
-
-
-def verify(
-    *,
-    place: Annotated[
-        str,
-        typer.Argument(
-            metavar="DIR|s3://...", help="What data prepare has written.", show_default=False
-        ),
-    ],
-    as_json: AsJson = False,
-    profile: Profile = None,
-    region: Region = None,
-) -> None:
-    """Read a prepared set, compare all checksums and counts; exit with 1 where one differs."""
-    at = Destination(uri=place.rstrip("/"), profile=profile, region=region)
-    with output.Progress() as progress:
-
-        def show(done: int, total: int) -> None:
-            progress.update(f"reading: {_tenths(done, total)} of {total:,} files")
-
-        verdict = verification.verify(at, report=show)
-    index = verdict.index
-    for each in verdict.wrong:
-        output.say(f"wrong: {each}")
-    if as_json:
-        output.print_json(
-            {
-                "form": index.form,
-                "size": index.size,
-                "encoding": index.encoding,
-                "classes": len(index.classes),
-                "pictures": dict(index.counts),
-                "left_out": list(index.damaged),
-                "wrong": list(verdict.wrong),
-            }
-        )
-    else:
-        counts = " + ".join(f"{num:,} {split}" for split, num in index.counts.items())
-        found = f"{len(verdict.wrong):,} wrong" if verdict.wrong else "all whole"
-        output.print_text(f"{counts} pictures of {len(index.classes):,} classes: {found}")
-    if verdict.wrong:
-        raise typer.Exit(exits.FAILED)

@@ -311,14 +311,6 @@ class SequenceOrder:
         epoch, within = divmod(step, self.steps_per_epoch)
         return self.order.pick(epoch, within * self.global_batch + np.arange(self.global_batch))
 
-    def batch(self, tokens: npt.NDArray[Any], step: int, *, rank: int, world_size: int) -> Tokens:
-        """A worker's part of a step, ``[global_batch / world_size, seq_len + 1]``.
-
-        Inputs are ``[:, :-1]``, labels ``[:, 1:]``.
-        """
-        mine = share(self.sequences(step), rank=rank, world_size=world_size)
-        return windows(tokens, mine, self.seq_len)
-
 
 def windows(tokens: npt.NDArray[Any], sequences: Tokens, seq_len: int) -> Tokens:
     """Cut sequences out of a row of tokens, ``[len(sequences), seq_len + 1]``."""

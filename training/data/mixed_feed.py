@@ -18,8 +18,6 @@ from training.data.feed import Batch, ChatFeed, TextFeed, feed_of, share
 from training.data.mixture import Source
 from training.data.text import Tokens, TokenStore
 
-#: Slots of a pattern where the shares' own denominator is larger.
-_SLOTS: Final = 10_000
 #: A source that is seen more often teaches little more (Muennighoff et al., arXiv:2305.16264).
 _MANY_EPOCHS: Final = 4
 
@@ -44,10 +42,7 @@ class Slots:
             shares: positive, with a sum of 1.
         """
         size = lcm(*(each.denominator for each in shares))
-        counts = [int(each * size) for each in shares]
-        if size > _SLOTS:
-            size, counts = _SLOTS, _largest_remainder(shares, _SLOTS)
-        self._counts = np.array(counts)
+        self._counts = np.array([int(each * size) for each in shares])
         self._source = _even(self._counts)
         taken = self._source[:, None] == np.arange(len(shares))
         self._before = (np.cumsum(taken, axis=0) - 1)[np.arange(size), self._source]
@@ -209,18 +204,6 @@ def _merged(batches: Sequence[Batch], rows: Sequence[Tokens]) -> Batch:
         num_labels=sum(each.num_labels for each in batches),
         num_tokens=sum(each.num_tokens for each in batches),
     )
-
-
-def _largest_remainder(shares: Sequence[Fraction], size: int) -> list[int]:
-    """Shares of ``size`` slots in whole slots, at least one each."""
-    counts = [max(1, int(each * size)) for each in shares]
-    rest = [each * size - count for each, count in zip(shares, counts, strict=True)]
-    by_rest = sorted(range(len(shares)), key=lambda number: -rest[number])
-    for number in by_rest[: max(0, size - sum(counts))]:
-        counts[number] += 1
-    # The smallest were rounded up to a slot each: take that from the largest.
-    counts[counts.index(max(counts))] -= max(0, sum(counts) - size)
-    return counts
 
 
 def _even(counts: Tokens) -> Tokens:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import lcm
 from typing import Final
 
 from contract.errors import InputError
@@ -22,6 +23,8 @@ _FORM: Final = 'write a mixture as "0.7 FIRST, 0.3 SECOND", with a weight before
 #: What a label may be made of: it is a part of the names of measures.
 _LABEL: Final = re.compile(r"[^a-z0-9]+")
 _MAX_LABEL: Final = 40
+#: Sequences after which the pattern of a mixture repeats.
+_MAX_SLOTS: Final = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +46,8 @@ def sources_of(data: str) -> tuple[Source, ...]:
     """The sources of a ``--data``.
 
     Raises:
-        InputError: a weight is missing or no positive number, or a source is there twice.
+        InputError: a weight is missing or no positive number, the weights have too many digits, or
+            a source is there twice.
     """
     texts = _SEPARATOR.split(data)
     found = [_WEIGHTED.fullmatch(text.strip()) for text in texts]
@@ -60,6 +64,12 @@ def sources_of(data: str) -> tuple[Source, ...]:
             f"{_FORM}"
         )
     weights = [_weight(*pair) for pair in pairs]
+    shares = [each / sum(weights) for each in weights]
+    if (size := lcm(*(each.denominator for each in shares))) > _MAX_SLOTS:
+        raise InputError(
+            f"--data has weights of which only {size:,} sequences have whole parts, and at most "
+            f"{_MAX_SLOTS:,} are possible: round them, such as 0.37 and 0.63"
+        )
     labels: list[str] = []
     places: set[str] = set()
     for _, place in pairs:
@@ -68,8 +78,8 @@ def sources_of(data: str) -> tuple[Source, ...]:
         places.add(place.rstrip("/"))
         labels.append(_label(place, labels))
     return tuple(
-        Source(place=place, weight=weight, share=number / sum(weights), label=label)
-        for (weight, place), number, label in zip(pairs, weights, labels, strict=True)
+        Source(place=place, weight=weight, share=share, label=label)
+        for (weight, place), share, label in zip(pairs, shares, labels, strict=True)
     )
 
 

@@ -1,7 +1,7 @@
-"""Prepares or verifies a set of pictures on a node: ``python -m training.data.pictures``.
+"""Prepare a set of pictures on a node: ``python -m training.data.pictures SRC --to DST``.
 
-A job can run it (docs/imagenet.md). On a laptop, ``trainctl data prepare`` and ``verify`` do the
-same; there, a source in S3 has to be fetched first.
+A job can run it (docs/imagenet.md). On a laptop, ``trainctl data prepare`` does the same; there, a
+source in S3 has to be fetched first.
 """
 
 import argparse
@@ -17,7 +17,6 @@ from training.data.pictures import mirror
 from training.data.pictures.destination import Destination
 from training.data.pictures.index import ENCODINGS, FORMS, JPEG, PACKED, StoredFile
 from training.data.pictures.prepare import DEFAULT_SIZE, Wish, prepare
-from training.data.pictures.verify import verify
 from training.system import storage
 
 
@@ -52,28 +51,18 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m training.data.pictures", description=(__doc__ or "").partition("\n")[0]
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    making = commands.add_parser("prepare", help="make a set of ImageNet's download")
-    making.add_argument("source", metavar="SRC", help="folder, .tar or s3:// address")
-    making.add_argument("--to", required=True, metavar="DST", help="folder or s3:// address")
-    making.add_argument("--form", default=PACKED, help=", ".join(FORMS))
-    making.add_argument("--size", type=int, default=DEFAULT_SIZE)
-    making.add_argument("--encoding", default=JPEG, help=", ".join(ENCODINGS))
-    making.add_argument("--processes", type=int, default=0)
-    checking = commands.add_parser("verify", help="compare a set with its checksums")
-    checking.add_argument("place", metavar="DST")
+    parser.add_argument("source", metavar="SRC", help="folder, .tar or s3:// address")
+    parser.add_argument("--to", required=True, metavar="DST", help="folder or s3:// address")
+    parser.add_argument("--form", default=PACKED, help=", ".join(FORMS))
+    parser.add_argument("--size", type=int, default=DEFAULT_SIZE)
+    parser.add_argument("--encoding", default=JPEG, help=", ".join(ENCODINGS))
+    parser.add_argument("--processes", type=int, default=0)
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
     try:
-        if options.command == "verify":
-            verdict = verify(Destination(uri=options.place.rstrip("/")))
-            for each in verdict.wrong:
-                _say(f"wrong: {each}")
-            _say(f"{verdict.index.num_pictures:,} pictures, {len(verdict.wrong):,} wrong")
-            return exits.FAILED if verdict.wrong else exits.OK
         wish = Wish(form=options.form, size=options.size, encoding=options.encoding)
         index = prepare(
             fetched(options.source),

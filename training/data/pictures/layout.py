@@ -3,7 +3,7 @@
 Nothing is unpacked. A tar file that is not compressed keeps its members in one piece, and so do
 those inside of it: a picture is a place in a file. What counts is the path that it would have:
 ``.../train/<class>/<file>`` and ``.../val/<class>/<file>``, or a flat ``val/`` and a list of its
-classes (``LOC_val_solution.csv``, the XML files of the annotations, or a file of lines).
+classes (``LOC_val_solution.csv``, or another file of lines).
 Standard library only.
 """
 
@@ -26,7 +26,6 @@ Note = Callable[[int], None]
 _STANDS_FOR: Final = {"ILSVRC2012_img_train": TRAIN, "ILSVRC2012_img_val": VAL}
 _COMPRESSED: Final = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 _LISTS: Final = ("LOC_val_solution.csv", "val_annotations.txt", "val.txt", "val.csv")
-_NAME_IN_XML: Final = re.compile(rb"<name>\s*([^<\s]+)\s*</name>")
 #: Of a list: the picture, with or without its suffix, and then its class.
 _LIST_LINE: Final = re.compile(r"\s*([^\s,]+)[\s,]+([^\s,]+)")
 _NOTE_EVERY: Final = 10_000
@@ -68,7 +67,7 @@ def find(source: Path, *, note: Note | None = None) -> dict[str, list[Found]]:
     for item in _items(source):
         split, below = _split(item.parts)
         if not is_picture(item.parts[-1]):
-            if item.parts[-1] in _LISTS or (split == VAL and item.parts[-1].endswith(".xml")):
+            if item.parts[-1] in _LISTS:
                 lists.append(item)
         elif split == TRAIN and len(below) > 1:
             train.append(_found(item, below[0]))
@@ -197,7 +196,7 @@ def _classified(
             raise InputError(
                 f"the class of {'/'.join(item.parts)} is not known: put the list of the validation "
                 f"pictures beside train/ and val/ ({', '.join(_LISTS)}: a line for each, its name "
-                "and its class), or the folder val/ of the annotations"
+                "and its class)"
                 if not class_name
                 else f"the class of {'/'.join(item.parts)}, {class_name}, has no training pictures"
             )
@@ -215,13 +214,9 @@ def _read_lists(lists: list[_Item]) -> dict[str, str]:
                 content = file.read(item.size)
         except OSError as error:
             raise _unreadable(item.path, error) from None
-        if item.parts[-1].endswith(".xml"):
-            if match := _NAME_IN_XML.search(content):
-                found[item.parts[-1].removesuffix(".xml")] = match[1].decode()
-            continue
         for line in content.decode(errors="replace").splitlines():
-            if match_ := _LIST_LINE.match(line):
-                found[match_[1].rpartition("/")[2]] = match_[2]
+            if match := _LIST_LINE.match(line):
+                found[match[1].rpartition("/")[2]] = match[2]
     return found
 
 

@@ -69,9 +69,7 @@ def fetch(root: str, files: Mapping[str, StoredFile], folder: Path) -> None:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         if expected.sha256 not in ("", sha256):
             part.unlink()
-            raise InputError(
-                f"{address} is not what was prepared: trainctl data verify {root} tells more"
-            )
+            raise InputError(f"{address} is not what was prepared: prepare the set again")
         part.replace(path)
 
     with sources.locked(folder / ".lock"):

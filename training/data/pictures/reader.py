@@ -269,7 +269,7 @@ class Reader:
             name, why = next(reversed(self.damaged.items()))
             raise InputError(
                 f"{len(self.damaged)} of {num:,} pictures are damaged, the last is {name}: {why}; "
-                "check the disk and the set with trainctl data verify"
+                "check the disk, or prepare the set again"
             )
 
     def _killed(self) -> str:
