@@ -7,7 +7,7 @@
 Needs PyTorch and transformers, not Ray. Without more the pictures are made on the device, so
 nothing waits for a decoder. ``--packed`` makes a tree of JPEGs (of scikit-learn's photographs),
 packs it as ``trainctl data prepare imagenet`` does, and reads that; ``--data`` reads a set that is
-there. All train with the recipe's own loop: random crops, mixup, label smoothing, the average of
+there. All train with the recipe's own loop: random crops, label smoothing, the average of
 the weights. A run has two epochs, of which the second counts: in the first cuDNN chooses its
 algorithms. On a CPU it shows that it works, with small pictures.
 """

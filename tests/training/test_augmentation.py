@@ -4,8 +4,6 @@ is exact, and that mixing pairs pictures alike on any number of workers."""
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 
 from training.data import augmentation
@@ -112,41 +110,3 @@ def test_evaluation_sees_the_middle_of_each_picture() -> None:
         expected = picture.resize((28, 28), Image.Resampling.BILINEAR, box=box)
         difference = view - torch.from_numpy(np.asarray(expected).astype(np.float32))
         assert difference.abs().max() < 2
-
-
-@settings(deadline=None)  # the machine may be busy
-@given(num=st.integers(2, 70), world_size=st.integers(1, 7), data=st.data())
-def test_pairs_are_the_same_on_any_number_of_workers(
-    num: int, world_size: int, data: st.DataObject
-) -> None:
-    damaged = data.draw(st.sets(st.integers(0, num - 1), max_size=5))
-    expected = {
-        each: each ^ 1 if (each ^ 1) < num and (each ^ 1) not in damaged else each
-        for each in range(num)
-        if each not in damaged
-    }
-    found: dict[int, int] = {}
-    bounds = [
-        augmentation.pair_bounds(num, rank=rank, world_size=world_size)
-        for rank in range(world_size)
-    ]
-    assert [first for first, _ in bounds[1:]] == [end for _, end in bounds[:-1]]
-    sizes = [end - first for first, end in bounds]
-    assert (sum(sizes), max(sizes) - min(sizes) <= 2) == (num, True)
-    for first, end in bounds:
-        places = torch.tensor([i - first for i in range(first, end) if i not in damaged])
-        partners = augmentation.partners(places.to(torch.int64))
-        found |= {
-            first + int(place): first + int(places[partner])
-            for place, partner in zip(places, partners, strict=True)
-        }
-    assert found == expected
-
-
-def test_the_share_of_a_mixture_depends_on_seed_and_step() -> None:
-    shares = [augmentation.mixup_share(seed=0, step=step, alpha=0.2) for step in range(2000)]
-    assert augmentation.mixup_share(seed=0, step=5, alpha=0.2) == shares[5]
-    assert augmentation.mixup_share(seed=1, step=5, alpha=0.2) != shares[5]
-    assert np.mean(shares) == pytest.approx(0.5, abs=0.03)
-    assert np.var(shares) == pytest.approx(1 / (4 * 1.4), abs=0.02)  # of Beta(0.2, 0.2)
-    assert augmentation.mixup_share(seed=0, step=5, alpha=0.0) == 1.0

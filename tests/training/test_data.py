@@ -287,15 +287,6 @@ def test_epochs_and_seeds_have_different_orders() -> None:
     assert len({tuple(order) for order in orders}) == 9
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_the_shards_of_all_ranks_are_the_batch_in_order(world_size: int) -> None:
-    bounds = [images.shard_bounds(101, rank=r, world_size=world_size) for r in range(world_size)]
-    joined = [i for first, end in bounds for i in range(first, end)]
-    assert joined == list(range(101))
-    sizes = [end - first for first, end in bounds]
-    assert max(sizes) - min(sizes) <= 1
-
-
 def test_batches_are_normalised_like_one_image_at_a_time(tmp_path: Path) -> None:
     image_set = images.load(str(write_images(tmp_path)))
     chosen = torch.tensor([3, 1, 17])

@@ -21,7 +21,6 @@ from training.record.events import (
     TYPES,
     Evaluation,
     Event,
-    Finished,
     Process,
     RankTimes,
     Step,
@@ -200,10 +199,3 @@ def test_nothing_is_read_where_there_is_nothing(tmp_path: Path) -> None:
     assert reader.read_metrics(str(tmp_path)).events == []
     assert reader.read_result(str(tmp_path)) is None
     assert evaluated_from_json({"of_a_later_version": 1}) is None
-
-
-def test_a_finished_run_keeps_what_was_evaluated() -> None:
-    text = HeldOutText(loss=2.0, perplexity=7.4, unigram_loss=5.0, num_tokens=10)
-    figures = {"perplexity": 7.4}
-    event = Finished(step=3, loss=2.0, seconds=1.0, measures=figures, evaluation=text)
-    assert events.from_json(events.to_json(event)) == event

@@ -42,7 +42,6 @@ SMALL: dict[str, Any] = {
     "epochs": 2,
     "report_every": 1,
     "ema": 0.9,
-    "mixup": 0.2,
 }
 
 
@@ -149,20 +148,6 @@ def test_a_set_of_small_images_is_refused_with_what_to_give() -> None:
         RECIPE.check_data("fashion-mnist")
 
 
-def test_the_loss_of_a_mixture_is_that_of_its_mixed_labels() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(6, 10, generator=generator)
-    labels = torch.randint(0, 10, (6,), generator=generator)
-    partners = augmentation.partners(torch.tensor([0, 1, 2, 4, 5, 6]))
-    assert partners.tolist() == [1, 0, 2, 4, 3, 5]
-    targets = 0.7 * F.one_hot(labels, 10) + 0.3 * F.one_hot(labels[partners], 10)
-    expected = F.cross_entropy(logits, targets.float(), reduction="sum", label_smoothing=0.1)
-    found = loop.mixed_loss(logits, labels, partners, share=0.7, smoothing=0.1)
-    torch.testing.assert_close(found, expected)
-    plain = loop.mixed_loss(logits, labels, partners, share=1.0, smoothing=0.0)
-    torch.testing.assert_close(plain, F.cross_entropy(logits, labels, reduction="sum"))
-
-
 def test_each_picture_of_an_epoch_is_planned_for_one_worker() -> None:
     order = BatchOrder(num_images=101, global_batch=32, seed=0)
     for world_size in (1, 2, 3):
@@ -178,12 +163,6 @@ def test_each_picture_of_an_epoch_is_planned_for_one_worker() -> None:
             assert torch.equal(torch.cat(parts), order.indices(step))
         most = loop.most_per_worker(config(global_batch=32), world_size)
         assert max(len(part) for plan in plans for part in plan) <= most
-        assert all(len(part) % 2 == 0 for plan in plans[:-1] for part in plan), "pairs are whole"
-
-
-def test_evaluation_takes_few_pictures_at_a_time_whatever_the_batch_is() -> None:
-    found = {batch: loop.most_evaluated(config(global_batch=batch), 2) for batch in (32, 2048)}
-    assert found == {32: loop.most_per_worker(config(global_batch=32), 2), 2048: 64}
 
 
 def test_out_of_memory_says_what_is_kept_and_what_to_try(

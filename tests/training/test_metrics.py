@@ -63,13 +63,6 @@ def test_the_peak_is_that_of_the_gpu_by_its_name(
     assert peak == (tflops * 1e12 if tflops else None)
 
 
-@pytest.mark.parametrize(
-    ("loss", "norm", "finite"), [(1.0, 2.0, True), (math.nan, 2.0, False), (1.0, math.inf, False)]
-)
-def test_a_step_is_finite_if_loss_and_gradient_are(loss: float, norm: float, finite: bool) -> None:
-    assert metrics.StepMetrics(loss=loss, grad_norm=norm, size=8).is_finite is finite
-
-
 def wait_for_a_slow_rank(rank: int) -> None:
     """Rank 1 comes 0.2 s later to a collective: what rank 0 waits is its communication."""
     with metrics.Communication(CPU) as watched:

@@ -146,14 +146,6 @@ def test_a_mirror_that_is_no_address_is_refused(
         download.fetch(DATA, tmp_path)
 
 
-def test_addresses_are_https_and_checksums_whole() -> None:
-    for data in catalog.ALL:
-        assert data.address.startswith("https://")
-        assert all(len(bytes.fromhex(digest)) == 32 for digest in data.files.values())
-        assert len({*data.files.values()}) == len(data.files)
-        assert catalog.find(data.name) is data
-
-
 # --- real content ---------------------------------------------------------------------------------
 def test_fashion_mnist_by_name_is_the_real_one(mirror: type[Mirror], data_dir: Path) -> None:
     folder = data_dir / "fashion-mnist"

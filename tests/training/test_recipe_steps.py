@@ -26,7 +26,6 @@ from training.recipes.ddp.settings import DdpConfig
 from training.recipes.fsdp import inputs
 from training.recipes.fsdp import loop as fsdp
 from training.recipes.fsdp.settings import FsdpConfig
-from training.recipes.imagenet import loop as imagenet
 from training.recipes.imagenet.settings import ImagenetConfig
 from training.recipes.settings import RunConfig
 from training.record.events import Evaluation, Event, Skipped, Start, Step
@@ -194,9 +193,7 @@ def weights_of_losses(config: RunConfig) -> list[tuple[int, float]]:
     """
     seen: list[tuple[int, float]] = []
     worker = TorchrunWorker(run_uri=RunPaths.of(config.storage, config.run).uri)
-    module: Any = nn.functional if config.recipe == "ddp" else imagenet
-    name = "cross_entropy" if config.recipe == "ddp" else "mixed_loss"
-    real: Callable[..., Tensor] = getattr(module, name)
+    real: Callable[..., Tensor] = nn.functional.cross_entropy
 
     def loss(logits: Tensor, *arguments: Any, **named: Any) -> Tensor:
         found = real(logits, *arguments, **named)
@@ -205,7 +202,7 @@ def weights_of_losses(config: RunConfig) -> list[tuple[int, float]]:
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, name, loss)
+        patch.setattr(nn.functional, "cross_entropy", loss)
         recipes.by_name(config.recipe).train()(worker, config)
     worker.close()
     return seen

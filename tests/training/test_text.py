@@ -352,17 +352,6 @@ def test_an_order_that_does_not_divide_or_does_not_fill_a_step_is_refused() -> N
         share(order.sequences(0), rank=0, world_size=3)
 
 
-@pytest.mark.parametrize("seed", [0, 7])
-def test_the_order_kept_for_an_epoch_is_the_one_drawn_for_each_step(seed: int) -> None:
-    order = SequenceOrder(num_tokens=10_001, seq_len=100, global_batch=8, seed=seed)
-    # Back and forth between epochs, as runs that resume and tests do.
-    for step in [*range(30), 3, 25, 0]:
-        epoch, within = divmod(step, order.steps_per_epoch)
-        drawn = np.random.default_rng([seed, epoch]).permutation(order.num_sequences)
-        assert order.sequences(step).tolist() == drawn[within * 8 :][:8].tolist()
-        order.sequences(step)[0] = 1  # a copy
-
-
 def test_positions_begin_anew_after_each_end_of_text() -> None:
     inputs = np.array([[5, 6, 0, 7, 8, 0, 0, 9], [0, 1, 2, 3, 4, 5, 6, 7]])
     assert positions_in_documents(inputs, 0).tolist() == [

@@ -151,39 +151,6 @@ def _filter(
     return weights / weights.sum(dim=2, keepdim=True)
 
 
-def mixup_share(*, seed: int, step: int, alpha: float) -> float:
-    """Share of each picture in its mixture with its partner at ``step``, drawn from Beta(alpha,
-    alpha) (arXiv 1710.09412)."""
-    if not alpha:
-        return 1.0
-    key = hashlib.sha256(f"mixup:{seed}:{step}".encode()).digest()
-    return float(np.random.default_rng(list(key)).beta(alpha, alpha))
-
-
-def partners(places: torch.Tensor) -> torch.Tensor:
-    """Which picture of a batch each is mixed with: its neighbor in the plan, 0 with 1, 2 with 3;
-    itself where the neighbor is missing. So pairs do not depend on the number of workers, as long
-    as each worker's part of the plan begins at an even place.
-
-    Args:
-        places: where each picture stands in the plan, int64 ``[n]``, ascending.
-
-    Returns:
-        Positions in the batch, int64 ``[n]``.
-    """
-    wanted = places ^ 1
-    found = torch.searchsorted(places, wanted).clamp(max=max(0, len(places) - 1))
-    return torch.where(places[found] == wanted, found, torch.arange(len(places)))
-
-
-def pair_bounds(num: int, *, rank: int, world_size: int) -> tuple[int, int]:
-    """First and one-past-last position of ``rank``'s part of ``num`` items; a part begins at an
-    even position, and parts differ by two at most."""
-    pairs = (num + 1) // 2
-    first, end = pairs * rank // world_size, pairs * (rank + 1) // world_size
-    return 2 * first, min(2 * end, num)
-
-
 def _uniform(samples: npt.NDArray[np.int64], *, seed: int, step: int, num: int) -> Floats:
     """``num`` numbers from 0 to 1 for each sample, float64 ``[n, num]``.
 

@@ -2,7 +2,8 @@
 
 Such files are pickles, which can run code when they are loaded. They are read with
 ``weights_only=True``, which makes tensors and nothing else, and memory-mapped, so that no more
-than one part of the result is ever in memory; only files in torch's first format are read whole.
+than one part of the result is ever in memory. Files that torch saved before version 1.6 (July 2020)
+cannot be mapped, and are refused.
 Models in safetensors are used as they are.
 """
 
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 #: Of each file that is written; while it is, twice as much is in memory.
 PART_BYTES: Final = 10**9
-
-#: How the first format of torch begins.
-_LEGACY: Final = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 
 
 def with_weights(folder: Path, place: str) -> Path:
@@ -115,9 +113,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, "torch.Tensor"]]:
 
     for file in _files(folder):
         try:
-            # What torch saved before version 1.6 cannot be mapped.
-            is_mapped = not _is_legacy(file)
-            found = torch.load(file, map_location="cpu", mmap=is_mapped, weights_only=True)
+            found = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
         except pickle.UnpicklingError:
             raise InputError(
                 f"{file} holds more than tensors, and loading it could run code: give a model that "
@@ -151,13 +147,6 @@ def _is_plain(tensor: "torch.Tensor", *, most_bytes: int) -> bool:
 
     is_dense = tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized)
     return is_dense and not tensor.is_meta and tensor.nbytes <= most_bytes
-
-
-def _is_legacy(file: Path) -> bool:
-    """Whether torch saved a file in its first format, a row of pickles, of which the first is a
-    number that marks it."""
-    with file.open("rb") as content:
-        return content.read(len(_LEGACY)) == _LEGACY
 
 
 def _files(folder: Path) -> list[Path]:

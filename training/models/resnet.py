@@ -6,7 +6,6 @@ worker imports 1,900 modules more, 4 s of CPU, before its first step. This is Re
 else; for any other ResNet, use transformers.
 """
 
-import contextlib
 import json
 import math
 from collections import OrderedDict
@@ -57,9 +56,7 @@ class ResNet18Config:
             names = [f"LABEL_{i}" for i in range(self.num_labels)]
             values["id2label"] = dict(enumerate(names))
             values["label2id"] = {name: i for i, name in enumerate(names)}
-        # A note on who wrote the file, which transformers does not need to read it.
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            values["transformers_version"] = metadata.version("transformers")
+        values["transformers_version"] = metadata.version("transformers")
         return json.dumps(values, indent=2, sort_keys=True) + "\n"
 
 

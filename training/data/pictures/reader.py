@@ -10,8 +10,8 @@ decoders, and in the middle of an epoch:
         for batch in reader.batches(plan):
             ...
 
-A damaged picture is left out of its batch, which is one smaller then; ``Batch.places`` tells which
-of the planned ones are there, and the caller weights them by how many there are over all ranks.
+A damaged picture is left out of its batch, which is one smaller then; the caller weights the others
+by how many there are over all ranks.
 
 The DataLoader's workers are forked. They write pixels into a ring of shared memory and return
 extents and labels only: tensors sent through its queues would be mapped anew for each batch, which
@@ -32,7 +32,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from contract.errors import InputError
-from training.data.augmentation import pair_bounds
 from training.data.images import BatchOrder, shard_bounds
 from training.data.pictures import workers
 from training.data.pictures.decode import Decoder, Done, Task
@@ -71,23 +70,15 @@ class Batch:
     """int64 ``[n]``, on the device."""
     samples: torch.Tensor
     """int64 ``[n]``, on the host: the samples' numbers in their split."""
-    places: torch.Tensor
-    """int64 ``[n]``, on the host, ascending: where each of them stands in this rank's plan."""
-    num_planned: int
-    """n and the damaged ones."""
 
 
 def rank_plan(
     order: BatchOrder, *, steps: Iterable[int], rank: int, world_size: int
 ) -> Iterator[torch.Tensor]:
-    """The samples of each step's global batch that are ``rank``'s, int64 ``[n]``: whole pairs,
-    which mixup mixes.
-
-    Their places in the global batch are ``range(*pair_bounds(len(batch), ...))``.
-    """
+    """The samples of each step's global batch that are ``rank``'s, int64 ``[n]``."""
     for step in steps:
         batch = order.indices(step)
-        first, end = pair_bounds(len(batch), rank=rank, world_size=world_size)
+        first, end = shard_bounds(len(batch), rank=rank, world_size=world_size)
         yield batch[first:end]
 
 
@@ -242,20 +233,18 @@ class Reader:
         labels = torch.tensor([each for done in found for each in done.labels], dtype=torch.int64)
         sides = [each for done in found for each in done.extents]
         extents = torch.tensor(sides, dtype=torch.int64).view(-1, 2)
-        places = extents[:, 0].nonzero().flatten()
+        whole = extents[:, 0].nonzero().flatten()
         first = slot * self._batch_size
         pictures = self._ring[first : first + len(samples)]
         if self._copies:
             pictures = self._copies.send(pictures)
-        if len(places) < len(samples):
-            pictures = pictures.index_select(0, places.to(self._device))
+        if len(whole) < len(samples):
+            pictures = pictures.index_select(0, whole.to(self._device))
         return Batch(
             pictures=pictures,
-            extents=extents[places].to(self._device, non_blocking=True),
-            labels=labels[places].to(self._device, non_blocking=True),
-            samples=samples[places],
-            places=places,
-            num_planned=len(samples),
+            extents=extents[whole].to(self._device, non_blocking=True),
+            labels=labels[whole].to(self._device, non_blocking=True),
+            samples=samples[whole],
         )
 
     def _check_damaged(self) -> None:

@@ -1,6 +1,6 @@
 """ImageNet recipe: ResNet50 and EfficientNets on pictures of any size, a whole model per worker.
 
-Pictures are decoded by processes beside each worker and cut, resized, mirrored and mixed on the
+Pictures are decoded by processes beside each worker and cut, resized and mirrored on the
 device. To step through it on a laptop, without AWS, a GPU or data:
 
     python -m training.launch imagenet --local               (under Ray Train)
@@ -171,19 +171,14 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
             for group in optimizer.param_groups:
                 group["lr"] = course.learning_rate(step)
 
-            # Pictures of this worker, cut, resized, mirrored and mixed on the device
-            epoch = step // order.steps_per_epoch + 1
+            # Pictures of this worker, cut, resized and mirrored on the device
             batch = next(batches)
             boxes = augmentation.random_boxes(
                 batch.samples, seed=config.seed, step=step, least_area=config.least_area
             )
             pixels = augmentation.random_views(
-                batch.pictures, batch.extents, boxes, size=sizes[epoch - 1]
+                batch.pictures, batch.extents, boxes, size=sizes[step // order.steps_per_epoch]
             )
-            share = augmentation.mixup_share(seed=config.seed, step=step, alpha=config.mixup)
-            partners = augmentation.partners(batch.places).to(device, non_blocking=True)
-            if config.mixup:
-                pixels = torch.lerp(pixels[partners], pixels, share)
             # Damaged pictures are missing: only all workers together know how many there are.
             num_present = torch.full((), float(len(batch.samples)), device=device)
             if world_size > 1:
@@ -195,12 +190,11 @@ def _train(worker: Worker, config: ImagenetConfig, stack: contextlib.ExitStack) 
             torch.manual_seed(config.seed + 1_000_003 * step + rank)
             with torch.autocast(device.type, torch.bfloat16, enabled=use_bf16):
                 logits = forward(pixels).logits
-            loss_sum = mixed_loss(
+            loss_sum = F.cross_entropy(
                 logits.float(),
                 batch.labels,
-                partners,
-                share=share,
-                smoothing=config.label_smoothing,
+                reduction="sum",
+                label_smoothing=config.label_smoothing,
             )
             timer.mark("forward")
 
@@ -238,31 +232,6 @@ def learning_rate(config: ImagenetConfig, step: int, steps_per_epoch: int) -> fl
         peak=config.peak_lr,
         warmup_fraction=config.warmup_fraction,
     )
-
-
-def mixed_loss(
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    partners: torch.Tensor,
-    *,
-    share: float,
-    smoothing: float,
-) -> torch.Tensor:
-    """Cross-entropy of pictures that are ``share`` themselves and for the rest their partner.
-
-    Args:
-        logits: float32 ``[n, num_classes]``.
-        labels: int64 ``[n]``.
-        partners: positions in the batch, int64 ``[n]``.
-
-    Returns:
-        The sum over the batch, a scalar.
-    """
-    own = F.cross_entropy(logits, labels, reduction="sum", label_smoothing=smoothing)
-    if share == 1.0:
-        return own
-    other = F.cross_entropy(logits, labels[partners], reduction="sum", label_smoothing=smoothing)
-    return share * own + (1 - share) * other
 
 
 class Source(Protocol):
@@ -341,8 +310,8 @@ def open_pictures(config: ImagenetConfig, worker: Worker, stack: contextlib.Exit
 
 def most_per_worker(config: ImagenetConfig, world_size: int) -> int:
     """The most pictures that a worker has in a step: the last one of an epoch may be a quarter
-    larger, and parts are whole pairs."""
-    return math.ceil(config.images_per_step * 1.25 / world_size) + 2
+    larger."""
+    return math.ceil(config.images_per_step * 1.25 / world_size)
 
 
 def most_evaluated(config: ImagenetConfig, world_size: int) -> int:
@@ -452,6 +421,4 @@ class Synthetic:
                 extents=torch.full((len(samples), 2), pictures.shape[1], device=self._device),
                 labels=labels,
                 samples=samples,
-                places=torch.arange(len(samples)),
-                num_planned=len(samples),
             )

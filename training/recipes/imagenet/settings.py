@@ -59,9 +59,6 @@ class ImagenetConfig(ReplicaConfig):
         help="decay of the running average of the weights, which is evaluated and saved as the "
         "model in place of the last ones (0: none)",
     )
-    mixup: float = option(
-        0.0, low=0, high=2, help="mix pairs of pictures by a share from Beta(A, A) (0: never)"
-    )
     least_area: float = option(
         0.08, above=0, high=1, help="smallest part of a picture that a random crop may show"
     )
@@ -136,7 +133,6 @@ class ImagenetConfig(ReplicaConfig):
 
 _OURS: Final[Mapping[str, Value]] = {
     "label_smoothing": 0.1,
-    "mixup": 0.2,
     "weight_decay": 5e-5,
     "ema": 0.9999,
 }
@@ -171,7 +167,6 @@ PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
         "epochs": 3,
         "batch_per_worker": 16,
         "least_area": 0.5,
-        "mixup": 0.0,
         "ema": 0.9,
         "lr": 0.8,
         "report_every": 5,
