@@ -82,7 +82,7 @@ def hosts() -> Iterator[list[str]]:
 
 def test_a_slow_host_fails_the_run_and_is_named(hosts: list[str], tmp_path: Path) -> None:
     words = ["bandwidth", "--preset", "quick", "--max-bytes", "4194304"]
-    words += ["--seconds-each", "0.2", "--floor", "0.05"]
+    words += ["--floor", "0.05"]
     started: list[subprocess.Popen[str]] = []
     deadline = time.monotonic() + 400
     for number, host in enumerate(hosts):
@@ -128,4 +128,4 @@ def test_a_slow_host_fails_the_run_and_is_named(hosts: list[str], tmp_path: Path
     assert 0 < result["all_reduce"] <= 1.5 * slow
     table = json.loads((tmp_path / "net" / "evaluation.json").read_text())
     assert [row[0] for row in table["rows"]] == [1 << 20]
-    assert table["title"].startswith("3 workers on 3 hosts, gloo over TCP. Bus bandwidth in GB/s:")
+    assert table["title"].startswith("3 workers on 3 hosts, gloo over TCP. Bus bandwidth of an")

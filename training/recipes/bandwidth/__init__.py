@@ -6,11 +6,8 @@ from training.recipes.bandwidth.settings import PRESETS, BandwidthConfig
 from training.recipes.recipe import Model, Recipe
 from training.record.events import Measure
 
-# Bus bandwidth of each collective, and of the slowest way between two hosts, one at a time.
+# Bus bandwidth of the all-reduce, and of the slowest way between two hosts, one at a time.
 ALL_REDUCE: Final = Measure(name="all_reduce", label="all-reduce", unit="GB/s")
-ALL_GATHER: Final = Measure(name="all_gather", label="all-gather", unit="GB/s")
-REDUCE_SCATTER: Final = Measure(name="reduce_scatter", label="reduce-scatter", unit="GB/s")
-ALL_TO_ALL: Final = Measure(name="all_to_all", label="all-to-all", unit="GB/s")
 SLOWEST_LINK: Final = Measure(name="slowest_link", unit="GB/s")
 
 RECIPE: Final = Recipe(
@@ -21,7 +18,7 @@ RECIPE: Final = Recipe(
     built_in_preset="all",
     data_help="none: nothing is trained",
     loop="training.recipes.bandwidth.loop",
-    measures=(ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, SLOWEST_LINK),
+    measures=(ALL_REDUCE, SLOWEST_LINK),
     model=Model.NONE,
     variables={
         # NCCL tells only in its log over what it sends; read by ``training.system.machine``.

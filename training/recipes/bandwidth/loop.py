@@ -1,15 +1,16 @@
-"""The bandwidth recipe: collectives over all workers, one size after another, and each link.
+"""The bandwidth recipe: an all-reduce over all workers, one size after another, and each link.
 
-It trains nothing. Buffers are filled, checked and timed; seconds become bandwidth in ``formulas``.
-The all-reduce of the largest message is what a floor is compared with. Between hosts, each link is
-measured too: a collective is as slow as the slowest of them, and does not tell which one that is.
+It trains nothing. Buffers are filled, checked and timed. Seconds become bandwidth as NVIDIA's
+nccl-tests computes it (its doc/PERFORMANCE.md): algorithm bandwidth is the size of the message over
+the time that it took; bus bandwidth corrects it by what each rank has to send for that, so that it
+can be compared with the speed of the link at any number of workers. That of the largest message is
+what a floor is compared with. Between hosts, each link is measured too: an all-reduce is as slow as
+the slowest of them, and does not tell which one that is.
 """
 
-import functools
 import statistics
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,24 +19,44 @@ from contract.text import byte_size, counted, significant
 from training.loop import metrics
 from training.loop.worker import Worker
 from training.recipes.bandwidth import links
-from training.recipes.bandwidth.links import Timing
-from training.recipes.bandwidth.settings import COLLECTIVES, BandwidthConfig
+from training.recipes.bandwidth.settings import BandwidthConfig
 from training.record.events import Evaluation, Finished, Start, Stopped, Warned, phase
 from training.record.result import Table
 from training.system.machine import transport
 
 _ELEMENT: Final = 4  # bytes of a float32
-#: Most repetitions of a collective at one size.
+#: Most repetitions at one size, and seconds after which there are no more.
 _REPEATS: Final = 20
-_HEADS: Final = ("mean (us)", "slowest rank (us)", "algorithm bandwidth (GB/s)", "bus bandwidth")
+_SECONDS: Final = 0.5
+_HEADS: Final = (
+    "size (B)",
+    "mean (us)",
+    "slowest rank (us)",
+    "algorithm bandwidth (GB/s)",
+    "bus bandwidth (GB/s)",
+)
+
+
+class Timing(NamedTuple):
+    """Seconds of one all-reduce."""
+
+    mean: float
+    """Over the ranks and repetitions."""
+    slowest: float
+    """On the slowest rank."""
+
+
+def bus_gb_per_s(algorithm: float, num_ranks: int) -> float:
+    """Bus bandwidth of an all-reduce, in which each byte crosses the busiest link twice, but for a
+    rank's own share; 0 for a single rank, which sends nothing."""
+    return algorithm * 2 * (num_ranks - 1) / num_ranks
 
 
 def train(worker: Worker, config: BandwidthConfig) -> None:
     """Measure, and report as other recipes do: one evaluation for each size."""
     device, ranks = worker.device, worker.world_size
     on_gpu = device.type == "cuda"
-    # An element for each rank at least.
-    sizes = sorted({max(size, ranks * _ELEMENT) for size in config.sizes(on_gpu=on_gpu)})
+    sizes = sorted({each // _ELEMENT * _ELEMENT for each in config.sizes(on_gpu=on_gpu)})
     hosts = links.hosts()
     num_hosts = len(set(hosts))
     began = time.monotonic()
@@ -52,18 +73,13 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
 
     over, slow = "", ""
     measures: dict[str, float] = {}
-    courses: dict[str, list[float]] = {name: [] for name in config.chosen}
     rows: list[tuple[float, ...]] = []
     for step, size in enumerate(sizes, start=1):
-        row = [float(size)]
-        for name in config.chosen:
-            timing = _timed(name, size, device, config)
-            bus = timing.bus_gb_per_s(ranks)
-            row += [timing.seconds * 1e6, timing.slowest_s * 1e6, timing.algorithm_gb_per_s, bus]
-            courses[name].append(bus)
-            measures[name.replace("-", "_")] = bus
-        rows.append(tuple(row))
-        # After the first collective: NCCL makes its choice when it needs one.
+        timing = _timed(size, device)
+        algorithm = size / timing.mean / 1e9
+        bus = measures["all_reduce"] = bus_gb_per_s(algorithm, ranks)
+        rows.append((size, timing.mean * 1e6, timing.slowest * 1e6, algorithm, bus))
+        # After the first all-reduce: NCCL makes its choice when it needs one.
         over = over or transport(dist.get_backend(), num_hosts=num_hosts)
         if step == len(sizes) and num_hosts > 1:
             speeds = links.measured(hosts, device)
@@ -79,120 +95,71 @@ def train(worker: Worker, config: BandwidthConfig) -> None:
             worker.emit(Stopped(step=step))
             return
 
+    course = [row[-1] for row in rows]
     worker.emit(
         Finished(
             step=len(sizes),
             measures=measures,
             seconds=time.monotonic() - began,
             evaluation=Table(
+                # Mean and maximum, which are often confused.
                 title=f"{counted(ranks, 'worker')} on {counted(num_hosts, 'host')}, {over}. "
-                f"{_summary(courses)}",
-                heads=("size (B)", *(f"{name}: {head}" for name in courses for head in _HEADS)),
+                f"Bus bandwidth of an all-reduce in GB/s: {significant(statistics.mean(course))} "
+                f"on average over all sizes, {significant(max(course))} at most.",
+                heads=_HEADS,
                 rows=tuple(rows),
             ),
-            shortfall=_shortfall(measures.get("all_reduce"), config, over=over, slow=slow),
+            shortfall=_shortfall(measures["all_reduce"], config, over=over, slow=slow),
         )
     )
 
 
-def _timed(name: str, size: int, device: torch.device, config: BandwidthConfig) -> Timing:
-    """Check a collective once, then repeat it; every rank gets the same result."""
-    run, num_bytes = _collective(name, size, device)
-    run()  # makes the connections
-    links.synchronize(device)
-    dist.barrier()
-    began = time.perf_counter()
-    run()
-    links.synchronize(device)
-    once = _over_ranks(time.perf_counter() - began, device)[1]
-    repeats = max(1, min(_REPEATS, int(config.seconds_each / once)))
-    dist.barrier()
-    began = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    links.synchronize(device)
-    mean, slowest = _over_ranks((time.perf_counter() - began) / repeats, device)
-    return Timing(collective=name, num_bytes=num_bytes, seconds=mean, slowest_s=slowest)
-
-
-def _collective(name: str, size: int, device: torch.device) -> tuple[Callable[[], object], int]:
-    """A collective over a message of about ``size`` bytes, checked, and the message's true size.
+def _timed(size: int, device: torch.device) -> Timing:
+    """Check an all-reduce of ``size`` bytes once, then repeat it; every rank gets the same result.
 
     Raises:
         RuntimeError: its result is wrong.
     """
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    part = max(1, size // _ELEMENT // ranks)  # elements of each rank's share
-    mine = float(rank + 1)
-    total = ranks * (ranks + 1) / 2
-    match name:
-        case "all-reduce":
-            whole = torch.full((part * ranks,), mine, device=device)
-            run = functools.partial(dist.all_reduce, whole)
-            run()
-            is_right = bool((whole == total).all())
-            whole.zero_()  # or sums of sums would overflow
-        case "all-gather":
-            whole = torch.zeros(part * ranks, device=device)
-            share = torch.full((part,), mine, device=device)
-            run = functools.partial(dist.all_gather_into_tensor, whole, share)
-            run()
-            is_right = _is_in_order(whole, part)
-        case "reduce-scatter":
-            whole = torch.full((part * ranks,), mine, device=device)
-            share = torch.zeros(part, device=device)
-            run = functools.partial(dist.reduce_scatter_tensor, share, whole)
-            run()
-            is_right = bool((share == total).all())
-        case _:
-            whole = torch.full((part * ranks,), mine, device=device)
-            received = torch.zeros(part * ranks, device=device)
-            run = functools.partial(dist.all_to_all_single, received, whole)
-            run()
-            is_right = _is_in_order(received, part)
-    if not is_right:
-        raise RuntimeError(f"{name} of {size} bytes: rank {rank} received wrong values")
-    return run, whole.numel() * _ELEMENT
+    message = torch.full((size // _ELEMENT,), float(rank + 1), device=device)
+    dist.all_reduce(message)  # makes the connections
+    if not bool((message == ranks * (ranks + 1) / 2).all()):
+        raise RuntimeError(f"all-reduce of {size} bytes: rank {rank} received wrong values")
+    message.zero_()  # or sums of sums would overflow
+    once = _repeated(message, 1).slowest
+    return _repeated(message, max(1, min(_REPEATS, int(_SECONDS / once))))
 
 
-def _is_in_order(received: torch.Tensor, part: int) -> bool:
-    """Whether each rank's share, ``part`` elements, came from that rank."""
-    return all(bool((each == rank).all()) for rank, each in enumerate(received.split(part), 1))
+def _repeated(message: torch.Tensor, repeats: int) -> Timing:
+    links.synchronize(message.device)
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(repeats):
+        dist.all_reduce(message)
+    links.synchronize(message.device)
+    return _over_ranks((time.perf_counter() - began) / repeats, message.device)
 
 
-def _over_ranks(seconds: float, device: torch.device) -> tuple[float, float]:
-    """Mean and maximum."""
+def _over_ranks(seconds: float, device: torch.device) -> Timing:
     mean, most = torch.tensor([seconds], device=device), torch.tensor([seconds], device=device)
     dist.all_reduce(mean)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)
-    return float(mean.item()) / dist.get_world_size(), float(most.item())
+    return Timing(float(mean.item()) / dist.get_world_size(), float(most.item()))
 
 
 def _is_to_stop(worker: Worker) -> bool:
     """Whether any rank was asked to; every rank gets the same answer."""
-    return _over_ranks(float(worker.stop_requested()), worker.device)[1] > 0
+    return _over_ranks(float(worker.stop_requested()), worker.device).slowest > 0
 
 
-def _summary(courses: dict[str, list[float]]) -> str:
-    """Mean over all sizes and maximum of each bus bandwidth, which are often confused."""
-    found = [
-        f"{name} {significant(statistics.mean(course))} on average over all sizes, "
-        f"{significant(max(course))} at most"
-        for name, course in courses.items()
-    ]
-    return f"Bus bandwidth in GB/s: {'; '.join(found)}."
-
-
-def _shortfall(
-    reached: float | None, config: BandwidthConfig, *, over: str, slow: str
-) -> str | None:
+def _shortfall(reached: float, config: BandwidthConfig, *, over: str, slow: str) -> str | None:
     """Why the run failed: the largest all-reduce is below the floor. None where it is not."""
     expected = config.expected_gb_per_s
     floor = max(config.floor, config.floor_share * (expected or 0.0))
-    if reached is None or reached >= floor:
+    if reached >= floor:
         return None
     compared = f" ({config.instance}: {significant(expected)} GB/s)" if expected else ""
     return (
-        f"{COLLECTIVES[0]} has a bus bandwidth of {significant(reached)} GB/s with {over}, below "
+        f"all-reduce has a bus bandwidth of {significant(reached)} GB/s with {over}, below "
         f"the floor of {significant(floor)} GB/s{compared}{'; ' if slow else ''}{slow}"
     )

@@ -8,19 +8,14 @@ from contract.errors import InputError
 from contract.instance_types import instance_type
 from training.recipes.settings import RunConfig, Value, option
 
-#: By their names on the command line and in the record.
-COLLECTIVES: Final = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all")
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BandwidthConfig(RunConfig):
-    """Collectives over all workers, timed for a series of sizes."""
+    """All-reduces over all workers, timed for a series of sizes."""
 
-    collectives: str = option(
-        ",".join(COLLECTIVES), help="which ones, separated by commas", same_on_resume=False
-    )
     min_bytes: int = option(
         8, low=4, high=64 * GIB, help="smallest message in bytes", same_on_resume=False
     )
@@ -33,12 +28,6 @@ class BandwidthConfig(RunConfig):
     )
     factor: int = option(
         2, low=2, high=1024, help="each size is so many times the one before", same_on_resume=False
-    )
-    seconds_each: float = option(
-        0.5,
-        above=0,
-        help="seconds after which one size of one collective is not repeated any more",
-        same_on_resume=False,
     )
     instance: str = option(
         "", help="instance type of the hosts, to compare with its network", same_on_resume=False
@@ -60,11 +49,6 @@ class BandwidthConfig(RunConfig):
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
-        for name in self.chosen:
-            if name not in COLLECTIVES:
-                raise InputError(
-                    f"--collectives names {name!r}: choose of {', '.join(COLLECTIVES)}"
-                )
         if self.max_bytes and self.max_bytes < self.min_bytes:
             raise InputError(
                 f"--max-bytes is {self.max_bytes}: it must be at least --min-bytes, "
@@ -74,13 +58,6 @@ class BandwidthConfig(RunConfig):
             instance_type(self.instance)
         elif self.floor_share:
             raise InputError("--floor-share needs --instance, the type that it is a share of")
-        if (self.floor or self.floor_share) and COLLECTIVES[0] not in self.chosen:
-            raise InputError(f"a floor is one of the {COLLECTIVES[0]}: add it to --collectives")
-
-    @property
-    def chosen(self) -> tuple[str, ...]:
-        """The collectives to measure, in the order given, each once."""
-        return tuple(dict.fromkeys(each.strip() for each in self.collectives.split(",")))
 
     def sizes(self, *, on_gpu: bool) -> list[int]:
         """Bytes of each message: from the smallest, times the factor, up to the largest."""
@@ -100,5 +77,5 @@ class BandwidthConfig(RunConfig):
 PRESETS: Final[Mapping[str, Mapping[str, Value]]] = {
     "all": {},
     # What a gate in front of a job needs to know, in seconds.
-    "quick": {"collectives": COLLECTIVES[0], "min_bytes": MIB, "factor": 8, "seconds_each": 1.0},
+    "quick": {"min_bytes": MIB, "factor": 8},
 }
