@@ -216,7 +216,7 @@ def test_a_killed_decoder_ends_the_reading_with_its_picture_and_nothing_is_left(
     sets: Sets, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert not issubclass(ReadingError, InputError), "else the run would not be restarted"
-    found = sets.prepared["tree"]
+    found = sets.prepared["shards"]
     name = found.train.entry(30).name
     usual = decoding.pixels
 
@@ -234,8 +234,8 @@ def test_a_killed_decoder_ends_the_reading_with_its_picture_and_nothing_is_left(
 
 
 def test_a_damaged_line_of_the_index_is_the_users_to_fix(sets: Sets) -> None:
-    found = sets.prepared["tree"]
-    split = library.Split(found.train.lines.replace(b"train/", b"../", 1))
+    found = sets.prepared["shards"]
+    split = library.Split(found.train.lines.replace(b"train-", b"../train-", 1))
     with (
         Reader(found, split, size=SIZE, batch=4, device=CPU, decoders=1) as opened,
         pytest.raises(InputError, match="the index of the pictures is damaged"),

@@ -184,7 +184,7 @@ def test_what_is_damaged_is_left_out_and_listed(tmp_path: Path) -> None:
     source = tmp_path / "source"
     sample_pictures.write_tree(source, num_train=40, num_val=10)
     damaged = sample_pictures.damage(source / "train", num=10)
-    for form in ("tree", "packed"):
+    for form in ("shards", "packed"):
         index = made(source, tmp_path / form, form=form, size=64)
         saved = json.loads((tmp_path / form / INDEX_FILE).read_text())
         assert saved["damaged"] == [*index.damaged]
@@ -210,7 +210,7 @@ def test_another_set_is_not_written_over(tree: Path, tmp_path: Path) -> None:
         ({"form": "zip"}, "tree, shards, packed"),
         ({"encoding": "png"}, "jpeg, raw"),
         ({"size": 8}, "32 to 2048"),
-        ({"form": "tree", "encoding": "raw"}, "packed"),
+        ({"form": "shards", "encoding": "raw"}, "packed"),
     ],
     ids=["form", "encoding", "size", "raw"],
 )

@@ -16,7 +16,7 @@ from contract.errors import InputError
 from contract.runs import check_relative
 
 INDEX_FILE: Final = "index.json"
-FORMAT: Final = 2
+FORMAT: Final = 3
 TRAIN: Final = "train"
 VAL: Final = "val"
 SPLITS: Final = (TRAIN, VAL)
@@ -24,7 +24,8 @@ SPLITS: Final = (TRAIN, VAL)
 TREE: Final = "tree"
 SHARDS: Final = "shards"
 PACKED: Final = "packed"
-FORMS: Final = (TREE, SHARDS, PACKED)
+#: What ``prepare`` makes; a tree is read as it is.
+FORMS: Final = (SHARDS, PACKED)
 
 JPEG: Final = "jpeg"
 RAW: Final = "raw"
@@ -48,15 +49,13 @@ class Entry:
     """Of its first byte in ``file``."""
     size: int = -1
     """Bytes; -1: all of the file."""
-    sha256: str = ""
-    """Of its bytes; empty where the set was not prepared."""
     height: int = 0
     """Pixels, as stored; 0 where the set was not prepared."""
     width: int = 0
 
     def to_line(self) -> str:
         values = (self.label, self.file, self.offset, self.size, self.height, self.width)
-        return "\t".join([*map(str, values), self.sha256, self.name])
+        return "\t".join([*map(str, values), self.name])
 
     @classmethod
     def from_line(cls, line: str) -> Self:
@@ -65,14 +64,13 @@ class Entry:
             InputError: it is no line of a table, or names a file outside the set.
         """
         try:
-            label, file, offset, size, height, width, sha256, name = line.rstrip("\n").split("\t")
+            label, file, offset, size, height, width, name = line.rstrip("\n").split("\t")
             return cls(
                 label=int(label),
                 name=name,
                 file=check_relative(file, what="file"),
                 offset=int(offset),
                 size=int(size),
-                sha256=sha256,
                 height=int(height),
                 width=int(width),
             )
@@ -97,7 +95,7 @@ class Index:
     """What a prepared set is: ``index.json``."""
 
     form: str
-    """One of ``FORMS``."""
+    """``tree``, ``shards`` or ``packed``."""
     classes: tuple[str, ...]
     """Names, in the order of their labels."""
     counts: Mapping[str, int]
@@ -105,7 +103,7 @@ class Index:
     fingerprint: str
     """Of the names and labels: see ``fingerprint``."""
     files: Mapping[str, StoredFile]
-    """All files of the set but this one and the pictures of a tree, which the tables list."""
+    """All files of the set but this one; none of a tree."""
     size: int = 0
     """Of packed pictures: most pixels of the shorter side; 0: as they came."""
     encoding: str = JPEG

@@ -32,7 +32,6 @@ from training.data.pictures.index import (
     PACKED,
     RAW,
     SPLITS,
-    TREE,
     Entry,
     Index,
     StoredFile,
@@ -52,7 +51,6 @@ LARGEST: Final = 2048
 _SHARD_BYTES: Final = 128 * 2**20
 #: Of a packed JPEG, about.
 _BYTES_PER_PIXEL: Final = 0.4
-_TREE_PIECE: Final = 1000
 #: Of packed JPEGs: at this quality the loss is far below that of shrinking.
 _QUALITY: Final = 92
 
@@ -75,11 +73,11 @@ class Wish:
         if not SMALLEST <= self.size <= LARGEST:
             raise InputError(f"--size is {self.size}: give {SMALLEST} to {LARGEST} pixels")
         if self.encoding == RAW and self.form != PACKED:
-            raise InputError("--encoding raw is for --form packed: other forms keep the files")
+            raise InputError("--encoding raw is for --form packed: shards keep the files")
 
     @property
     def shrinks_to(self) -> int:
-        """``size`` of packed pictures; 0 in other forms, which keep the files as they are."""
+        """``size`` of packed pictures; 0 of shards, which keep the files as they are."""
         return self.size if self.form == PACKED else 0
 
 
@@ -100,7 +98,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """Result of a ``Work``: its lines of the split's table, and its shard unless it is a tree's."""
+    """Result of a ``Work``: its lines of the split's table, and its shard."""
 
     lines: Sequence[str]
     damaged: Sequence[str]
@@ -188,8 +186,6 @@ def _works(
 
 
 def _per_shard(pictures: Sequence[Found], wish: Wish, shard_bytes: int) -> int:
-    if wish.form == TREE:
-        return _TREE_PIECE
     if wish.form == PACKED:
         pixels = wish.size * wish.size * 4 / 3  # of a picture of 4 to 3
         each = pixels * (3 if wish.encoding == RAW else _BYTES_PER_PIXEL)
@@ -249,8 +245,7 @@ def _write_index(
     for work in works:
         part = parts[work.name]
         lines[work.split] += part.lines
-        if part.size:
-            files[f"{work.name}.tar"] = StoredFile(size=part.size, sha256=part.sha256)
+        files[f"{work.name}.tar"] = StoredFile(size=part.size, sha256=part.sha256)
     for split in SPLITS:
         content = "".join(f"{line}\n" for line in lines[split]).encode()
         to.write(table(split), content)
@@ -288,19 +283,13 @@ def _make(work: Work) -> Part:
     lines: list[str] = []
     shard = io.BytesIO()
     for entry, content in _pictures(work, damaged):
-        if work.wish.form == TREE:
-            work.to.write(entry.file, content)
-            lines.append(entry.to_line())
-            continue
         shard.write(_header(entry.name, len(content)))
-        lines.append(replace(entry, file=f"{work.name}.tar", offset=shard.tell()).to_line())
+        lines.append(replace(entry, offset=shard.tell()).to_line())
         shard.write(content)
         shard.write(bytes(-len(content) % tarfile.BLOCKSIZE))
-    content = b""
-    if work.wish.form != TREE:
-        shard.write(bytes(2 * tarfile.BLOCKSIZE))
-        content = shard.getvalue()
-        work.to.write(f"{work.name}.tar", content)
+    shard.write(bytes(2 * tarfile.BLOCKSIZE))
+    content = shard.getvalue()
+    work.to.write(f"{work.name}.tar", content)
     part = Part(
         lines=lines,
         damaged=damaged,
@@ -334,9 +323,8 @@ def _pictures(work: Work, damaged: list[str]) -> Iterator[tuple[Entry, bytes]]:
         entry = Entry(
             label=label,
             name=name,
-            file=f"{work.split}/{name}",
+            file=f"{work.name}.tar",
             size=len(content),
-            sha256=hashlib.sha256(content).hexdigest(),
             height=image.height,
             width=image.width,
         )
