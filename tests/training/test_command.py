@@ -65,11 +65,6 @@ def test_hosts_join_and_leave_with_all_of_their_gpus(
     assert gpus.possible(workers) == numbers
 
 
-def test_without_a_worker_nothing_trains() -> None:
-    with pytest.raises(InputError, match="--workers is 0:2: it must be at least 1"):
-        read_command(["ddp"], run="r", workers=Range(0, 2))
-
-
 @pytest.mark.parametrize("config", [None, b"", b"{", b"[1]", b"\xff"])
 def test_a_damaged_record_counts_as_none(config: bytes | None) -> None:
     assert Recorded.of(config, None) is None

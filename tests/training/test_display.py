@@ -13,12 +13,9 @@ from training.record.events import (
     Event,
     Loaded,
     Measure,
-    Noted,
-    Preempted,
     RankTimes,
     Start,
     Step,
-    Warned,
 )
 from training.record.fields import Rate
 from training.record.progress import Progress
@@ -85,12 +82,6 @@ def step(number: int) -> Step:
             "step 3: bus bandwidth 92.44 GB/s, top5 accuracy 0.5",
         ),
         (Loaded(step=1000, loss=4.0), "checkpoint of step 1,000: evaluation loss 4.0000"),
-        (
-            Preempted(nodes=("a", "b"), time=1.0),
-            "2 of the hosts will be taken away: saving until then",
-        ),
-        (Warned(message="one is damaged"), "warning: one is damaged"),
-        (Noted(message="web: 9 sequences"), "web: 9 sequences"),
         (step(1), ""),
     ],
 )
