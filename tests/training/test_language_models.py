@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule
-from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import processes
 from contract.errors import InputError
@@ -207,16 +206,11 @@ def _in_group(work: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     return work(dist.get_rank(), *arguments)
 
 
-def sharded(
-    name: str, shape: tuple[int, ...], *, lora_rank: int = 0, sends_less: bool = False
-) -> WithLoss:
+def sharded(name: str, shape: tuple[int, ...], *, sends_less: bool = False) -> WithLoss:
     model = WithLoss(language_models.build_on_meta(CONFIGS[name]()))
-    if lora_rank:
-        lora.add(model.model, rank=lora_rank)
-        language_models.keep_frozen_in_bf16(model.model)
     names = ("shard",) if len(shape) == 1 else ("replicate", "shard")
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
-    language_models.shard(model, mesh, bf16=bool(lora_rank), reduce_bf16=sends_less)
+    language_models.shard(model, mesh, bf16=False, reduce_bf16=sends_less)
     model_weights.allocate(model.model, torch.device("cpu"))
     return model
 
@@ -325,64 +319,6 @@ def test_adapters_go_beside_matrices_that_the_blocks_have() -> None:
     lora.add(model, rank=2, targets="v_proj, up_proj")
     trained = {name.split(".")[-4] for name, each in model.named_parameters() if each.requires_grad}
     assert trained == {"v_proj", "up_proj"}
-
-
-def _adapted(_rank: int, folder: str) -> Any:
-    model = sharded("neox", (2,), lora_rank=4)
-    model_weights.load(model.model, Path(folder))
-    frozen = {each.dtype for each in model.parameters() if not each.requires_grad}
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], 1e-2)
-    losses = []
-    for _ in range(8):
-        loss = model(tokens(0))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    trained = {each.dtype for each in model.parameters() if each.requires_grad}
-    return frozen, trained, losses
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["neox"])
-def test_frozen_weights_of_a_model_that_computes_in_bf16_take_two_bytes(
-    name: str, saved: Path
-) -> None:
-    (frozen, trained, losses), _ = in_processes(2, _adapted, str(saved))
-    assert (frozen, trained) == ({torch.bfloat16}, {torch.float32})
-    expected = built(name, lambda model: model_weights.load(model, saved))(tokens(0)).item()
-    assert losses[0] == pytest.approx(expected, abs=0.02)
-    assert losses[-1] < losses[0] - 0.05
-
-
-def _train(rank: int, name: str, is_sharded: bool) -> list[float]:
-    if is_sharded:
-        model = sharded(name, (dist.get_world_size(),))
-        model_weights.initialise(model.model, seed=0)
-        trained: nn.Module = model
-    else:
-        model = built(name, randomly(0))
-        trained = DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.1)
-    losses = []
-    for step in range(20):
-        loss = trained(tokens(step % 4)[rank :: dist.get_world_size()])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        mean = loss.detach().clone()
-        dist.all_reduce(mean)
-        losses.append(mean.item() / dist.get_world_size())
-    return losses
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@every_model
-def test_sharded_training_takes_the_steps_of_data_parallel_training(name: str) -> None:
-    fsdp = in_processes(2, _train, name, True)[0]
-    ddp = in_processes(2, _train, name, False)[0]
-    assert fsdp == pytest.approx(ddp, abs=1e-5)
-    assert min(ddp) < ddp[0] - 0.01, "and they lead somewhere"
+    language_models.keep_frozen_in_bf16(model)
+    kinds = {(each.requires_grad, each.dtype) for each in model.parameters()}
+    assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
