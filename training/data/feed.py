@@ -111,9 +111,9 @@ class TextFeed:
         num = int((sequences != NOTHING).sum()) * self._seq_len
         return Batch(tokens=batch.tokens, positions=batch.positions, num_labels=num, num_tokens=num)
 
-    def held_out_labels(self, num: int) -> npt.NDArray[np.integer]:
-        """Ids of the labels that are learned in the first ``num`` held-out sequences."""
-        return self._store.held_out[1 : 1 + num * self._seq_len]
+    def num_held_out_labels(self, num: int) -> int:
+        """Number of labels that are learned in the first ``num`` held-out sequences."""
+        return num * self._seq_len
 
     def _batch(self, tokens: Tokens) -> Batch:
         positions = None
@@ -214,10 +214,9 @@ class ChatFeed:
     def _placed(self, batch: Batch) -> Batch:
         return batch if self.isolates else replace(batch, positions=None)
 
-    def held_out_labels(self, num: int) -> npt.NDArray[np.integer]:
-        """Ids of the labels that are learned in the first ``num`` held-out sequences."""
-        found = [self._held_out.batch(np.array([each])).labels for each in range(num)]
-        return np.concatenate([each[each != IGNORE] for each in found if each is not None])
+    def num_held_out_labels(self, num: int) -> int:
+        """Number of labels that are learned in the first ``num`` held-out sequences."""
+        return self._held_out.num_labels(np.arange(num))
 
 
 def feed_of(

@@ -31,14 +31,12 @@ from training.system import storage
 STORE_FILE: Final = "store.json"
 TRAIN_FILE: Final = "train.bin"
 _HELD_OUT_FILE: Final = "held-out.bin"
-#: How often each token of the vocabulary is learned from in the training part, int64.
-_COUNTS_FILE: Final = "counts.bin"
 #: Suffixes of two more files per part of conversations: 1 for each learned token (uint8), and the
 #: start of each conversation, followed by the end of the last one (int64).
 _LEARNED: Final = ".learned"
 _STARTS: Final = ".starts"
 #: Version of the files and of the tokenization: part of each key.
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _DTYPES: Final = ("uint16", "uint32")
 _MIXED: Final = (
     "some lines or rows hold text, and others conversations: give --data only one of the two kinds"
@@ -145,19 +143,6 @@ class TokenStore:
                 f"damaged; remove {self.folder}, the next run builds it again"
             )
         return np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)
-
-    def unigram_loss(self, labels: npt.NDArray[Any] | None = None) -> float:
-        """Loss, in nats per token, of a model that knows only how frequent a token is.
-
-        The frequencies are those of the training part, plus one for each token of the vocabulary.
-        A model that is not clearly better has learned nothing of the text's order.
-
-        Args:
-            labels: ids of what is predicted; all of the held-out part without it.
-        """
-        counts = self._map(_COUNTS_FILE, self.info.vocab_size, "int64") + 1.0
-        log_probability = np.log(counts / counts.sum())
-        return float(-log_probability[self.held_out[1:] if labels is None else labels].mean())
 
     def prompts(self, *, num: int, length: int) -> list[Tokens]:
         """Prompts for a model to continue, as rows of equal length ``[num, length]``.
@@ -295,7 +280,7 @@ def build(
     try:
         with ExitStack() as stack:
             train, held_out = (
-                _Output(part / name, dtype, words.size, stack, is_chat=is_chat)
+                _Output(part / name, dtype, stack, is_chat=is_chat)
                 for name in (TRAIN_FILE, _HELD_OUT_FILE)
             )
             for batch in batches(contents):
@@ -313,7 +298,6 @@ def build(
                 f"the text has {number} {kind}, and one in {held_out_every} is to be held out: "
                 "give more text. In .txt files an empty line ends a document"
             )
-        (part / _COUNTS_FILE).write_bytes(train.counts.tobytes())
         info = StoreInfo(
             key=key,
             tokenizer=tokenizer_digest,
@@ -338,27 +322,24 @@ class _Output:
     """Writes one part of a store."""
 
     def __init__(
-        self, path: Path, dtype: np.dtype[Any], size: int, stack: ExitStack, *, is_chat: bool
+        self, path: Path, dtype: np.dtype[Any], stack: ExitStack, *, is_chat: bool
     ) -> None:
         def opened(ending: str) -> IO[bytes]:
             return stack.enter_context(path.with_name(path.name + ending).open("wb"))
 
         self._tokens = opened("")
         self._beside = (opened(_LEARNED), opened(_STARTS)) if is_chat else None
-        self._dtype, self.counts = dtype, np.zeros(size, np.int64)
+        self._dtype = dtype
         self.num_tokens = self.num_rows = 0
         if self._beside:
             self._beside[1].write(np.int64(0).tobytes())
 
     def add(self, ids: Sequence[int], learned: Sequence[bool]) -> None:
-        row = np.array(ids, self._dtype)
-        self._tokens.write(row.tobytes())
-        self.num_tokens += len(row)
+        self._tokens.write(np.array(ids, self._dtype).tobytes())
+        self.num_tokens += len(ids)
         self.num_rows += 1
-        marks = np.array(learned, bool)
-        np.add.at(self.counts, row[marks] if self._beside else row, 1)
         if self._beside:
-            self._beside[0].write(marks.astype(np.uint8).tobytes())
+            self._beside[0].write(np.array(learned, np.uint8).tobytes())
             self._beside[1].write(np.int64(self.num_tokens).tobytes())
 
 

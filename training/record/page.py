@@ -194,15 +194,11 @@ def _evaluations(run: RecordedRun) -> dict[str, list[str] | list[list[str]]]:
 
 
 def _held_out(run: RecordedRun) -> str:
-    """Held-out loss against that of the plainest model."""
+    """Loss over held-out text, in a sentence."""
     found = run.evaluated
     if not isinstance(found, HeldOutText) or number(found.loss) is None:
         return f"Held-out loss: left out. {EVALUATION_FILE} has none yet."
-    verdict = "better" if found.loss < found.unigram_loss else "not better"
-    return (
-        f"Loss {found.loss:.4f} nats per token over {found.num_tokens:,} held-out tokens: "
-        f"{verdict} than {found.unigram_loss:.4f}, which the frequencies of the tokens alone give."
-    )
+    return f"Loss {found.loss:.4f} nats per token over {found.num_tokens:,} held-out tokens."
 
 
 def _texts(samples: Iterable[Sample]) -> list[tuple[str, list[tuple[str, str]]]]:

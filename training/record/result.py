@@ -130,10 +130,8 @@ class HeldOutText:
     """Mean per token, in nats."""
     perplexity: float
     """``exp(loss)``."""
-    unigram_loss: float
-    """That of the plainest model, which knows only how frequent each token is."""
     num_tokens: int
-    """Held-out tokens that both losses are means over."""
+    """Held-out tokens that the loss is a mean over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -38,8 +38,6 @@ class HeldOut:
         """
         self._parts, self._at_once = parts, config.sequences_per_pass
         self._num, self._num_tokens = [], []
-        self.unigram_loss = 0.0
-        """Loss from token frequencies only; of a mixture, the mean over its shares."""
         for part in parts:
             feed = part.feed
             if feed.num_held_out < 1:
@@ -50,10 +48,8 @@ class HeldOut:
                     "--held-out-every or --seq-len"
                 )
             num = min(feed.num_held_out, config.eval_sequences or feed.num_held_out)
-            labels = feed.held_out_labels(num)
             self._num.append(num)
-            self._num_tokens.append(len(labels))
-            self.unigram_loss += part.share * part.store.unigram_loss(labels)
+            self._num_tokens.append(feed.num_held_out_labels(num))
         self.num_tokens = sum(self._num_tokens)
 
     def evaluate(self, trained: WithLoss, worker: Worker) -> Score:

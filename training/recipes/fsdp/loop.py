@@ -233,7 +233,6 @@ def _train(worker: Worker, config: FsdpConfig) -> None:
         lambda score: HeldOutText(
             loss=score.loss,
             perplexity=score.measures["perplexity"],
-            unigram_loss=held_out.unigram_loss,
             num_tokens=held_out.num_tokens,
         )
     )
