@@ -207,7 +207,7 @@ def test_another_set_is_not_written_over(tree: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        ({"form": "zip"}, "tree, shards, packed"),
+        ({"form": "zip"}, "shards, packed"),
         ({"encoding": "png"}, "jpeg, raw"),
         ({"size": 8}, "32 to 2048"),
         ({"form": "shards", "encoding": "raw"}, "packed"),

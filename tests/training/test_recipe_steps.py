@@ -228,7 +228,7 @@ def test_every_image_of_a_step_has_the_same_weight_where_ranks_have_more_or_fewe
             synthetic_images=64,
             model="efficientnet-b0",
             image_size=32,
-            global_batch=18,
+            global_batch=17,
         )
     found = processes.run(num, weights_of_losses, config, method=forks.METHOD)
     sizes, weights = zip(*(step for (step,) in found), strict=True)

@@ -187,13 +187,13 @@ def test_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol")
-@pytest.mark.parametrize("form", ["first", "archive", "pickle"])
+@pytest.mark.parametrize("form", ["archive", "pickle"])
 def test_weights_in_pickles(tmp_path: Path, form: str) -> None:
-    """In torch's first format, in an archive, and in one that is whole around a damaged pickle."""
+    """In an archive, and in one that is whole around a damaged pickle."""
     saved, into = io.BytesIO(), tmp_path / "converted"
     into.mkdir()
     weights = {"a": torch.arange(6.0).view(2, 3), "b": torch.zeros(4, dtype=torch.bfloat16)}
-    torch.save(weights, saved, _use_new_zipfile_serialization=form != "first")
+    torch.save(weights, saved)
 
     def damage(content: bytes, draw: random.Random) -> bytes:
         found = io.BytesIO()

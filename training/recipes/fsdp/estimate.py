@@ -29,7 +29,11 @@ def advice(config: FsdpConfig, model: nn.Module) -> str:
     if not config.lora_rank:
         if "" in lora.reasons_against(model).values():
             options.append("--lora-rank 16 (another --run)")
-    elif config.lora_bits == 16 and nf4.packable(language_models.blocks(model)):
+    elif (
+        config.lora_bits == 16
+        and nf4.packable(language_models.blocks(model))
+        and not language_models.state_space_layers(model)
+    ):
         options.append("--lora-bits 4 (another --run)")
     if not options:
         return "Give more --workers; training.plan computes what fits"
