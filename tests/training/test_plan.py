@@ -438,12 +438,8 @@ def test_the_command_prints_a_plan_and_refuses_what_is_wrong(
         (["--model", "new:6.9b", "--instance", "g5.huge"], "g5.huge"),
         (["--model", "new:6.9b", "--workers", "0"], "--workers is 0"),
         (["--model", "new:6.9b", "--preset", "huge"], "unknown preset 'huge': fsdp has finetune"),
-        (["--model", "new:6.9b", "--lora-rank", "4", "--lora-bits", "8"], "choose 4 or 16"),
         (["--model", "new:6.9b", "--lora-bits", "4"], "give --lora-rank too"),
-        (["--model", "new:6.9b", "--lora-targets", "dense"], "give --lora-rank too"),
-        (["--model", "new:6.9b", "--workers", "3"], "cannot be shared by 3 workers"),
         (["--model", "new:6.9b", "--replicas", "0"], "--replicas is 0"),
-        (["--model", "new:6.9b", "--microbatch", "0"], "--microbatch is 0"),
     ):
         assert plan.main(["fsdp", *wrong]) == 2
         assert words in capsys.readouterr().err
