@@ -377,8 +377,10 @@ class Model:
         """TerminateInstanceInAutoScalingGroup.
 
         Raises:
-            LookupError: there is no such instance.
-            ValueError: its group asks for none already, and cannot ask for less.
+            StopIteration: there is no such instance.
+            ValueError: the code of an error: ScalingActivityInProgress where it is being terminated
+                (API reference of Auto Scaling), ValidationError where its group asks for none
+                already, and cannot ask for less (assumed).
         """
         group = next(each for each in self.groups.values() if instance in each.instances)
         if group.instances[instance]["_leaves"]:

@@ -8,24 +8,24 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
-import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from rehearsal.local_aws import ACCOUNT, REGION, local_aws
+from rehearsal.local_aws import local_aws
 from rehearsal.model import Group, Model, Record, Times
 from tests.conftest import ROOT
+from tests.rehearsal.test_strict import client, make_group
 from tests.simulation.account import Account, stamp
 from tests.simulation.world import World
 
 pytestmark = pytest.mark.slow
 
 NUM: Final = 40
-SIZES: Final = {"for-heads": 2, "for-workers": 3}
-FAMILIES: Final = {"for-heads": "head", "for-workers": "worker"}
+#: The most hosts of each capacity provider, whose group and task definition have its name.
+SIZES: Final = {"heads": 2, "workers": 3}
 NEVER: Final = 1e9
 TIMES: Final = Times(
     boots=(0, 0),
@@ -35,7 +35,6 @@ TIMES: Final = Times(
     shows=0,
     knows=0,
     terminates=(0, 0),
-    scales=NEVER,
     surplus=NEVER,
     stops=NEVER,
 )
@@ -56,88 +55,82 @@ class Player:
         settle: Callable[[], object] = bool,
     ) -> None:
         self._ecs, self._groups, self._end, self._settle = ecs, groups, end, settle
-        self._tasks: list[str] = []
 
     def play(self, number: int) -> list[Any]:
         """One sequence, after which no host and no task is left."""
-        chance, answers = Random(number), list[Any]()
-        self._tasks = []
-        calls = (self.run, self.run, self.stop, self.end, self.drain, self.terminate, self.resize)
+        chance, tasks, answers = Random(number), list[str](), list[Any]()
         for _ in range(chance.randint(3, 9)):
-            call = chance.choice(calls)
+            what = chance.choice(("run", "run", "stop", "end", "drain", "terminate", "resize"))
             try:
-                call(chance)
+                self._call(what, chance, tasks)
             except ClientError as error:
-                answers.append((call.__name__, error.response["Error"]["Code"]))
+                answers.append((what, error.response["Error"]["Code"]))
             self._settle()
-        answers.append(self.seen(chance))
-        for task in self._tasks:
+        answers.append(self._seen(chance, tasks))
+        for task in tasks:
             self._ecs.stop_task(cluster="c", task=task, reason="the end")
-        for provider in SIZES:
-            self.resize(chance, provider, 0)
-        self._settle()
+        for name in SIZES:
+            self._resize(name, 0)
         for instance in self._instances():
-            self.terminate(chance, instance, lowers=False)
+            self._terminate(instance, lowers=False)
         self._settle()
         return answers
 
-    def run(self, chance: Random) -> None:
-        provider = chance.choice([*SIZES])
-        request = {
-            "cluster": "c",
-            "taskDefinition": FAMILIES[provider],
-            "capacityProviderStrategy": [{"capacityProvider": provider}],
-            "count": chance.randint(1, 2),
-            "startedBy": chance.choice("ab"),
-            "group": chance.choice(["job:a", "job:b"]),
-            "overrides": {},
-            "clientToken": f"{len(self._tasks)} {chance.random()}",
-        }
-        first, again = self._started(request), self._started(request)
-        assert first == again
-        self._tasks += first
+    def _call(self, what: str, chance: Random, tasks: list[str]) -> None:
+        task, provider = chance.choice([*tasks, ""]), chance.choice([*SIZES])
+        match what:
+            case "run":
+                request = {
+                    "cluster": "c",
+                    "taskDefinition": provider,
+                    "capacityProviderStrategy": [{"capacityProvider": provider}],
+                    "count": chance.randint(1, 2),
+                    "startedBy": chance.choice("ab"),
+                    "group": f"job:{chance.choice('ab')}",
+                    "overrides": {},
+                    "clientToken": f"{len(tasks)} {chance.random()}",
+                }
+                first, again = self._started(request), self._started(request)
+                assert first == again
+                tasks += first
+            case "stop" if task:
+                self._ecs.stop_task(cluster="c", task=task, reason=f"reason {chance.random()}")
+            case "end" if task:
+                self._end(task, chance.choice([0, 1, 137]))
+            case "drain" if hosts := self._hosts():
+                self._ecs.update_container_instances_state(
+                    cluster="c",
+                    containerInstances=hosts[:1],
+                    status=chance.choice(["DRAINING", "ACTIVE"]),
+                )
+            case "terminate":
+                instance = chance.choice([*self._instances(), "i-none"])
+                self._terminate(instance, lowers=chance.random() < 0.5)
+            case "resize":
+                self._resize(provider, chance.randint(0, SIZES[provider]))
 
     def _started(self, request: Record) -> list[str]:
         tasks = self._ecs.run_task(**request)["tasks"]
         self._settle()
         return [each["taskArn"] for each in tasks]
 
-    def stop(self, chance: Random) -> None:
-        for task in chance.sample(self._tasks, min(1, len(self._tasks))):
-            self._ecs.stop_task(cluster="c", task=task, reason=f"reason {chance.random()}")
-
-    def end(self, chance: Random) -> None:
-        for task in chance.sample(self._tasks, min(1, len(self._tasks))):
-            self._end(task, chance.choice([0, 1, 137]))
-
-    def drain(self, chance: Random) -> None:
-        status = chance.choice(["DRAINING", "ACTIVE"])
-        for host in self._hosts()[:1]:
-            self._ecs.update_container_instances_state(
-                cluster="c", containerInstances=[host], status=status
-            )
-
-    def terminate(self, chance: Random, instance: str = "", *, lowers: bool | None = None) -> None:
+    def _terminate(self, instance: str, *, lowers: bool) -> None:
         self._groups.terminate_instance_in_auto_scaling_group(
-            InstanceId=instance or chance.choice([*self._instances(), "i-none"]),
-            ShouldDecrementDesiredCapacity=chance.random() < 0.5 if lowers is None else lowers,
+            InstanceId=instance, ShouldDecrementDesiredCapacity=lowers
         )
 
-    def resize(self, chance: Random, provider: str = "", number: int | None = None) -> None:
-        provider = provider or chance.choice([*SIZES])
-        number = chance.randint(0, SIZES[provider]) if number is None else number
-        name = f"group-{provider}"
+    def _resize(self, name: str, number: int) -> None:
         self._groups.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=number)
 
-    def seen(self, chance: Random) -> Any:
+    def _seen(self, chance: Random, mine: list[str]) -> Any:
         """All there is, and one of the lists."""
-        ecs, all_hosts = self._ecs, self._hosts()
-        hosts = ecs.describe_container_instances(cluster="c", containerInstances=all_hosts or ["x"])
-        tasks = ecs.describe_tasks(cluster="c", tasks=self._tasks or ["x"])["tasks"]
-        stopped = {"desiredStatus": "STOPPED", "family": "head"}
-        which = [stopped, {"startedBy": "a"}, *({"containerInstance": each} for each in all_hosts)]
+        ecs, there = self._ecs, self._hosts()
+        hosts = ecs.describe_container_instances(cluster="c", containerInstances=there or ["x"])
+        tasks = ecs.describe_tasks(cluster="c", tasks=mine or ["x"])["tasks"]
+        stopped = {"desiredStatus": "STOPPED", "family": "heads"}
+        which = [stopped, {"startedBy": "a"}, *({"containerInstance": each} for each in there)]
         pages = ecs.get_paginator("list_tasks").paginate(cluster="c", **chance.choice(which))
-        listed = {arn for page in pages for arn in page["taskArns"]} & {*self._tasks}
+        listed = {arn for page in pages for arn in page["taskArns"]} & {*mine}
         return {
             "groups": [each["DesiredCapacity"] for each in self._described()],
             "instances": self._instances(),
@@ -150,7 +143,7 @@ class Player:
                 ]
                 for task in tasks
             ],
-            "listed": sorted(map(self._tasks.index, listed)),
+            "listed": sorted(map(mine.index, listed)),
         }
 
     def _hosts(self) -> list[str]:
@@ -158,8 +151,7 @@ class Player:
         return sorted(arn for page in pages for arn in page["containerInstanceArns"])
 
     def _described(self) -> Any:
-        names = [f"group-{name}" for name in SIZES]
-        found = self._groups.describe_auto_scaling_groups(AutoScalingGroupNames=names)
+        found = self._groups.describe_auto_scaling_groups(AutoScalingGroupNames=[*SIZES])
         return sorted(found["AutoScalingGroups"], key=lambda each: each["AutoScalingGroupName"])
 
     def _instances(self) -> list[str]:
@@ -168,53 +160,31 @@ class Player:
         )
 
 
-class Programs:
-    """They end as soon as they are told."""
-
-    model: Model
-
-    def pull(self, task: Record) -> None:
-        self.model.begin(task)
-
-    def start(self, task: Record) -> None:
-        """It runs until it is told."""
-
-    def terminate(self, task: Record) -> None:
-        self.model.end(task, 143)
-
-    def kill(self, task: Record) -> None:
-        """It is over."""
-
-    def ended(self, task: Record) -> None:
-        """It is over."""
-
-
 def simulated(seed: int) -> list[Any]:
     """What the simulation answers, sequence by sequence."""
-    world, programs = World(seed), Programs()
-    groups = [
-        Group(
-            record={
-                "AutoScalingGroupName": f"group-{provider}",
-                "DesiredCapacity": 0,
-                "MaxSize": most,
-            },
-            provider=provider,
-            cluster="arn:aws:ecs:us-east-1:1:cluster/c",
-        )
-        for provider, most in SIZES.items()
-    ]
-    model = programs.model = Model(
+    world = World(seed)
+    agent: Any = SimpleNamespace(
+        pull=lambda task: model.begin(task),
+        start=bool,
+        terminate=lambda task: model.end(task, 143),
+        kill=bool,
+        ended=bool,
+    )
+    model: Model = Model(
         (),
-        programs,
+        agent,
         now=world.time,
         after=world.after,
         random=Random(str(seed)),
         stamp=stamp,
         times=TIMES,
     )
-    model.groups |= {each.provider: each for each in groups}  # here no timer looks at them
-    account = Account(world, model, states={}, keeper=ModuleType("none"), families=FAMILIES)
+    for name, most in SIZES.items():  # later, so that no timer looks at them
+        record = {"AutoScalingGroupName": name, "DesiredCapacity": 0, "MaxSize": most}
+        cluster = "arn:aws:ecs:us-east-1:1:cluster/c"
+        model.groups[name] = Group(record=record, provider=name, cluster=cluster)
+    families = dict(zip(SIZES, SIZES, strict=True))
+    account = Account(world, model, states={}, keeper=ModuleType("none"), families=families)
     account.is_faulty = False
     client = account.client("test")
 
@@ -230,7 +200,7 @@ def simulated(seed: int) -> list[Any]:
             world.sleep(0.001)
 
     player, found = Player(client, client, end=end, settle=settle), list[Any]()
-    world.spawn(lambda: found.extend(player.play(number) for number in range(NUM)))
+    world.spawn(lambda: found.extend(map(player.play, range(NUM))))
     world.run(world.now + NEVER / 2)
     return found
 
@@ -238,25 +208,12 @@ def simulated(seed: int) -> list[Any]:
 def emulated(seed: int, folder: Path) -> list[Any]:
     """What the local AWS answers."""
     with local_aws(folder, patience_s=NEVER, delay_s=1e-9, seed=seed) as aws:
-        connect: Any = boto3.client
-        key = {"aws_access_key_id": ACCOUNT, "aws_secret_access_key": "test"}
-        ecs, groups = (
-            connect(each, endpoint_url=aws.endpoint, region_name=REGION, **key)
-            for each in ("ecs", "autoscaling")
-        )
-        for provider, most in SIZES.items():
-            name = f"group-{provider}"
-            sizes = {"MinSize": 0, "MaxSize": most, "AvailabilityZones": [f"{REGION}a"]}
-            groups.create_auto_scaling_group(AutoScalingGroupName=name, **sizes)
-            which = {"AutoScalingGroupNames": [name]}
-            (group,) = groups.describe_auto_scaling_groups(**which)["AutoScalingGroups"]
-            of_group = {"autoScalingGroupArn": group["AutoScalingGroupARN"]}
-            ecs.create_capacity_provider(name=provider, autoScalingGroupProvider=of_group)
-            ecs.register_task_definition(
-                family=FAMILIES[provider],
-                containerDefinitions=[{"name": "main", "image": "none", "memory": 512}],
-            )
+        ecs = client(aws, "ecs")
         ecs.create_cluster(clusterName="c", capacityProviders=[*SIZES])
+        for name, most in SIZES.items():
+            make_group(aws, name, most)
+            container = {"name": "main", "image": "none", "memory": 512}
+            ecs.register_task_definition(family=name, containerDefinitions=[container])
 
         def end(arn: str, code: int) -> None:
             ends = aws.log.parent / "ends.json"
@@ -264,7 +221,7 @@ def emulated(seed: int, folder: Path) -> list[Any]:
             ecs.list_container_instances(cluster="c")  # it looks there
             ends.unlink()
 
-        player = Player(ecs, groups, end=end)
+        player = Player(ecs, client(aws, "autoscaling"), end=end)
         return [player.play(number) for number in range(NUM)]
 
 

@@ -313,16 +313,21 @@ def test_what_a_resource_depends_on_that_cannot_be_deleted_stays(aws: LocalAws) 
 
 
 # --- tasks ----------------------------------------------------------------------------------------
+def make_group(aws: LocalAws, name: str, most: int = 99) -> None:
+    """A group of hosts, and a capacity provider of the same name."""
+    ecs, groups = client(aws, "ecs"), client(aws, "autoscaling")
+    sizes = {"MinSize": 0, "MaxSize": most, "AvailabilityZones": [f"{REGION}a"]}
+    groups.create_auto_scaling_group(AutoScalingGroupName=name, **sizes)
+    found = groups.describe_auto_scaling_groups(AutoScalingGroupNames=[name])
+    of = {"autoScalingGroupArn": found["AutoScalingGroups"][0]["AutoScalingGroupARN"]}
+    ecs.create_capacity_provider(name=name, autoScalingGroupProvider=of)
+
+
 def define(aws: LocalAws, name: str, **more: Any) -> str:
     """ARN of a revision of a task definition; a cluster and a group of hosts of that name."""
-    ecs, groups = client(aws, "ecs"), client(aws, "autoscaling")
+    ecs = client(aws, "ecs")
     if not ecs.describe_clusters(clusters=[name])["clusters"]:
-        sizes = {"MinSize": 0, "MaxSize": 99, "AvailabilityZones": [f"{REGION}a"]}
-        groups.create_auto_scaling_group(AutoScalingGroupName=name, **sizes)
-        which = {"AutoScalingGroupNames": [name]}
-        (group,) = groups.describe_auto_scaling_groups(**which)["AutoScalingGroups"]
-        of_group = {"autoScalingGroupArn": group["AutoScalingGroupARN"]}
-        ecs.create_capacity_provider(name=name, autoScalingGroupProvider=of_group)
+        make_group(aws, name)
         ecs.create_cluster(clusterName=name, capacityProviders=[name])
     found = ecs.register_task_definition(
         family=name,
