@@ -98,7 +98,7 @@ class Job:
 
     @property
     def status(self) -> JobStatus:
-        """``running``, which includes waiting for hosts, or how it ended; asks AWS."""
+        """``running``, in the queue and while it waits for hosts too, or how it ended. Asks AWS."""
         return self.outcome.status
 
     @property
@@ -214,7 +214,7 @@ class Options(TypedDict, total=False):
     on: Literal["head", "nodes", "auto"]
     """Where the command of ``code`` runs: once on the head, or on every node."""
     max_hours: float
-    """Deadline, in hours after the submission, waiting included."""
+    """Deadline, in hours after the admission, waiting for hosts included."""
     max_cost: float
     """US dollars that the maximum cost may reach; without ``max_hours`` the deadline follows."""
     before: Literal["bandwidth"]

@@ -9,6 +9,7 @@ from typing import Final
 import typer
 
 from contract import exits, nodes
+from contract.job import JobStatus
 from contract.runs import PROGRESS_FILE
 from contract.text import counted, duration
 from contract.times import JOB_STOP_S
@@ -16,7 +17,7 @@ from trainctl import output
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import CliError
 from trainctl.aws.files import json_object
-from trainctl.aws.jobs import Job
+from trainctl.aws.jobs import Job, Place
 from trainctl.aws.tasks import Task
 from trainctl.job_log import ALL, JobLog, Printer, Wanted
 from trainctl.polling import Polling
@@ -161,7 +162,8 @@ def waiting(deployment: Deployment, job: Job, tasks: Sequence[Task]) -> str:
     own = job.spec.prices if job.spec else None
     hosts = own or deployment.shape.prices(deployment.region)
     if not heads:
-        return "waiting for the head to be started"
+        place = deployment.jobs.queue(deployment.shape.limits).get(job.id)
+        return f"queued: {place.words}" if place else "waiting for the head to be started"
     head = heads[-1]
     if head.status in ("DEACTIVATING", "STOPPING", "DEPROVISIONING", "STOPPED"):
         return "waiting for its nodes to end"
@@ -244,14 +246,15 @@ def lasted(job: Job) -> str:
     return duration(round(((job.ended or datetime.now(tz=UTC)) - job.began).total_seconds()))
 
 
-def values(job: Job) -> dict[str, object]:
-    """A job for ``--json``."""
+def values(job: Job, place: Place | None = None) -> dict[str, object]:
+    """A job for ``--json``, with its place in the queue."""
     spec = json_object(job.spec.to_json()) if job.spec else None
     return {
         "id": job.id,
         "run": job.run,
-        "status": job.status,
-        "reason": job.reason,
+        "status": JobStatus.QUEUED if place else job.status,
+        "reason": f"queued: {place.words}" if place else job.reason,
+        "queue": place and place.to_json(),
         "exit_code": job.outcome.exit_code,
         "began": job.began.astimezone(UTC).isoformat(),
         "ended": job.ended and job.ended.astimezone(UTC).isoformat(),

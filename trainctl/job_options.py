@@ -90,7 +90,7 @@ class JobOptions:
         typer.Option(
             "--max-hours",
             metavar="HOURS",
-            help="Deadline after the submission, waiting included.",
+            help="Deadline after the admission, waiting for hosts included.",
             show_default=f"{DEFAULT_MAX_SECONDS / 3600:g}, or what --max-cost and the deployment "
             "allow",
         ),
@@ -198,7 +198,7 @@ class JobOptions:
             )
 
     def max_seconds(self, shape: Shape) -> int:
-        """Deadline after the submission, before ``max_cost`` shortens it."""
+        """Deadline after the admission, before ``max_cost`` shortens it."""
         if self.max_hours is None:
             return min(DEFAULT_MAX_SECONDS, shape.max_job_hours * 3600)
         return round(self.max_hours * 3600)

@@ -32,6 +32,7 @@ from trainctl import (
 from trainctl.aws.deployment import Deployment
 from trainctl.aws.errors import UsageError
 from trainctl.aws.files import Bucket
+from trainctl.aws.jobs import Place
 from trainctl.aws.shape import Shape
 from trainctl.images import check_images
 from trainctl.job_options import JobOptions, On
@@ -69,6 +70,8 @@ class JobPlan:
     """Why the deadline is shorter than usual, in words."""
     expected: Expected | None = None
     """How long it will train; None where that cannot be computed."""
+    place: Place | None = None
+    """In the queue, if it were submitted now; None: it would start at once."""
 
     @property
     def prices(self) -> Prices:
@@ -125,7 +128,8 @@ class JobPlan:
             "hosts": hosts,
             "workers": f"{self.workers}, one per {per}" if self.workers else "",
             "images": shape.image_tag,
-            "deadline": f"{duration(spec.max_seconds)} after submission{self.why_deadline}; waits "
+            "queue": self.place.words if self.place else "",
+            "deadline": f"{duration(spec.max_seconds)} after admission{self.why_deadline}; waits "
             f"up to {spec.capacity_wait_s / 60:g} min for hosts",
             **self._money(),
         }
@@ -167,6 +171,7 @@ class JobPlan:
             "max_hours": spec.max_seconds / 3600,
             "wait_minutes": spec.capacity_wait_s / 60,
             "image_tag": shape.image_tag,
+            "queue": self.place and self.place.to_json(),
             "usd_per_hour": self.usd_per_hour,
             "usd_at_most": self.usd_at_most,
             "usd_expected": self.usd_expected,
@@ -253,6 +258,7 @@ def plan_of(deployment: Deployment, given: JobOptions) -> JobPlan:
         why_on=why,
         why_deadline=why_deadline,
         expected=expected,
+        place=deployment.jobs.queue(shape.limits, new=nodes).get(""),
     )
     check(deployment, plan)
     return plan

@@ -24,7 +24,7 @@ NOT_INCLUDED: Final = "data through the NAT gateway ($0.045 a GB), S3 and CloudW
 class Maximum:
     """A job's maximum cost, in US dollars at list prices; None where a price is missing.
 
-    Its head and all its worker nodes run from the submission until the deadline and the time that
+    Its head and all its worker nodes run from the admission until the deadline and the time that
     the clean-up may take, with the NAT gateway. Managed scaling may start one host too many in
     each group, which waits there until it is scaled in.
     """
@@ -34,7 +34,7 @@ class Maximum:
     surplus_usd: float
     """Cost of the hosts that managed scaling may start too many."""
     max_seconds: int
-    """Deadline after the submission."""
+    """Deadline after the admission."""
 
     @classmethod
     def of(cls, prices: Prices, shape: Shape, *, num_nodes: int, max_seconds: int) -> "Maximum":
@@ -57,7 +57,7 @@ class Maximum:
         return self.usd_per_hour * (self.max_seconds + times.JOB_TAIL_S) / 3600 + self.surplus_usd
 
     def seconds_for(self, usd: float) -> int | None:
-        """The longest deadline, in seconds after the submission, with which the maximum stays
+        """The longest deadline, in seconds after the admission, with which the maximum stays
         within ``usd``; may be 0 or less. None where a price is missing."""
         if self.usd_per_hour is None:
             return None

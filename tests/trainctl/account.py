@@ -282,7 +282,12 @@ class Account:
         self.tasks[task] = {"taskArn": task, "lastStatus": "RUNNING", **more}
         output = json.dumps({"Tasks": [{"TaskArn": task}]})
         details = {"output": output}
-        self.history[job].append({"type": "TaskSubmitted", "taskSubmittedEventDetails": details})
+        event = {
+            "type": "TaskSubmitted",
+            "timestamp": self.now,
+            "taskSubmittedEventDetails": details,
+        }
+        self.history[job].append(event)
 
     def on_start_execution(self, *, name: str, input: str, **_: Any) -> Any:
         self.add(name)

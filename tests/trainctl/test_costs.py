@@ -129,7 +129,7 @@ def test_max_cost_shortens_the_deadline_and_prints_it(
     spec = JobSpec.from_json(sent["input"])
     assert 4 * 3600 < spec.max_seconds < 5 * 3600
     said = capsys.readouterr().err
-    assert re.search(r"deadline  4 h \d+ min after submission, to stay within --max-cost 60;", said)
+    assert re.search(r"deadline  4 h \d+ min after admission, to stay within --max-cost 60;", said)
     found = re.search(r"at most   \$([\d.]+)", said)
     assert found is not None
     assert 59.9 < float(found[1]) <= 60

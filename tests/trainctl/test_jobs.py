@@ -1,12 +1,14 @@
 """``trainctl ls | show | wait | logs | stop | cost | open``: jobs that were submitted."""
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from contract import exits
 from contract.job import JobStatus
+from contract.text import utc
 from contract.times import CONSISTENT_S
 from tests.trainctl.account import Account
 from trainctl import follow
@@ -44,6 +46,94 @@ def test_a_job_that_is_not_there_is_one_error(
     assert "Traceback" not in said.err
     assert said.out == ""
     assert account.changes == []
+
+
+# --- the queue ------------------------------------------------------------------------------------
+def queue(account: Account, *orders: tuple[str, int | None]) -> None:
+    """Jobs with their nodes, a minute apart, the newest listed first; and how many minutes ago the
+    head of each was started, for an hour's training."""
+    for number, (nodes, minutes) in reversed([*enumerate(orders)]):
+        job = f"job-{number}"
+        account.add(job, run=job, startDate=account.now - timedelta(minutes=50 - number))
+        order = json.loads(account.executions[job]["input"]) | {"nodes": nodes}
+        account.executions[job]["input"] = json.dumps(order)
+        if minutes is not None:
+            account.add_head(job, f"head-{number}")
+            account.history[job][0]["timestamp"] = account.now - timedelta(minutes=minutes)
+
+
+@pytest.mark.parametrize(
+    ("max_heads", "orders", "expected"),
+    [
+        (1, [("1", 5)], {}),
+        (1, [("1", 5), ("1", None)], {"job-1": (1, "job-0", 55)}),
+        (
+            1,
+            [("1", 5), ("1", None), ("1", None)],
+            {"job-1": (1, "job-0", 55), "job-2": (2, "job-1", None)},
+        ),
+        # The first of two heads whose end leaves room: for a head, and for nodes.
+        (2, [("1", 5), ("1", 9), ("1", None)], {"job-2": (1, "job-1", 51)}),
+        (3, [("3", 5), ("1", 9), ("2:4", None)], {"job-2": (1, "job-0", 55)}),
+        # What runs may grow; a head by itself needs no node.
+        (3, [("1:4", 5), ("1", None), ("0", None)], {"job-1": (1, "job-0", 55)}),
+        # Admitted, and its head not asked for yet.
+        (1, [("1", None), ("1", None)], {"job-1": (1, "job-0", None)}),
+    ],
+)
+def test_a_queued_job_has_a_place_and_knows_the_job_to_wait_for(
+    account: Account, max_heads: int, orders: Any, expected: dict[str, Any]
+) -> None:
+    account.shape["max_heads"] = max_heads
+    queue(account, *orders)
+    found = Deployment.find(profile=None, region=None)
+    places = found.jobs.queue(found.shape.limits)
+    shown = {
+        job: (
+            place.number,
+            place.after,
+            place.until and (place.until - account.now).total_seconds() / 60,
+        )
+        for job, place in places.items()
+    }
+    assert shown == expected
+
+
+def test_a_queued_job_is_shown_as_one_everywhere(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue(account, ("1", 5), ("1", None))
+    until = account.now + timedelta(minutes=55)
+    words = f"queued: number 1, after job-0, which may run until {utc(until)}"
+    assert main(["ls"]) == exits.OK
+    rows = capsys.readouterr().out.splitlines()
+    assert [words in row for row in rows] == [False, True, False]
+    assert main(["ls", "--json"]) == exits.OK
+    job, other = json.loads(capsys.readouterr().out)
+    place = {"number": 1, "after": "job-0", "until": until.isoformat()}
+    assert (job["status"], job["reason"], job["queue"]) == ("queued", words, place)
+    assert (other["status"], other["queue"]) == ("running", None)
+
+    assert main(["show", "job-1"]) == exits.OK
+    shown = capsys.readouterr().out
+    assert f"state     {words}\n" in shown
+    assert "deadline" not in shown, "it has none before it is admitted"
+    assert main(["show", "job-1", "--json"]) == exits.OK
+    assert json.loads(capsys.readouterr().out)["queue"] == place
+    assert main(["show", "job-0"]) == exits.OK
+    assert f"deadline  {utc(until)}\n" in capsys.readouterr().out
+    found = Deployment.find(profile=None, region=None)
+    assert follow.waiting(found, found.jobs.find("job-1"), []) == words
+
+
+def test_submit_says_the_place_before_it_asks(
+    account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    queue(account, ("1", 5), ("1", None))
+    assert main(["submit", "ddp", "--nodes", "1", "--json", "--yes"]) == exits.OK
+    said = capsys.readouterr()
+    assert "queue     number 2, after job-1\n" in said.err
+    assert json.loads(said.out)["queue"] == {"number": 2, "after": "job-1", "until": None}
 
 
 def test_a_job_that_was_just_submitted_is_found_a_moment_later(

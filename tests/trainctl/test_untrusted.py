@@ -48,7 +48,7 @@ def test_executions_that_were_started_by_hand() -> None:
         return cast("Any", {"name": "job", "startDate": now, "stopDate": now, **more})
 
     def shown(job: Job) -> object:
-        return job.run, job.status, job.reason, job.deadline, job.shell_code, job.is_over
+        return job.run, job.status, job.reason, job.shell_code, job.is_over
 
     def by_input(text: str) -> object:
         return shown(Job.from_execution(described(status="RUNNING", input=text)))

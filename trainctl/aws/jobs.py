@@ -5,10 +5,11 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from contract import exits, nodes
+from contract.admission import Limits, in_order
 from contract.errors import InputError
 from contract.job import (
     JOB_GROUP,
@@ -19,6 +20,8 @@ from contract.job import (
     Outcome,
     execution_arn,
 )
+from contract.nodes import Range
+from contract.text import utc
 from contract.times import CONSISTENT_S
 from trainctl.aws.clients import Clients, code_of
 from trainctl.aws.errors import UsageError
@@ -28,6 +31,7 @@ from trainctl.aws.tasks import Task, Tasks
 if TYPE_CHECKING:
     from mypy_boto3_stepfunctions.type_defs import (
         DescribeExecutionOutputTypeDef,
+        HistoryEventTypeDef,
         ListExecutionsInputPaginateTypeDef,
     )
 
@@ -75,10 +79,6 @@ class Job:
     @property
     def is_over(self) -> bool:
         return self.ended is not None
-
-    @property
-    def deadline(self) -> datetime | None:
-        return self.began + timedelta(seconds=self.spec.max_seconds) if self.spec else None
 
     @property
     def shell_code(self) -> int:
@@ -137,6 +137,27 @@ def _ended(event: Mapping[str, Any], job: str) -> Task:
     }
     task: Any = {"stoppedAt": moments.get("updatedAt"), **event, **moments, "lastStatus": "STOPPED"}
     return Task.from_ecs(nodes.WORKER if event.get("startedBy") == job else nodes.JOB, task)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A job's place in the queue."""
+
+    number: int
+    """1: it is the next one."""
+    after: str
+    """Of the next one: the job with whose end it has room; of others, the job before it."""
+    until: datetime | None
+    """Deadline of that job; None while it is queued itself."""
+
+    @property
+    def words(self) -> str:
+        until = f", which may run until {utc(self.until)}" if self.until else ""
+        return f"number {self.number}, after {self.after}{until}"
+
+    def to_json(self) -> dict[str, object]:
+        until = self.until and self.until.astimezone(UTC).isoformat()
+        return {"number": self.number, "after": self.after, "until": until}
 
 
 class Jobs:
@@ -213,15 +234,66 @@ class Jobs:
 
     def heads(self, job: Job) -> list[Task]:
         """The head tasks of a job, one for each attempt, the newest last."""
+        arns: list[str] = []
+        for event in self._submissions(job):
+            arns += _submitted(event.get("taskSubmittedEventDetails", {}).get("output"))
+        return self._tasks.described(nodes.JOB, arns)
+
+    def _submissions(self, job: Job) -> "list[HistoryEventTypeDef]":
+        """The starts of its heads in its history, which is long where it has queued for days."""
         pages = self._clients.stepfunctions.get_paginator("get_execution_history").paginate(
             executionArn=self._execution(job.id), PaginationConfig={"PageSize": 1000}
         )
-        arns: list[str] = []
-        for page in pages:
-            for event in page["events"]:
-                if event["type"] == "TaskSubmitted":
-                    arns += _submitted(event.get("taskSubmittedEventDetails", {}).get("output"))
-        return self._tasks.described(nodes.JOB, arns)
+        events = [event for page in pages for event in page["events"]]
+        return [event for event in events if event["type"] == "TaskSubmitted"]
+
+    def deadline(self, job: Job) -> datetime | None:
+        """When a job is ended at the latest; None before its head was asked for."""
+        starts = self._submissions(job)
+        if not starts or not job.spec:
+            return None
+        return starts[0]["timestamp"] + timedelta(seconds=job.spec.max_seconds)
+
+    def queue(self, limits: Limits, *, new: Range | None = None) -> dict[str, Place]:
+        """The jobs that are not admitted yet, by their ids, in the order of their turns.
+
+        Args:
+            limits: of the deployment.
+            new: worker nodes of a job that would be submitted now; its id is "".
+        """
+        pages = self._clients.stepfunctions.get_paginator("list_executions").paginate(
+            stateMachineArn=self._machine, statusFilter="RUNNING"
+        )
+        order = in_order(each for page in pages for each in page["executions"])
+        order += [] if new is None else [""]
+        # Those behind them wait for a head, whatever they are.
+        first = order[: limits.max_heads + 1]
+        jobs = [self._described(name) if name else None for name in first]
+        wanted = [job.spec.nodes if job and job.spec else Range(0, 0) for job in jobs]
+        if new is not None and len(first) == len(order):
+            wanted[-1] = new
+        queued = [
+            name
+            for number, name in enumerate(order)
+            if number >= limits.max_heads or limits.admit(wanted[number], wanted[:number]) is None
+        ]
+        if not queued or not (at := order.index(queued[0])):  # one that never fits is refused
+            return {}
+        # The next one has room once some of those before it have ended, at their deadlines.
+        ends = [
+            (self.deadline(job) if job else None, number) for number, job in enumerate(jobs[:at])
+        ]
+        ends.sort(key=lambda end: (end[0] is None, end[0] or 0, end[1]))
+        fits = (
+            end
+            for number, end in enumerate(ends, start=1)
+            if limits.admit(wanted[at], [wanted[left] for _, left in ends[number:]]) is not None
+        )
+        until, number = next(fits, ends[-1])
+        places = [Place(number=1, after=order[number], until=until)]
+        for number, before in enumerate(queued[:-1], start=2):
+            places.append(Place(number=number, after=before, until=None))
+        return dict(zip(queued, places, strict=True))
 
     def workers(self, job: Job) -> list[Task]:
         """The worker tasks of a job that have not ended for more than an hour."""

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+from contract.admission import Limits
 from contract.errors import InputError
 from contract.instance_types import FileSystem, InstanceType, Prices, instance_type
 from contract.job import ORDER_VERSION
@@ -70,6 +71,11 @@ class Shape:
             disk_gib=self.root_volume_gib,
             shared=self.shared,
         )
+
+    @property
+    def limits(self) -> Limits:
+        """What its jobs may have at a time."""
+        return Limits(max_heads=self.max_heads, max_workers=self.max_workers)
 
     @property
     def min_nodes(self) -> int:

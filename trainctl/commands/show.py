@@ -27,13 +27,17 @@ def show(
         bucket = deployment.bucket
         record = bucket.run(job.run).uri
         result = json_object(bucket.read_of_run(job.run, RESULT_FILE))
-    waits = "" if job.is_over else follow.waiting(deployment, job, tasks)
+    jobs, place, waits = deployment.jobs, None, ""
+    if not job.is_over:
+        place = None if tasks else jobs.queue(deployment.shape.limits).get(job.id)
+        waits = "" if place else follow.waiting(deployment, job, tasks)
+    deadline = None if job.is_over else jobs.deadline(job)
     reached = follow.progress_of(deployment, job)
     cost = cost_of(deployment, job, tasks)
     if as_json:
         output.print_json(
             {
-                **follow.values(job),
+                **follow.values(job, place),
                 "waiting": waits,
                 "tasks": [
                     {**asdict(task), "log_stream": deployment.logs.stream(task)} for task in tasks
@@ -48,11 +52,11 @@ def show(
     rows = {
         "job": job.id,
         "run": job.run,
-        "state": f"{job.reason}{f': {waits}' if waits else ''}",
+        "state": f"queued: {place.words}" if place else f"{job.reason}{waits and f': {waits}'}",
         "progress": reached.line() if reached else "",
         "submitted": utc(job.began),
         "lasted" if job.is_over else "for": follow.lasted(job),
-        "deadline": "" if job.is_over or not job.deadline else utc(job.deadline),
+        "deadline": utc(deadline) if deadline else "",
         "command": " ".join(job.spec.command) if job.spec else "",
         "nodes": _nodes(job, tasks),
         "cost": dollars(cost.usd) if cost.usd is not None else f"unknown: {cost.why_unknown}",
